@@ -1,0 +1,76 @@
+"""Build the case models: `python models/build.py NAME [--full] [--samples N] -o DIR`, `--all`, `--list`.
+
+The small form of a case is committed beside this file; `--full` builds the size that people deploy, with the same
+seeds. `--samples N` writes DIR/NAME/0.npz .. N-1.npz; without it, one DIR/NAME.npz. Building needs
+`pip install torch transformers onnx onnxscript onnxruntime`; using the committed files needs none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # so that `models` imports when this file is run as a script
+
+import onnx  # noqa: E402
+
+from models.common import Built, clean, save_sample, to_bytes  # noqa: E402
+
+# Case name -> module under models/; the builder has the case's name and takes `full: bool`.
+MODULES: dict[str, str] = {
+    "nafnet": "nafnet",
+}
+
+# Protobuf cannot hold 2 GB; far below it already, weights load faster from their own file, but one file is simpler.
+CHECK_LIMIT = 1_500_000_000
+
+
+def build(name: str, full: bool = False) -> Built:
+    """Build one case and check it; raises KeyError for an unknown name, onnx.checker.ValidationError for a bad model."""
+    built = getattr(importlib.import_module(f"models.{MODULES[name]}"), name)(full)
+    clean(built.model)
+    onnx.checker.check_model(built.model, full_check=True)
+    return built
+
+
+def write(name: str, out: Path, full: bool, samples: int) -> Path:
+    """Build one case into `out`; returns the path of its .onnx file."""
+    built = build(name, full)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{name}.onnx"
+    path.write_bytes(to_bytes(built.model))
+    if not samples:
+        save_sample(out / f"{name}.npz", built.sample(0))
+    else:
+        (out / name).mkdir(exist_ok=True)
+        for index in range(samples):
+            save_sample(out / name / f"{index}.npz", built.sample(index))
+    return path
+
+
+def main() -> None:
+    """Parse the command line and build."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="cases to build")
+    parser.add_argument("--all", action="store_true", help="build every case")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    parser.add_argument("--full", action="store_true", help="deployed sizes instead of the committed small ones")
+    parser.add_argument("--samples", type=int, default=0, metavar="N", help="write N samples into DIR/NAME/")
+    parser.add_argument("-o", "--out", type=Path, default=HERE, metavar="DIR", help="default: this folder")
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(MODULES))
+        return
+    unknown = [name for name in args.names if name not in MODULES]
+    if unknown or not (args.names or args.all):
+        parser.error(f"no such case: {', '.join(unknown)}" if unknown else "give a NAME, --all or --list")
+    for name in MODULES if args.all else args.names:
+        path = write(name, args.out, args.full, args.samples)
+        print(f"{path.name}  {path.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""What every case shares: seeds, natural-looking images, the two exporters of torch, cleaning and saving.
+
+Only `export_*` and `calibrate_batch_norms` need torch; they import it when they are called.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+Sample = dict[str, np.ndarray]
+
+# Mean and standard deviation of ImageNet's RGB channels for pixels in 0..1 (torchvision's documented preprocessing).
+IMAGENET_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+IMAGENET_STD = np.array([0.229, 0.224, 0.225], np.float32)
+
+# The newest IR version that every ONNX Runtime since 1.18 loads.
+IR_VERSION = 10
+
+
+@dataclass(frozen=True)
+class Built:
+    """One built case: the model, and `sample(i)` giving the i-th input sample (name -> array, batch included)."""
+
+    model: onnx.ModelProto
+    sample: Callable[[int], Sample]
+
+
+def rng_for(case: str, index: int = 0) -> np.random.Generator:
+    """A generator that depends on the case's name and the sample's index only."""
+    return np.random.default_rng([*case.encode(), index])
+
+
+def natural_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """An RGB image, float32 [1, 3, height, width] in 0..1, whole multiples of 1/255.
+
+    Photographs have an amplitude spectrum of about 1/f (Field 1987); noise shaped so has the smooth areas and the
+    correlated channels that white noise lacks. Rounding to 8 bits is what a decoded picture has, and compresses well.
+    """
+    fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
+    falloff = 1 / np.maximum(np.hypot(fy, fx), 1 / max(height, width)) ** 1.2
+    planes = [np.fft.irfft2(np.fft.rfft2(rng.standard_normal((height, width))) * falloff, (height, width)) for _ in range(4)]
+    image = np.stack([planes[0] + 0.4 * plane for plane in planes[1:]])
+    image = 0.5 + 0.2 * (image - image.mean()) / image.std()
+    return (np.round(image.clip(0, 1) * 255) / 255).astype(np.float32)[None]
+
+
+def imagenet_normalised(image: np.ndarray) -> np.ndarray:
+    """Float32 [N, 3, H, W] in 0..1 to the values that ImageNet classifiers are fed with (about -2.1 to 2.6)."""
+    return ((image - IMAGENET_MEAN[:, None, None]) / IMAGENET_STD[:, None, None]).astype(np.float32)
+
+
+def image_samples(case: str, name: str, size: int, normalised: bool = True) -> Callable[[int], Sample]:
+    """A sampler of square images for the input called `name`."""
+
+    def sample(index: int) -> Sample:
+        image = natural_image(rng_for(case, index), size, size)
+        return {name: imagenet_normalised(image) if normalised else image}
+
+    return sample
+
+
+# --- torch -------------------------------------------------------------------------------------------------------
+
+
+def export_classic(module, sample: Mapping[str, np.ndarray], outputs: list[str], opset: int) -> onnx.ModelProto:
+    """Export with torch's TorchScript-based exporter; `sample` names the positional inputs, in order."""
+    import torch
+
+    buffer = io.BytesIO()
+    args = tuple(torch.from_numpy(array) for array in sample.values())
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # tracer warnings on constant shapes: shapes are meant to be constant here
+        torch.onnx.export(module.eval(), args, buffer, dynamo=False, opset_version=opset,
+                          input_names=list(sample), output_names=outputs)
+    return onnx.load_model_from_string(buffer.getvalue())
+
+
+def export_dynamo(module, sample: Mapping[str, np.ndarray], outputs: list[str], opset: int) -> onnx.ModelProto:
+    """Export with torch.export and onnxscript; `sample` names the positional inputs, in order."""
+    import torch
+
+    args = tuple(torch.from_numpy(array) for array in sample.values())
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(module.eval(), args, dynamo=True, opset_version=opset, verbose=False,
+                                    input_names=list(sample), output_names=outputs)
+    return program.model_proto
+
+
+def calibrate_batch_norms(module, args: tuple) -> None:
+    """Give every BatchNorm of a random network the statistics of its own inputs, as training would have.
+
+    Without this, activations of a deep random network shrink or grow by a factor per layer.
+    """
+    import torch
+
+    norms = [m for m in module.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # None: cumulative average, so one batch sets the statistics
+        norm.reset_running_stats()
+    module.train()
+    with torch.no_grad():
+        module(*args)
+    module.eval()
+
+
+def pick(module, *fields: str):
+    """Wrap a transformers model so that it takes positional tensors and returns the named fields as a tuple."""
+    import torch
+
+    class Picked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x):
+            out = self.inner(x, return_dict=True)
+            return tuple(out[field] for field in fields)
+
+    return Picked()
+
+
+# --- cleaning and saving -----------------------------------------------------------------------------------------
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and every graph inside it, outermost first."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs:
+                yield from graphs(inner)
+
+
+def clean(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Remove doc strings, stack traces, source paths and metadata, in place; they hold paths of the build machine."""
+    def strip(proto) -> None:
+        for field in ("doc_string", "metadata_props"):
+            if field in proto.DESCRIPTOR.fields_by_name:
+                proto.ClearField(field)
+
+    model.producer_name, model.producer_version = "rewriter-models", ""
+    model.ir_version = min(model.ir_version, IR_VERSION)
+    strip(model)
+    bodies = [g for g in graphs(model.graph)]
+    for body in [*bodies, *model.functions]:
+        strip(body)
+        for proto in [*body.node, *body.value_info, *getattr(body, "initializer", ())]:
+            strip(proto)
+    for value in [*model.graph.input, *model.graph.output]:
+        strip(value)
+    return model
+
+
+def to_bytes(model: onnx.ModelProto) -> bytes:
+    """Serialise; the same model always gives the same bytes."""
+    return model.SerializeToString(deterministic=True)
+
+
+def save_sample(path: Path, sample: Sample) -> None:
+    """Write one sample, one key per model input; numpy stamps the members with a fixed date."""
+    np.savez_compressed(path, **sample)

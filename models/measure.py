@@ -1,0 +1,161 @@
+"""The honest naive baseline: what a model gives when every FP32 tensor is rounded to FP16, weights included.
+
+`python models/measure.py models/vit.onnx [models/vit.npz] [--keep Pow,ReduceMean,...]`
+
+Arithmetic stays FP32 (ONNX Runtime CPU, graph optimisations off); after every tensor stands an explicit
+Cast f32 -> f16 -> f32. ONNX Runtime's own FP16 kernels would hide overflow between fused nodes.
+Needs onnx, onnxruntime and numpy only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference
+
+# Decomposed LayerNorm and RMSNorm; an Add or Mul between two of them (the epsilon, the 1/std) goes with them.
+NORM_OPS = frozenset({"Sub", "Pow", "ReduceMean", "ReduceSum", "ReduceL2", "Sqrt", "Reciprocal", "Div"})
+# What carries a value from one kept node to the next without changing it, or adds the epsilon to it.
+BETWEEN = frozenset({"Add", "Mul", "Clip", "Expand", "Cast", "Reshape", "Unsqueeze"})
+
+
+def naive_fp16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelProto:
+    """A copy of `model` in which every FP32 tensor passes through FP16, the outputs of `keep` ops excepted.
+
+    Local functions are inlined first. Inner graphs of If, Loop and Scan are treated alike.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
+    inferred = shape_inference.infer_shapes(copy)
+    counter = itertools.count()
+    _round_graph(copy.graph, inferred.graph, frozenset(keep), counter, top=True)
+    return copy
+
+
+def _round_graph(graph, inferred, keep: frozenset[str], counter, top: bool) -> None:
+    """Round initializers in place, and the value of every FP32 node output (and top-level input) by two Casts."""
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(_to_half(numpy_helper.to_array(tensor)), tensor.name))
+    kept = _kept_outputs(graph, keep)
+    types = {v.name: v.type.tensor_type.elem_type for v in [*inferred.value_info, *inferred.input, *inferred.output]
+             if v.type.HasField("tensor_type")}
+    weights = {t.name for t in graph.initializer}
+    nodes, renamed = [], {}
+    for value in graph.input if top else ():
+        if types[value.name] == TensorProto.FLOAT and value.name not in weights:
+            nodes += _detour(value.name, renamed.setdefault(value.name, f"{value.name}__half"), counter)
+    outer_outputs = {v.name for v in graph.output}
+    for node, twin in zip(list(graph.node), inferred.node):
+        for attribute, other in zip(node.attribute, twin.attribute):
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _round_graph(attribute.g, other.g, keep, counter, top=False)
+                _rename_uses(attribute.g, renamed)
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        nodes.append(node)
+        for position, name in enumerate(node.output):
+            if not name or name in kept:
+                continue
+            if name not in types and not node.domain:
+                raise ValueError(f"type of {name!r} (output of {node.op_type}) is unknown")
+            if types.get(name) != TensorProto.FLOAT:
+                continue
+            if name in outer_outputs:  # the graph's output keeps its name: rename the exact value instead
+                node.output[position] = f"{name}__exact"
+                nodes += _detour(f"{name}__exact", name, counter)
+            else:
+                nodes += _detour(name, renamed.setdefault(name, f"{name}__half"), counter)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _rename_uses(graph, renamed: Mapping[str, str]) -> None:
+    """Make an inner graph read the rounded form of the outer tensors it captures."""
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _rename_uses(attribute.g, renamed)
+
+
+def _kept_outputs(graph, keep: frozenset[str]) -> set[str]:
+    """Outputs of kept ops that feed a kept op, so an island's last tensor is rounded as its border Cast would."""
+    makers = {name: node for node in graph.node for name in node.output}
+    users: dict[str, list] = {}
+    for node in graph.node:
+        for name in node.input:
+            users.setdefault(name, []).append(node)
+    inside = {id(node) for node in graph.node if node.op_type in keep}
+    for node in graph.node:  # in topological order, so a chain of in-between nodes is taken in one sweep
+        if keep and node.op_type in BETWEEN and any(id(makers.get(name)) in inside for name in node.input):
+            ahead, seen = [node], 0
+            while ahead and seen < 4:
+                ahead = [user for n in ahead for name in n.output for user in users.get(name, ())]
+                if any(user.op_type in keep for user in ahead):
+                    inside.add(id(node))
+                    break
+                ahead, seen = [n for n in ahead if n.op_type in BETWEEN], seen + 1
+    constants = {n for node in graph.node if node.op_type == "Constant" for n in node.output
+                 if any(id(user) in inside for user in users.get(n, ()))} if keep else set()
+    return constants | {name for node in graph.node if id(node) in inside for name in node.output
+                        if users.get(name) and all(id(user) in inside for user in users[name])}
+
+
+def _detour(source: str, target: str, counter) -> list[onnx.NodeProto]:
+    """Two Casts: `source` to FP16 and back, as `target`."""
+    number = next(counter)
+    return [helper.make_node("Cast", [source], [f"__f16_{number}"], to=TensorProto.FLOAT16),
+            helper.make_node("Cast", [f"__f16_{number}"], [target], to=TensorProto.FLOAT)]
+
+
+def _to_half(array: np.ndarray) -> np.ndarray:
+    """Round a float32 array to FP16's values; beyond 65504 becomes inf, as a Cast does."""
+    with np.errstate(over="ignore"):
+        return array.astype(np.float16).astype(np.float32)
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Run on ONNX Runtime CPU with graph optimisations off and two threads."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads, options.log_severity_level = 2, 3
+    session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(feeds))))
+
+
+def relative_error(got: np.ndarray, want: np.ndarray) -> float:
+    """||got - want|| / ||want|| in float64; NaN when `got` has a NaN or an inf."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if not np.isfinite(got).all():
+        return float("nan")
+    return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30))
+
+
+def errors(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], keep: Collection[str] = ()) -> dict[str, float]:
+    """Relative L2 error of each floating output of the naive form, against the original in FP32."""
+    want, got = run(model, feeds), run(naive_fp16(model, keep), feeds)
+    return {name: relative_error(got[name], want[name]) for name in want if want[name].dtype.kind == "f"}
+
+
+def main() -> None:
+    """Print the errors of one model."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("sample", type=Path, nargs="?", help="default: the model's path with .npz")
+    parser.add_argument("--keep", default="", help="op types kept in FP32, by comma; 'norms' for those of norms")
+    args = parser.parse_args()
+    model = onnx.load(args.model)
+    feeds = dict(np.load(args.sample or args.model.with_suffix(".npz")))
+    keep = NORM_OPS if args.keep == "norms" else frozenset(filter(None, args.keep.split(",")))
+    for name, error in errors(model, feeds, keep).items():
+        print(f"{name}: {error:.2e}")
+
+
+if __name__ == "__main__":
+    main()
