@@ -22,6 +22,13 @@ from models.common import Built, clean, save_sample, to_bytes  # noqa: E402
 # Case name -> module under models/; the builder has the case's name and takes `full: bool`.
 MODULES: dict[str, str] = {
     "nafnet": "nafnet",
+    "vit": "vision",
+    "swin": "vision",
+    "rtdetr": "detection",
+    "vit_massive": "vision",
+    "convnext": "vision",
+    "mobilenet_v2": "vision",
+    "resnet": "vision",
 }
 
 # Protobuf cannot hold 2 GB; far below it already, weights load faster from their own file, but one file is simpler.

@@ -95,7 +95,7 @@ def export_dynamo(module, sample: Mapping[str, np.ndarray], outputs: list[str], 
 
 
 def calibrate_batch_norms(module, args: tuple) -> None:
-    """Give every BatchNorm of a random network the statistics of its own inputs, as training would have.
+    """Give every BatchNorm of a random network the statistics of its own inputs, and scales near 1, as training would.
 
     Without this, activations of a deep random network shrink or grow by a factor per layer.
     """
@@ -105,14 +105,36 @@ def calibrate_batch_norms(module, args: tuple) -> None:
     for norm in norms:
         norm.momentum = None  # None: cumulative average, so one batch sets the statistics
         norm.reset_running_stats()
-    module.train()
+        torch.nn.init.normal_(norm.weight, mean=1.0, std=0.1)
+        torch.nn.init.normal_(norm.bias, std=0.1)
+    module.eval()
+    for norm in norms:
+        norm.train()
     with torch.no_grad():
         module(*args)
     module.eval()
 
 
-def pick(module, *fields: str):
-    """Wrap a transformers model so that it takes positional tensors and returns the named fields as a tuple."""
+def unit_gain(module, gain: float = 1.0, skip: str | None = None) -> None:
+    """Redraw every Linear and Conv2d so that its output has `gain` times its input's standard deviation.
+
+    transformers initialises with a fixed standard deviation of 0.02, under which a narrow network hardly depends on
+    its input. Biases get a tenth of that, so that none of them is dropped as zero. Layers whose name ends with `skip`
+    keep what they have.
+    """
+    import torch
+
+    for name, layer in module.named_modules():
+        if skip is not None and name.endswith(skip):
+            continue
+        if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)):
+            torch.nn.init.normal_(layer.weight, std=gain * layer.weight[0].numel() ** -0.5)
+            if layer.bias is not None:
+                torch.nn.init.normal_(layer.bias, std=0.1 * gain)
+
+
+def pick(module, *fields: str, **named):
+    """Wrap a transformers model: the first input positional, `named` fixed, the named fields returned as a tuple."""
     import torch
 
     class Picked(torch.nn.Module):
@@ -121,7 +143,7 @@ def pick(module, *fields: str):
             self.inner = module
 
         def forward(self, x):
-            out = self.inner(x, return_dict=True)
+            out = self.inner(x, return_dict=True, **named)
             return tuple(out[field] for field in fields)
 
     return Picked()

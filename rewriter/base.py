@@ -1,0 +1,128 @@
+"""What a pass is: a frozen dataclass whose fields are its options, and the events that it reports."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from rewriter.edits import GraphEditor
+    from rewriter.model import Model
+    from rewriter.plan import Plan
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that a pass did. `node` is the node (or tensor) as the user knows it."""
+
+    node: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that a pass recognised and left alone, with the reason."""
+
+    node: str
+    reason: str
+
+
+Event = Change | Refusal
+
+
+@dataclass(frozen=True)
+class Exactness:
+    """How closely a pass keeps the model's FP32 results on ONNX Runtime, optimisations off.
+
+    Attributes:
+        tolerance: Largest relative L2 difference of an output; 0 means bit-equal.
+        source: Where the figure comes from.
+    """
+
+    tolerance: float
+    source: str
+
+
+EXACT = Exactness(0.0, "the arithmetic is the same, operation for operation")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The TensorRT that the model is for. `version` is () when it is not known."""
+
+    library: str = "tensorrt"
+    version: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.library + (f" {'.'.join(map(str, self.version))}" if self.version else "")
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """`tensorrt`, `tensorrt-rtx`, a version such as `10.0.1`, or both: `tensorrt-rtx 1.6`."""
+        from rewriter.errors import UsageError
+
+        match = re.fullmatch(r"(tensorrt(?:-rtx)?)?[ =:-]*(\d+(?:\.\d+)*)?", text.strip().lower())
+        if not match or not text.strip():
+            raise UsageError(
+                f"unknown target {text!r}",
+                where="--target",
+                hint="tensorrt, tensorrt-rtx, or a version such as 10.0.1",
+            )
+        version = tuple(int(part) for part in (match[2] or "").split(".") if part)
+        return cls(match[1] or "tensorrt", version)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a whole run has in common; a pass's own options are its fields.
+
+    Attributes:
+        opset: The default operator set that the result may use at most.
+        target: The TensorRT that the result is for.
+        plan: Element type of every node and tensor; None until ranges were measured.
+    """
+
+    opset: int = 17
+    target: Target = field(default_factory=Target)
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class Pass(ABC):
+    """A rewrite with a name. The class docstring says why it exists; its fields are its options.
+
+    Class attributes:
+        name: As in a pipeline's text, e.g. `fuse-layer-norm`.
+        exactness: How closely FP32 results are kept; the tests and `fix` hold it to that.
+        before, after: A small example in the syntax of onnx.parser. The catalogue shows it and the
+            tests run it: `before` goes in and a graph with the operators of `after` comes out.
+        imported: True when a library rewrites the graph: what breaks the contract is rolled back
+            and reported as a refusal, instead of being raised as a defect of ours.
+        keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
+    """
+
+    name: ClassVar[str]
+    exactness: ClassVar[Exactness] = EXACT
+    before: ClassVar[str]
+    after: ClassVar[str]
+    imported: ClassVar[bool] = False
+    keeps_signature: ClassVar[bool] = True
+
+
+class GraphPass(Pass):
+    """A pass that works on one graph at a time; the driver calls it for every subgraph, too."""
+
+    @abstractmethod
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        """Edit `graph` through the editor and yield what was done and what was declined."""
+
+
+class ModelPass(Pass):
+    """A pass that needs the whole model."""
+
+    @abstractmethod
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        """Change `model` in place and yield what was done and what was declined."""

@@ -1,0 +1,71 @@
+"""What is known of every tensor without running the model: its element type and its shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import TensorProto
+
+from rewriter.errors import ModelError
+from rewriter.model import Model, shape_of, walk_graphs
+
+Shape = tuple[int | str | None, ...]
+
+FLOATS = frozenset(
+    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+)
+"""The element types that a precision pass may exchange for one another."""
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """Element type (a TensorProto.DataType) and shape; None where inference could not tell."""
+
+    dtype: int
+    shape: Shape | None
+
+
+@dataclass
+class Facts:
+    """Tensor facts by scope.
+
+    Sibling subgraphs may use one name for different tensors, so facts are kept for each graph, in
+    the order of `walk_graphs`: the main graph first, then the subgraphs depth first.
+    """
+
+    scopes: list[dict[str, TensorFacts]] = field(default_factory=list)
+
+    @property
+    def main(self) -> dict[str, TensorFacts]:
+        return self.scopes[0]
+
+
+def infer(model: Model, *, strict: bool = False) -> Facts:
+    """Facts by onnx.shape_inference, with data propagation so that computed shapes are followed.
+
+    Raises:
+        ModelError: with `strict`, types or shapes contradict each other; the message names the node.
+    """
+    proto = model.weightless()
+    try:
+        inferred = onnx.shape_inference.infer_shapes(
+            proto, check_type=strict, strict_mode=strict, data_prop=True
+        )
+    except onnx.shape_inference.InferenceError as error:
+        raise ModelError(
+            f"types or shapes contradict each other: {str(error).strip()}",
+            where=str(model.path) if model.path else None,
+        ) from error
+    return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)])
+
+
+def _scope(graph: onnx.GraphProto) -> dict[str, TensorFacts]:
+    facts = {}
+    for tensor in graph.initializer:
+        facts[tensor.name] = TensorFacts(tensor.data_type, tuple(tensor.dims))
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
+            tensor_type = value.type.tensor_type
+            facts[value.name] = TensorFacts(tensor_type.elem_type, shape_of(tensor_type))
+    return facts

@@ -1,0 +1,107 @@
+"""What `fix` hands back: plain data that the terminal, JSON and callers read alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from rewriter.base import Target
+from rewriter.driver import PassResult
+from rewriter.model import Model
+from rewriter.plan import Plan
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where the samples came from. `real` is False for generated inputs; `text` says it in one line."""
+
+    text: str
+    samples: int
+    real: bool
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """One output of the rewritten model against the original's.
+
+    Attributes:
+        relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
+        max_abs: Largest absolute difference.
+        finite: Whether all values are finite where the original's are.
+        tolerance: What `relative_l2` is held to.
+        note: How it was compared when not element by element, e.g. as a set of detections.
+    """
+
+    name: str
+    relative_l2: float
+    max_abs: float
+    cosine: float
+    finite: bool
+    tolerance: float
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.finite and self.relative_l2 <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Check:
+    """One step of verification: `structure`, `emulation` or `build`.
+
+    `passed` is None when the step could not be done; `summary` then says why.
+    """
+
+    name: str
+    passed: bool | None
+    summary: str
+    outputs: tuple[OutputComparison, ...] = ()
+    details: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The checks that were made."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """At least one check was made and none failed."""
+        return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
+
+
+@dataclass
+class FixResult:
+    """The outcome of `fix`.
+
+    Attributes:
+        model: The rewritten model; `proto` gives it whole.
+        output: The file that was written; None with `dry_run` or without an output path.
+        pipeline: Text of the pipeline that ran; parsing it gives the same passes.
+        passes: What each pass did and declined.
+        plan: Which nodes stay in FP32 and why; None when no precision pass ran.
+        data: The samples that ranges and verification used; None if none were needed.
+        verdict: None with `verify=False`.
+        warnings: Sentences that the user should read.
+        seconds: Wall time by stage, in order.
+    """
+
+    model: Model
+    output: Path | None
+    pipeline: str
+    target: Target
+    passes: list[PassResult] = field(default_factory=list)
+    plan: Plan | None = None
+    data: DataSource | None = None
+    verdict: Verdict | None = None
+    warnings: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The rewritten model with its weights inside (up to 2 GiB)."""
+        return self.model.whole()

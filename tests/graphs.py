@@ -1,0 +1,59 @@
+"""What tests share: small graphs as text, one pass over them, and runs on ONNX Runtime."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+
+from rewriter.base import Context, Pass
+from rewriter.driver import Driver, PassResult
+from rewriter.model import Array, Model, load
+
+
+def graph(body: str, *, opset: int = 17, ir: int = 8) -> Model:
+    """A model from the text of one graph in the syntax of onnx.parser, without the header."""
+    header = f'<ir_version: {ir}, opset_import: ["" : {opset}]>\n'
+    return model(header + textwrap.dedent(body))
+
+
+def model(text: str) -> Model:
+    """A checked model from a whole text in the syntax of onnx.parser."""
+    return load(onnx.parser.parse_model(textwrap.dedent(text)))
+
+
+def apply(step: Pass, source: Model, context: Context | None = None) -> tuple[Model, PassResult]:
+    """One pass under the driver's contract."""
+    result, reports = Driver().run(source, [step], context or Context())
+    return result, reports[0]
+
+
+def ops(source: Model) -> list[str]:
+    """Operators of the main graph in order, without Constants."""
+    return [n.op_type for n in source.proto.graph.node if n.op_type != "Constant"]
+
+
+def run(source: Model, feeds: Mapping[str, Array]) -> list[Array]:
+    """Outputs on ONNX Runtime's CPU, with graph optimisations off."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = ort.InferenceSession(
+        source.whole().SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, dict(feeds)))
+
+
+def random_feeds(source: Model, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:
+    """Normal float inputs of the declared static shapes; ones for every other type."""
+    rng = np.random.default_rng(seed)
+    feeds: dict[str, Array] = {}
+    for port in source.signature.inputs:
+        shape = tuple(d if isinstance(d, int) else 2 for d in port.shape or ())
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(port.dtype)
+        floating = np.issubdtype(dtype, np.floating)
+        feeds[port.name] = (rng.standard_normal(shape) * scale if floating else np.ones(shape)).astype(dtype)
+    return feeds
