@@ -50,5 +50,5 @@ def rtdetr(full: bool) -> Built:
     net = RTDetrForObjectDetection(config)
     scale_weights(net, config.d_model)
     sample = image_samples("rtdetr", "image", side, normalised=False)
-    calibrate_batch_norms(net, (torch.from_numpy(sample(1000)["image"]),))
+    calibrate_batch_norms(net, sample, count=2 if full else 8)
     return Built(export_classic(pick(net, "logits", "pred_boxes"), sample(0), ["logits", "boxes"], opset=16), sample)
