@@ -43,7 +43,7 @@ class GraphEditor:
         self.tag = tag
         self.edited = False
         self._facts = facts
-        self._names = names if names is not None else _all_names(model.proto.graph)
+        self._names = names if names is not None else all_names(model.proto.graph)
         self._original = list(graph.node)  # held, so that the identity of a node stays its own
         self._nodes: dict[int, NodeProto] = {id(n): n for n in self._original}
         self._placed_before: dict[int, list[NodeProto]] = {}
@@ -222,7 +222,7 @@ class GraphEditor:
             for name in dead.output:
                 if self._producer.get(name) is dead:
                     del self._producer[name]
-            for name in _reads(dead):
+            for name in reads(dead):
                 uses = self._uses.get(name, {})
                 uses.pop(id(dead), None)
                 source = self._producer.get(name)
@@ -235,7 +235,7 @@ class GraphEditor:
         A graph output called `old` keeps its producer.
         """
         for node in self.consumers(old) if only is None else only:
-            _rename_reads(node, old, new)
+            _renamereads(node, old, new)
             self._uses.get(old, {}).pop(id(node), None)
             self._uses.setdefault(new, {})[id(node)] = node
         self.edited = True
@@ -244,7 +244,7 @@ class GraphEditor:
         """Let one input of a node read another tensor."""
         old = node.input[index]
         node.input[index] = tensor
-        if old not in _reads(node):
+        if old not in reads(node):
             self._uses.get(old, {}).pop(id(node), None)
         self._uses.setdefault(tensor, {})[id(node)] = node
         self.edited = True
@@ -281,7 +281,7 @@ class GraphEditor:
         for name in node.output:
             if name:
                 self._producer[name] = node
-        for name in _reads(node):
+        for name in reads(node):
             self._uses.setdefault(name, {})[id(node)] = node
 
     def _is_dead(self, node: NodeProto) -> bool:
@@ -310,7 +310,7 @@ class GraphEditor:
             yield from expand(node)
 
     def _commit_initializers(self) -> None:
-        read = {name for node in self.graph.node for name in _reads(node)} | self._outputs
+        read = {name for node in self.graph.node for name in reads(node)} | self._outputs
         kept = [t for name, t in self._initializers.items() if name in read]
         new = [t for name, t in self._new_initializers.items() if name in read]
         if len(kept) != len(self._initializers):
@@ -336,7 +336,7 @@ def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
     nodes, and with them the subgraphs as they are at that moment.
     """
     scopes = iter(facts.scopes)
-    names = _all_names(model.proto.graph)
+    names = all_names(model.proto.graph)
 
     def visit(graph: onnx.GraphProto, parent: GraphEditor | None) -> Iterator[GraphEditor]:
         editor = GraphEditor(model, graph, next(scopes), parent=parent, names=names, tag=tag)
@@ -388,12 +388,12 @@ def _free_names(graph: onnx.GraphProto) -> set[str]:
     bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     free: set[str] = set()
     for node in graph.node:
-        free |= _reads(node).keys() - bound
+        free |= reads(node).keys() - bound
         bound.update(node.output)
     return free | ({v.name for v in graph.output} - bound)
 
 
-def _reads(node: NodeProto) -> dict[str, None]:
+def reads(node: NodeProto) -> dict[str, None]:
     """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
     reads = dict.fromkeys(name for name in node.input if name)
     if any(True for _ in subgraphs(node)):
@@ -401,7 +401,7 @@ def _reads(node: NodeProto) -> dict[str, None]:
     return reads
 
 
-def _rename_reads(node: NodeProto, old: str, new: str) -> None:
+def _renamereads(node: NodeProto, old: str, new: str) -> None:
     for index, name in enumerate(node.input):
         if name == old:
             node.input[index] = new
@@ -409,7 +409,7 @@ def _rename_reads(node: NodeProto, old: str, new: str) -> None:
         if old in {v.name for v in graph.input} | {t.name for t in graph.initializer}:
             continue
         for inner in graph.node:
-            _rename_reads(inner, old, new)
+            _renamereads(inner, old, new)
         _rename_output(graph, old, new)
 
 
@@ -421,13 +421,13 @@ def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
             value.name = new
 
 
-def _all_names(graph: onnx.GraphProto) -> set[str]:
+def all_names(graph: onnx.GraphProto) -> set[str]:
     names = {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
     for node in graph.node:
         names.add(node.name)
         names.update(node.output)
         for child in subgraphs(node):
-            names |= _all_names(child)
+            names |= all_names(child)
     return names
 
 
@@ -444,7 +444,7 @@ def _topological(nodes: Iterator[NodeProto], producer: dict[str, NodeProto]) -> 
                 continue
             waiting = [
                 source
-                for name in _reads(node)
+                for name in reads(node)
                 if (source := producer.get(name)) is not None and id(source) not in done
             ]
             if waiting:
