@@ -1,5 +1,7 @@
 """Build the case models: `python models/build.py NAME [--full] [--samples N] -o DIR`, `--all`, `--list`.
 
+`python models/build.py synthetic --nodes 20000 -o DIR` generates a graph of that many nodes, to time passes on.
+
 The small form of a case is committed beside this file; `--full` builds the size that people deploy, with the same
 seeds. `--samples N` writes DIR/NAME/0.npz .. N-1.npz; without it, one DIR/NAME.npz. Building needs
 `pip install torch transformers onnx onnxscript onnxruntime`; using the committed files needs none of them.
@@ -29,23 +31,31 @@ MODULES: dict[str, str] = {
     "convnext": "vision",
     "mobilenet_v2": "vision",
     "resnet": "vision",
+    "bert": "text",
+    "t5_encoder": "text",
+    "llama_block": "text",
+    "mixed_casts": "handmade",
+    "conv_clip": "handmade",
+    "matmul_clip": "handmade",
+    "mismatch": "handmade",
+    "if_loop": "handmade",
+    "local_function": "handmade",
+    "group_norm": "convolutions",
+    "qdq": "convolutions",
 }
 
-# Protobuf cannot hold 2 GB; far below it already, weights load faster from their own file, but one file is simpler.
-CHECK_LIMIT = 1_500_000_000
-
-
-def build(name: str, full: bool = False) -> Built:
+def build(name: str, full: bool = False, nodes: int = 5000) -> Built:
     """Build one case and check it; raises KeyError for an unknown name, onnx.checker.ValidationError for a bad model."""
-    built = getattr(importlib.import_module(f"models.{MODULES[name]}"), name)(full)
+    module = importlib.import_module(f"models.{'synthetic' if name == 'synthetic' else MODULES[name]}")
+    built = module.synthetic(nodes) if name == "synthetic" else getattr(module, name)(full)
     clean(built.model)
     onnx.checker.check_model(built.model, full_check=True)
     return built
 
 
-def write(name: str, out: Path, full: bool, samples: int) -> Path:
+def write(name: str, out: Path, full: bool, samples: int, nodes: int) -> Path:
     """Build one case into `out`; returns the path of its .onnx file."""
-    built = build(name, full)
+    built = build(name, full, nodes)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.onnx"
     path.write_bytes(to_bytes(built.model))
@@ -66,16 +76,19 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--full", action="store_true", help="deployed sizes instead of the committed small ones")
     parser.add_argument("--samples", type=int, default=0, metavar="N", help="write N samples into DIR/NAME/")
+    parser.add_argument("--nodes", type=int, default=5000, metavar="N", help="size of `synthetic`")
     parser.add_argument("-o", "--out", type=Path, default=HERE, metavar="DIR", help="default: this folder")
     args = parser.parse_args()
+    if "synthetic" in args.names and args.out == HERE:
+        parser.error("synthetic graphs are not committed: give -o DIR")
     if args.list:
         print("\n".join(MODULES))
         return
-    unknown = [name for name in args.names if name not in MODULES]
+    unknown = [name for name in args.names if name not in {*MODULES, "synthetic"}]
     if unknown or not (args.names or args.all):
         parser.error(f"no such case: {', '.join(unknown)}" if unknown else "give a NAME, --all or --list")
     for name in MODULES if args.all else args.names:
-        path = write(name, args.out, args.full, args.samples)
+        path = write(name, args.out, args.full, args.samples, args.nodes)
         print(f"{path.name}  {path.stat().st_size / 1e6:.2f} MB")
 
 

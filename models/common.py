@@ -117,12 +117,13 @@ def calibrate_batch_norms(module, sample: Callable[[int], Sample], count: int) -
     module.eval()
 
 
-def unit_gain(module, gain: float = 1.0, skip: str | None = None) -> None:
+def unit_gain(module, gain: float = 1.0, skip: str | None = None, norms: bool = True) -> None:
     """Redraw every Linear and Conv2d so that its output has `gain` times its input's standard deviation.
 
     transformers initialises with a fixed standard deviation of 0.02, under which a narrow network hardly depends on
     its input. Biases get a tenth of that, so that none of them is dropped as zero. Layers whose name ends with `skip`
-    keep what they have.
+    keep what they have. `norms` gives each LayerNorm and RMSNorm a scale near 1 and a bias near 0 of its own; without it
+    they stay all ones and zeros, which the exporters share between norms, through Identity nodes.
     """
     import torch
 
@@ -133,6 +134,10 @@ def unit_gain(module, gain: float = 1.0, skip: str | None = None) -> None:
             torch.nn.init.normal_(layer.weight, std=gain * layer.weight[0].numel() ** -0.5)
             if layer.bias is not None:
                 torch.nn.init.normal_(layer.bias, std=0.1 * gain)
+        elif norms and type(layer).__name__.endswith(("LayerNorm", "RMSNorm", "LayerNorm2d")):
+            torch.nn.init.normal_(layer.weight, mean=1.0, std=0.1)
+            if getattr(layer, "bias", None) is not None:
+                torch.nn.init.normal_(layer.bias, std=0.1)
 
 
 def pick(module, *fields: str, **named):

@@ -19,6 +19,9 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference
 
+# The largest finite FP16 number.
+HALF_MAX = np.float32(65504)
+
 # Decomposed LayerNorm and RMSNorm; an Add or Mul between two of them (the epsilon, the 1/std) goes with them.
 NORM_OPS = frozenset({"Sub", "Pow", "ReduceMean", "ReduceSum", "ReduceL2", "Sqrt", "Reciprocal", "Div"})
 # What carries a value from one kept node to the next without changing it, or adds the epsilon to it.
@@ -40,10 +43,10 @@ def naive_fp16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.Model
 
 def _round_graph(graph, inferred, keep: frozenset[str], counter, top: bool) -> None:
     """Round initializers in place, and the value of every FP32 node output (and top-level input) by two Casts."""
+    kept = _kept_tensors(graph, keep)
     for tensor in graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept:
             tensor.CopyFrom(numpy_helper.from_array(_to_half(numpy_helper.to_array(tensor)), tensor.name))
-    kept = _kept_outputs(graph, keep)
     types = {v.name: v.type.tensor_type.elem_type for v in [*inferred.value_info, *inferred.input, *inferred.output]
              if v.type.HasField("tensor_type")}
     weights = {t.name for t in graph.initializer}
@@ -84,8 +87,10 @@ def _rename_uses(graph, renamed: Mapping[str, str]) -> None:
                 _rename_uses(attribute.g, renamed)
 
 
-def _kept_outputs(graph, keep: frozenset[str]) -> set[str]:
-    """Outputs of kept ops that feed a kept op, so an island's last tensor is rounded as its border Cast would."""
+def _kept_tensors(graph, keep: frozenset[str]) -> set[str]:
+    """Outputs of kept ops that feed only kept ops, and constants of kept ops; an island's last tensor is rounded."""
+    if not keep:
+        return set()
     makers = {name: node for node in graph.node for name in node.output}
     users: dict[str, list] = {}
     for node in graph.node:
@@ -93,18 +98,24 @@ def _kept_outputs(graph, keep: frozenset[str]) -> set[str]:
             users.setdefault(name, []).append(node)
     inside = {id(node) for node in graph.node if node.op_type in keep}
     for node in graph.node:  # in topological order, so a chain of in-between nodes is taken in one sweep
-        if keep and node.op_type in BETWEEN and any(id(makers.get(name)) in inside for name in node.input):
-            ahead, seen = [node], 0
-            while ahead and seen < 4:
-                ahead = [user for n in ahead for name in n.output for user in users.get(name, ())]
-                if any(user.op_type in keep for user in ahead):
-                    inside.add(id(node))
-                    break
-                ahead, seen = [n for n in ahead if n.op_type in BETWEEN], seen + 1
-    constants = {n for node in graph.node if node.op_type == "Constant" for n in node.output
-                 if any(id(user) in inside for user in users.get(n, ()))} if keep else set()
-    return constants | {name for node in graph.node if id(node) in inside for name in node.output
-                        if users.get(name) and all(id(user) in inside for user in users[name])}
+        from_inside = any(id(makers.get(name)) in inside for name in node.input)
+        if node.op_type in BETWEEN and from_inside and _reaches(node, users, keep):
+            inside.add(id(node))
+    constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
+    constants |= {tensor.name for tensor in graph.initializer}
+    made = {name for node in graph.node if id(node) in inside for name in node.output}
+    return {name for name in constants | made if users.get(name) and all(id(user) in inside for user in users[name])}
+
+
+def _reaches(node, users: Mapping[str, list], keep: frozenset[str], steps: int = 4) -> bool:
+    """Whether a kept op lies within `steps` nodes downstream, with nothing but in-between ops on the way."""
+    ahead = [node]
+    for _ in range(steps):
+        ahead = [user for n in ahead for name in n.output for user in users.get(name, ())]
+        if any(user.op_type in keep for user in ahead):
+            return True
+        ahead = [n for n in ahead if n.op_type in BETWEEN]
+    return False
 
 
 def _detour(source: str, target: str, counter) -> list[onnx.NodeProto]:
@@ -118,6 +129,19 @@ def _to_half(array: np.ndarray) -> np.ndarray:
     """Round a float32 array to FP16's values; beyond 65504 becomes inf, as a Cast does."""
     with np.errstate(over="ignore"):
         return array.astype(np.float16).astype(np.float32)
+
+
+def clamped(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose float32 constants lie within FP16's range: a lowest-float mask becomes -65504, which Softmax ignores."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    values = [a.t for node in copy.graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")]
+    for tensor in [*values, *copy.graph.initializer]:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor)
+            if np.abs(array).max(initial=0) > HALF_MAX:
+                tensor.CopyFrom(numpy_helper.from_array(array.clip(-HALF_MAX, HALF_MAX), tensor.name))
+    return copy
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -141,6 +165,19 @@ def errors(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], keep: Collec
     """Relative L2 error of each floating output of the naive form, against the original in FP32."""
     want, got = run(model, feeds), run(naive_fp16(model, keep), feeds)
     return {name: relative_error(got[name], want[name]) for name in want if want[name].dtype.kind == "f"}
+
+
+def detections_error(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> float:
+    """Error of detections as a set: each wanted one against the nearest one got, relative L2 over all of them.
+
+    `logits` [1, N, C] and `boxes` [1, N, 4] of one detection are compared together, boxes weighted by 10 so that both
+    parts are of one size. A TopK that swaps near-equal queries only changes the order, which this does not see.
+    """
+    a, b = (np.concatenate([r["logits"][0], 10 * r["boxes"][0]], axis=1).astype(np.float64) for r in (got, want))
+    if not np.isfinite(a).all():
+        return float("nan")
+    nearest = np.linalg.norm(b[:, None] - a[None], axis=-1).min(axis=1)
+    return float(np.linalg.norm(nearest) / np.linalg.norm(b))
 
 
 def main() -> None:

@@ -35,6 +35,18 @@ SMALL = Shape(8, (1, 1), 1, (1, 1), 64)
 STREAM = 2000.0
 
 
+class ChannelNorm(torch.autograd.Function):
+    """The arithmetic of LayerNorm2d; published as a Function, so its two differences x - mean stay two nodes."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps):
+        channels = x.shape[1]
+        mean = x.mean(1, keepdim=True)
+        variance = (x - mean).pow(2).mean(1, keepdim=True)
+        normed = (x - mean) / (variance + eps).sqrt()
+        return weight.view(1, channels, 1, 1) * normed + bias.view(1, channels, 1, 1)
+
+
 class LayerNorm2d(nn.Module):
     """Normalise each pixel over its channels, x [N, C, H, W]; by hand, as restoration networks ship it."""
 
@@ -45,10 +57,7 @@ class LayerNorm2d(nn.Module):
         self.eps = eps
 
     def forward(self, x):
-        mean = x.mean(1, keepdim=True)
-        variance = (x - mean).pow(2).mean(1, keepdim=True)
-        normed = (x - mean) / (variance + self.eps).sqrt()
-        return self.weight.view(1, -1, 1, 1) * normed + self.bias.view(1, -1, 1, 1)
+        return ChannelNorm.apply(x, self.weight, self.bias, self.eps)
 
 
 class SimpleGate(nn.Module):
@@ -124,6 +133,9 @@ def scale_weights(net: NAFNet) -> None:
             nn.init.normal_(module.weight, std=fan_in**-0.5)
             if module.bias is not None:
                 nn.init.normal_(module.bias, std=0.1)
+        if isinstance(module, LayerNorm2d):
+            nn.init.normal_(module.weight, mean=1.0, std=0.1)
+            nn.init.normal_(module.bias, std=0.1)
         if isinstance(module, Block):
             nn.init.normal_(module.beta, std=0.3 * STREAM)
             nn.init.normal_(module.gamma, std=0.3 * STREAM)
