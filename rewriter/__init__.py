@@ -1,0 +1,57 @@
+"""Makes ONNX models safe for a TensorRT build in FP16, and proves it.
+
+The names below load on first use, so that `import rewriter` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rewriter.api import fix
+    from rewriter.base import Target
+    from rewriter.errors import RewriterError
+    from rewriter.model import Model, load, save
+    from rewriter.plan import Plan
+    from rewriter.result import FixResult, Verdict
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "FixResult": "result",
+    "Model": "model",
+    "Plan": "plan",
+    "RewriterError": "errors",
+    "Target": "base",
+    "Verdict": "result",
+    "fix": "api",
+    "load": "model",
+    "save": "model",
+}
+
+__all__ = [
+    "FixResult",
+    "Model",
+    "Plan",
+    "RewriterError",
+    "Target",
+    "Verdict",
+    "__version__",
+    "fix",
+    "load",
+    "save",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import the module of a public name when it is first asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"rewriter.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,7 @@
+"""`python -m rewriter` is the command `rewriter`."""
+
+from __future__ import annotations
+
+from rewriter.cli import main
+
+main()
