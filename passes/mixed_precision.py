@@ -1,0 +1,81 @@
+"""mixed-precision: gives every float tensor its planned type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnx import NodeProto, TensorProto
+
+from rewriter import facts
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.model import Model
+from rewriter.plan import Plan
+from rewriter.planner import LOW_TYPES, node_key
+from rewriter.retype import Request, retype
+
+
+@dataclass(frozen=True)
+class MixedPrecision(ModelPass):
+    """TensorRT 11 has no weak typing any more: what the ONNX file says is what runs.
+
+    Applies a plan: every float tensor gets its type, FP32 islands get Casts on their border only,
+    and initializers are converted once, with their sign. Integer and shape arithmetic is never
+    touched; Resize scales and roi stay FP32; If, Loop and Scan keep one type across their border;
+    inputs and outputs keep their types unless the plan says otherwise. Casts between float types
+    that were there before are dissolved: each tensor has one stored type, and one Cast of it
+    serves all who want another.
+    """
+
+    name = "mixed-precision"
+    exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")
+    keeps_signature = False
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
+            m = MatMul(x, w)
+            y = Relu(m)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
+            a = Cast<to = 10>(x)
+            b = Cast<to = 10>(w)
+            m = MatMul(a, b)
+            r = Relu(m)
+            y = Cast<to = 1>(r)
+        }"""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        plan = context.plan or Plan("fp16")
+        known = facts.infer(model)
+        result = retype(model, known, _request(model, plan, self.name))
+        if result.same_as(model):
+            yield Refusal("model", f"every tensor has its planned type ({plan.precision}) already")
+            return
+        model.proto, model.weights = result.proto, result.weights
+        yield Change("model", _summary(plan))
+
+
+def _request(model: Model, plan: Plan, tag: str) -> Request:
+    low = LOW_TYPES[plan.precision]
+
+    def node_type(scope: int, node: NodeProto) -> int:
+        return TensorProto.FLOAT if node_key(scope, node) in plan.fp32 else low
+
+    if plan.io == "keep":
+        return Request(node_type, low, tag=tag)
+    wanted = int(TensorProto.FLOAT if plan.io == "fp32" else TensorProto.FLOAT16)
+    signature = model.signature
+    return Request(
+        node_type,
+        low,
+        {port.name: wanted for port in signature.inputs},
+        {port.name: wanted for port in signature.outputs},
+        tag=tag,
+    )
+
+
+def _summary(plan: Plan) -> str:
+    kept = len(plan.fp32)
+    return f"{plan.float_nodes - kept} nodes in {plan.precision.upper()}, {kept} in FP32"

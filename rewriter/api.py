@@ -1,0 +1,86 @@
+"""`fix`: the way of a model through the tool, from the file to the verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rewriter.base import Target
+from rewriter.job import Job, Options, Progress
+from rewriter.pipeline import preset_named, select
+from rewriter.plan import InputsOutputs, Precision
+from rewriter.planner import Wish
+from rewriter.result import FixResult
+
+DEFAULT_OPSETS: dict[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
+"""17 has LayerNormalization, which every TensorRT since 8.6 maps; BF16 Conv exists from 22 on."""
+
+
+def fix(
+    model: str | os.PathLike[str] | Any,
+    output: str | os.PathLike[str] | None = None,
+    *,
+    inputs: Any = None,
+    passes: str | None = None,
+    skip: Sequence[str] = (),
+    preset: str = "trt-fp16",
+    precision: Precision | None = None,
+    io: InputsOutputs = "keep",
+    opset: int | None = None,
+    keep_fp32: Sequence[str] = (),
+    keep_fp32_op: Sequence[str] = (),
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    target: str = "tensorrt",
+    seed: int = 0,
+    verify: bool = True,
+    dry_run: bool = False,
+    in_place: bool = False,
+    strict: bool = False,
+    build_timeout: float = 600.0,
+    progress: Progress | None = None,
+) -> FixResult:
+    """Make a model safe for a strongly typed TensorRT build in reduced precision, and check it.
+
+    Args:
+        model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
+        output: Where to write; None writes nothing.
+        inputs: Sample data: npz, folder of npz or npy, Polygraphy JSON, a dict of arrays, or an
+            iterable of dicts. None: seeded random inputs, which the result says.
+        passes: A pipeline's text; it replaces the preset's. `skip` drops passes by name.
+        precision: `fp16`, `bf16`, or `fp32` for structure only; None: the preset's.
+        io: Types of float inputs and outputs: as they are, all FP32, or all FP16.
+        opset: Operator set to convert to; None: 17, and 22 for BF16.
+        keep_fp32: Patterns of node or output names that stay in FP32; `keep_fp32_op` operators.
+        input_shapes: Shapes for random data, by input.
+        target: `tensorrt`, `tensorrt-rtx`, or a version.
+        verify: Emulate, compare and build; `build_timeout` in seconds.
+        dry_run: Do everything, write nothing.
+        strict: Write nothing if verification fails.
+
+    Raises:
+        RewriterError: bad model, data, option or output path; nothing is written then.
+    """
+    chosen_precision = precision or preset_named(preset).precision
+    steps = select(preset, passes, skip)
+    if chosen_precision == "fp32":
+        steps = tuple(step for step in steps if step.name != "mixed-precision")
+    return Job(
+        Options(
+            source=model,
+            output=output,
+            steps=steps,
+            wish=Wish(chosen_precision, io, tuple(keep_fp32), tuple(keep_fp32_op)),
+            opset=opset or DEFAULT_OPSETS[chosen_precision],
+            target=Target.parse(target),
+            inputs=inputs,
+            input_shapes={name: tuple(shape) for name, shape in (input_shapes or {}).items()},
+            seed=seed,
+            verify=verify,
+            dry_run=dry_run,
+            in_place=in_place,
+            strict=strict,
+            build_timeout=build_timeout,
+            progress=progress or (lambda stage, done, total: None),
+        )
+    ).run()

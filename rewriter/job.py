@@ -1,0 +1,217 @@
+"""One run of `fix`: the stages in order, with what each hands to the next."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from rewriter import facts as tensor_facts
+from rewriter import pipeline, verify
+from rewriter.base import Context, Pass, Target
+from rewriter.driver import Driver, PassResult
+from rewriter.emulate import reference
+from rewriter.errors import ArithmeticRunError, UsageError
+from rewriter.inputs import Samples, load_samples, random_samples
+from rewriter.model import Model, load, save
+from rewriter.plan import Plan
+from rewriter.planner import Wish, make_plan
+from rewriter.ranges import Ranges, measure
+from rewriter.result import Check, FixResult, Verdict
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, how much of it is done, and of how much (0: not known)."""
+
+VERIFIED_SAMPLES = 1
+"""How many samples are compared: each costs three runs of the model. Ranges use them all."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `fix`, checked and complete; see there."""
+
+    source: Any
+    output: str | os.PathLike[str] | None
+    steps: tuple[Pass, ...]
+    wish: Wish
+    opset: int
+    target: Target
+    inputs: Any
+    input_shapes: Mapping[str, tuple[int, ...]]
+    seed: int
+    verify: bool
+    dry_run: bool
+    in_place: bool
+    strict: bool
+    build_timeout: float
+    progress: Progress
+
+
+@dataclass
+class Job:
+    """Runs the stages and gathers what the result tells of them."""
+
+    options: Options
+    passes: list[PassResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> FixResult:
+        """From the file to the verdict."""
+        options = self.options
+        destination = _destination(options)
+        with self._stage("load"):
+            original = load(options.source)
+            samples = self._samples(original)
+        expected = self._expected(original, samples) if options.verify else []
+        structural, lowering = _split(options.steps)
+        structured = self._rewrite(original, structural, None)
+        plan = self._plan(structured, samples) if lowering else None
+        fixed = self._rewrite(structured, lowering, plan)
+        checks = self._checks(expected, structured, fixed, samples, plan) if options.verify else []
+        written = self._write_and_build(fixed, destination, samples, checks)
+        return FixResult(
+            fixed,
+            written,
+            pipeline.render(options.steps),
+            options.target,
+            self.passes,
+            plan,
+            samples.source,
+            Verdict(tuple(checks)) if options.verify else None,
+            self.warnings,
+            self.seconds,
+        )
+
+    def _samples(self, original: Model) -> Samples:
+        options = self.options
+        if options.inputs is not None:
+            return load_samples(options.inputs, original)
+        samples = random_samples(original, seed=options.seed, input_shapes=options.input_shapes)
+        if options.verify or any(step.name == "mixed-precision" for step in options.steps):
+            self.warnings.append(samples.source.text)
+        return samples
+
+    def _expected(self, original: Model, samples: Samples) -> list[verify.Outputs] | None:
+        """Reference outputs; None if ONNX Runtime cannot run the model."""
+        with self._stage("reference"):
+            try:
+                return verify.reference_outputs(original, islice(samples, VERIFIED_SAMPLES))
+            except ArithmeticRunError as error:
+                self.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
+                return None
+
+    def _rewrite(self, model: Model, steps: Sequence[Pass], plan: Plan | None) -> Model:
+        context = Context(self.options.opset, self.options.target, plan)
+        total = len(self.options.steps)
+        driver = Driver(lambda step: self.options.progress(f"pass {step.name}", len(self.passes), total))
+        with self._stage("passes"):
+            rewritten, results = driver.run(model, steps, context)
+        self.passes.extend(results)
+        return rewritten
+
+    def _plan(self, structured: Model, samples: Samples) -> Plan:
+        with self._stage("ranges"):
+            facts = tensor_facts.infer(structured)
+            widened = reference(structured, facts)
+            ranges: Ranges = measure(
+                widened,
+                samples,
+                tensor_facts.infer(widened),
+                progress=lambda done: self.options.progress("ranges", done, len(samples)),
+            )
+        with self._stage("plan"):
+            return make_plan(structured, facts, ranges, self.options.wish)
+
+    def _checks(
+        self,
+        expected: list[verify.Outputs] | None,
+        structured: Model,
+        fixed: Model,
+        samples: Samples,
+        plan: Plan | None,
+    ) -> list[Check]:
+        if expected is None:
+            return [Check("structure", None, "not checked: ONNX Runtime cannot run the original")]
+        with self._stage("verify"):
+            compared = list(islice(samples, VERIFIED_SAMPLES))
+            checks = [verify.check_structure(expected, structured, self._changed(), compared)]
+            if plan is not None:
+                checks.append(verify.check_emulation(expected, fixed, plan.precision, compared))
+        return checks
+
+    def _changed(self) -> list[Pass]:
+        """The structural passes that changed something."""
+        structural, _ = _split(self.options.steps)
+        return [s for s, r in zip(structural, self.passes, strict=False) if r.changes]
+
+    def _write_and_build(
+        self, fixed: Model, destination: Path | None, samples: Samples, checks: list[Check]
+    ) -> Path | None:
+        """Build the file as written; with `strict` it comes to its place only after all checks."""
+        options = self.options
+        keep = destination is not None and not options.strict
+        if keep:
+            self._save(fixed, destination)
+        if options.verify:
+            with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
+                path = destination if keep else self._save(fixed, Path(folder) / "model.onnx")
+                checks.append(self._build(fixed, path, samples))
+        if keep or destination is None:
+            return destination
+        if options.verify and not Verdict(tuple(checks)).passed:
+            self.warnings.append(f"--strict: {destination} was not written")
+            return None
+        return self._save(fixed, destination)
+
+    def _build(self, fixed: Model, path: Path, samples: Samples) -> Check:
+        with self._stage("build"):
+            sample = next(iter(samples), None)
+            return verify.check_engine(fixed, path, sample, self.options.build_timeout)
+
+    def _save(self, model: Model, path: Path) -> Path:
+        with self._stage("save"):
+            return save(model, path)
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        self.options.progress(name, 0, 0)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _split(steps: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
+    """The passes before the first that needs a plan, and the others."""
+    index = next((i for i, step in enumerate(steps) if step.name == "mixed-precision"), len(steps))
+    return tuple(steps[:index]), tuple(steps[index:])
+
+
+def _destination(options: Options) -> Path | None:
+    if options.output is None or options.dry_run:
+        return None
+    path = Path(options.output)
+    if not path.parent.is_dir():
+        raise UsageError("its folder does not exist", where=str(path), hint=f"mkdir -p {path.parent}")
+    if path.is_dir():
+        raise UsageError("the output is a folder", where=str(path), hint="name a file in it")
+    source = options.source
+    named = isinstance(source, (str, os.PathLike)) and not isinstance(source, onnx.ModelProto)
+    if named and not options.in_place and path.exists() and Path(source).exists():
+        if path.samefile(source):
+            raise UsageError(
+                "the output is the input",
+                where=str(path),
+                hint="write elsewhere, or say --in-place to replace the model",
+            )
+    return path

@@ -1,0 +1,127 @@
+"""The verdict: structure on ONNX Runtime, arithmetic by emulation, and a real TensorRT build."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rewriter import facts as tensor_facts
+from rewriter.base import Pass
+from rewriter.build_check import check_build, expectation
+from rewriter.compare import compare, worst
+from rewriter.emulate import emulation, reference
+from rewriter.engines.onnxruntime import Session
+from rewriter.errors import ArithmeticRunError
+from rewriter.model import Array, Model, walk_graphs
+from rewriter.result import Check, OutputComparison
+
+EMULATION_TOLERANCE = {"fp16": 5e-3, "bf16": 4e-2}
+"""Relative L2 error per output. FP16: well-conditioned networks reach 6e-4 to 2.4e-3 on real engines
+(measured on one H200); BF16 has 8 bits of significand where FP16 has 11, so 8 times as much."""
+
+Outputs = dict[str, Array]
+
+
+def reference_outputs(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[Outputs]:
+    """Outputs of the user's model in FP32 for each sample, everything else as written.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+    return run_all(reference(model, tensor_facts.infer(model)), samples)
+
+
+def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[Outputs]:
+    """Outputs of an FP32 model on ONNX Runtime for each sample, optimisations off."""
+    with Session(model) as session:
+        return [session.run(sample) for sample in samples]
+
+
+def check_structure(
+    expected: Sequence[Outputs],
+    rewritten: Model,
+    passes: Sequence[Pass],
+    samples: Iterable[Mapping[str, Array]],
+) -> Check:
+    """Hold the structural passes together to the sum of their tolerances; all EXACT means bit-equal.
+
+    Args:
+        expected: Reference outputs of the original for the same samples.
+        rewritten: The model after the structural passes.
+        passes: Those that changed something.
+    """
+    tolerance = sum(step.exactness.tolerance for step in passes)
+    check = _compare_run("structure", expected, rewritten, samples, tolerance, emulated=False)
+    if check.passed is None:
+        return check
+    inexact = ", ".join(step.name for step in passes if step.exactness.tolerance)
+    held = f"within {tolerance:.2g} ({inexact})" if tolerance else "bit-equal"
+    verb = "is" if check.passed else "is NOT"
+    return replace(check, summary=f"FP32 result {verb} {held}")
+
+
+def check_emulation(
+    expected: Sequence[Outputs],
+    fixed: Model,
+    precision: str,
+    samples: Iterable[Mapping[str, Array]],
+) -> Check:
+    """Compare the emulated reduced-precision model with the original in FP32."""
+    tolerance = EMULATION_TOLERANCE[precision]
+    check = _compare_run("emulation", expected, fixed, samples, tolerance, emulated=True)
+    if check.passed is None:
+        return check
+    error = max((c.relative_l2 for c in check.outputs), default=0.0)
+    relation = "within" if check.passed else "NOT within"
+    return replace(
+        check, summary=f"{precision.upper()} emulated: largest error {error:.2g}, {relation} {tolerance:.2g}"
+    )
+
+
+def check_engine(
+    model: Model, path: Path, sample: Mapping[str, Array] | None, timeout_s: float
+) -> Check:
+    """Build the written file with the TensorRT that is installed and read the network back."""
+    shapes = {name: array.shape for name, array in sample.items()} if sample else None
+    return check_build(path, expectation(model, tensor_facts.infer(model)), shapes=shapes, timeout_s=timeout_s)
+
+
+def _compare_run(
+    name: str,
+    expected: Sequence[Outputs],
+    model: Model,
+    samples: Iterable[Mapping[str, Array]],
+    tolerance: float,
+    *,
+    emulated: bool,
+) -> Check:
+    start = time.perf_counter()
+    build = emulation if emulated else reference
+    fed = (_as_declared(model, sample) for sample in samples)
+    try:
+        actual = run_all(build(model, tensor_facts.infer(model)), fed)
+    except ArithmeticRunError as error:
+        return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
+    as_sets = _selects_rows(model)
+    rounds: list[tuple[OutputComparison, ...]] = [
+        compare(e, a, tolerance, as_sets=as_sets) for e, a in zip(expected, actual, strict=True)
+    ]
+    outputs = worst(rounds)
+    passed = all(c.passed for c in outputs)
+    return Check(name, passed, "", outputs, seconds=time.perf_counter() - start)
+
+
+def _as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
+    """The sample in the types of the model's inputs, which `--io` may have changed."""
+    from rewriter.retype import NUMPY_TYPES
+
+    types = {port.name: NUMPY_TYPES.get(port.dtype) for port in model.signature.inputs}
+    return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}
+
+
+def _selects_rows(model: Model) -> bool:
+    """Whether a TopK or NonMaxSuppression decides which rows come out, and in which order."""
+    selecting = {"TopK", "NonMaxSuppression"}
+    return any(n.op_type in selecting for g in walk_graphs(model.proto.graph) for n in g.node)
