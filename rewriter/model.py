@@ -261,7 +261,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> Path:
         if model.external or model.size > PROTOBUF_LIMIT:
             _save_external(model, target)
         else:
-            with _replacing(target) as temporary:
+            with replacing(target) as temporary:
                 temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
     except OSError as error:
         raise OutputError(
@@ -402,7 +402,7 @@ def _save_external(model: Model, target: Path) -> None:
     data = _data_file(target)
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    with _replacing(data) as data_file, _replacing(target) as model_file:
+    with replacing(data) as data_file, replacing(target) as model_file:
         with data_file.open("wb") as stream:
             for tensor in proto.graph.initializer:
                 if tensor.name in model.weights:
@@ -437,7 +437,7 @@ def _locations(path: Path) -> set[str]:
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path) -> Iterator[Path]:
     """A temporary file beside `target` that takes its place when the block ends well."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
