@@ -44,6 +44,7 @@ MODULES: dict[str, str] = {
     "qdq": "convolutions",
 }
 
+
 def build(name: str, full: bool = False, nodes: int = 5000) -> Built:
     """Build one case and check it; raises KeyError for an unknown name, onnx.checker.ValidationError for a bad model."""
     module = importlib.import_module(f"models.{'synthetic' if name == 'synthetic' else MODULES[name]}")
@@ -70,11 +71,15 @@ def write(name: str, out: Path, full: bool, samples: int, nodes: int) -> Path:
 
 def main() -> None:
     """Parse the command line and build."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases to build")
     parser.add_argument("--all", action="store_true", help="build every case")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
-    parser.add_argument("--full", action="store_true", help="deployed sizes instead of the committed small ones")
+    parser.add_argument(
+        "--full", action="store_true", help="deployed sizes instead of the committed small ones"
+    )
     parser.add_argument("--samples", type=int, default=0, metavar="N", help="write N samples into DIR/NAME/")
     parser.add_argument("--nodes", type=int, default=5000, metavar="N", help="size of `synthetic`")
     parser.add_argument("-o", "--out", type=Path, default=HERE, metavar="DIR", help="default: this folder")

@@ -41,9 +41,13 @@ def norm_counts(model: onnx.ModelProto) -> collections.Counter[str]:
             for mean in (node for node in means if node.op_type == "ReduceMean"):
                 square = makers.get(mean.input[0])
                 base = makers.get(square.input[0]) if square is not None else None
-                axes = [list(a.ints) for a in mean.attribute if a.name == "axes"] or [list(constants[mean.input[1]])]
+                axes = [list(a.ints) for a in mean.attribute if a.name == "axes"] or [
+                    list(constants[mean.input[1]])
+                ]
                 centred = base is not None and base.op_type == "Sub"
-                counts["rms_norms" if not centred else "channel_layer_norms" if axes == [[1]] else "layer_norms"] += 1
+                counts[
+                    "rms_norms" if not centred else "channel_layer_norms" if axes == [[1]] else "layer_norms"
+                ] += 1
     return counts
 
 
@@ -53,7 +57,9 @@ def op_counts(model: onnx.ModelProto) -> collections.Counter[str]:
     return collections.Counter(node.op_type for body in bodies for node in body.node)
 
 
-def naive_error(case: Mapping[str, Any], model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], fix: str = "") -> float:
+def naive_error(
+    case: Mapping[str, Any], model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], fix: str = ""
+) -> float:
     """The naive FP16 error (worst output, NaN if any is), or that of the cheapest repair when `fix` names one."""
     keep = measure.NORM_OPS if fix == "islands" else ()
     want = measure.run(model, feeds)
@@ -64,8 +70,12 @@ def naive_error(case: Mapping[str, Any], model: onnx.ModelProto, feeds: Mapping[
     return float(np.max(every))
 
 
-def findings(case: Mapping[str, Any], expected: Mapping[str, Any], model: onnx.ModelProto,
-             feeds: Mapping[str, np.ndarray]) -> Iterator[tuple[str, object, bool]]:
+def findings(
+    case: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    model: onnx.ModelProto,
+    feeds: Mapping[str, np.ndarray],
+) -> Iterator[tuple[str, object, bool]]:
     """Yield (what, measured, as expected) for every expectation in `expected`."""
     onnx.checker.check_model(model, full_check=True)
     outputs = measure.run(model, feeds)
@@ -77,7 +87,11 @@ def findings(case: Mapping[str, Any], expected: Mapping[str, Any], model: onnx.M
     for op, count in expected.get("ops", {}).items():
         yield op, ops[op], ops[op] == count
     naive = naive_error(case, model, feeds)
-    yield f"naive FP16 ({expected['naive_fp16']})", f"{naive:.2e}", np.isnan(naive) == (expected["naive_fp16"] == "nan")
+    yield (
+        f"naive FP16 ({expected['naive_fp16']})",
+        f"{naive:.2e}",
+        np.isnan(naive) == (expected["naive_fp16"] == "nan"),
+    )
     if "naive_fp16_error_above" in expected:
         yield "naive above", f"{naive:.2e}", naive > expected["naive_fp16_error_above"]
     if "naive_fp16_error_below" in expected:
@@ -86,25 +100,33 @@ def findings(case: Mapping[str, Any], expected: Mapping[str, Any], model: onnx.M
         fixed = naive_error(case, model, feeds, expected["fixed_by"])
         yield f"fixed by {expected['fixed_by']}", f"{fixed:.2e}", fixed < expected["fixed_error_below"]
     if "elementwise_error_above" in expected:
-        worst = max(measure.errors(model, feeds).values())
+        worst = np.max(list(measure.errors(model, feeds).values()))
         yield "element by element", f"{worst:.2e}", worst > expected["elementwise_error_above"]
     if "random_naive_fp16" in expected:
         yield from random_findings(expected["random_naive_fp16"], model, feeds)
 
 
-def random_findings(kind: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> Iterator[tuple[str, object, bool]]:
+def random_findings(
+    kind: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, object, bool]]:
     """Yield the naive outcome on uniform and on normal random inputs; only kind "nan" is in use."""
     rng = np.random.default_rng(0)
     for draw in (rng.random, rng.standard_normal):
         noise = {name: draw(array.shape).astype(array.dtype) for name, array in feeds.items()}
         finite = all(np.isfinite(v).all() for v in measure.run(model, noise).values())
-        worst = max(measure.errors(model, noise).values())
-        yield f"naive FP16 on {draw.__name__} noise", f"{worst:.2e}", finite and np.isnan(worst) == (kind == "nan")
+        worst = np.max(list(measure.errors(model, noise).values()))
+        yield (
+            f"naive FP16 on {draw.__name__} noise",
+            f"{worst:.2e}",
+            finite and np.isnan(worst) == (kind == "nan"),
+        )
 
 
 def main() -> None:
     """Check the named cases (default: all) and exit with 1 if anything differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--full", type=Path, metavar="DIR")
     args = parser.parse_args()

@@ -45,7 +45,10 @@ def natural_image(rng: np.random.Generator, height: int, width: int) -> np.ndarr
     """
     fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
     falloff = 1 / np.maximum(np.hypot(fy, fx), 1 / max(height, width)) ** 1.2
-    planes = [np.fft.irfft2(np.fft.rfft2(rng.standard_normal((height, width))) * falloff, (height, width)) for _ in range(4)]
+    planes = [
+        np.fft.irfft2(np.fft.rfft2(rng.standard_normal((height, width))) * falloff, (height, width))
+        for _ in range(4)
+    ]
     image = np.stack([planes[0] + 0.4 * plane for plane in planes[1:]])
     image = 0.5 + 0.2 * (image - image.mean()) / image.std()
     return (np.round(image.clip(0, 1) * 255) / 255).astype(np.float32)[None]
@@ -69,28 +72,48 @@ def image_samples(case: str, name: str, size: int, normalised: bool = True) -> C
 # --- torch -------------------------------------------------------------------------------------------------------
 
 
-def export_classic(module, sample: Mapping[str, np.ndarray], outputs: list[str], opset: int) -> onnx.ModelProto:
+def export_classic(
+    module, sample: Mapping[str, np.ndarray], outputs: list[str], opset: int
+) -> onnx.ModelProto:
     """Export with torch's TorchScript-based exporter; `sample` names the positional inputs, in order."""
     import torch
 
     buffer = io.BytesIO()
     args = tuple(torch.from_numpy(array) for array in sample.values())
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # tracer warnings on constant shapes: shapes are meant to be constant here
-        torch.onnx.export(module.eval(), args, buffer, dynamo=False, opset_version=opset,
-                          input_names=list(sample), output_names=outputs)
+        warnings.simplefilter(
+            "ignore"
+        )  # tracer warnings on constant shapes: shapes are meant to be constant here
+        torch.onnx.export(
+            module.eval(),
+            args,
+            buffer,
+            dynamo=False,
+            opset_version=opset,
+            input_names=list(sample),
+            output_names=outputs,
+        )
     return onnx.load_model_from_string(buffer.getvalue())
 
 
-def export_dynamo(module, sample: Mapping[str, np.ndarray], outputs: list[str], opset: int) -> onnx.ModelProto:
+def export_dynamo(
+    module, sample: Mapping[str, np.ndarray], outputs: list[str], opset: int
+) -> onnx.ModelProto:
     """Export with torch.export and onnxscript; `sample` names the positional inputs, in order."""
     import torch
 
     args = tuple(torch.from_numpy(array) for array in sample.values())
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(module.eval(), args, dynamo=True, opset_version=opset, verbose=False,
-                                    input_names=list(sample), output_names=outputs)
+        program = torch.onnx.export(
+            module.eval(),
+            args,
+            dynamo=True,
+            opset_version=opset,
+            verbose=False,
+            input_names=list(sample),
+            output_names=outputs,
+        )
     return program.model_proto
 
 
@@ -107,7 +130,9 @@ def calibrate_batch_norms(module, sample: Callable[[int], Sample], count: int) -
         norm.momentum = None  # None: cumulative average, so one batch sets the statistics
         norm.reset_running_stats()
         torch.nn.init.normal_(norm.weight, mean=1.0, std=0.1)
-        torch.nn.init.normal_(norm.bias, mean=1.0, std=0.1)  # mostly the linear side of ReLU: rounding noise does not grow
+        torch.nn.init.normal_(
+            norm.bias, mean=1.0, std=0.1
+        )  # mostly the linear side of ReLU: rounding noise does not grow
     module.eval()
     for norm in norms:
         norm.train()
@@ -170,6 +195,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def clean(model: onnx.ModelProto) -> onnx.ModelProto:
     """Remove doc strings, stack traces, source paths and metadata, in place; they hold paths of the build machine."""
+
     def strip(proto) -> None:
         for field in ("doc_string", "metadata_props"):
             if field in proto.DESCRIPTOR.fields_by_name:
@@ -178,7 +204,7 @@ def clean(model: onnx.ModelProto) -> onnx.ModelProto:
     model.producer_name, model.producer_version = "rewriter-models", ""
     model.ir_version = min(model.ir_version, IR_VERSION)
     strip(model)
-    bodies = [g for g in graphs(model.graph)]
+    bodies = list(graphs(model.graph))
     for body in [*bodies, *model.functions]:
         strip(body)
         for proto in [*body.node, *body.value_info, *getattr(body, "initializer", ())]:

@@ -19,8 +19,11 @@ def group_norm(full: bool) -> Built:
     """
     torch.manual_seed(31)
     width, groups, side = (128, 32, 224) if full else (16, 4, 32)
-    stages = [layer for channels in (3, width, width) for layer in (
-        nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(groups, width), nn.SiLU())]
+    stages = [
+        layer
+        for channels in (3, width, width)
+        for layer in (nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(groups, width), nn.SiLU())
+    ]
     net = nn.Sequential(*stages, nn.Conv2d(width, 3, 1))
     unit_gain(net)
     with torch.no_grad():
@@ -37,9 +40,17 @@ def qdq(full: bool) -> Built:
     """Three Convs and a Gemm quantised by onnxruntime to 8 bits, QDQ form, int32 biases dequantised by their own node."""
     torch.manual_seed(32)
     width, side = (64, 224) if full else (8, 32)
-    net = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-                        nn.ReLU(), nn.Conv2d(2 * width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
-                        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10))
+    net = nn.Sequential(
+        nn.Conv2d(3, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(2 * width, 2 * width, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(2 * width, 10),
+    )
     unit_gain(net, gain=1.4)
     sample = image_samples("qdq", "image", side, normalised=True)
     return Built(quantised(export_classic(net, sample(0), ["logits"], opset=13), sample), sample)
@@ -58,6 +69,13 @@ def quantised(model: onnx.ModelProto, sample) -> onnx.ModelProto:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "quantised.onnx"
-        quantize_static(model, path, Reader(), quant_format=QuantFormat.QDQ, per_channel=True,
-                        activation_type=QuantType.QInt8, weight_type=QuantType.QInt8)
+        quantize_static(
+            model,
+            path,
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+        )
         return onnx.load(path)

@@ -14,15 +14,37 @@ def config_for(full: bool) -> tuple[RTDetrConfig, int]:
     """The configuration and the input's side: the published R101 at 640, or the same structure tiny at 128."""
     if full:
         backbone = RTDetrResNetConfig(depths=[3, 4, 23, 3], out_features=["stage2", "stage3", "stage4"])
-        return RTDetrConfig(backbone_config=backbone, freeze_backbone_batch_norms=False, num_labels=80,
-                            encoder_hidden_dim=384, encoder_ffn_dim=2048, anchor_image_size=[640, 640],
-                            decoder_in_channels=[384, 384, 384]), 640
-    backbone = RTDetrResNetConfig(embedding_size=8, hidden_sizes=[16, 24, 32, 48], depths=[1, 1, 2, 1],
-                                  out_features=["stage2", "stage3", "stage4"])
-    return RTDetrConfig(backbone_config=backbone, freeze_backbone_batch_norms=False, num_labels=8,
-                        d_model=32, encoder_hidden_dim=32, encoder_ffn_dim=64, decoder_ffn_dim=64,
-                        encoder_in_channels=[24, 32, 48], decoder_in_channels=[32, 32, 32], encoder_attention_heads=4,
-                        decoder_attention_heads=4, decoder_layers=2, num_queries=20, anchor_image_size=[128, 128]), 128
+        return RTDetrConfig(
+            backbone_config=backbone,
+            freeze_backbone_batch_norms=False,
+            num_labels=80,
+            encoder_hidden_dim=384,
+            encoder_ffn_dim=2048,
+            anchor_image_size=[640, 640],
+            decoder_in_channels=[384, 384, 384],
+        ), 640
+    backbone = RTDetrResNetConfig(
+        embedding_size=8,
+        hidden_sizes=[16, 24, 32, 48],
+        depths=[1, 1, 2, 1],
+        out_features=["stage2", "stage3", "stage4"],
+    )
+    return RTDetrConfig(
+        backbone_config=backbone,
+        freeze_backbone_batch_norms=False,
+        num_labels=8,
+        d_model=32,
+        encoder_hidden_dim=32,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        encoder_in_channels=[24, 32, 48],
+        decoder_in_channels=[32, 32, 32],
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        decoder_layers=2,
+        num_queries=20,
+        anchor_image_size=[128, 128],
+    ), 128
 
 
 def scale_weights(net: RTDetrForObjectDetection, width: int) -> None:
@@ -51,4 +73,6 @@ def rtdetr(full: bool) -> Built:
     scale_weights(net, config.d_model)
     sample = image_samples("rtdetr", "image", side, normalised=False)
     calibrate_batch_norms(net, sample, count=2 if full else 8)
-    return Built(export_classic(pick(net, "logits", "pred_boxes"), sample(0), ["logits", "boxes"], opset=16), sample)
+    return Built(
+        export_classic(pick(net, "logits", "pred_boxes"), sample(0), ["logits", "boxes"], opset=16), sample
+    )

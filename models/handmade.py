@@ -18,7 +18,9 @@ from models.common import Built, Sample, natural_image, rng_for
 def parsed(text: str, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
     """A model from onnx.parser's text form, with `weights` added to its main graph."""
     model = parser.parse_model(text)
-    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (weights or {}).items())
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in (weights or {}).items()
+    )
     return model
 
 
@@ -81,8 +83,11 @@ def mixed_casts(full: bool) -> Built:
     In FP16 the sum of squares is inf, so the keys become zero; and 1e-12 is 0, so the zero query becomes 0 / 0.
     """
     rng = rng_for("mixed_casts")
-    weights = {"w_key": gaussian(rng, 64, 64, gain=750).astype(np.float16), "w_query": gaussian(rng, 64, 64, gain=8),
-               "w_value": gaussian(rng, 64, 64).astype(np.float16)}
+    weights = {
+        "w_key": gaussian(rng, 64, 64, gain=750).astype(np.float16),
+        "w_query": gaussian(rng, 64, 64, gain=8),
+        "w_value": gaussian(rng, 64, 64).astype(np.float16),
+    }
     rows = 1024 if full else 16
 
     def sample(index: int) -> Sample:
@@ -97,22 +102,28 @@ def mixed_casts(full: bool) -> Built:
 def conv_clip(full: bool) -> Built:
     """Conv and Clip on an image in +-0.5, float32 [1, 3, 512, 512] (NVIDIA/TensorRT#3938). One size only."""
     rng = rng_for("conv_clip")
-    model = parsed("""
+    model = parsed(
+        """
         <ir_version: 8, opset_import: ["" : 13]>
         conv_clip (float[1,3,512,512] image) => (float[1,8,512,512] clipped)
         <float low = {0.0}, float high = {0.5}>
         {
           features = Conv<kernel_shape = [3, 3], pads = [1, 1, 1, 1]>(image, weight, bias)
           clipped = Clip(features, low, high)
-        }""", {"weight": gaussian(rng, 27, 8, gain=2).T.reshape(8, 3, 3, 3).copy(), "bias": gaussian(rng, 8)})
-    return Built(model, lambda index: {"image": natural_image(rng_for("conv_clip", index), 512, 512) - np.float32(0.5)})
+        }""",
+        {"weight": gaussian(rng, 27, 8, gain=2).T.reshape(8, 3, 3, 3).copy(), "bias": gaussian(rng, 8)},
+    )
+    return Built(
+        model, lambda index: {"image": natural_image(rng_for("conv_clip", index), 512, 512) - np.float32(0.5)}
+    )
 
 
 def matmul_clip(full: bool) -> Built:
     """MatMul, Add and Clip(0, 6): the upper bound was dropped by some releases (NVIDIA/TensorRT#4606)."""
     rng = rng_for("matmul_clip")
     width = 1024 if full else 64
-    model = parsed(f"""
+    model = parsed(
+        f"""
         <ir_version: 8, opset_import: ["" : 13]>
         matmul_clip (float[8,{width}] x) => (float[8,{width}] y)
         <float low = {{0.0}}, float high = {{6.0}}>
@@ -120,9 +131,13 @@ def matmul_clip(full: bool) -> Built:
           product = MatMul(x, weight)
           shifted = Add(product, bias)
           y = Clip(shifted, low, high)
-        }}""", {"weight": gaussian(rng, width, width, gain=6), "bias": gaussian(rng, width, gain=float(width**0.5))})
-    return Built(model, lambda index: {
-        "x": rng_for("matmul_clip", index).standard_normal((8, width)).astype(np.float32)})
+        }}""",
+        {"weight": gaussian(rng, width, width, gain=6), "bias": gaussian(rng, width, gain=float(width**0.5))},
+    )
+    return Built(
+        model,
+        lambda index: {"x": rng_for("matmul_clip", index).standard_normal((8, width)).astype(np.float32)},
+    )
 
 
 # Real data of `mismatch`: strain-gauge readings, mean 0.002 and deviation 0.001 (strain is about 1e-3 in metal).
@@ -136,11 +151,15 @@ def mismatch(full: bool) -> Built:
     gives |z| < 5. Uniform or normal random numbers give |z| near 1000, whose square overflows FP16; FP32 holds it.
     """
     rng = rng_for("mismatch")
-    weights = {"mean": (STRAIN_MEAN * rng.uniform(0.8, 1.2, 64)).astype(np.float32),
-               "deviation": (STRAIN_DEVIATION * rng.uniform(0.8, 1.2, 64)).astype(np.float32),
-               "rotation": gaussian(rng, 64, 64), "precision": (rng.uniform(0, 2, (64, 16)) / 64).astype(np.float32),
-               "readout": gaussian(rng, 16, 8)}
-    model = parsed("""
+    weights = {
+        "mean": (STRAIN_MEAN * rng.uniform(0.8, 1.2, 64)).astype(np.float32),
+        "deviation": (STRAIN_DEVIATION * rng.uniform(0.8, 1.2, 64)).astype(np.float32),
+        "rotation": gaussian(rng, 64, 64),
+        "precision": (rng.uniform(0, 2, (64, 16)) / 64).astype(np.float32),
+        "readout": gaussian(rng, 16, 8),
+    }
+    model = parsed(
+        """
         <ir_version: 8, opset_import: ["" : 13]>
         mismatch (float[1,64] strain) => (float[1,8] anomaly)
         <float floor = {1e-3}>
@@ -153,7 +172,9 @@ def mismatch(full: bool) -> Built:
           floored = Add(distance, floor)
           root = Sqrt(floored)
           anomaly = MatMul(root, readout)
-        }""", weights)
+        }""",
+        weights,
+    )
 
     def sample(index: int) -> Sample:
         z = rng_for("mismatch_sample", index).standard_normal((1, 64))
@@ -213,9 +234,14 @@ def if_loop(full: bool) -> Built:
     """
     rng = rng_for("if_loop")
     model = parsed(IF_LOOP, {"weight": gaussian(rng, 16, 16), "nothing": np.zeros((4, 1), np.float32)})
-    return Built(model, lambda index: {
-        "x": rng_for("if_loop_sample", index).standard_normal((4, 16)).astype(np.float32),
-        "wide": np.array(True), "steps": np.array(5, np.int64)})
+    return Built(
+        model,
+        lambda index: {
+            "x": rng_for("if_loop_sample", index).standard_normal((4, 16)).astype(np.float32),
+            "wide": np.array(True),
+            "steps": np.array(5, np.int64),
+        },
+    )
 
 
 LOCAL_FUNCTION = """
@@ -261,5 +287,11 @@ def local_function(full: bool) -> Built:
         weights[f"scale_{number}"] = rng.uniform(0.5, 1.5, width).astype(np.float32)
         weights[f"bias_{number}"] = gaussian(rng, width, gain=0.1 * width**0.5)
     model = parsed(LOCAL_FUNCTION.replace("D]", f"{width}]"), weights)
-    return Built(model, lambda index: {
-        "x": (1500 * rng_for("local_function_sample", index).standard_normal((2, 8, width))).astype(np.float32)})
+    return Built(
+        model,
+        lambda index: {
+            "x": (1500 * rng_for("local_function_sample", index).standard_normal((2, 8, width))).astype(
+                np.float32
+            )
+        },
+    )

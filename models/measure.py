@@ -29,53 +29,73 @@ BETWEEN = frozenset({"Add", "Mul", "Clip", "Expand", "Cast", "Reshape", "Unsquee
 
 
 def naive_fp16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelProto:
-    """A copy of `model` in which every FP32 tensor passes through FP16, the outputs of `keep` ops excepted.
+    """A copy of `model` in which every FP32 tensor passes through FP16, the inside of `keep` islands excepted.
 
-    Local functions are inlined first. Inner graphs of If, Loop and Scan are treated alike.
+    Local functions are inlined first. Inner graphs of If, Loop and Scan are treated alike. Raises ValueError where
+    shape inference cannot tell the type of a tensor.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
     inferred = shape_inference.infer_shapes(copy)
-    counter = itertools.count()
-    _round_graph(copy.graph, inferred.graph, frozenset(keep), counter, top=True)
+    _round_graph(copy.graph, inferred.graph, frozenset(keep), itertools.count(), top=True)
     return copy
 
 
 def _round_graph(graph, inferred, keep: frozenset[str], counter, top: bool) -> None:
     """Round initializers in place, and the value of every FP32 node output (and top-level input) by two Casts."""
-    kept = _kept_tensors(graph, keep)
-    for tensor in graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept:
-            tensor.CopyFrom(numpy_helper.from_array(_to_half(numpy_helper.to_array(tensor)), tensor.name))
-    types = {v.name: v.type.tensor_type.elem_type for v in [*inferred.value_info, *inferred.input, *inferred.output]
-             if v.type.HasField("tensor_type")}
-    weights = {t.name for t in graph.initializer}
-    nodes, renamed = [], {}
-    for value in graph.input if top else ():
-        if types[value.name] == TensorProto.FLOAT and value.name not in weights:
-            nodes += _detour(value.name, renamed.setdefault(value.name, f"{value.name}__half"), counter)
-    outer_outputs = {v.name for v in graph.output}
-    for node, twin in zip(list(graph.node), inferred.node):
-        for attribute, other in zip(node.attribute, twin.attribute):
+    kept, types = _kept_tensors(graph, keep), _types(inferred)
+    _round_initializers(graph, kept)
+    outputs, renamed = {v.name for v in graph.output}, {}
+    nodes = _round_inputs(graph, renamed, counter) if top else []
+    for node, twin in zip(list(graph.node), inferred.node, strict=True):
+        for attribute, other in zip(node.attribute, twin.attribute, strict=True):
             if attribute.type == onnx.AttributeProto.GRAPH:
                 _round_graph(attribute.g, other.g, keep, counter, top=False)
                 _rename_uses(attribute.g, renamed)
         node.input[:] = [renamed.get(name, name) for name in node.input]
         nodes.append(node)
-        for position, name in enumerate(node.output):
-            if not name or name in kept:
+        for position, name in _float_outputs(node, types):
+            if name in kept:
                 continue
-            if name not in types and not node.domain:
-                raise ValueError(f"type of {name!r} (output of {node.op_type}) is unknown")
-            if types.get(name) != TensorProto.FLOAT:
-                continue
-            if name in outer_outputs:  # the graph's output keeps its name: rename the exact value instead
+            if name in outputs:  # the graph's output keeps its name: rename the exact value instead
                 node.output[position] = f"{name}__exact"
                 nodes += _detour(f"{name}__exact", name, counter)
             else:
                 nodes += _detour(name, renamed.setdefault(name, f"{name}__half"), counter)
     del graph.node[:]
     graph.node.extend(nodes)
+
+
+def _round_initializers(graph, kept: set[str]) -> None:
+    """Round every FP32 initializer to FP16's values, in place, the kept ones excepted."""
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept:
+            tensor.CopyFrom(numpy_helper.from_array(_to_half(numpy_helper.to_array(tensor)), tensor.name))
+
+
+def _round_inputs(graph, renamed: dict[str, str], counter) -> list[onnx.NodeProto]:
+    """The Casts that round FP32 graph inputs; their new names go into `renamed`."""
+    weights = {tensor.name for tensor in graph.initializer}
+    floats = [
+        v.name
+        for v in graph.input
+        if v.type.tensor_type.elem_type == TensorProto.FLOAT and v.name not in weights
+    ]
+    return [c for name in floats for c in _detour(name, renamed.setdefault(name, f"{name}__half"), counter)]
+
+
+def _float_outputs(node, types: Mapping[str, int]) -> list[tuple[int, str]]:
+    """Position and name of each FP32 output of `node`, by the types of the graph around it."""
+    unknown = [name for name in node.output if name and name not in types]
+    if unknown:
+        raise ValueError(f"type of {unknown[0]!r} (output of {node.op_type}) is unknown")
+    return [(i, name) for i, name in enumerate(node.output) if name and types[name] == TensorProto.FLOAT]
+
+
+def _types(inferred) -> dict[str, int]:
+    """Element type of every value of a graph after shape inference."""
+    values = [*inferred.value_info, *inferred.input, *inferred.output]
+    return {v.name: v.type.tensor_type.elem_type for v in values if v.type.HasField("tensor_type")}
 
 
 def _rename_uses(graph, renamed: Mapping[str, str]) -> None:
@@ -104,7 +124,11 @@ def _kept_tensors(graph, keep: frozenset[str]) -> set[str]:
     constants = {name for node in graph.node if node.op_type == "Constant" for name in node.output}
     constants |= {tensor.name for tensor in graph.initializer}
     made = {name for node in graph.node if id(node) in inside for name in node.output}
-    return {name for name in constants | made if users.get(name) and all(id(user) in inside for user in users[name])}
+    return {
+        name
+        for name in constants | made
+        if users.get(name) and all(id(user) in inside for user in users[name])
+    }
 
 
 def _reaches(node, users: Mapping[str, list], keep: frozenset[str], steps: int = 4) -> bool:
@@ -121,8 +145,10 @@ def _reaches(node, users: Mapping[str, list], keep: frozenset[str], steps: int =
 def _detour(source: str, target: str, counter) -> list[onnx.NodeProto]:
     """Two Casts: `source` to FP16 and back, as `target`."""
     number = next(counter)
-    return [helper.make_node("Cast", [source], [f"__f16_{number}"], to=TensorProto.FLOAT16),
-            helper.make_node("Cast", [f"__f16_{number}"], [target], to=TensorProto.FLOAT)]
+    return [
+        helper.make_node("Cast", [source], [f"__f16_{number}"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", [f"__f16_{number}"], [target], to=TensorProto.FLOAT),
+    ]
 
 
 def _to_half(array: np.ndarray) -> np.ndarray:
@@ -135,7 +161,13 @@ def clamped(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy whose float32 constants lie within FP16's range: a lowest-float mask becomes -65504, which Softmax ignores."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    values = [a.t for node in copy.graph.node if node.op_type == "Constant" for a in node.attribute if a.HasField("t")]
+    values = [
+        a.t
+        for node in copy.graph.node
+        if node.op_type == "Constant"
+        for a in node.attribute
+        if a.HasField("t")
+    ]
     for tensor in [*values, *copy.graph.initializer]:
         if tensor.data_type == TensorProto.FLOAT:
             array = numpy_helper.to_array(tensor)
@@ -150,7 +182,7 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.log_severity_level = 2, 3
     session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
-    return dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(feeds))))
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(feeds)), strict=True))
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
@@ -161,7 +193,9 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30))
 
 
-def errors(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], keep: Collection[str] = ()) -> dict[str, float]:
+def errors(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], keep: Collection[str] = ()
+) -> dict[str, float]:
     """Relative L2 error of each floating output of the naive form, against the original in FP32."""
     want, got = run(model, feeds), run(naive_fp16(model, keep), feeds)
     return {name: relative_error(got[name], want[name]) for name in want if want[name].dtype.kind == "f"}
@@ -173,7 +207,9 @@ def detections_error(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarra
     `logits` [1, N, C] and `boxes` [1, N, 4] of one detection are compared together, boxes weighted by 10 so that both
     parts are of one size. A TopK that swaps near-equal queries only changes the order, which this does not see.
     """
-    a, b = (np.concatenate([r["logits"][0], 10 * r["boxes"][0]], axis=1).astype(np.float64) for r in (got, want))
+    a, b = (
+        np.concatenate([r["logits"][0], 10 * r["boxes"][0]], axis=1).astype(np.float64) for r in (got, want)
+    )
     if not np.isfinite(a).all():
         return float("nan")
     nearest = np.linalg.norm(b[:, None] - a[None], axis=-1).min(axis=1)
@@ -182,10 +218,14 @@ def detections_error(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarra
 
 def main() -> None:
     """Print the errors of one model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("sample", type=Path, nargs="?", help="default: the model's path with .npz")
-    parser.add_argument("--keep", default="", help="op types kept in FP32, by comma; 'norms' for those of norms")
+    parser.add_argument(
+        "--keep", default="", help="op types kept in FP32, by comma; 'norms' for those of norms"
+    )
     args = parser.parse_args()
     model = onnx.load(args.model)
     feeds = dict(np.load(args.sample or args.model.with_suffix(".npz")))

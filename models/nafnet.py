@@ -80,7 +80,9 @@ class Block(nn.Module):
         self.gate = SimpleGate()
         self.attention = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, channels, 1))
         self.project = nn.Conv2d(channels, channels, 1)
-        self.feed = nn.Sequential(nn.Conv2d(channels, wide, 1), SimpleGate(), nn.Conv2d(channels, channels, 1))
+        self.feed = nn.Sequential(
+            nn.Conv2d(channels, wide, 1), SimpleGate(), nn.Conv2d(channels, channels, 1)
+        )
         self.beta = nn.Parameter(torch.zeros(1, channels, 1, 1))
         self.gamma = nn.Parameter(torch.zeros(1, channels, 1, 1))
 
@@ -112,11 +114,11 @@ class NAFNet(nn.Module):
 
     def forward(self, image):
         x, skips = self.intro(image), []
-        for encoder, down in zip(self.encoders, self.downs):
+        for encoder, down in zip(self.encoders, self.downs, strict=True):
             skips.append(encoder(x))
             x = down(skips[-1])
         x = self.middle(x)
-        for up, decoder, skip in zip(self.ups, self.decoders, reversed(skips)):
+        for up, decoder, skip in zip(self.ups, self.decoders, reversed(skips), strict=True):
             x = decoder(up(x) + skip)
         return self.ending(x) + image
 

@@ -31,7 +31,9 @@ class Chain:
     def op(self, kind: str, *inputs: str, **attributes) -> str:
         """Add a node; returns the name of its output."""
         name = f"t{next(self.numbers)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=f"{kind}_{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(kind, list(inputs), [name], name=f"{kind}_{len(self.nodes)}", **attributes)
+        )
         return name
 
 
@@ -45,8 +47,11 @@ def block(chain: Chain, x: str, norm: bool) -> str:
         variance = chain.op("ReduceMean", square, axes=[-1], keepdims=1)
         deviation = chain.op("Sqrt", chain.op("Add", variance, chain.weight(np.array(1e-5))))
         normed = chain.op("Div", centred, deviation)
-        x = chain.op("Add", chain.op("Mul", normed, chain.weight(rng.uniform(0.5, 1.5, WIDTH))),
-                     chain.weight(0.1 * rng.standard_normal(WIDTH)))
+        x = chain.op(
+            "Add",
+            chain.op("Mul", normed, chain.weight(rng.uniform(0.5, 1.5, WIDTH))),
+            chain.weight(0.1 * rng.standard_normal(WIDTH)),
+        )
     up = chain.op("MatMul", x, chain.weight(rng.standard_normal((WIDTH, WIDTH)) * WIDTH**-0.5))
     active = chain.op("Relu", chain.op("Add", up, chain.weight(0.1 * rng.standard_normal(WIDTH))))
     down = chain.op("MatMul", active, chain.weight(rng.standard_normal((WIDTH, WIDTH)) * WIDTH**-0.5))
@@ -68,5 +73,9 @@ def synthetic(nodes: int) -> Built:
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, WIDTH]) for name in ("x", "y")]
     graph = helper.make_graph(chain.nodes, "synthetic", value[:1], value[1:], chain.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return Built(model, lambda index: {
-        "x": rng_for("synthetic_sample", index).standard_normal((ROWS, WIDTH)).astype(np.float32)})
+    return Built(
+        model,
+        lambda index: {
+            "x": rng_for("synthetic_sample", index).standard_normal((ROWS, WIDTH)).astype(np.float32)
+        },
+    )

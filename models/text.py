@@ -55,8 +55,18 @@ class PlainMask(nn.Module):
 def bert(full: bool) -> Built:
     """BERT-base at opset 13: decomposed LayerNorms, and a mask that is NaN everywhere once it is FP16."""
     torch.manual_seed(21)
-    config = BertConfig() if full else BertConfig(vocab_size=200, hidden_size=32, num_hidden_layers=2, intermediate_size=64,
-                                                  num_attention_heads=2, max_position_embeddings=32)
+    config = (
+        BertConfig()
+        if full
+        else BertConfig(
+            vocab_size=200,
+            hidden_size=32,
+            num_hidden_layers=2,
+            intermediate_size=64,
+            num_attention_heads=2,
+            max_position_embeddings=32,
+        )
+    )
     config._attn_implementation = "eager"
     net = BertModel(config, add_pooling_layer=False)
     unit_gain(net, norms=False)  # one case keeps scales and biases shared through Identity nodes
@@ -67,8 +77,11 @@ def bert(full: bool) -> Built:
 def t5_encoder(full: bool) -> Built:
     """T5-base's encoder at opset 16: RMSNorms over a residual stream in the thousands, whose squares FP16 cannot hold."""
     torch.manual_seed(22)
-    config = T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12) if full else T5Config(
-        vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+    config = (
+        T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12)
+        if full
+        else T5Config(vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+    )
     config._attn_implementation = "eager"
     net = T5EncoderModel(config)
     unit_gain(net)
@@ -77,7 +90,9 @@ def t5_encoder(full: bool) -> Built:
         for name, layer in net.named_modules():
             if name.endswith((".o", ".wo")):  # the two layers that write into the residual stream
                 layer.weight *= 0.5 * STREAM
-            if name.endswith(".q"):  # T5 does not divide scores by sqrt(d_kv): its weights are trained to be that small
+            if name.endswith(
+                ".q"
+            ):  # T5 does not divide scores by sqrt(d_kv): its weights are trained to be that small
                 layer.weight *= config.d_kv**-0.5
     sample = token_samples("t5_encoder", config.vocab_size, 128 if full else 16)
     return Built(export_classic(PlainMask(net), sample(0), ["hidden"], opset=16), sample)
@@ -101,9 +116,25 @@ def llama_block(full: bool) -> Built:
     does not hurt: a tool that guards every lowest-float constant over-reports here. Full: the widths of TinyLlama 1.1B.
     """
     torch.manual_seed(23)
-    config = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_attention_heads=32, num_key_value_heads=4,
-                         num_hidden_layers=2, vocab_size=8) if full else LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, vocab_size=8)
+    config = (
+        LlamaConfig(
+            hidden_size=2048,
+            intermediate_size=5632,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            num_hidden_layers=2,
+            vocab_size=8,
+        )
+        if full
+        else LlamaConfig(
+            hidden_size=64,
+            intermediate_size=128,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_hidden_layers=2,
+            vocab_size=8,
+        )
+    )
     net = LlamaModel(config)
     unit_gain(net)
 

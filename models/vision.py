@@ -38,9 +38,15 @@ def classifier(name: str, net, size: int, opset: int) -> Built:
 
 def vit_net(full: bool, hidden: int, heads: int):
     """A 12-layer pre-norm ViT (25 LayerNorms) with eager attention: MatMul, Mul, Softmax, MatMul."""
-    config = ViTConfig(hidden_size=hidden if full else 32, num_attention_heads=heads if full else 2,
-                       intermediate_size=4 * hidden if full else 64, image_size=224 if full else 32,
-                       patch_size=16 if full else 8, num_hidden_layers=12, num_labels=CLASSES[full])
+    config = ViTConfig(
+        hidden_size=hidden if full else 32,
+        num_attention_heads=heads if full else 2,
+        intermediate_size=4 * hidden if full else 64,
+        image_size=224 if full else 32,
+        patch_size=16 if full else 8,
+        num_hidden_layers=12,
+        num_labels=CLASSES[full],
+    )
     config._attn_implementation = "eager"
     net = ViTForImageClassification(config)
     unit_gain(net)
@@ -71,10 +77,14 @@ def vit_massive(full: bool) -> Built:
         embeddings.patch_embeddings.projection.weight[[up, down]] = 0
         embeddings.patch_embeddings.projection.bias[[up, down]] = 0
         for writer in [w for layer in layers for w in (layer.attention.o_proj, layer.mlp.fc2)]:
-            writer.weight[[up, down]] = 0  # nothing else writes there: FP16 holds +-12000 exactly, and only that
+            writer.weight[[up, down]] = (
+                0  # nothing else writes there: FP16 holds +-12000 exactly, and only that
+            )
             writer.bias[[up, down]] = 0
         for writer in [w for layer in layers[2:] for w in (layer.attention.o_proj, layer.mlp.fc2)]:
-            writer.weight *= 0.25  # these norms no longer see the small channels grow, so keep them from growing
+            writer.weight *= (
+                0.25  # these norms no longer see the small channels grow, so keep them from growing
+            )
         bias = layers[1].mlp.fc2.bias
         bias[up], bias[down] = MASSIVE, -MASSIVE
         norms = [norm for layer in layers[2:] for norm in (layer.layernorm_before, layer.layernorm_after)]
@@ -87,9 +97,15 @@ def vit_massive(full: bool) -> Built:
 def swin(full: bool) -> Built:
     """Swin-T at opset 13: window partitioning in int64 shape arithmetic, and many casts that do nothing."""
     torch.manual_seed(15)
-    config = SwinConfig(image_size=224 if full else 64, patch_size=4, embed_dim=96 if full else 16,
-                        depths=[2, 2, 6, 2] if full else [2, 2], num_heads=[3, 6, 12, 24] if full else [2, 4],
-                        window_size=7 if full else 4, num_labels=CLASSES[full])
+    config = SwinConfig(
+        image_size=224 if full else 64,
+        patch_size=4,
+        embed_dim=96 if full else 16,
+        depths=[2, 2, 6, 2] if full else [2, 2],
+        num_heads=[3, 6, 12, 24] if full else [2, 4],
+        window_size=7 if full else 4,
+        num_labels=CLASSES[full],
+    )
     config._attn_implementation = "eager"
     net = SwinForImageClassification(config)
     unit_gain(net)
@@ -99,9 +115,13 @@ def swin(full: bool) -> Built:
 def convnext(full: bool) -> Built:
     """ConvNeXt-T at opset 16: LayerNorms between transposes, layer scales."""
     torch.manual_seed(16)
-    config = ConvNextConfig(image_size=224 if full else 64, num_labels=CLASSES[full],
-                            hidden_sizes=[96, 192, 384, 768] if full else [8, 16, 32, 64],
-                            depths=[3, 3, 9, 3] if full else [1, 1, 2, 1], layer_scale_init_value=0.5)
+    config = ConvNextConfig(
+        image_size=224 if full else 64,
+        num_labels=CLASSES[full],
+        hidden_sizes=[96, 192, 384, 768] if full else [8, 16, 32, 64],
+        depths=[3, 3, 9, 3] if full else [1, 1, 2, 1],
+        layer_scale_init_value=0.5,
+    )
     net = ConvNextForImageClassification(config)
     unit_gain(net)
     return classifier("convnext", net, config.image_size, opset=16)
@@ -110,8 +130,12 @@ def convnext(full: bool) -> Built:
 def mobilenet_v2(full: bool) -> Built:
     """MobileNetV2 at opset 13: 35 Conv+Clip pairs, each Clip with two bound Constants of its own."""
     torch.manual_seed(17)
-    config = MobileNetV2Config(image_size=224 if full else 64, depth_multiplier=1.0 if full else 0.25,
-                               num_labels=CLASSES[full], tf_padding=False)
+    config = MobileNetV2Config(
+        image_size=224 if full else 64,
+        depth_multiplier=1.0 if full else 0.25,
+        num_labels=CLASSES[full],
+        tf_padding=False,
+    )
     net = MobileNetV2ForImageClassification(config)
     return batch_normed("mobilenet_v2", net, config.image_size)
 
@@ -119,8 +143,13 @@ def mobilenet_v2(full: bool) -> Built:
 def resnet(full: bool) -> Built:
     """ResNet-50 at opset 13, the control: nothing in it needs a repair."""
     torch.manual_seed(18)
-    config = ResNetConfig(num_labels=CLASSES[full]) if full else ResNetConfig(
-        embedding_size=16, hidden_sizes=[32, 48, 64, 96], depths=[1, 1, 1, 1], num_labels=CLASSES[full])
+    config = (
+        ResNetConfig(num_labels=CLASSES[full])
+        if full
+        else ResNetConfig(
+            embedding_size=16, hidden_sizes=[32, 48, 64, 96], depths=[1, 1, 1, 1], num_labels=CLASSES[full]
+        )
+    )
     return batch_normed("resnet", ResNetForImageClassification(config), 224 if full else 64)
 
 
