@@ -83,6 +83,16 @@ def select(
     return tuple(step for step in chosen if step.name not in dropped)
 
 
+def pass_named(name: str) -> type[Pass]:
+    """The pass of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = known_passes()
+    return known[_known_name(name, known, "passes show")]
+
+
 def preset_named(name: str) -> Preset:
     """The preset of that name.
 

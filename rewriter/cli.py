@@ -1,0 +1,248 @@
+"""The command line: parse, call one function of the API, turn the outcome into an exit code.
+
+Exit codes: 0 fixed and verified; 1 verification failed; 2 bad usage or bad model, nothing written;
+70 a defect of this program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from rewriter import __version__
+from rewriter.errors import OutputError, RewriterError, UsageError
+
+if TYPE_CHECKING:
+    from rewriter.result import FixResult
+
+FAILED, BAD_INPUT, DEFECT, INTERRUPTED = 1, 2, 70, 130
+
+app = typer.Typer(
+    name="rewriter",
+    help="Makes ONNX models safe for a TensorRT build in FP16, and proves it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+passes_app = typer.Typer(help="List the passes; `passes show NAME` explains one.")
+app.add_typer(passes_app, name="passes")
+
+PASSES, PRECISION, OUTCOME = "Passes", "Precision", "Verification and report"
+
+
+FLAG = " "
+"""Metavar of an option without a value; Typer would print `<bool>`."""
+
+
+def _option(panel: str, metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="rewriter")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rewriter {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def fix(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", hidden=True)],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="OUT", help="Where the fixed model goes")
+    ] = None,
+    inputs: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="Samples: npz, folder, Polygraphy JSON")
+    ] = None,
+    input_shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of random data [0]", show_default=False)] = 0,
+    in_place: Annotated[bool, typer.Option("--in-place", metavar=FLAG, help="The result may replace MODEL")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", metavar=FLAG, help="Do everything, but write no model")] = False,
+    preset: Annotated[
+        str, _option(PASSES, "NAME", "trt-fp16 (default), trt-bf16 or structure-only")
+    ] = "trt-fp16",
+    passes: Annotated[str | None, _option(PASSES, "A,B{X=Y}", "Run these passes instead of a preset's")] = None,
+    skip: Annotated[list[str] | None, _option(PASSES, "A,B", "Leave these passes out")] = None,
+    opset: Annotated[int | None, _option(PASSES, "N", "Operator set of the result [17; BF16: 22]")] = None,
+    target: Annotated[
+        str, _option(PASSES, "NAME", "tensorrt (default), tensorrt-rtx or 10.3")
+    ] = "tensorrt",
+    precision: Annotated[
+        Literal["fp16", "bf16", "fp32"] | None, _option(PRECISION, "TYPE", "fp16, bf16, or fp32: structure only")
+    ] = None,
+    io: Annotated[
+        Literal["keep", "fp32", "fp16"], _option(PRECISION, "TYPE", "Inputs and outputs: keep, fp32 or fp16")
+    ] = "keep",
+    keep_fp32: Annotated[
+        list[str] | None, _option(PRECISION, "PATTERN", "Keep nodes of this name in FP32: '*/attn/*'")
+    ] = None,
+    keep_fp32_op: Annotated[
+        list[str] | None, _option(PRECISION, "OP", "Keep every node of this operator in FP32")
+    ] = None,
+    no_verify: Annotated[bool, _option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
+    strict: Annotated[bool, _option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict")] = False,
+    build_timeout: Annotated[float, _option(OUTCOME, "SECONDS", "For TensorRT's build [600]")] = 600.0,
+    report: Annotated[Path | None, _option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
+    verbose: Annotated[bool, _option(OUTCOME, FLAG, "List everything", "-v", "--verbose")] = False,
+    quiet: Annotated[bool, _option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")] = False,
+) -> None:
+    """Rewrite MODEL so that TensorRT builds it in FP16 and it stays accurate.
+
+    Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model.
+    """
+    with _exit_codes():
+        from rewriter import api
+
+        _check_paths(model, output, report, in_place=in_place, dry_run=dry_run)
+        with _progress(shown=not quiet) as progress:
+            result = api.fix(
+                model,
+                output or (model if in_place else None),
+                inputs=inputs,
+                passes=passes,
+                skip=_split(skip),
+                preset=preset,
+                precision=precision,
+                io=io,
+                opset=opset,
+                keep_fp32=keep_fp32 or (),
+                keep_fp32_op=_split(keep_fp32_op),
+                input_shapes=dict(map(_shape, input_shape or ())),
+                target=target,
+                seed=seed,
+                verify=not no_verify,
+                dry_run=dry_run,
+                in_place=in_place,
+                strict=strict,
+                build_timeout=build_timeout,
+                progress=progress,
+            )
+        _show(result, report, verbosity=int(verbose) - int(quiet))
+        if result.verdict is not None and not result.verdict.passed:
+            raise typer.Exit(FAILED)
+
+
+@passes_app.callback(invoke_without_command=True)
+def _list_passes(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        from rewriter.catalogue import overview
+        from rewriter.report.terminal import console
+
+        console().print(overview())
+
+
+@passes_app.command("show")
+def _show_pass(name: Annotated[str, typer.Argument(help="As `rewriter passes` lists it.")]) -> None:
+    """Why a pass exists, its options, an example before and after, and what it declines."""
+    with _exit_codes():
+        from rewriter.catalogue import page
+        from rewriter.pipeline import pass_named
+
+        typer.echo(page(pass_named(name)).rstrip())
+
+
+def _show(result: FixResult, report: Path | None, *, verbosity: int) -> None:
+    from rewriter.report import json, terminal
+
+    if report is not None:
+        json.write(result, report)
+    terminal.print_result(result, terminal.console(), verbosity=verbosity)
+
+
+def _check_paths(
+    model: Path, output: Path | None, report: Path | None, *, in_place: bool, dry_run: bool
+) -> None:
+    """Refuse before the work starts what would fail after it."""
+    if output is None and not (in_place or dry_run):
+        raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
+    if report is not None:
+        if not report.absolute().parent.is_dir():
+            raise OutputError("its folder does not exist", where=f"--report {report}", hint="make it first")
+        taken = {path.resolve() for path in (model, output) if path is not None}
+        if report.resolve() in taken:
+            raise UsageError("the report would overwrite the model", where=f"--report {report}")
+
+
+def _split(texts: list[str] | None) -> list[str]:
+    """`["a,b", "c"]` as `["a", "b", "c"]`."""
+    return [part.strip() for text in texts or () for part in text.split(",") if part.strip()]
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`image:1x3x224x224`: the name may hold colons, the shape may be empty for a scalar."""
+    name, colon, dims = text.rpartition(":")
+    try:
+        shape = tuple(int(dim) for dim in dims.split("x") if dim or dims)
+    except ValueError:
+        shape = (0,)
+    if not (name and colon) or any(dim < 1 for dim in shape):
+        raise UsageError(
+            f"{text!r} is not a shape", where="--input-shape", hint="NAME:1x3x224x224, sizes from 1"
+        )
+    return name, shape
+
+
+@contextmanager
+def _exit_codes() -> Iterator[None]:
+    """Errors of ours go to stderr as they read; anything else is a defect and shows its traceback."""
+    try:
+        yield
+    except RewriterError as error:
+        _stop(f"error: {error}", BAD_INPUT)
+    except KeyboardInterrupt:
+        _stop("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes into it again
+        raise typer.Exit from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception:
+        traceback.print_exc()
+        _stop("this is a defect of rewriter: please report it with the lines above", DEFECT)
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(code) from None
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage on stderr, gone when done; none when stderr is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bars:
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=None)
+            bars.update(tasks[stage], completed=done, total=total or None)
+
+        yield update

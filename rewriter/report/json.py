@@ -1,0 +1,126 @@
+"""The result of `fix` as JSON, for programs.
+
+Paths stand as the user wrote them, times are wall seconds. JSON has no NaN or infinity: such
+numbers become the strings "nan", "inf" and "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rewriter.errors import OutputError
+from rewriter.model import replacing
+from rewriter.plan import Decision, Plan
+from rewriter.report.next_step import next_command
+from rewriter.result import Check, FixResult
+
+SCHEMA_VERSION = 1
+"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+
+LIBRARIES = (
+    "rewriter",
+    "onnx",
+    "onnx-graphsurgeon",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxsim",
+    "numpy",
+    "tensorrt",
+    "tensorrt-rtx",
+)
+
+
+def as_dict(result: FixResult) -> dict[str, Any]:
+    """The result as objects that `json.dumps` takes, in a fixed order."""
+    model, data = result.model, result.data
+    fields = {
+        "schema_version": SCHEMA_VERSION,
+        "versions": installed_versions(),
+        "input": str(model.path) if model.path else None,
+        "output": str(result.output) if result.output else None,
+        "target": str(result.target),
+        "opset": model.opset,
+        "pipeline": result.pipeline,
+        "passes": [asdict(step) for step in result.passes],
+        "plan": _plan(result.plan) if result.plan else None,
+        "data": {"text": data.text, "samples": data.samples, "real": data.real} if data else None,
+        "verified": result.verdict.passed if result.verdict else None,
+        "checks": [_check(check) for check in result.verdict.checks] if result.verdict else [],
+        "warnings": result.warnings,
+        "seconds": result.seconds,
+        "next_command": next_command(result),
+    }
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def write(result: FixResult, path: Path) -> None:
+    """Write the result to `path`, which is replaced only when all is written.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    text = json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False)
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the report: {error.strerror or error}",
+            where=str(path),
+            hint="check the folder, its permissions and the free space",
+        ) from error
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the libraries that a result depends on, of those that are installed."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "precision": plan.precision,
+        "io": plan.io,
+        "float_nodes": plan.float_nodes,
+        "fp32": [_decision(decision) for decision in plan.decisions],
+    }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    return {
+        "node": decision.node,
+        "op": decision.op,
+        "rule": decision.rule,
+        "reason": decision.reason,
+        "tensor": decision.tensor,
+        "range": asdict(decision.range) if decision.range else None,
+    }
+
+
+def _check(check: Check) -> dict[str, Any]:
+    outputs = [{**asdict(output), "passed": output.passed} for output in check.outputs]
+    return {**asdict(check), "outputs": outputs}
+
+
+def _plain(value: Any) -> Any:
+    """The value with numbers of NumPy as Python's, and those that JSON lacks as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value

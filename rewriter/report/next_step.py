@@ -1,0 +1,63 @@
+"""The command that builds an engine out of the file that was written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from rewriter.base import Target
+from rewriter.model import Port
+from rewriter.result import FixResult, Shape
+
+ALWAYS_TYPED_SINCE = (11,)
+"""TensorRT 11 removed weakly typed networks, and with them the need for `--stronglyTyped`."""
+
+Spans = Mapping[str, tuple[Shape, Shape, Shape]]
+"""Smallest, typical and largest shape of each input."""
+
+
+def next_command(result: FixResult) -> str | None:
+    """The shell command, shapes included if inputs are dynamic; None if no file was written.
+
+    An axis without a known size is written as `?`: the user has to fill it in.
+    """
+    if result.output is None:
+        return None
+    spans = result.data.spans if result.data else {}
+    words = [*_tool(result.target, result.output), *_shapes(result.model.signature.inputs, spans)]
+    return shlex.join(words)
+
+
+def remark(target: Target) -> str | None:
+    """What to change in the command when the version of the target is not known."""
+    if target.library == "tensorrt" and not target.version:
+        return "TensorRT 11: leave --stronglyTyped out"
+    return None
+
+
+def _tool(target: Target, path: Path) -> list[str]:
+    if target.library == "tensorrt-rtx":
+        return ["tensorrt_rtx", f"--onnx={path}"]
+    typed = [] if target.version >= ALWAYS_TYPED_SINCE else ["--stronglyTyped"]
+    return ["trtexec", f"--onnx={path}", *typed]
+
+
+def _shapes(inputs: tuple[Port, ...], spans: Spans) -> list[str]:
+    dynamic = [port for port in inputs if _is_dynamic(port)]
+    flags = ("minShapes", "optShapes", "maxShapes")
+    return [
+        f"--{flag}=" + ",".join(f"{port.name}:{_dims(port, spans, index)}" for port in dynamic)
+        for index, flag in enumerate(flags)
+        if dynamic
+    ]
+
+
+def _is_dynamic(port: Port) -> bool:
+    return port.shape is None or not all(isinstance(d, int) for d in port.shape)
+
+
+def _dims(port: Port, spans: Spans, index: int) -> str:
+    if port.name in spans:
+        return "x".join(map(str, spans[port.name][index]))
+    return "x".join(str(d) if isinstance(d, int) else "?" for d in port.shape or ("?",))
