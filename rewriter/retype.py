@@ -401,8 +401,11 @@ class _Scope:
         for base, tensor in self.converted.values():
             if base not in read and base not in renamed.values():
                 renamed[tensor.name] = base
-                if tensor.name in self.run_.model.weights:
-                    self.run_.model.weights[base] = self.run_.model.weights.pop(tensor.name)
+                weights = self.run_.model.weights
+                if self.parent is None:
+                    weights.pop(base, None)  # half the size, the new one may be too small to be detached
+                if tensor.name in weights:
+                    weights[base] = weights.pop(tensor.name)
                 tensor.name = base
         return renamed
 
