@@ -34,6 +34,7 @@ def fix(
     target: str = "tensorrt",
     seed: int = 0,
     verify: bool = True,
+    build: bool = True,
     dry_run: bool = False,
     in_place: bool = False,
     strict: bool = False,
@@ -54,7 +55,8 @@ def fix(
         keep_fp32: Patterns of node or output names that stay in FP32; `keep_fp32_op` operators.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
-        verify: Emulate, compare and build; `build_timeout` in seconds.
+        verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
+            seconds.
         dry_run: Do everything, write nothing.
         strict: Write nothing if verification fails.
 
@@ -77,6 +79,7 @@ def fix(
             input_shapes={name: tuple(shape) for name, shape in (input_shapes or {}).items()},
             seed=seed,
             verify=verify,
+            build=build,
             dry_run=dry_run,
             in_place=in_place,
             strict=strict,

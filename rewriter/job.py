@@ -48,6 +48,7 @@ class Options:
     input_shapes: Mapping[str, tuple[int, ...]]
     seed: int
     verify: bool
+    build: bool
     dry_run: bool
     in_place: bool
     strict: bool
@@ -161,7 +162,7 @@ class Job:
         keep = destination is not None and not options.strict
         if keep:
             self._save(fixed, destination)
-        if options.verify:
+        if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = destination if keep else self._save(fixed, Path(folder) / "model.onnx")
                 checks.append(self._build(fixed, path, samples))

@@ -1,0 +1,129 @@
+"""What `rewriter fix` costs as a whole process: seconds and peak memory, against AutoCast's measured figures.
+
+    python models/build.py nafnet vit swin rtdetr --full --samples 4 -o FOLDER
+    python models/build.py synthetic --nodes 5000 -o FOLDER      (and 20000, as synthetic_20000)
+    python benchmarks/fix_cost.py FOLDER [--json benchmarks/fix_cost.json]
+
+Each model runs twice in a fresh process: `--no-verify` (what AutoCast does: it compares nothing)
+and with comparison and emulation. The build is TensorRT's own time and left out. User and system
+seconds and the peak resident set are the operating system's, of the process with its children.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import onnx
+
+
+@dataclass(frozen=True)
+class Goal:
+    """AutoCast 0.47's figures on two cores, and what issue 2 asks for (user seconds, MB)."""
+
+    autocast_s: float | None
+    autocast_mb: float | None
+    seconds: float
+    megabytes: float | None
+
+
+GOALS = {
+    "vit": Goal(14.0, 1450, 5, 600),
+    "nafnet": Goal(14.7, 7600, 12, 800),
+    "swin": Goal(58, 4300, 12, 1200),
+    "rtdetr": Goal(83, 6800, 25, 1500),
+    "synthetic": Goal(330, 500, 5, None),
+    "synthetic_20000": Goal(None, None, 20, None),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One run. `user_s` and `system_s` are CPU seconds over both cores."""
+
+    wall_s: float
+    user_s: float
+    system_s: float
+    peak_mb: float
+    exit_code: int
+
+
+def run(model: Path, samples: Path | None, extra: list[str], out: Path) -> Cost:
+    """One `rewriter fix` in a process of its own."""
+    command = [sys.executable, "-m", "rewriter", "fix", str(model), "-o", str(out), "-q", *extra]
+    if samples is not None:
+        command += ["--inputs", str(samples)]
+    start = time.perf_counter()
+    with subprocess.Popen(command) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    wall = time.perf_counter() - start
+    return Cost(
+        round(wall, 2),
+        round(usage.ru_utime, 2),
+        round(usage.ru_stime, 2),
+        round(usage.ru_maxrss / 1024),
+        process.returncode,
+    )
+
+
+def measure(folder: Path, name: str) -> dict[str, object]:
+    """Both variants of one model, and what the result holds."""
+    model = folder / f"{name}.onnx"
+    samples = next((p for p in (folder / name, folder / f"{name}.npz") if p.exists()), None)
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "fixed.onnx"
+        plain = run(model, samples, ["--no-verify"], out)
+        verified = run(model, samples, ["--no-build"], out)
+        fixed = onnx.load(out, load_external_data=False) if out.exists() else onnx.ModelProto()
+    return {
+        "model": name,
+        "megabytes": round(model.stat().st_size / 1e6, 1),
+        "nodes": len(onnx.load(model, load_external_data=False).graph.node),
+        "goal": asdict(GOALS[name]),
+        "no_verify": asdict(plain),
+        "verified": asdict(verified),
+        "layer_normalizations": sum(n.op_type == "LayerNormalization" for n in fixed.graph.node),
+    }
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| model | nodes | AutoCast 0.47: s, MB | to reach | fix --no-verify: user s, wall s, MB | with comparison | LayerNormalization |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        goal, plain, verified = row["goal"], row["no_verify"], row["verified"]
+        lines.append(
+            f"| {row['model']} | {row['nodes']} | {goal['autocast_s'] or '-'}, {goal['autocast_mb'] or '-'} "
+            f"| {goal['seconds']}, {goal['megabytes'] or '-'} "
+            f"| {plain['user_s']}, {plain['wall_s']}, {plain['peak_mb']} "
+            f"| {verified['user_s']}, {verified['wall_s']}, {verified['peak_mb']} | {row['layer_normalizations']} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure every model of `GOALS` that the folder holds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = [measure(arguments.folder, name) for name in GOALS if (arguments.folder / f"{name}.onnx").exists()]
+    print(table(rows))
+    if arguments.json:
+        host = {"cpu_count": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+        arguments.json.write_text(json.dumps({"host": host, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
