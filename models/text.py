@@ -9,8 +9,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, T5Confi
 
 from models.common import Built, Sample, export_classic, export_dynamo, rng_for, unit_gain
 
-# Standard deviation of T5's residual stream here; trained T5 encoders reach thousands, which is why their authors'
-# code clamps activations when it runs in FP16.
+# Standard deviation of T5's residual stream here; in trained ones it grows so far that transformers'
+# own code clamps it when it runs in FP16.
 STREAM = 2000.0
 
 # What masks add to forbidden scores: the lowest float32. FP16 has -inf there, and 0 * -inf is NaN.
