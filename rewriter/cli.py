@@ -79,19 +79,24 @@ def fix(
         list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of random data [0]", show_default=False)] = 0,
-    in_place: Annotated[bool, typer.Option("--in-place", metavar=FLAG, help="The result may replace MODEL")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", metavar=FLAG, help="Do everything, but write no model")] = False,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", metavar=FLAG, help="The result may replace MODEL")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar=FLAG, help="Do everything, but write no model")
+    ] = False,
     preset: Annotated[
         str, _option(PASSES, "NAME", "trt-fp16 (default), trt-bf16 or structure-only")
     ] = "trt-fp16",
-    passes: Annotated[str | None, _option(PASSES, "A,B{X=Y}", "Run these passes instead of a preset's")] = None,
+    passes: Annotated[
+        str | None, _option(PASSES, "A,B{X=Y}", "Run these passes instead of a preset's")
+    ] = None,
     skip: Annotated[list[str] | None, _option(PASSES, "A,B", "Leave these passes out")] = None,
     opset: Annotated[int | None, _option(PASSES, "N", "Operator set of the result [17; BF16: 22]")] = None,
-    target: Annotated[
-        str, _option(PASSES, "NAME", "tensorrt (default), tensorrt-rtx or 10.3")
-    ] = "tensorrt",
+    target: Annotated[str, _option(PASSES, "NAME", "tensorrt (default), tensorrt-rtx or 10.3")] = "tensorrt",
     precision: Annotated[
-        Literal["fp16", "bf16", "fp32"] | None, _option(PRECISION, "TYPE", "fp16, bf16, or fp32: structure only")
+        Literal["fp16", "bf16", "fp32"] | None,
+        _option(PRECISION, "TYPE", "fp16, bf16, or fp32: structure only"),
     ] = None,
     io: Annotated[
         Literal["keep", "fp32", "fp16"], _option(PRECISION, "TYPE", "Inputs and outputs: keep, fp32 or fp16")
@@ -231,18 +236,18 @@ def _stop(message: str, code: int) -> NoReturn:
 
 @contextmanager
 def _progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage on stderr, gone when done; none when stderr is not a terminal."""
+    """A bar for the current stage on stderr, gone when done; none when stderr is not a terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    tasks: dict[str, TaskID] = {}
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bars:
+    with Progress(
+        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
+    ) as bars:
+        bar = bars.add_task("", total=None)
 
         def update(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=None)
-            bars.update(tasks[stage], completed=done, total=total or None)
+            bars.update(bar, description=stage, completed=done, total=total or None)
 
         yield update

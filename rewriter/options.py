@@ -129,7 +129,9 @@ def _number(text: str) -> float:
 
 def _value_hint(option: Option, values: list[str], reason: str) -> str:
     own_words = len(values) != 1 or not (option.kind is int or option.kind is float)
-    return reason if own_words else f"it takes a value of type {option.type_text}, such as {option.default_text}"
+    return (
+        reason if own_words else f"it takes a value of type {option.type_text}, such as {option.default_text}"
+    )
 
 
 def _unquoted(text: str) -> str:

@@ -43,6 +43,7 @@ PRESETS: dict[str, Preset] = {
 DEFAULT_PRESET = "trt-fp16"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_OPTION = re.compile(r"[A-Za-z0-9_-]+\s*=")
 _VALUE = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z0-9_./*?:+-]+')
 
 
@@ -157,7 +158,7 @@ class _Reader:
 
     def values(self) -> list[str]:
         self.skip_spaces()
-        if not _VALUE.match(self.text, self.position) or self.starts_option():
+        if self.starts_option() or self.text.startswith("}", self.position):
             return []
         values = [self.take(_VALUE, "a value")]
         while self.accept(","):
@@ -167,7 +168,7 @@ class _Reader:
 
     def starts_option(self) -> bool:
         """Whether `name=` comes next, which after an `=` means that the value before it is empty."""
-        return re.compile(r"[A-Za-z0-9_-]+\s*=").match(self.text, self.position) is not None
+        return _OPTION.match(self.text, self.position) is not None
 
     def accept(self, sign: str) -> bool:
         self.skip_spaces()

@@ -80,7 +80,9 @@ def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
 
 
 def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1))
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1)
+    )
     for name in columns:
         numeric = name in right
         table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
@@ -91,15 +93,15 @@ def _passes(passes: Sequence[PassResult], limit: int | None) -> Iterator[Rendera
     table = _table("Passes", "pass", "changed", "declined", "s", "what", right=("changed", "declined", "s"))
     table.columns[0].no_wrap = True
     for step in passes:
-        what = [f"{_times(nodes)}{what}: {_listed(nodes, limit)}" for what, nodes in _by_what(step)]
-        table.add_row(
-            step.name,
-            str(len(step.changes)),
-            str(len(step.refusals)),
-            f"{step.seconds:.1f}",
-            "\n".join(_cut(what, limit)),
-        )
-    yield table
+        if step.changes or step.refusals or limit is None:
+            lines = [f"{_times(nodes)}{what}: {_listed(nodes, limit)}" for what, nodes in _by_what(step)]
+            counts = str(len(step.changes)), str(len(step.refusals))
+            table.add_row(step.name, *counts, f"{step.seconds:.1f}", "\n".join(_cut(lines, limit)))
+    if table.row_count:
+        yield table
+    idle = [step.name for step in passes if not (step.changes or step.refusals)]
+    if idle:
+        yield Text("Nothing to do for: " + ", ".join(idle))
     yield ""
 
 
@@ -126,7 +128,9 @@ def _decisions(plan: Plan, limit: int | None) -> Iterator[RenderableType]:
     if not plan.decisions:
         yield Text(f"No node needs FP32: all {plan.float_nodes} float nodes are {low}.")
     else:
-        table = _table(f"In FP32, the rest in {low}", "rule", "nodes", "node: reason [measured range]", right=("nodes",))
+        table = _table(
+            f"In FP32, the rest in {low}", "rule", "nodes", "node: reason [measured range]", right=("nodes",)
+        )
         groups: dict[str, list[Decision]] = defaultdict(list)
         for decision in plan.decisions:
             groups[decision.rule].append(decision)

@@ -1,0 +1,41 @@
+# `make demo` and `make test` need Python 3.11 or later and nothing else: each makes .venv by itself
+# and uses it again until pyproject.toml changes.
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint catalogue clean
+
+demo: $(VENV)/with-rtx
+	@mkdir -p demo
+	$(BIN)/rewriter fix models/nafnet.onnx -o demo/nafnet.fixed.onnx --inputs models/nafnet.npz
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/with-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m rewriter.catalogue --check
+
+catalogue: $(VENV)/with-dev
+	$(BIN)/python -m rewriter.catalogue
+
+clean:
+	rm -rf $(VENV) build dist demo *.egg-info
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or later found; name one: make PYTHON=..." >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/with-rtx: pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[rtx]"
+	@touch $@
+
+$(VENV)/with-dev: pyproject.toml | $(BIN)/python
+	$(PIP) --editable ".[rtx,dev]"
+	@touch $(VENV)/with-rtx $@

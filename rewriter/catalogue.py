@@ -1,0 +1,166 @@
+"""The catalogue of passes: the page `passes/README.md` and what `rewriter passes` prints.
+
+`python -m rewriter.catalogue` writes the page, `--check` fails if it is stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rewriter.base import Exactness, Pass
+from rewriter.options import Option, options_of
+from rewriter.pipeline import PRESETS, known_passes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PAGE = Path(__file__).resolve().parent.parent / "passes" / "README.md"
+"""Where the page lies in a checkout; installed packages do not have it."""
+
+_HEADER = """\
+# The passes
+
+Written by `python -m rewriter.catalogue` from the passes themselves: change them, not this page.
+"""
+
+_SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)
+
+
+def catalogue() -> str:
+    """The whole page as Markdown."""
+    kinds = known_passes().values()
+    lines = [
+        f"| [{kind.name}](#{kind.name}) | {exactness_text(kind.exactness)} | {summary(kind)} |"
+        for kind in kinds
+    ]
+    table = "\n".join(["| pass | FP32 result | why |", "|---|---|---|", *lines])
+    return "\n".join([_HEADER, table, "", _presets(), "", *(page(kind) for kind in kinds)]).rstrip() + "\n"
+
+
+def page(kind: type[Pass]) -> str:
+    """One pass as Markdown: why, options with types and defaults, example, exactness, refusals."""
+    why, sections = _documentation(kind)
+    parts = [
+        f"## {kind.name}",
+        why,
+        f"FP32 result: {exactness_text(kind.exactness)} ({kind.exactness.source}).",
+    ]
+    options = options_of(kind)
+    if options:
+        texts = _entries(sections.get("Options", ""))
+        parts.append(
+            "\n".join(_option_line(option, texts.get(option.name, "")) for option in options.values())
+        )
+    declines = sections.get("Declines") or _bullets(refusals(kind))
+    if declines:
+        parts.append("It declines, and says on which node:\n\n" + declines)
+    parts += [f"Before:\n\n{_fenced(kind.before)}", f"After:\n\n{_fenced(kind.after)}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def overview() -> RenderableType:
+    """A table of all passes and presets for the terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("pass", no_wrap=True)
+    table.add_column("FP32 result", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for kind in known_passes().values():
+        table.add_row(kind.name, exactness_text(kind.exactness), summary(kind))
+    presets = [f"--preset {name}: {preset.why}" for name, preset in PRESETS.items()]
+    return Group(table, "", Text("\n".join(presets)), "", Text("rewriter passes show NAME tells more."))
+
+
+def summary(kind: type[Pass]) -> str:
+    """The first sentence of the pass's docstring."""
+    why, _ = _documentation(kind)
+    first = " ".join(why.split("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", first)[0]
+
+
+def exactness_text(exactness: Exactness) -> str:
+    """`bit-equal`, or the tolerance."""
+    return f"within {exactness.tolerance:.2g}" if exactness.tolerance else "bit-equal"
+
+
+def refusals(kind: type[Pass]) -> list[str]:
+    """The reasons for which a pass declines, as its source file states them.
+
+    Parts that depend on the model are shown as `...`.
+    """
+    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+    found = [text for node in ast.walk(tree) if isinstance(node, ast.Call) for text in _reasons(node)]
+    return list(dict.fromkeys(found))
+
+
+def _reasons(call: ast.Call) -> Iterator[str]:
+    if not (isinstance(call.func, ast.Name) and call.func.id == "Refusal"):
+        return
+    reason = (
+        call.args[1]
+        if len(call.args) > 1
+        else next((k.value for k in call.keywords if k.arg == "reason"), None)
+    )
+    if isinstance(reason, ast.Constant) and isinstance(reason.value, str):
+        yield reason.value
+    elif isinstance(reason, ast.JoinedStr):
+        yield "".join(str(p.value) if isinstance(p, ast.Constant) else "..." for p in reason.values)
+
+
+def _documentation(kind: type[Pass]) -> tuple[str, dict[str, str]]:
+    """The docstring's text and its sections."""
+    text = inspect.cleandoc(kind.__doc__ or "")
+    why, *rest = _SECTION.split(text)
+    return why.strip(), {
+        title: textwrap.dedent(body).strip() for title, body in zip(rest[::2], rest[1::2], strict=True)
+    }
+
+
+def _entries(section: str) -> dict[str, str]:
+    """`name: text` entries whose further lines are indented."""
+    entries = re.split(r"^(\w+):\s+", section, flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
+
+
+def _option_line(option: Option, text: str) -> str:
+    default = option.default_text or "nothing"
+    return f"- `{option.name}` ({option.type_text}; default {default})" + (f": {text}" if text else "")
+
+
+def _bullets(texts: list[str]) -> str:
+    return "\n".join(f"- {text}" for text in texts)
+
+
+def _fenced(text: str) -> str:
+    return f"```\n{textwrap.dedent(text).strip()}\n```"
+
+
+def _presets() -> str:
+    lines = [f"- `{name}`: {preset.why}.\n  `{preset.text}`" for name, preset in PRESETS.items()]
+    return "\n".join(["Presets:", "", *lines])
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page; with `--check` compare it instead: 0 if it is fresh, 1 if it is stale."""
+    text = catalogue()
+    if "--check" not in arguments:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
+        return 0
+    sys.stderr.write(f"{PAGE} is stale: run `python -m rewriter.catalogue`\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

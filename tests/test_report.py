@@ -1,0 +1,239 @@
+"""Reports: what a reader sees at 80 columns, and what a program gets as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import graph
+
+from rewriter.base import Change, Refusal, Target
+from rewriter.driver import PassResult
+from rewriter.errors import OutputError
+from rewriter.plan import Decision, Plan, Range
+from rewriter.report import json as json_report
+from rewriter.report import next_step, terminal
+from rewriter.result import Check, DataSource, FixResult, OutputComparison, Verdict
+
+STATIC = graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
+DYNAMIC = graph(
+    "g (float[n,3,8,w] x, float[4] z) => (float[n,3,8,w] y, float[4] q) { y = Relu(x) q = Relu(z) }"
+)
+
+SQUARE = Range(0.0, 2.5e7, 1e6, finite=True)
+
+
+def decision(index: int, rule: str = "overflow") -> Decision:
+    reason = f"its output reaches {SQUARE}" if index % 2 else "its output does not fit"
+    return Decision(f"/block.{index}/norm[0]/Pow", "Pow", f"0:{index}", rule, reason, f"t{index}", SQUARE)
+
+
+def output(name: str = "y", error: float = 7e-4, *, finite: bool = True) -> OutputComparison:
+    return OutputComparison(name, error, 0.5, 0.999999, finite, 5e-3)
+
+
+GOOD = Verdict(
+    (
+        Check("structure", True, "FP32 result is bit-equal", (output(error=0.0),), seconds=0.2),
+        Check("emulation", True, "FP16 emulated: largest error 0.0007", (output(),), seconds=0.4),
+        Check("build", None, "no TensorRT is installed"),
+    )
+)
+BAD = Verdict((Check("emulation", False, "FP16 emulated: NOT within", (output(error=0.3, finite=False),)),))
+
+
+def result(**changes: object) -> FixResult:
+    whole = FixResult(
+        model=STATIC,
+        output=Path("out/fixed.onnx"),
+        pipeline="clean-casts,isolate-clip{when=always}",
+        target=Target(),
+        passes=[
+            PassResult("clean-casts", (), (), 0.01),
+            PassResult(
+                "isolate-clip",
+                tuple(Change(f"/conv.{i}/Clip", "Clip became Max and Min") for i in range(35)),
+                tuple(Refusal(f"/head.{i}/Clip", "its bounds are computed") for i in range(14)),
+                0.2,
+            ),
+        ],
+        plan=Plan("fp16", decisions=tuple(decision(i) for i in range(17)), float_nodes=100),
+        data=DataSource("4 samples from data.npz", 4, real=True),
+        verdict=GOOD,
+        seconds={"load": 0.1, "build": 3.25},
+    )
+    for name, value in changes.items():
+        setattr(whole, name, value)
+    return whole
+
+
+def printed(shown: FixResult, verbosity: int = 0) -> str:
+    stream = io.StringIO()
+    out = terminal.console(stream)
+    terminal.print_result(shown, out, verbosity=verbosity)
+    return stream.getvalue()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_highlights_group_what_shares_a_reason() -> None:
+    text = flat(printed(result()))
+    assert (
+        "isolate-clip 35 14 0.2 35 x Clip became Max and Min: /conv.0/Clip, /conv.1/Clip, ... and 33 more"
+        in text
+    )
+    assert "Nothing to do for: clean-casts" in text
+    assert "isolate-clip 14 its bounds are computed: /head.0/Clip, /head.1/Clip, ... and 12 more" in text
+    assert "overflow 17 /block.0/norm[0]/Pow (Pow): its output does not fit, t0 in [0, 2.5e+07]" in text
+    assert "... and 12 more: -v shows all" in text
+    assert "/block.1/norm[0]/Pow (Pow): its output reaches [0, 2.5e+07] /block.2" in text, "range given once"
+    assert "load 0.1 s, build 3.2 s" in text
+    assert "Data: 4 samples from data.npz" in text
+
+
+def test_verbose_lists_every_node() -> None:
+    text = printed(result(), verbosity=1)
+    assert "more" not in text
+    for name in [f"/conv.{i}/Clip" for i in range(35)] + [f"/head.{i}/Clip" for i in range(14)]:
+        assert name in flat(text)
+    assert all(f"/block.{i}/norm[0]/Pow" in text for i in range(17))
+
+
+def test_quiet_is_one_line() -> None:
+    assert (
+        printed(result(), verbosity=-1)
+        == "Fixed and verified: out/fixed.onnx (17 of 100 float nodes in FP32)\n"
+    )
+
+
+@pytest.mark.parametrize("verbosity", [-1, 0, 1])
+def test_lines_fit_80_columns_but_for_the_command(verbosity: int) -> None:
+    lines = printed(result(output=Path("fixed.onnx")), verbosity).splitlines()
+    assert max(map(len, lines)) <= 80
+
+
+def test_plain_ascii_comes_out_and_no_colour() -> None:
+    text = printed(result())
+    assert text.isascii()
+    assert "\x1b" not in text
+
+
+def test_names_that_the_terminal_cannot_encode_do_not_stop_the_report() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
+    terminal.print_result(result(warnings=["Knoten \N{GREEK SMALL LETTER PI}"]), terminal.console(stream))
+    stream.flush()
+    assert b"Warning: Knoten ?" in stream.buffer.getvalue()
+
+
+def test_a_failure_names_the_check_the_output_and_the_file() -> None:
+    text = flat(printed(result(verdict=BAD)))
+    assert "VERIFICATION FAILED (emulation): out/fixed.onnx" in text
+    assert "emulation FAILED" in text
+    assert "emulation y 0.3 0.005 0.5 0.999999 FAILED, NaN or infinity" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        pytest.param(
+            {"verdict": None}, "Fixed, NOT verified (--no-verify): out/fixed.onnx", id="no verification"
+        ),
+        pytest.param({"output": None}, "Fixed and verified: nothing written", id="a dry run"),
+        pytest.param({"plan": None}, "Fixed and verified: out/fixed.onnx\n", id="structure only"),
+        pytest.param({"verdict": Verdict(())}, "VERIFICATION FAILED (no check could be made)", id="no check"),
+    ],
+)
+def test_verdict_line(changes: dict[str, object], line: str) -> None:
+    assert line in printed(result(**changes), verbosity=-1)
+
+
+def test_random_data_and_warnings_are_said() -> None:
+    text = flat(
+        printed(result(data=DataSource("random data", 1, real=False), warnings=["ranges are guesses"]))
+    )
+    assert "Data: random data" in text
+    assert "Warning: ranges are guesses" in text
+
+
+def test_a_plan_without_decisions_says_so() -> None:
+    assert "No node needs FP32: all 100 float nodes are FP16." in printed(
+        result(plan=Plan("fp16", float_nodes=100))
+    )
+
+
+SPANS = {"x": ((1, 3, 8, 6), (2, 3, 8, 8), (4, 3, 8, 10))}
+
+COMMANDS = [
+    pytest.param(Target(), STATIC, "trtexec --onnx=fixed.onnx --stronglyTyped", id="unknown TensorRT"),
+    pytest.param(
+        Target("tensorrt", (10, 3)), STATIC, "trtexec --onnx=fixed.onnx --stronglyTyped", id="TensorRT 10"
+    ),
+    pytest.param(Target("tensorrt", (11,)), STATIC, "trtexec --onnx=fixed.onnx", id="TensorRT 11"),
+    pytest.param(Target("tensorrt", (11, 1)), STATIC, "trtexec --onnx=fixed.onnx", id="TensorRT 11.1"),
+    pytest.param(Target("tensorrt-rtx"), STATIC, "tensorrt_rtx --onnx=fixed.onnx", id="RTX"),
+    pytest.param(
+        Target("tensorrt-rtx"),
+        DYNAMIC,
+        "tensorrt_rtx --onnx=fixed.onnx --minShapes=x:1x3x8x6 --optShapes=x:2x3x8x8 --maxShapes=x:4x3x8x10",
+        id="dynamic inputs alone get the shapes of the samples",
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "model", "command"), COMMANDS)
+def test_next_command(target: Target, model: object, command: str) -> None:
+    data = DataSource("data", 3, real=True, spans=SPANS)
+    done = result(target=target, model=model, output=Path("fixed.onnx"), data=data)
+    assert next_step.next_command(done) == command
+    assert command in printed(done), "on one line, to be copied"
+
+
+def test_unknown_sizes_are_left_for_the_user_and_quoted_for_the_shell() -> None:
+    command = next_step.next_command(result(model=DYNAMIC, output=Path("a b.onnx"), data=None))
+    assert command is not None
+    assert "'--onnx=a b.onnx'" in command
+    assert "'--minShapes=x:?x3x8x?'" in command
+
+
+def test_no_file_no_command() -> None:
+    assert next_step.next_command(result(output=None)) is None
+    assert "Next" not in printed(result(output=None))
+
+
+def test_json_holds_the_whole_result() -> None:
+    told = json_report.as_dict(result())
+    assert told["schema_version"] == 1
+    assert told["versions"]["onnx"]
+    assert told["output"] == "out/fixed.onnx"
+    assert told["input"] is None
+    assert told["passes"][1]["changes"][34] == {"node": "/conv.34/Clip", "what": "Clip became Max and Min"}
+    assert told["plan"]["fp32"][3]["range"] == {"low": 0.0, "high": 2.5e7, "mean_abs": 1e6, "finite": True}
+    assert told["checks"][0]["outputs"][0]["passed"] is True
+    assert told["checks"][2]["passed"] is None
+    assert told["verified"] is True
+
+
+def test_json_is_standard_even_with_infinities_and_numpy_numbers(tmp_path: Path) -> None:
+    wild = replace(
+        output(), relative_l2=float("inf"), max_abs=float(np.float32("nan")), tolerance=np.float64(0.5)
+    )
+    path = tmp_path / "report.json"
+    json_report.write(result(verdict=Verdict((Check("emulation", False, "", (wild,)),))), path)
+    told = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert told["checks"][0]["outputs"][0]["relative_l2"] == "inf"
+    assert told["checks"][0]["outputs"][0]["max_abs"] == "nan"
+    assert told["checks"][0]["outputs"][0]["tolerance"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["missing/report.json", "folder"])
+def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError, match="cannot write the report"):
+        json_report.write(result(), tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
