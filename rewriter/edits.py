@@ -249,6 +249,19 @@ class GraphEditor:
         self._uses.setdefault(tensor, {})[id(node)] = node
         self.edited = True
 
+    def rename(self, old: str, new: str) -> None:
+        """Let the node that writes `old` write `new` instead, and the consumers of `old` read that.
+
+        `new` may be the name of a tensor whose producer is removed next: so a graph output keeps
+        its name when the node that wrote it goes.
+        """
+        node = self._producer.pop(old)
+        node.output[list(node.output).index(old)] = new
+        self._producer[new] = node
+        if old in self._facts:
+            self._facts.setdefault(new, self._facts[old])
+        self.redirect(old, new)
+
     def sweep(self, tensor: str) -> None:
         """Remove the node that writes `tensor`, if nothing reads any of its outputs any more."""
         node = self._producer.get(tensor)
