@@ -1,0 +1,1 @@
+"""What runs models: ONNX Runtime on the CPU, and TensorRT."""

@@ -1,0 +1,237 @@
+"""Runs one function in a child process, so that its crash, hang or memory hunger is a result.
+
+Native code (ONNX parsers, engine builders) may end its process; the user of this tool must not
+lose theirs. The child reads its order as one line of JSON from stdin, calls the function and
+writes JSON into a file; whatever Python or C++ print there is the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+Status = Literal["ok", "error", "crashed", "timeout"]
+
+LOG_BYTES = 256 * 1024
+"""How much of the end of a child's output is kept: a builder can print gigabytes."""
+
+GRACE_S = 5.0
+"""How long the rest of a dead child's output is waited for."""
+
+POLL_S = 0.02
+"""How often a child is asked whether it has ended; small against the start of an interpreter."""
+
+_BOOTSTRAP = (
+    "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; "
+    "from rewriter.engines.worker import serve; serve(order)"
+)
+"""The child imports what this process would, whether `rewriter` is installed or not."""
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """How a child process ended.
+
+    Attributes:
+        status: `ok`: the function returned; `error`: it raised; `crashed`: the process ended
+            without an answer; `timeout`: it was killed because its time was up.
+        result: What the function returned; for `error` a dict of `type`, `message`, `where` and
+            `hint`; else None.
+        log: End of what the child printed, at most `LOG_BYTES`.
+        seconds: Wall time, the start of the interpreter included.
+        signal: Name of the signal that ended the child, e.g. `SIGSEGV`; None if none did.
+        exit_code: Its exit code; None if a signal ended it.
+    """
+
+    status: Status
+    result: dict[str, Any] | None
+    log: str
+    seconds: float
+    signal: str | None = None
+    exit_code: int | None = None
+
+    @property
+    def summary(self) -> str:
+        """One line for the user: what happened."""
+        if self.status == "ok":
+            return f"done in {self.seconds:.1f} s"
+        if self.status == "timeout":
+            return f"no result after {self.seconds:.0f} s, so the process was killed"
+        if self.status == "error" and self.result is not None:
+            return f"{self.result['type']}: {self.result['message']}"
+        cause = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
+        hint = ", which is what the kernel sends when memory runs out" if self.signal == "SIGKILL" else ""
+        return f"the process ended without a result ({cause}{hint})"
+
+
+def run_in_child(
+    job: Mapping[str, Any],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    memory_bytes: int | None = None,
+) -> ChildResult:
+    """Call a function in a child process that leads a process group of its own.
+
+    Args:
+        job: `call` names the function as `package.module:function`; `arguments` is a dict of
+            keyword arguments. They and the returned dict must survive JSON.
+        timeout_s: Wall time after which the child and its own children are killed.
+        env: Environment variables on top of the caller's.
+        memory_bytes: Limit on the child's address space (RLIMIT_AS; not on Windows). CUDA reserves
+            far more addresses than it uses: leave it out where a GPU is used.
+    """
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="rewriter-child-") as folder:
+        answer = Path(folder) / "answer.json"
+        order = {**job, "answer": str(answer), "memory_bytes": memory_bytes, "path": sys.path}
+        with _child(env) as process:
+            tail = _Tail(process)
+            _send(process, order)
+            ended = _wait(process, start + timeout_s)
+            _end(process)
+            log = tail.text()
+        answered = json.loads(answer.read_text()) if answer.exists() else None
+    return _verdict(process.returncode, answered, ended, log, time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _child(env: Mapping[str, str] | None) -> Iterator[subprocess.Popen[bytes]]:
+    """A started child that is gone afterwards whatever happens, KeyboardInterrupt included."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", _BOOTSTRAP],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **(env or {})},
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def _send(process: subprocess.Popen[bytes], order: Mapping[str, Any]) -> None:
+    """Hand over the order. stdin stays open: its end tells the child that its parent is gone."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once; its log says why
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Whether the child ended before `deadline` (time.perf_counter)."""
+    while not _has_ended(process):
+        if time.perf_counter() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    if not hasattr(os, "waitid"):  # Windows, older macOS
+        return process.poll() is not None
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT  # not reaped, so that its group's id stays its own
+    return os.waitid(os.P_PID, process.pid, flags) is not None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the child's whole group, if the child was not reaped yet, and reap it."""
+    if process.returncode is None:
+        if sys.platform == "win32":
+            process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+class _Tail:
+    """Reads a child's output as it comes, and keeps the end of it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._kept = b""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        while chunk := os.read(self._process.stdout.fileno(), 65536):
+            self._kept = (self._kept + chunk)[-LOG_BYTES:]
+
+    def text(self) -> str:
+        self._thread.join(GRACE_S)
+        return self._kept.decode(errors="replace")
+
+
+def _verdict(
+    returncode: int, answered: dict[str, Any] | None, ended: bool, log: str, seconds: float
+) -> ChildResult:
+    if answered is not None:
+        return ChildResult(answered["status"], answered["result"], log, seconds, exit_code=0)
+    name = _signal_name(-returncode) if returncode < 0 else None
+    status: Status = "crashed" if ended else "timeout"
+    return ChildResult(status, None, log, seconds, name, None if name else returncode)
+
+
+def _signal_name(number: int) -> str:
+    return next((s.name for s in signal.Signals if s == number), f"signal {number}")
+
+
+# -- in the child ------------------------------------------------------------------------------
+
+
+def serve(order: Mapping[str, Any]) -> None:
+    """Carry out one order and end the process, without the destructors of native libraries."""
+    faulthandler.enable()
+    _limit_memory(order["memory_bytes"])
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    answer = Path(order["answer"])
+    complete = answer.with_suffix(".part")
+    complete.write_text(_carry_out(order))
+    complete.replace(answer)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _carry_out(order: Mapping[str, Any]) -> str:
+    try:
+        module, _, function = order["call"].partition(":")
+        result = getattr(import_module(module), function)(**order.get("arguments", {}))
+        return json.dumps({"status": "ok", "result": result})
+    except BaseException as error:
+        traceback.print_exc()
+        told = {"type": type(error).__name__, "message": getattr(error, "what", None) or str(error)}
+        told |= {key: getattr(error, key, None) for key in ("where", "hint")}
+        return json.dumps({"status": "error", "result": told})
+
+
+def _limit_memory(limit: int | None) -> None:
+    if limit is not None and sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _die_with_parent() -> None:
+    """A build that nobody waits for must not go on."""
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
