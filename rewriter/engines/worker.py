@@ -1,8 +1,8 @@
 """Runs one function in a child process, so that its crash, hang or memory hunger is a result.
 
 Native code (ONNX parsers, engine builders) may end its process; the user of this tool must not
-lose theirs. The child reads its order as one line of JSON from stdin, calls the function and
-writes JSON into a file; whatever Python or C++ print there is the log.
+lose theirs. Order and answer are JSON files; whatever Python or C++ print in the child is the log;
+its stdin is a lifeline that ends when the parent does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ POLL_S = 0.02
 """How often a child is asked whether it has ended; small against the start of an interpreter."""
 
 _BOOTSTRAP = (
-    "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; "
+    "import json, sys; order = json.load(open(sys.argv[1])); sys.path[:] = order['path']; "
     "from rewriter.engines.worker import serve; serve(order)"
 )
 """The child imports what this process would, whether `rewriter` is installed or not."""
@@ -97,11 +97,11 @@ def run_in_child(
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rewriter-child-") as folder:
-        answer = Path(folder) / "answer.json"
-        order = {**job, "answer": str(answer), "memory_bytes": memory_bytes, "path": sys.path}
-        with _child(env) as process:
+        order, answer = Path(folder) / "order.json", Path(folder) / "answer.json"
+        around = {"answer": str(answer), "memory_bytes": memory_bytes, "path": sys.path}
+        order.write_text(json.dumps({**job, **around}))
+        with _child(order, env) as process:
             tail = _Tail(process)
-            _send(process, order)
             ended = _wait(process, start + timeout_s)
             _end(process)
             log = tail.text()
@@ -110,10 +110,10 @@ def run_in_child(
 
 
 @contextlib.contextmanager
-def _child(env: Mapping[str, str] | None) -> Iterator[subprocess.Popen[bytes]]:
+def _child(order: Path, env: Mapping[str, str] | None) -> Iterator[subprocess.Popen[bytes]]:
     """A started child that is gone afterwards whatever happens, KeyboardInterrupt included."""
     with subprocess.Popen(
-        [sys.executable, "-P", "-c", _BOOTSTRAP],
+        [sys.executable, "-P", "-c", _BOOTSTRAP, str(order)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -124,14 +124,6 @@ def _child(env: Mapping[str, str] | None) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             _end(process)
-
-
-def _send(process: subprocess.Popen[bytes], order: Mapping[str, Any]) -> None:
-    """Hand over the order. stdin stays open: its end tells the child that its parent is gone."""
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died at once; its log says why
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        process.stdin.flush()
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
@@ -231,7 +223,9 @@ def _limit_memory(limit: int | None) -> None:
 
 
 def _die_with_parent() -> None:
-    """A build that nobody waits for must not go on."""
+    """Wait for the end of stdin: a build that nobody waits for must not go on."""
     while os.read(0, 4096):
         pass
+    if sys.platform != "win32" and os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
