@@ -174,7 +174,11 @@ def _show(result: FixResult, report: Path | None, *, verbosity: int) -> None:
 
     if report is not None:
         json.write(result, report)
-    terminal.print_result(result, terminal.console(), verbosity=verbosity)
+    try:
+        terminal.print_result(result, terminal.console(), verbosity=verbosity)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough; the exit code still tells the verdict
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
 
 
 def _check_paths(
@@ -219,9 +223,6 @@ def _exit_codes() -> Iterator[None]:
         _stop(f"error: {error}", BAD_INPUT)
     except KeyboardInterrupt:
         _stop("interrupted", INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit flushes into it again
-        raise typer.Exit from None
     except (typer.Exit, typer.Abort):
         raise
     except Exception:
