@@ -317,6 +317,8 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
             _detach_tensor(model, tensor, main=graph is proto.graph)
     for tensor in _constant_tensors(proto):
         _detach_tensor(model, tensor, main=False)
+    model.proto = onnx.ModelProto()  # a message keeps the memory of cleared fields until it is gone
+    model.proto.CopyFrom(proto)
     return model
 
 
