@@ -1,0 +1,143 @@
+"""TensorRT's parser and builder, run in a child process: what the parsed network is, and whether it builds.
+
+`tensorrt` (10, 11) and `tensorrt_rtx` (1.4 on) are one code path; the module's name is the only
+difference that callers see. Networks are always strongly typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rewriter.engines.worker import ChildResult, run_in_child
+from rewriter.errors import EngineError
+
+Shape = tuple[int, ...]
+Span = tuple[Shape, Shape, Shape]
+
+PORTABLE_CAPABILITY = "SM80"
+"""What TensorRT-RTX builds for without a GPU. One compute capability, so one set of kernels; 8.0 is
+the oldest that its default engines cover."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to build.
+
+    Attributes:
+        shapes: Smallest, usual and largest shape of each input with dynamic axes.
+        values: Values of the inputs that are shapes or trip counts themselves.
+        parse_only: Read the network, build nothing.
+        library: `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`.
+        compute_capability: Name in `ComputeCapability`, for TensorRT-RTX only.
+        optimization_level: 0 (quick) to 5; None: the library's default. Without a GPU it changes
+            neither the time nor the engine of TensorRT-RTX 1.6.
+        engine: Where to write the engine; None: nowhere.
+    """
+
+    shapes: Mapping[str, Span] = field(default_factory=dict)
+    values: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    parse_only: bool = False
+    library: str | None = None
+    compute_capability: str = PORTABLE_CAPABILITY
+    optimization_level: int | None = None
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the parsed network.
+
+    Attributes:
+        type: Name in `LayerType`, e.g. `NORMALIZATION`.
+        node: ONNX node that it was made from; "" where the parser does not say.
+        outputs: Name and type (in `DataType`, e.g. `HALF`) of each output. A tensor has its ONNX
+            name if it is one of the ONNX graph's.
+    """
+
+    name: str
+    type: str
+    node: str
+    outputs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class ParserError:
+    """A node (or initializer) that the parser refuses. `node` and `op` are "" if it names none."""
+
+    node: str
+    op: str
+    message: str
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What became of a model.
+
+    Attributes:
+        layers: The parsed network; empty if the parser refused the model.
+        inputs: Name and type of each network input.
+        warnings: Distinct warnings and errors from parser and builder, in order.
+        engine_bytes: Size of the engine; None if none was built.
+        log: End of what the child printed.
+        parse_s, build_s: Wall time.
+    """
+
+    library: str
+    version: str
+    parsed: bool
+    layers: tuple[Layer, ...] = ()
+    inputs: tuple[tuple[str, str], ...] = ()
+    parser_errors: tuple[ParserError, ...] = ()
+    warnings: tuple[str, ...] = ()
+    engine_bytes: int | None = None
+    parse_s: float = 0.0
+    build_s: float = 0.0
+    log: str = ""
+
+    def count(self, layer_type: str) -> int:
+        """How many layers of a type the parsed network has."""
+        return sum(layer.type == layer_type for layer in self.layers)
+
+    def types(self) -> Iterator[tuple[str, str, str]]:
+        """Tensor name, type in `DataType`, and ONNX node (or layer) of all inputs and layer outputs."""
+        yield from ((name, dtype, "an input") for name, dtype in self.inputs)
+        for layer in self.layers:
+            yield from ((name, dtype, layer.node or layer.name) for name, dtype in layer.outputs)
+
+
+def build(
+    path: Path, options: BuildOptions | None = None, *, timeout_s: float
+) -> BuildReport | ChildResult:
+    """Parse and build an ONNX file.
+
+    Returns:
+        The report; or, when the child crashed or ran out of time, how it ended.
+
+    Raises:
+        EngineError: no library is installed, or it lacks what the options ask for.
+    """
+    arguments = {"path": str(path.resolve()), "options": asdict(options or BuildOptions())}
+    call = {"call": "rewriter.engines.builder:build_here", "arguments": arguments}
+    child = run_in_child(call, timeout_s=timeout_s)
+    if child.status == "ok" and child.result is not None:
+        return _report(child.result, child.log)
+    if child.status == "error" and child.result is not None and child.result["type"] == "EngineError":
+        told = child.result
+        raise EngineError(told["message"], where=told["where"], hint=told["hint"])
+    return child
+
+
+def _report(result: Mapping[str, Any], log: str) -> BuildReport:
+    plain = {key: result[key] for key in result.keys() - {"layers", "inputs", "parser_errors", "warnings"}}
+    layers = (Layer(n, t, node, tuple((o, d) for o, d in outs)) for n, t, node, outs in result["layers"])
+    return BuildReport(
+        **plain,
+        layers=tuple(layers),
+        inputs=tuple((name, dtype) for name, dtype in result["inputs"]),
+        parser_errors=tuple(ParserError(*error) for error in result["parser_errors"]),
+        warnings=tuple(result["warnings"]),
+        log=log,
+    )
