@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -9,15 +10,14 @@ from functools import lru_cache
 import onnx
 from onnx import NodeProto, TensorProto
 
-TYPE_NAMES = {
+TYPE_NAMES: dict[int, str] = {
     TensorProto.FLOAT: "tensor(float)",
     TensorProto.FLOAT16: "tensor(float16)",
     TensorProto.BFLOAT16: "tensor(bfloat16)",
-    TensorProto.DOUBLE: "tensor(double)",
 }
 
-ANY_TYPE_OPS = frozenset({"Shape", "Size", "IsNaN", "IsInf", "Cast"})
-"""Operators that read one float tensor of whatever type it has: a Cast before them is waste."""
+ANY_TYPE_OPS = frozenset({"Shape", "Size", "IsNaN", "IsInf", "Cast", "CastLike"})
+"""Operators that read their first input in whatever float type it has: a Cast before it is waste."""
 
 FP32_INPUTS: dict[str, frozenset[int]] = {
     "Resize": frozenset({1, 2}),  # roi and scales: 1/3 in FP16 gives another output size
@@ -25,19 +25,23 @@ FP32_INPUTS: dict[str, frozenset[int]] = {
 }
 """Inputs that stay FP32 whatever the node's own precision is."""
 
-DTYPE_ATTRIBUTES = {
-    "EyeLike": "dtype",
-    "RandomNormal": "dtype",
-    "RandomUniform": "dtype",
-    "RandomNormalLike": "dtype",
-    "RandomUniformLike": "dtype",
+TYPE_ATTRIBUTES = {
     "Bernoulli": "dtype",
     "BlackmanWindow": "output_datatype",
-    "HannWindow": "output_datatype",
+    "Cast": "to",
+    "DequantizeLinear": "output_dtype",
+    "EyeLike": "dtype",
     "HammingWindow": "output_datatype",
+    "HannWindow": "output_datatype",
     "MelWeightMatrix": "output_datatype",
+    "RandomNormal": "dtype",
+    "RandomNormalLike": "dtype",
+    "RandomUniform": "dtype",
+    "RandomUniformLike": "dtype",
 }
-"""Operators whose output type is an attribute; it stays FP32."""
+"""Operators whose output type is an attribute."""
+
+_ADAPTABLE = frozenset({"Cast", "DequantizeLinear"})
 
 
 class Port(Enum):
@@ -81,9 +85,20 @@ def ports(node: NodeProto, opset: int, low: int) -> Ports | None:
             inputs[index] = Port.FP32
     if node.op_type in ANY_TYPE_OPS:
         inputs[0] = Port.ANY
-    if node.op_type in DTYPE_ATTRIBUTES:
+    if _generates_fp32(node):
         outputs = [Port.FP32] * len(outputs)
+    if node.op_type == "LayerNormalization":  # Mean and InvStdDev have the type named by stash_type
+        outputs[1:] = [Port.FP32] * len(outputs[1:])
     return Ports(tuple(inputs), tuple(outputs))
+
+
+def set_type_attributes(node: NodeProto, dtype: int) -> None:
+    """Let the attributes of `node` that name a float type say `dtype`, its first output's type."""
+    for item in node.attribute:
+        if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i in TYPE_NAMES:
+            item.i = dtype
+        elif item.name == "stash_type" and node.op_type == "LayerNormalization" and len(node.output) > 1:
+            item.i = TensorProto.FLOAT
 
 
 @lru_cache(maxsize=4096)
@@ -95,16 +110,26 @@ def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | Non
         return None
 
 
-def _port(schema: onnx.defs.OpSchema, formals: object, index: int, low: int) -> Port:
+def _generates_fp32(node: NodeProto) -> bool:
+    """Whether the node makes floats of a type that its own attribute names, or FP32 by default.
+
+    `...Like` operators and Bernoulli without the attribute take the type of their input instead.
+    """
+    if node.op_type not in TYPE_ATTRIBUTES or node.op_type in _ADAPTABLE:
+        return False
+    inherits = node.op_type.endswith("Like") or node.op_type == "Bernoulli"
+    return not inherits or any(item.name == TYPE_ATTRIBUTES[node.op_type] for item in node.attribute)
+
+
+def _port(
+    schema: onnx.defs.OpSchema, formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: int, low: int
+) -> Port:
     if not formals:
         return Port.ANY
     formal = formals[min(index, len(formals) - 1)]  # the last formal parameter may be variadic
-    allowed = _allowed(schema).get(formal.type_str, frozenset({formal.type_str}))
-    return Port.FOLLOWS if TYPE_NAMES[low] in allowed else Port.FP32
-
-
-def _allowed(schema: onnx.defs.OpSchema) -> dict[str, frozenset[str]]:
-    return _allowed_types(schema.name, schema.domain, schema.since_version)
+    allowed = _allowed_types(schema.name, schema.domain, schema.since_version)
+    types = allowed.get(formal.type_str, frozenset({formal.type_str}))
+    return Port.FOLLOWS if TYPE_NAMES[low] in types else Port.FP32
 
 
 @lru_cache(maxsize=4096)

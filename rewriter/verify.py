@@ -115,7 +115,7 @@ def _compare_run(
 
 def _as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
     """The sample in the types of the model's inputs, which `--io` may have changed."""
-    from rewriter.retype import NUMPY_TYPES
+    from rewriter.stored import NUMPY_TYPES
 
     types = {port.name: NUMPY_TYPES.get(port.dtype) for port in model.signature.inputs}
     return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}
