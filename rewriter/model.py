@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -143,11 +144,13 @@ class Model:
                 _attach(tensor, self.weights[tensor.name])
         return proto
 
-    def weightless(self) -> onnx.ModelProto:
+    def weightless(self, *, isolate_deprecated: bool = False) -> onnx.ModelProto:
         """The graph with detached initializers as inputs: what checkers and shape inference want.
 
-        Nodes whose operator has no schema (plugins, custom operators) are moved to a domain of
-        their own, which onnx leaves alone.
+        Nodes whose operator has no schema at the model's opset (plugins, custom operators) are moved
+        to a domain of their own, which onnx leaves alone; with `isolate_deprecated`, so are those
+        that onnx took back later, which its checker refuses though every runtime has them
+        (GroupNormalization of opset 18).
         """
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
@@ -164,7 +167,7 @@ class Model:
         kept = [onnx.TensorProto.FromString(t.SerializeToString()) for t in kept]
         del graph.initializer[:]
         graph.initializer.extend(kept)
-        _isolate_unknown_ops(proto)
+        _isolate_unknown_ops(proto, self.opset, isolate_deprecated)
         return proto
 
     def restore(self, proto: onnx.ModelProto) -> Model:
@@ -238,7 +241,7 @@ def check(model: Model) -> None:
         ModelError: the graph is invalid; the message names node and tensor.
     """
     try:
-        onnx.checker.check_model(model.weightless())
+        onnx.checker.check_model(model.weightless(isolate_deprecated=True))
     except onnx.checker.ValidationError as error:
         raise ModelError(
             f"the graph is invalid: {_first_lines(str(error))}",
@@ -454,21 +457,27 @@ def replacing(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def has_schema(node: onnx.NodeProto) -> bool:
-    """Whether onnx knows the node's operator."""
-    return bool(onnx.defs.has(node.op_type, node.domain))
-
-
-def _isolate_unknown_ops(proto: onnx.ModelProto) -> None:
+def _isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) -> None:
     local = {(f.domain, f.name) for f in proto.functions}
     found = False
     for graph in walk_graphs(proto.graph):
         for node in graph.node:
-            if node.domain in ("", "ai.onnx") and not has_schema(node) and (node.domain, node.op_type) not in local:
+            if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in local:
+                continue
+            if opset and _is_unknown(node.op_type, opset, deprecated):
                 node.domain = UNKNOWN_DOMAIN
                 found = True
     if found:
         proto.opset_import.add(domain=UNKNOWN_DOMAIN, version=1)
+
+
+@lru_cache(maxsize=4096)
+def _is_unknown(op_type: str, opset: int, deprecated: bool) -> bool:
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return True
+    return deprecated and bool(schema.deprecated)
 
 
 def _drop_unknown_domain(proto: onnx.ModelProto) -> None:
