@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from onnx import TensorProto
 
@@ -16,17 +20,25 @@ from rewriter.model import Model, walk_graphs
 from rewriter.result import Check
 
 NORMALIZATIONS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization"})
-"""Operators that the parser maps to one NORMALIZATION layer each, whose kernel computes in FP32."""
+"""Operators that become one NORMALIZATION layer each, whose kernel computes in FP32. TensorRT-RTX 1.6
+takes RMSNormalization apart instead, with Casts to FP32 when its stash_type is FLOAT."""
 
 NETWORK_TYPES = {
-    TensorProto.FLOAT: "FLOAT",
-    TensorProto.FLOAT16: "HALF",
-    TensorProto.BFLOAT16: "BF16",
+    int(TensorProto.FLOAT): "FLOAT",
+    int(TensorProto.FLOAT16): "HALF",
+    int(TensorProto.BFLOAT16): "BF16",
 }
 """TensorRT's `DataType` for each float type that a plan gives."""
 
-HAZARDOUS_WARNINGS = ("layernorm nodes in FP16",)
-"""Parts of builder warnings that mean wrong results: a norm whose squares overflow FP16."""
+NORM_IN_FP16 = "layernorm nodes in FP16"
+"""Part of the builder's warning about a decomposed norm whose squares may overflow."""
+
+ROUTINE = ("Int64 binding", "will not be queryable", "after self-attention with FP16 Reduce or Pow")
+"""Parts of warnings that a user can do nothing about, or that only repeat another one."""
+
+LACKING = ("plugin was not found", "plugin creator version", "has no runners", "Op type ")
+"""Parts of messages saying that the library lacks an operator, which another TensorRT may have:
+TensorRT-RTX 1.6 has no NonMaxSuppression, RoiAlign and NonZero, and no plugins of the user's."""
 
 LISTED = 10
 """Findings of one kind that are listed one by one."""
@@ -84,80 +96,110 @@ def check_build(
         timeout_s: After this the builder is killed, and the check has failed.
 
     Returns:
-        `passed` is None when there is nothing to build with, or inputs' shapes are missing.
+        `passed` is None when nothing could be learnt: no library is installed, it lacks an
+        operator, or the shape of an input is not known.
     """
-    spans = {name: _span(shape) for name, shape in (shapes or {}).items()}
+    start = time.perf_counter()
+    options = BuildOptions(
+        shapes={name: _span(shape) for name, shape in (shapes or {}).items()},
+        values={name: _plain(tuple(value)) for name, value in (values or {}).items()},
+    )
     try:
-        outcome = build(path, BuildOptions(shapes=spans, values=values or {}), timeout_s=timeout_s)
+        outcome = build(path, options, timeout_s=timeout_s)
     except EngineError as error:
-        hint = (f"what to do: {error.hint}",) if error.hint else ()
-        return Check("build", None, f"not built: {error.what}", details=hint)
-    if isinstance(outcome, ChildResult):
-        return _of_accident(outcome)
-    return _of_report(outcome, expected)
+        check = Check("build", None, f"not built: {error.what}", details=_advice(error.hint))
+    else:
+        check = _of_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)
+    return replace(check, seconds=time.perf_counter() - start)
 
 
 def _span(shape: Shape | Span) -> Span:
-    if shape and isinstance(shape[0], tuple):
-        low, usual, high = (tuple(s) for s in shape)  # type: ignore[arg-type]
-        return low, usual, high
-    fixed = tuple(int(d) for d in shape)  # type: ignore[arg-type]
-    return fixed, fixed, fixed
+    three: Any = shape if shape and isinstance(shape[0], tuple) else (shape,) * 3
+    low, usual, high = three
+    return _plain(low), _plain(usual), _plain(high)
+
+
+def _plain(shape: Shape) -> Shape:
+    return tuple(int(axis) for axis in shape)  # NumPy's integers are not JSON's
+
+
+def _advice(hint: str | None) -> tuple[str, ...]:
+    return (f"what to do: {hint}",) if hint else ()
 
 
 def _of_accident(child: ChildResult) -> Check:
-    tail = child.log.strip().splitlines()[-LOG_LINES:]
-    return Check(
-        "build",
-        False,
-        f"the TensorRT build {'hung' if child.status == 'timeout' else 'crashed'}: {child.summary}",
-        details=tuple(f"log: {line}" for line in tail),
-        seconds=child.seconds,
-    )
+    """A crash or a hang counts against the model; an exception in the child's Python does not."""
+    details = tuple(f"log: {line}" for line in _last_words(child.log))
+    if child.status == "error":
+        return Check("build", None, f"not built: {child.summary}", details=details)
+    what = "did not end" if child.status == "timeout" else "crashed"
+    return Check("build", False, f"the TensorRT build {what}: {child.summary}", details=details)
+
+
+def _last_words(log: str) -> list[str]:
+    """What the library said last; the Python stack after it is the same in every build."""
+    native = re.split(r"Fatal Python error|Traceback \(most recent call last\)", log)[0]
+    return [line for line in native.splitlines() if line.strip()][-LOG_LINES:]
 
 
 def _of_report(report: BuildReport, expected: BuildExpectation) -> Check:
-    faults = [*_parse_faults(report), *_network_faults(report, expected)]
-    warnings = [f"warning: {w}" for w in report.warnings if not is_routine(w)]
-    summary = _summary(report, faults)
-    seconds = report.parse_s + report.build_s
-    return Check("build", not faults, summary, details=(*faults, *warnings[:LISTED]), seconds=seconds)
+    """The verdict on a build that came to an end, well or not."""
+    faults = [*_refusals(report), *_network_faults(report, expected)]
+    warnings = [f"warning: {w}" for w in report.warnings if not _is_told(w)][:LISTED]
+    details = (*faults, *_advice(report.hint), *warnings)
+    passed = None if not faults and report.obstacle else not faults
+    if _is_lacking(report):
+        passed, details = None, (*details, "another TensorRT may have it: build there")
+    return Check("build", passed, _summary(report, len(faults), passed), details=details)
 
 
-def _summary(report: BuildReport, faults: Sequence[str]) -> str:
+def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
     library = f"{report.library} {report.version}"
+    count = f"{faults} finding{'s' * (faults > 1)}"
+    if report.engine_bytes is None and passed is None:
+        return f"not built: {report.obstacle or f'{library} lacks an operator'}"
     if not report.parsed:
         return f"{library} refuses the model"
     if report.engine_bytes is None:
-        return f"{library} parses the model, but cannot build it"
+        return f"{library} did not build the model: {count}"
     norms = report.count("NORMALIZATION")
-    built = (
-        f"{library} built {report.engine_bytes / 2**20:.1f} MiB in {report.build_s:.1f} s: "
-        f"{len(report.layers)} layers" + (f", {norms} normalisations" if norms else "")
-    )
-    return built + (f"; {len(faults)} findings" if faults else ", types as planned")
+    what = f"{len(report.layers)} layers" + (f", {norms} of them NORMALIZATION" if norms else "")
+    engine = f"{library} built {what}, {report.engine_bytes / 2**20:.2g} MiB, in {report.build_s:.1f} s"
+    return f"{engine}; {count}" if faults else f"{engine}; types as planned"
 
 
-def _parse_faults(report: BuildReport) -> Iterator[str]:
+def _refusals(report: BuildReport) -> Iterator[str]:
+    """Why the parser or the builder gave up."""
     for error in report.parser_errors:
         where = f"node {error.node or '(unnamed)'} ({error.op}): " if error.op else ""
         yield f"{where}{error.message}"
+    if report.parsed and report.engine_bytes is None and not report.obstacle:
+        yield from (f"builder: {message}" for message in report.errors[-LISTED:])
+        if not report.errors:
+            yield "builder: it gave no engine and no reason"
+
+
+def _is_lacking(report: BuildReport) -> bool:
+    """Whether the only thing wrong is that this library lacks operators."""
+    told = [e.message for e in report.parser_errors]
     if report.parsed and report.engine_bytes is None:
-        yield from (f"builder: {w}" for w in report.warnings[-LISTED:])
+        told = list(report.errors)
+    return bool(told) and all(any(part in message for part in LACKING) for message in told)
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:
+    """Where the parsed network is not what the model promised."""
     if not report.parsed:
         return
-    norms = report.count("NORMALIZATION")
-    if norms < expected.layer_normalizations:
-        yield (
-            f"{expected.layer_normalizations} normalisations went in, but the network has {norms} "
-            "NORMALIZATION layers"
-        )
-    yield from _shortened(list(_mismatches(report, expected.tensor_types)), "tensors of another type")
-    for part in HAZARDOUS_WARNINGS:
-        yield from (f"TensorRT warns: {w}" for w in report.warnings if part in w)
+    norms, wanted = report.count("NORMALIZATION"), expected.layer_normalizations
+    if norms < wanted:
+        yield f"the model has {wanted} normalisation operators, the network {norms} NORMALIZATION layers"
+    mismatches = list(_mismatches(report, expected.tensor_types))
+    yield from mismatches[:LISTED]
+    if len(mismatches) > LISTED:
+        yield f"and {len(mismatches) - LISTED} more tensors of another type than planned"
+    if any(NORM_IN_FP16 in warning for warning in report.warnings):
+        yield f"TensorRT warns of a decomposed norm in FP16, whose squares may overflow; {_halves(report)}"
 
 
 def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str]:
@@ -167,17 +209,15 @@ def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str
             yield f"tensor {name} of {node} is {dtype}, planned {wanted}"
 
 
-def _shortened(findings: list[str], what: str) -> Iterator[str]:
-    yield from findings[:LISTED]
-    if len(findings) > LISTED:
-        yield f"and {len(findings) - LISTED} more {what}"
+def _halves(report: BuildReport) -> str:
+    """The reductions in FP16, for the warning does not say which it means."""
+    reductions = (
+        layer.node or layer.name
+        for layer in report.layers
+        if layer.type == "REDUCE" and any(dtype == "HALF" for _, dtype in layer.outputs)
+    )
+    return "reductions in FP16: " + (", ".join(islice(reductions, LISTED)) or "none")
 
 
-ROUTINE = ("Int64 binding", "will not be queryable", "catchCudaError")
-"""Parts of warnings that say nothing about the result: integer bindings, names of function nodes,
-and the missing GPU of a build that needs none."""
-
-
-def is_routine(warning: str) -> bool:
-    """Whether a builder's warning says nothing that a user could act on."""
-    return any(part in warning for part in (*ROUTINE, *HAZARDOUS_WARNINGS))
+def _is_told(warning: str) -> bool:
+    return any(part in warning for part in (*ROUTINE, NORM_IN_FP16))

@@ -18,7 +18,7 @@ LIBRARIES = ("tensorrt", "tensorrt_rtx")
 INSTALL_HINT = 'pip install "rewriter[rtx]" (TensorRT-RTX builds without a GPU)'
 
 MESSAGE_LIMIT = 200
-"""Distinct warnings and errors that are kept."""
+"""Distinct warnings, and as many errors, that are kept."""
 
 
 def build_here(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,23 +30,28 @@ def build_here(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     network = builder.create_network(_creation_flags(trt))
     parser = trt.OnnxParser(network, logger)
     start = time.perf_counter()
-    parsed = parser.parse_from_file(path)
-    parse_s = time.perf_counter() - start
-    errors = [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)]
+    parsed = bool(parser.parse_from_file(path))
     result = {
         "library": trt.__name__,
         "version": trt.__version__,
-        "parsed": bool(parsed),
+        "parsed": parsed,
         "layers": [_layer(network.get_layer(i)) for i in range(network.num_layers)] if parsed else [],
         "inputs": [_tensor(network.get_input(i)) for i in range(network.num_inputs)],
-        "parser_errors": errors,
-        "parse_s": parse_s,
+        "parser_errors": [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)],
+        "parse_s": time.perf_counter() - start,
     }
     if parsed and not options["parse_only"]:
-        start = time.perf_counter()
-        result["engine_bytes"] = _serialize(trt, builder, network, options)
-        result["build_s"] = time.perf_counter() - start
-    return {**result, "warnings": log.messages}
+        result |= _attempt(trt, builder, network, options)
+    return {**result, "warnings": log.warnings, "errors": log.errors}
+
+
+def _attempt(trt: Any, builder: Any, network: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    try:
+        outcome: dict[str, Any] = {"engine_bytes": _serialize(trt, builder, network, options)}
+    except EngineError as error:
+        outcome = {"obstacle": error.what, "hint": error.hint or ""}
+    return {**outcome, "build_s": time.perf_counter() - start}
 
 
 def _library(name: str | None) -> Any:
@@ -58,8 +63,8 @@ def _library(name: str | None) -> Any:
             return import_module(candidate)
         except ImportError as error:
             sys.stderr.write(f"{candidate}: {error}\n")
-    missing = "tensorrt_rtx is not installed, and tensorrt needs a GPU to build" if not gpu else "none is installed"
-    raise EngineError(f"no TensorRT to build with: {name or missing}", hint=INSTALL_HINT)
+    unusable = "" if gpu or name else "; tensorrt itself needs a GPU"
+    raise EngineError(f"no {' or '.join(wanted)} is installed{unusable}", hint=INSTALL_HINT)
 
 
 def _has_gpu() -> bool:
@@ -76,14 +81,16 @@ class _Log:
     """Distinct warnings and errors in order; everything from INFO on goes to stderr as it comes."""
 
     def __init__(self) -> None:
-        self.messages: list[str] = []
+        self.warnings: list[str] = []
+        self.errors: list[str] = []
 
     def add(self, severity: str, message: str) -> None:
         sys.stderr.write(f"[{severity}] {message}\n")
         sys.stderr.flush()
-        worth = severity in {"INTERNAL_ERROR", "ERROR", "WARNING"} and message not in self.messages
-        if worth and len(self.messages) < MESSAGE_LIMIT:
-            self.messages.append(message)
+        if severity != "INFO" and (told := without_noise(message)):
+            kept = self.warnings if severity == "WARNING" else self.errors
+            if told not in kept and len(kept) < MESSAGE_LIMIT:
+                kept.append(told)
 
 
 def _logger(trt: Any, log: _Log) -> Any:
@@ -109,9 +116,9 @@ def _parser_error(error: Any) -> tuple[str, str, str]:
 
 
 def without_noise(message: str) -> str:
-    """A message without the complaint that there is no GPU driver, and without source positions."""
+    """One line, without the complaint that there is no GPU driver, and without source positions."""
     lines = [line for line in message.splitlines() if "catchCudaError" not in line]
-    return re.sub(r"\.? In \w+ at /?[\w./]+:\d+", "", " ".join(lines)).strip()
+    return re.sub(r"\.? +In \w+ at /?[\w./]+:\d+|^\w+\.[ch]pp:\d+: ", "", " ".join(lines)).strip()
 
 
 def _layer(layer: Any) -> tuple[str, str, str, list[tuple[str, str]]]:
@@ -182,11 +189,9 @@ def _given(table: Mapping[str, Any], name: str, why: str, what: str) -> Any:
     return table[name]
 
 
-def _require_fit(name: str, declared: Shape, span: Sequence[Sequence[int]]) -> None:
+def _require_fit(name: str, declared: tuple[int, ...], span: Sequence[Sequence[int]]) -> None:
     for shape in span:
-        fits = len(shape) == len(declared) and all(
-            d in (-1, s) for d, s in zip(declared, shape, strict=True)
-        )
+        fits = len(shape) == len(declared) and all(d in (-1, s) for d, s in zip(declared, shape, strict=True))
         if not fits:
             raise EngineError(
                 f"shape {tuple(shape)} does not fit input {name!r}, which is {declared}",

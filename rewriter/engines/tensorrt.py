@@ -79,7 +79,9 @@ class BuildReport:
     Attributes:
         layers: The parsed network; empty if the parser refused the model.
         inputs: Name and type of each network input.
-        warnings: Distinct warnings and errors from parser and builder, in order.
+        warnings, errors: Distinct messages of parser and builder, in order.
+        obstacle, hint: Why nothing was built although the model was parsed (an input's shape is
+            missing), and what to do; "" if that is not so.
         engine_bytes: Size of the engine; None if none was built.
         log: End of what the child printed.
         parse_s, build_s: Wall time.
@@ -92,6 +94,9 @@ class BuildReport:
     inputs: tuple[tuple[str, str], ...] = ()
     parser_errors: tuple[ParserError, ...] = ()
     warnings: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    obstacle: str = ""
+    hint: str = ""
     engine_bytes: int | None = None
     parse_s: float = 0.0
     build_s: float = 0.0
@@ -108,9 +113,7 @@ class BuildReport:
             yield from ((name, dtype, layer.node or layer.name) for name, dtype in layer.outputs)
 
 
-def build(
-    path: Path, options: BuildOptions | None = None, *, timeout_s: float
-) -> BuildReport | ChildResult:
+def build(path: Path, options: BuildOptions | None = None, *, timeout_s: float) -> BuildReport | ChildResult:
     """Parse and build an ONNX file.
 
     Returns:
@@ -131,13 +134,16 @@ def build(
 
 
 def _report(result: Mapping[str, Any], log: str) -> BuildReport:
-    plain = {key: result[key] for key in result.keys() - {"layers", "inputs", "parser_errors", "warnings"}}
-    layers = (Layer(n, t, node, tuple((o, d) for o, d in outs)) for n, t, node, outs in result["layers"])
-    return BuildReport(
-        **plain,
-        layers=tuple(layers),
-        inputs=tuple((name, dtype) for name, dtype in result["inputs"]),
-        parser_errors=tuple(ParserError(*error) for error in result["parser_errors"]),
-        warnings=tuple(result["warnings"]),
-        log=log,
-    )
+    """The report out of JSON, which knows lists only."""
+    structured = {
+        "layers": tuple(_layer(*layer) for layer in result["layers"]),
+        "inputs": tuple((name, dtype) for name, dtype in result["inputs"]),
+        "parser_errors": tuple(ParserError(*error) for error in result["parser_errors"]),
+        "warnings": tuple(result["warnings"]),
+        "errors": tuple(result["errors"]),
+    }
+    return BuildReport(**{**result, **structured}, log=log)
+
+
+def _layer(name: str, kind: str, node: str, outputs: list[list[str]]) -> Layer:
+    return Layer(name, kind, node, tuple((tensor, dtype) for tensor, dtype in outputs))

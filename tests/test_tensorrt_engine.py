@@ -1,0 +1,241 @@
+"""A real parse and build by TensorRT in a child process, without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph, model
+
+from rewriter.engines.builder import onnx_node, without_noise
+from rewriter.engines.tensorrt import BuildOptions, BuildReport, Layer, build
+from rewriter.errors import EngineError
+from rewriter.model import Model, save
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
+)
+
+RTX = BuildOptions(library="tensorrt_rtx")
+
+MATMUL = """
+    g (float16[2,8] x, float16[8] scale, float16[8] bias) => (float[2,8] y)
+    <float16[1,8] shift = {0, 1, 2, 3, 4, 5, 6, 7}> {
+        normed = LayerNormalization(x, scale, bias)
+        moved = Add(normed, shift)
+        y = Cast<to = 1>(moved)
+    }"""
+
+
+def written(source: Model, folder: Path) -> Path:
+    return save(source, folder / "model.onnx")
+
+
+def report(source: Model, folder: Path, options: BuildOptions = RTX) -> BuildReport:
+    outcome = build(written(source, folder), options, timeout_s=120)
+    assert isinstance(outcome, BuildReport), outcome
+    return outcome
+
+
+def test_the_parsed_network_is_read_back(tmp_path: Path) -> None:
+    built = report(graph(MATMUL), tmp_path)
+    assert built.parsed
+    assert built.library == "tensorrt_rtx"
+    assert not built.parser_errors
+    assert built.inputs == (("x", "HALF"), ("scale", "HALF"), ("bias", "HALF"))
+    by_node = {layer.node: layer for layer in built.layers if layer.node}
+    assert by_node["node_of_normed"] == Layer(
+        "node_of_normed", "NORMALIZATION", "node_of_normed", (("normed", "HALF"),)
+    )
+    assert [(layer.type, layer.outputs) for layer in built.layers][-2:] == [
+        ("ELEMENTWISE", (("moved", "HALF"),)),
+        ("CAST", (("y", "FLOAT"),)),
+    ]
+    assert built.count("NORMALIZATION") == 1
+
+
+def test_an_engine_is_built_and_written(tmp_path: Path) -> None:
+    engine = tmp_path / "model.engine"
+    built = report(graph(MATMUL), tmp_path, BuildOptions(library="tensorrt_rtx", engine=str(engine)))
+    assert built.engine_bytes == engine.stat().st_size > 1000
+    assert built.parse_s > 0
+    assert built.build_s > 0
+
+
+def test_parse_only_builds_nothing(tmp_path: Path) -> None:
+    built = report(graph(MATMUL), tmp_path, BuildOptions(library="tensorrt_rtx", parse_only=True))
+    assert (built.parsed, built.engine_bytes, built.build_s) == (True, None, 0.0)
+    assert built.layers
+
+
+def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
+    source = graph("g (float[2,64] x, float[64,64] w) => (float[2,64] y) { y = MatMul(x, w) }")
+    weight = np.eye(64, dtype=np.float32)
+    source.proto.graph.initializer.append(source.detached_tensor("w", weight))
+    del source.proto.graph.input[1]
+    source.external = True
+    assert report(source, tmp_path).engine_bytes
+    assert (tmp_path / "model.onnx.data").stat().st_size == weight.nbytes
+
+
+@pytest.mark.parametrize(
+    ("body", "node", "op", "told"),
+    [
+        pytest.param(
+            """g (float16[2,2] x, float[2,2] z) => (float16[2,2] y) {
+                r = Relu(x)
+                [mixed] y = Add(r, z)
+            }""",
+            "mixed",
+            "Add",
+            "Half and Float",
+            id="an Add of two types",
+        ),
+        pytest.param(
+            """g (float16[1,2,8,8] x, float[1,4,4,2] at) => (float16[1,2,4,4] y) {
+                [sample] y = GridSample(x, at)
+            }""",
+            "sample",
+            "GridSample",
+            "must be of same type",
+            id="a GridSample with an FP32 grid, which ONNX allows",
+        ),
+        pytest.param(
+            """g (float16[2,2] x) => (float16[2,2] y) { [whose] y = com.acme.Foo(x) }""",
+            "whose",
+            "Foo",
+            "not supported",
+            id="an unknown operator",
+        ),
+    ],
+)
+def test_the_parser_names_the_node_that_it_refuses(
+    body: str, node: str, op: str, told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.onnx"
+    header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'
+    onnx.save(onnx.parser.parse_model(header + body), path)  # the checker would refuse some
+    refused = build(path, RTX, timeout_s=120)
+    assert isinstance(refused, BuildReport)
+    assert not refused.parsed
+    assert not refused.layers
+    assert refused.engine_bytes is None
+    (error,) = refused.parser_errors
+    assert (error.node, error.op) == (node, op)
+    assert told in error.message
+    assert "Cuda" not in error.message
+
+
+DYNAMIC = "g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }"
+LOOP = """
+    g (int64 times, float[2] x) => (float[2] y, float[n,2] trace) <bool go = {1}> {
+        y, trace = Loop (times, go, x) <
+            body = b (int64 i, bool on, float[2] s) => (bool again, float[2] t, float[2] seen) {
+                again = Identity(on)
+                t = Add(s, s)
+                seen = Neg(t)
+            }
+        >
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("body", "options"),
+    [
+        pytest.param(DYNAMIC, {"shapes": {"x": ((1, 8), (2, 8), (4, 8))}}, id="a span of shapes"),
+        pytest.param(LOOP, {"values": {"times": (3,)}}, id="a trip count"),
+    ],
+)
+def test_dynamic_inputs_get_an_optimisation_profile(
+    body: str, options: dict[str, dict[str, tuple[int, ...]]], tmp_path: Path
+) -> None:
+    given = BuildOptions(library="tensorrt_rtx", **options)  # type: ignore[arg-type]
+    assert report(graph(body), tmp_path, given).engine_bytes
+
+
+@pytest.mark.parametrize(
+    ("body", "shapes", "told"),
+    [
+        pytest.param(DYNAMIC, {}, "'x' has dynamic axes", id="no shape"),
+        pytest.param(LOOP, {}, "'times' is a shape or a trip count", id="no trip count"),
+        pytest.param(DYNAMIC, {"x": ((2, 9),) * 3}, "(2, 9) does not fit", id="a wrong axis"),
+        pytest.param(DYNAMIC, {"x": ((2,),) * 3}, "(2,) does not fit", id="a wrong rank"),
+    ],
+)
+def test_what_stands_in_the_way_of_a_build_is_said_and_the_network_is_still_read(
+    body: str, shapes: dict[str, tuple[tuple[int, ...], ...]], told: str, tmp_path: Path
+) -> None:
+    options = BuildOptions(library="tensorrt_rtx", shapes=shapes)  # type: ignore[arg-type]
+    read = report(graph(body), tmp_path, options)
+    assert told in read.obstacle
+    assert read.hint
+    assert read.engine_bytes is None
+    assert read.layers
+
+
+def test_a_missing_library_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no tensorrt_of_nobody is installed") as raised:
+        build(written(graph(DYNAMIC), tmp_path), BuildOptions(library="tensorrt_of_nobody"), timeout_s=60)
+    assert 'pip install "rewriter[rtx]"' in str(raised.value)
+
+
+def test_a_compute_capability_that_the_library_lacks_is_refused(tmp_path: Path) -> None:
+    options = BuildOptions(library="tensorrt_rtx", compute_capability="SM35")
+    read = report(graph(MATMUL), tmp_path, options)
+    assert "cannot build for SM35" in read.obstacle
+    assert "SM80" in read.hint
+
+
+def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    outcome = build(written(graph(MATMUL), tmp_path), RTX, timeout_s=0.01)
+    assert not isinstance(outcome, BuildReport)
+    assert outcome.status == "timeout"
+
+
+def test_functions_and_subgraphs_are_read(tmp_path: Path) -> None:
+    source = model("""
+        <ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+        g (bool c, float16[2,4] x) => (float16[2,4] y) {
+            y = If (c) <
+                then_branch = t () => (float16[2,4] a) { a = own.twice(x) },
+                else_branch = e () => (float16[2,4] b) { b = Neg(x) }
+            >
+        }
+        <domain: "own", opset_import: ["" : 17]>
+        twice (v) => (w) { w = Add(v, v) }""")
+    types = {layer.type for layer in report(source, tmp_path).layers}
+    assert {"CONDITIONAL_OUTPUT", "ELEMENTWISE", "UNARY"} <= types
+
+
+@pytest.mark.parametrize(
+    ("metadata", "node"),
+    [
+        pytest.param("[ONNX Layer: conv]", "conv", id="a node of the main graph"),
+        pytest.param("[ONNX Layer: a/b | keep (else_branch) | i (If)]", "a/b", id="a node in a branch"),
+        pytest.param("[ONNX Layer: x[0]]", "x[0]", id="a name with brackets"),
+        pytest.param("", "", id="a layer that the parser added"),
+    ],
+)
+def test_the_node_of_a_layer(metadata: str, node: str) -> None:
+    assert onnx_node(metadata) == node
+
+
+@pytest.mark.parametrize(
+    ("message", "clear"),
+    [
+        pytest.param(
+            "Error (types differ. In checkType at /_src/a/nodeBase.cpp:455)",
+            "Error (types differ)",
+            id="a source position inside",
+        ),
+        pytest.param("WeightsContext.cpp:74: was clamped", "was clamped", id="a source position before"),
+        pytest.param(
+            "bad node\n[checkMacros.cpp::catchCudaError::247] no driver", "bad node", id="no GPU is no fault"
+        ),
+    ],
+)
+def test_noise_is_taken_out_of_messages(message: str, clear: str) -> None:
+    assert without_noise(message) == clear
