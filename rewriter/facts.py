@@ -49,15 +49,26 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
     """
     proto = model.weightless()
     try:
-        inferred = onnx.shape_inference.infer_shapes(
-            proto, check_type=strict, strict_mode=strict, data_prop=True
-        )
+        inferred = _inferred(proto, strict)
     except onnx.shape_inference.InferenceError as error:
         raise ModelError(
             f"types or shapes contradict each other: {str(error).strip()}",
             where=str(model.path) if model.path else None,
         ) from error
     return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)])
+
+
+def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
+    """Shape inference with data propagation, unless subgraphs use one name for two tensors.
+
+    onnx keeps propagated values of all graphs by name alone, and refuses a name that comes twice.
+    """
+    try:
+        return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        if "already exists" not in str(error):
+            raise
+    return onnx.shape_inference.infer_shapes(proto, check_type=strict, strict_mode=strict)
 
 
 def _scope(graph: onnx.GraphProto) -> dict[str, TensorFacts]:

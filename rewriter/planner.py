@@ -12,6 +12,7 @@ from rewriter.facts import FLOATS, Facts
 from rewriter.hazards import CHEAP, RULES, Hazard, Settings, Survey
 from rewriter.model import Model
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
+from rewriter.stored import logical_name
 
 LOW_TYPES: dict[Precision, int] = {
     "fp32": TensorProto.FLOAT,
@@ -31,8 +32,11 @@ class Wish:
 
 
 def node_key(scope: int, node: NodeProto) -> str:
-    """Identifies a node in a model: index of its scope (the order of `Facts.scopes`), first output."""
-    return f"{scope}:{next((name for name in node.output if name), '')}"
+    """Identifies a node in a model, before and after its types change.
+
+    Made of the index of its scope (the order of `Facts.scopes`) and the logical name of its first output.
+    """
+    return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
 
 
 def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], wish: Wish) -> Plan:

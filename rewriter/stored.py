@@ -264,23 +264,29 @@ class Tensors:
                 self.book.model.weights.pop(tensor.name, None)
         del self.graph.initializer[:]
         self.graph.initializer.extend([*kept, *self._converted.values()])
-        types = {t.name: t.data_type for t in self.graph.initializer}
-        for value in self.graph.input:  # IR 3 lists initializers as inputs
-            if value.name in types:
-                value.type.tensor_type.elem_type = types[value.name]
 
     def _write_value_info(self) -> None:
         """Types are those stored; what has no place any more is dropped."""
+        types = {s.name: s.dtype for given, s in self._stored.items() if given == s.name}
+        types |= {t.name: t.data_type for t in self.graph.initializer}
+        for value in self.graph.input:  # IR 3 lists initializers as inputs
+            if self.is_float(value.name):
+                value.type.tensor_type.elem_type = types[value.name]
         kept = []
         for value in self.graph.value_info:
             if self.is_float(value.name):
-                stored = self._stored.get(value.name)
-                if stored is None or stored.name != value.name:
+                if value.name not in types:
                     continue
-                value.type.tensor_type.elem_type = stored.dtype
+                value.type.tensor_type.elem_type = types[value.name]
             kept.append(onnx.ValueInfoProto.FromString(value.SerializeToString()))
         del self.graph.value_info[:]
         self.graph.value_info.extend(kept)
+
+
+def logical_name(name: str) -> str:
+    """The name of a tensor without the suffix that it got when a Cast took its name at a graph output."""
+    base, _, suffix = name.rpartition("/")
+    return base if suffix in SHORT_NAMES.values() else name
 
 
 def convert(value: Array, dtype: int, name: str) -> Array:
