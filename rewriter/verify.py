@@ -84,8 +84,19 @@ def check_engine(
     model: Model, path: Path, sample: Mapping[str, Array] | None, timeout_s: float
 ) -> Check:
     """Build the written file with the TensorRT that is installed and read the network back."""
-    shapes = {name: array.shape for name, array in sample.items()} if sample else None
-    return check_build(path, expectation(model, tensor_facts.infer(model)), shapes=shapes, timeout_s=timeout_s)
+    given = sample or {}
+    return check_build(
+        path,
+        expectation(model, tensor_facts.infer(model)),
+        shapes={name: array.shape for name, array in given.items()},
+        values={name: array.reshape(-1).tolist() for name, array in given.items() if _may_be_a_shape(array)},
+        timeout_s=timeout_s,
+    )
+
+
+def _may_be_a_shape(array: Array) -> bool:
+    """Whether an input could be a shape, an axis or a trip count, whose value a build needs."""
+    return array.dtype.kind in "iu" and array.ndim <= 1 and array.size <= 16
 
 
 def _compare_run(
