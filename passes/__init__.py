@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from rewriter.base import Pass
+from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
+from rewriter.passes.fuse_layer_norm import FuseLayerNorm
+from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.passes.scale_query import ScaleQuery
+from rewriter.passes.upgrade_opset import UpgradeOpset
 
 ALL: tuple[type[Pass], ...] = (
     InlineFunctions,
+    UpgradeOpset,
     FoldQuantizedBias,
     CleanCasts,
+    FuseLayerNorm,
+    FuseRmsNorm,
+    ScaleQuery,
+    ClampConstants,
     IsolateClip,
+    MixedPrecision,
 )
 """A new pass is added here, and nowhere else."""
