@@ -1,0 +1,370 @@
+"""The command line through its real entry point: exit codes, messages, and what lies on the disk after."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph
+from onnx import external_data_helper
+from typer.testing import CliRunner
+
+from rewriter import cli
+from rewriter.errors import UsageError
+from rewriter.model import Array, save
+
+Arguments = Callable[[Path], list[str]]
+"""Makes a bad file in a folder that holds `model.onnx`, and names it on the command line."""
+
+WEIGHTS = ", ".join(f"{value:.4f}" for value in np.random.default_rng(0).standard_normal(108))
+CONV_CLIP = f"""
+    g (float[1,3,8,8] x) => (float[1,4,6,6] y)
+    <float[4,3,3,3] w = {{{WEIGHTS}}}, float low = {{0.0}}, float high = {{6.0}}> {{
+        c = Conv(x, w)
+        y = Clip(c, low, high)
+    }}"""
+
+CANCELLATION = """
+    g (float[1,64] x) => (float[1,64] y) <float big = {1000.0}> {
+        a = Add(x, big)
+        y = Sub(a, big)
+    }"""
+"""Every range fits into FP16, but its spacing round 1000 is 0.5: the difference is lost."""
+
+STRUCTURE = ("--passes", "isolate-clip")
+"""Enough for what is tested here, and done in a second: no plan, no build."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Conv and Clip on a 1x3x8x8 input called `x`."""
+    return save(graph(CONV_CLIP), tmp_path / "model.onnx")
+
+
+def rewriter(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`python -m rewriter` as a user runs it, from another folder than the checkout's."""
+    root = Path(cli.__file__).resolve().parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "rewriter", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+
+
+def quick(*arguments: str | Path) -> tuple[int, str, str]:
+    """The same inside this process: exit code, stdout, stderr."""
+    outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    return outcome.exit_code, outcome.stdout, outcome.stderr
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_fixes_and_verifies(model: Path, tmp_path: Path) -> None:
+    """The whole way at the default preset; the build part runs where a TensorRT is installed."""
+    done = rewriter("fix", model, "-o", "fixed.onnx", "--report", "report.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Fixed and verified: fixed.onnx" in flat(done.stdout)
+    assert "trtexec --onnx=fixed.onnx --stronglyTyped" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr, "no colours and no bars in a pipe"
+    types = {t.data_type for t in onnx.load(tmp_path / "fixed.onnx").graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in types
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["verified"] is True
+    assert told["output"] == "fixed.onnx"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fixed.onnx", "model.onnx", "report.json"]
+
+
+def test_says_that_data_were_random(model: Path, tmp_path: Path) -> None:
+    _, out, _ = quick("fix", model, "-o", tmp_path / "f.onnx", "--skip", "simplify", "--no-verify")
+    assert "random" in out.lower()
+
+
+def test_a_failed_verification_is_1_and_the_file_is_written(tmp_path: Path) -> None:
+    source = save(graph(CANCELLATION), tmp_path / "m.onnx")
+    code, out, _ = quick("fix", source, "-o", tmp_path / "f.onnx")
+    assert code == cli.FAILED, out
+    assert "VERIFICATION FAILED (emulation)" in flat(out)
+    assert (tmp_path / "f.onnx").is_file()
+
+
+def test_strict_writes_nothing_when_verification_fails(tmp_path: Path) -> None:
+    source = save(graph(CANCELLATION), tmp_path / "m.onnx")
+    code, out, _ = quick("fix", source, "-o", tmp_path / "f.onnx", "--strict")
+    assert code == cli.FAILED, out
+    assert "nothing written" in out
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_dry_run_reports_and_writes_no_model(model: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    code, out, _ = quick("fix", model, "--dry-run", "--no-verify", "--report", report, *STRUCTURE)
+    assert code == 0
+    assert "nothing written" in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "r.json"]
+    assert json.loads(report.read_text())["passes"][0]["changes"][0]["what"] == "Clip became Max and Min"
+
+
+def test_in_place_replaces_the_model(model: Path) -> None:
+    before = model.read_bytes()
+    code, _, error = quick("fix", model, "--in-place", "--no-verify", *STRUCTURE)
+    assert code == 0, error
+    assert model.read_bytes() != before
+    assert [n.op_type for n in onnx.load(model).graph.node] == ["Conv", "Max", "Min"]
+
+
+def test_quiet_prints_one_line(model: Path, tmp_path: Path) -> None:
+    _, out, error = quick("fix", model, "-o", tmp_path / "f.onnx", "-q", "--no-verify", *STRUCTURE)
+    assert out == f"Fixed, NOT verified (--no-verify): {tmp_path / 'f.onnx'}\n"
+    assert error == ""
+
+
+def data(tmp_path: Path, **arrays: Array) -> Path:
+    np.savez(tmp_path / "data.npz", allow_pickle=False, **arrays)
+    return tmp_path / "data.npz"
+
+
+def absent(tmp_path: Path) -> list[str]:
+    return [str(tmp_path / "absent.onnx")]
+
+
+def folder(tmp_path: Path) -> list[str]:
+    (tmp_path / "folder.onnx").mkdir()
+    return [str(tmp_path / "folder.onnx")]
+
+
+def text_file(tmp_path: Path) -> list[str]:
+    (tmp_path / "text.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
+    return [str(tmp_path / "text.onnx")]
+
+
+def empty(tmp_path: Path) -> list[str]:
+    (tmp_path / "empty.onnx").touch()
+    return [str(tmp_path / "empty.onnx")]
+
+
+def truncated(tmp_path: Path) -> list[str]:
+    whole = (tmp_path / "model.onnx").read_bytes()
+    (tmp_path / "half.onnx").write_bytes(whole[: len(whole) // 2])
+    return [str(tmp_path / "half.onnx")]
+
+
+def without_external_data(tmp_path: Path) -> list[str]:
+    proto = onnx.load(tmp_path / "model.onnx")
+    external_data_helper.convert_model_to_external_data(proto, location="w.bin", size_threshold=0)
+    onnx.save(proto, tmp_path / "external.onnx")
+    (tmp_path / "w.bin").unlink()
+    return [str(tmp_path / "external.onnx")]
+
+
+def invalid_graph(tmp_path: Path) -> list[str]:
+    proto = onnx.load(tmp_path / "model.onnx")
+    proto.graph.node[1].input[0] = "nowhere"
+    proto.graph.node[1].name = "the_clip"
+    (tmp_path / "invalid.onnx").write_bytes(proto.SerializeToString())
+    return [str(tmp_path / "invalid.onnx")]
+
+
+def with_data(**arrays: Array) -> Arguments:
+    return lambda tmp_path: [str(tmp_path / "model.onnx"), "--inputs", str(data(tmp_path, **arrays))]
+
+
+def options(*texts: str) -> Arguments:
+    return lambda tmp_path: [str(tmp_path / "model.onnx"), *texts]
+
+
+FITS = np.zeros((1, 3, 8, 8), np.float32)
+
+BAD = [
+    pytest.param(absent, ["absent.onnx", "no such file"], id="no such file"),
+    pytest.param(folder, ["folder.onnx", "not a file"], id="a folder"),
+    pytest.param(text_file, ["text.onnx", "not an ONNX model", "Git LFS"], id="a Git LFS pointer"),
+    pytest.param(empty, ["empty.onnx", "not an ONNX model"], id="an empty file"),
+    pytest.param(truncated, ["half.onnx", "truncated"], id="a truncated file"),
+    pytest.param(
+        without_external_data, ["external.onnx", "'w'", "'w.bin' is missing"], id="missing external data"
+    ),
+    pytest.param(invalid_graph, ["invalid.onnx", "nowhere", "the_clip"], id="an invalid graph"),
+    pytest.param(
+        options("--passes", "isolate-clop"), ["unknown pass 'isolate-clop'", "'isolate-clip'"], id="a pass"
+    ),
+    pytest.param(
+        options("--passes", "isolate-clip{wen=auto}"), ["no option 'wen'", "column 14"], id="a pass's option"
+    ),
+    pytest.param(
+        options("--skip", "isolate-clop"), ["unknown pass 'isolate-clop'", "--skip"], id="a skipped pass"
+    ),
+    pytest.param(options("--preset", "trt-int8"), ["unknown preset 'trt-int8'"], id="a preset"),
+    pytest.param(options("--precision", "int8"), ["int8", "fp16"], id="a precision"),
+    pytest.param(options("--target", "openvino"), ["unknown target 'openvino'"], id="a target"),
+    pytest.param(options("--input-shape", "x:1xA"), ["'x:1xA' is not a shape"], id="a shape"),
+    pytest.param(options("--inputs", "absent.npz"), ["absent.npz"], id="no such data"),
+    pytest.param(options("--opset", "many"), ["--opset", "many"], id="an opset that is no number"),
+    pytest.param(options("--colour"), ["--colour"], id="an unknown option"),
+    pytest.param(with_data(image=FITS), ["data.npz", "image", "'x'"], id="data with the wrong name"),
+    pytest.param(
+        with_data(x=FITS.astype(np.int64)), ["data.npz", "'x'", "int64"], id="data of the wrong type"
+    ),
+    pytest.param(with_data(x=FITS[:, :2]), ["data.npz", "'x'", "2"], id="data of the wrong shape"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD)
+def test_bad_input_is_2_with_a_message_and_nothing_written(
+    model: Path, tmp_path: Path, arguments: Arguments, words: list[str]
+) -> None:
+    given = arguments(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    code, out, error = quick("fix", *given, "-o", tmp_path / "f.onnx", "--report", tmp_path / "r.json")
+    assert code == cli.BAD_INPUT, out
+    for word in words:
+        assert word in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_bad_input_through_the_real_entry_point(tmp_path: Path) -> None:
+    done = rewriter("fix", "absent.onnx", "-o", "f.onnx", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: absent.onnx: no such file\n"
+
+
+def same(model: Path) -> Path:
+    return model
+
+
+def symbolic_link(model: Path) -> Path:
+    (model.parent / "link.onnx").symlink_to(model)
+    return model.parent / "link.onnx"
+
+
+def hard_link(model: Path) -> Path:
+    os.link(model, model.parent / "hard.onnx")
+    return model.parent / "hard.onnx"
+
+
+@pytest.mark.parametrize("alias", [same, symbolic_link, hard_link])
+def test_the_model_is_not_overwritten_by_accident(model: Path, alias: Callable[[Path], Path]) -> None:
+    before = model.read_bytes()
+    code, _, error = quick("fix", model, "-o", alias(model), *STRUCTURE, "--no-verify")
+    assert code == cli.BAD_INPUT
+    assert "--in-place" in error
+    assert model.read_bytes() == before
+
+
+OUTPUTS = [
+    pytest.param(["-o", "{}/missing/f.onnx"], "missing", id="the output's folder is missing"),
+    pytest.param(
+        ["-o", "{}/f.onnx", "--report", "{}/missing/r.json"], "missing", id="the report's folder is missing"
+    ),
+    pytest.param(["-o", "{}/f.onnx", "--report", "{}/f.onnx"], "overwrite", id="the report over the output"),
+    pytest.param(
+        ["-o", "{}/f.onnx", "--report", "{}/model.onnx"], "overwrite", id="the report over the model"
+    ),
+    pytest.param([], "nowhere to write to", id="no output"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), OUTPUTS)
+def test_bad_outputs_are_refused_before_the_work(
+    model: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    code, _, error = quick("fix", model, *(a.format(tmp_path) for a in arguments), *STRUCTURE)
+    assert code == cli.BAD_INPUT
+    assert words in error
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A script that calls `main()` after some preparation of the process."""
+    root = Path(cli.__file__).resolve().parent.parent
+    command = [sys.executable, "-c", f"{code}; from rewriter.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files through POSIX")
+def test_a_full_disk_is_an_error_of_ours(model: Path, tmp_path: Path) -> None:
+    full = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
+    )
+    done = python(full, "fix", model, "-o", tmp_path / "f.onnx", "--no-verify", *STRUCTURE)
+    assert done.returncode == 2, done.stderr
+    assert "f.onnx: cannot write the model" in done.stderr
+    assert list(tmp_path.iterdir()) == [model]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, seconds: float) -> None:
+    nafnet = Path(cli.__file__).resolve().parent.parent / "models" / "nafnet.onnx"
+    soon = (
+        "import rewriter.cli, signal; signal.signal(signal.SIGALRM, signal.default_int_handler);"
+        f"signal.setitimer(signal.ITIMER_REAL, {seconds})"
+    )
+    done = python(soon, "fix", nafnet, "-o", tmp_path / "f.onnx")
+    assert (done.returncode, done.stdout, done.stderr) == (cli.INTERRUPTED, "", "interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:
+    root = Path(cli.__file__).resolve().parent.parent
+    command = (
+        f"{sys.executable} -m rewriter fix {model} --dry-run --no-verify {' '.join(STRUCTURE)} -v | true"
+    )
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_defect_of_ours_is_neither_1_nor_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("rewriter.api.fix", broken)
+    code, _, error = quick("fix", model, "-o", tmp_path / "f.onnx")
+    assert code == cli.DEFECT
+    assert "ZeroDivisionError: a defect" in error
+
+
+SHAPES = [
+    pytest.param("x:1x3x224x224", ("x", (1, 3, 224, 224)), id="an image"),
+    pytest.param("a:b:7", ("a:b", (7,)), id="a name with a colon"),
+    pytest.param("s:", ("s", ()), id="a scalar"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SHAPES)
+def test_shapes(text: str, expected: tuple[str, tuple[int, ...]]) -> None:
+    assert cli._shape(text) == expected
+
+
+@pytest.mark.parametrize("text", ["x", ":1x2", "x:1x", "x:0x3", "x:-1", "x:1,2"])
+def test_what_is_no_shape(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a shape"):
+        cli._shape(text)
+
+
+def test_help_fits_a_screen() -> None:
+    done = rewriter("fix", "--help")
+    lines = done.stdout.rstrip().splitlines()
+    assert 24 <= len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+
+
+def test_version_and_passes() -> None:
+    assert quick("--version")[1].startswith("rewriter 0.")
+    code, out, _ = quick("passes")
+    assert code == 0
+    assert "isolate-clip" in out
+    code, out, _ = quick("passes", "show", "isolate-clip")
+    assert code == 0
+    assert "`when` (auto | always | never; default auto)" in out
+    assert quick("passes", "show", "isolate-clop")[0] == 2
