@@ -18,13 +18,14 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model",),
     ("facts", "schemas"),
     ("base", "plan"),
-    ("edits", "norms"),
-    ("retype", "emulate", "hazards", "ranges", "inputs"),
-    ("planner", "options"),
+    ("edits",),
+    ("engines", "instrument", "norms", "opsets", "stored"),
+    ("hazards", "ranges", "retype"),
+    ("emulate", "options", "planner"),
     ("passes",),
     ("driver",),
-    ("result", "pipeline"),
-    ("report", "engines", "compare", "build_check", "catalogue"),
+    ("pipeline", "result"),
+    ("build_check", "catalogue", "compare", "inputs", "report"),
     ("verify",),
     ("job",),
     ("api",),
@@ -85,6 +86,10 @@ def imported(path: Path) -> Iterator[tuple[str, bool]]:
 
 
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
+
+
+def test_every_module_has_its_place() -> None:
+    assert {room(path) for path in modules()} - {"__init__"} == HEIGHT.keys()
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
