@@ -36,9 +36,16 @@ NORM_IN_FP16 = "layernorm nodes in FP16"
 ROUTINE = ("Int64 binding", "will not be queryable", "after self-attention with FP16 Reduce or Pow")
 """Parts of warnings that a user can do nothing about, or that only repeat another one."""
 
-LACKING = ("plugin was not found", "plugin creator version", "has no runners", "Op type ")
-"""Parts of messages saying that the library lacks an operator, which another TensorRT may have:
-TensorRT-RTX 1.6 has no NonMaxSuppression, RoiAlign and NonZero, and no plugins of the user's."""
+LACKING = (
+    "plugin was not found",
+    "Plugin not found",
+    "plugin creator version",
+    "has no runners",
+    "No importer registered",
+    "is not supported in TensorRT",
+)
+"""Parts of messages, as TensorRT-RTX 1.4 to 1.7 write them, saying that the library lacks an operator
+which another TensorRT may have: NonMaxSuppression, RoiAlign, NonZero, or a plugin of the user's."""
 
 LISTED = 10
 """Findings of one kind that are listed one by one."""

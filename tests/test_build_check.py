@@ -272,7 +272,7 @@ def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
             """g (float[1,2,8,8] x, float[3,4] r, int64[3] i) => (float[3,2,2,2] y) {
                 y = RoiAlign<output_height = 2, output_width = 2>(x, r, i)
             }""",
-            "plugin",
+            "RoiAlign",
             id="RoiAlign, a plugin that TensorRT-RTX has not",
         ),
         pytest.param(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +108,7 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
             """g (float16[2,2] x) => (float16[2,2] y) { [whose] y = com.acme.Foo(x) }""",
             "whose",
             "Foo",
-            "not supported",
+            r"not supported|Plugin not found",
             id="an unknown operator",
         ),
     ],
@@ -125,7 +126,7 @@ def test_the_parser_names_the_node_that_it_refuses(
     assert refused.engine_bytes is None
     (error,) = refused.parser_errors
     assert (error.node, error.op) == (node, op)
-    assert told in error.message
+    assert re.search(told, error.message)
     assert "Cuda" not in error.message
 
 
