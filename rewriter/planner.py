@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import GraphEditor, label, open_graphs
-from rewriter.facts import FLOATS, Facts
-from rewriter.hazards import CHEAP, RULES, Hazard, Settings, Survey
+from rewriter.facts import Facts
+from rewriter.hazards import RULES, Hazard
 from rewriter.model import Model
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
 from rewriter.stored import logical_name
+from rewriter.survey import CHEAP, VIEWS, Settings, Survey
 
 LOW_TYPES: dict[Precision, int] = {
     "fp32": TensorProto.FLOAT,
@@ -46,7 +47,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
-    settings = Settings(LOW_TYPES[wish.precision], wish.keep_nodes, wish.keep_ops)
+    settings = Settings(LOW_TYPES[wish.precision], wish.io, wish.keep_nodes, wish.keep_ops)
     decisions: list[Decision] = []
     float_nodes = 0
     for survey in _surveys(model, facts, ranges, settings):
@@ -84,12 +85,40 @@ def _decide(survey: Survey) -> list[Decision]:
     for rule in RULES:
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
+    _keep_adjacent(survey, found)
     _absorb(survey, found)
     return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
 
 
+def _keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Give Q/DQ nodes and their operators one type: a Cast between them keeps TensorRT from fusing them."""
+    partners: dict[int, list[NodeProto]] = {}
+    for node, other in _quantized_pairs(survey):
+        partners.setdefault(id(node), []).append(other)
+        partners.setdefault(id(other), []).append(node)
+    queue = [hazard.node for hazard in found.values()]
+    while queue:
+        node = queue.pop()
+        for other in partners.get(id(node), ()):
+            if id(other) not in found:
+                found[id(other)] = Hazard(other, "quantized", f"next to {label(node)}, with no Cast between")
+                queue.append(other)
+
+
+def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
+    """DequantizeLinear with its readers, through views, and QuantizeLinear with what it reads."""
+    for node in survey.nodes:
+        if node.op_type == "DequantizeLinear":
+            pairs = survey.downstream(node.output[0], lambda n: n.op_type in VIEWS)
+            yield from ((node, reader) for _, reader in pairs)
+        elif node.op_type == "QuantizeLinear":
+            producer = survey.producer(node.input[0])
+            if producer is not None:
+                yield node, producer
+
+
 def _absorb(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Take a cheap node into the island if all its float neighbours are in it: no Cast is left there."""
+    """Take a cheap node into the island if all around it is FP32: two borders become none."""
     queue = [node for node in survey.nodes if id(node) not in found]
     while queue:
         node = queue.pop()
@@ -100,22 +129,24 @@ def _absorb(survey: Survey, found: dict[int, Hazard]) -> None:
 
 
 def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
-    graph = survey.graph
-    sources = [t for t in node.input if graph.dtype(t) in FLOATS and graph.constant(t) is None]
-    producers = [graph.producer(t) for t in sources]
-    consumers = [n for t in node.output for n in graph.consumers(t)]
-    if not producers or not consumers or any(graph.is_output(t) for t in node.output):
-        return False
-    return all(p is not None and id(p) in found for p in producers) and all(id(n) in found for n in consumers)
+    """Whether an island is next to the node, and nothing but islands and FP32 inputs and outputs."""
+    neighbours = list(_neighbours(survey, node))
+    sources = [t for t in node.input if survey.is_float(t) and not survey.is_constant(t)]
+    sinks = [name for t in node.output if survey.is_float(t) for name in survey.aliases(t)]
+    ends = [survey.source(t) for t in sources if survey.producer(t) is None]
+    ends += [name for name in sinks if survey.graph.is_output(name)]
+    inside = all(id(n) in found for n in neighbours) and all(survey.stays_fp32(t) for t in ends)
+    return bool(neighbours) and inside
 
 
 def _neighbours(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
     for tensor in node.input:
-        producer = survey.graph.producer(tensor)
-        if producer is not None and survey.floats(producer):
+        producer = survey.producer(tensor) if survey.is_float(tensor) else None
+        if producer is not None:
             yield producer
     for tensor in node.output:
-        yield from (n for n in survey.graph.consumers(tensor) if survey.floats(n))
+        if survey.is_float(tensor):
+            yield from (reader for _, reader in survey.readers(tensor))
 
 
 def _decision(scope: int, hazard: Hazard) -> Decision:

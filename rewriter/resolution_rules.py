@@ -1,0 +1,129 @@
+"""Hazard rules about resolution: what is in range, and still needs more than 11 or 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.edits import attribute, label
+from rewriter.schemas import FP32_INPUTS
+from rewriter.survey import CHEAP, MATRIX_OPS, VIEWS, Hazard, Survey, Through
+
+EXACT_INTEGERS: dict[int, int] = {TensorProto.FLOAT16: 2048, TensorProto.BFLOAT16: 256}
+"""All integers up to here are exact: 11 and 8 bits of significand."""
+
+PHASE_LIMIT = 4.0
+"""Rounding an angle to 11 bits turns it by up to 4 * 2^-12 = 1e-3 rad if it is 4 rad, and by more beyond."""
+
+POSITIONAL = VIEWS | frozenset("Add Sub Mul Div Neg Pow Exp Log Sqrt Reciprocal Floor Mod Cast Range".split())
+"""What position and timestep embeddings are computed with, up to Sin and Cos."""
+
+
+def phase(survey: Survey) -> Iterator[Hazard]:
+    """Large angles of Sin and Cos that are computed from positions, timesteps and constants alone.
+
+    An angle that comes out of a network's layer has their noise already: FP32 would not help it.
+    """
+    for node in survey.nodes:
+        if node.op_type not in {"Sin", "Cos"}:
+            continue
+        measured = survey.range(node.input[0])
+        if measured is not None and measured.absmax <= PHASE_LIMIT:
+            continue
+        sources = _position_arithmetic(survey, node.input[0])
+        reason = f"angle of {label(node)}: rounding it to 11 bits turns it"
+        for inner in (node, *sources) if sources else ():
+            yield Hazard(inner, "phase", reason, node.input[0], measured)
+
+
+def _position_arithmetic(survey: Survey, tensor: str) -> list[NodeProto]:
+    """The nodes that compute `tensor` out of inputs and constants; [] if anything else takes part."""
+    found = list(survey.upstream(tensor, lambda n: True))
+    exact = all(n.op_type in POSITIONAL or _is_outer_product(survey, n) for n in found)
+    return found if exact else []
+
+
+def _is_outer_product(survey: Survey, node: NodeProto) -> bool:
+    """A product that sums nothing up, as rotary embeddings multiply positions by frequencies."""
+    if node.op_type == "Einsum":
+        terms, _, result = attribute(node, "equation", "").partition("->")
+        return set(terms) - set(", ") <= set(result)
+    shape = survey.graph.shape(node.input[0]) if node.op_type == "MatMul" else None
+    return shape is not None and shape[-1:] == (1,)
+
+
+def positions(survey: Survey) -> Iterator[Hazard]:
+    """Integers carried as floats beyond what the lower type counts exactly, as long as they stay so large."""
+    exact = EXACT_INTEGERS[survey.settings.low]
+
+    def beyond(node: NodeProto) -> bool:
+        measured = survey.range(node.output[0])
+        return node.op_type in POSITIONAL and measured is not None and measured.absmax > exact
+
+    for node in survey.nodes:
+        if not _counts(survey, node) or not beyond(node):
+            continue
+        name, measured = node.output[0], survey.range(node.output[0])
+        reason = f"{name} holds integers beyond {exact}"
+        yield Hazard(node, "positions", reason, name, measured)
+        for _, reader in survey.downstream(name, beyond):
+            if reader.op_type in CHEAP:
+                yield Hazard(reader, "positions", reason, name, measured)
+
+
+def _counts(survey: Survey, node: NodeProto) -> bool:
+    """Whether a node makes floats of integers."""
+    return node.op_type == "Range" or (node.op_type == "Cast" and not survey.is_float(node.input[0]))
+
+
+def integers(survey: Survey) -> Iterator[Hazard]:
+    """Floats that become integers: 799.8 is 799, but rounded to 11 bits it is 800."""
+    seen: set[str] = set()
+    for node in survey.graph.nodes:
+        if node.op_type not in {"Cast", "CastLike"} or not survey.is_float(node.input[0]):
+            continue
+        if survey.is_float(node.output[0]) or survey.graph.dtype(node.output[0]) == TensorProto.BOOL:
+            continue
+        for source in survey.upstream(node.input[0], _outside_stream(survey), seen):
+            yield Hazard(source, "integers", f"becomes an integer in {label(node)}")
+
+
+def coordinates(survey: Survey) -> Iterator[Hazard]:
+    """Sampling coordinates need more than 11 bits: 1/2048 of an image is a pixel, not a fraction of one.
+
+    The sampling itself is kept, too: it costs bandwidth only. Resize stays, but what computes its
+    scales and roi does not.
+    """
+    inputs = {"GridSample": 1, "RoiAlign": 1, "NonMaxSuppression": 0, "AffineGrid": 0}
+    seen: set[str] = set()
+    for node in survey.nodes:
+        kept = [inputs[node.op_type]] if node.op_type in inputs else FP32_INPUTS.get(node.op_type, ())
+        reason = f"coordinates of {label(node)}"
+        if node.op_type in inputs:
+            yield Hazard(node, "coordinates", reason)
+        for tensor in (node.input[index] for index in kept if index < len(node.input)):
+            for source in survey.upstream(tensor, lambda n: n.op_type in CHEAP - {"Softmax"}, seen):
+                yield Hazard(source, "coordinates", reason)
+
+
+def order(survey: Survey) -> Iterator[Hazard]:
+    """Rounding makes ties of what TopK and ArgMax shall tell apart."""
+    seen: set[str] = set()
+    for node in survey.nodes:
+        if node.op_type not in {"TopK", "ArgMax", "ArgMin"}:
+            continue
+        reason = f"order of {label(node)}"
+        yield Hazard(node, "order", reason)
+        for source in survey.upstream(node.input[0], _outside_stream(survey), seen):
+            yield Hazard(source, "order", reason)
+
+
+def _outside_stream(survey: Survey) -> Through:
+    """Accepts cheap nodes whose results no matrix operator reads: scores, not features on their way on."""
+
+    def accepts(node: NodeProto) -> bool:
+        readers = (reader for t in node.output if survey.is_float(t) for _, reader in survey.readers(t))
+        return node.op_type in CHEAP and not any(r.op_type in MATRIX_OPS for r in readers)
+
+    return accepts

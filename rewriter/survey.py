@@ -1,0 +1,202 @@
+"""One graph as the hazard rules see it: its measured ranges, and walks along its float tensors.
+
+Casts between float types are transparent here, as they are for `retype`: they are no nodes of their
+own, and a tensor behind one has the range of the tensor before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.edits import GraphEditor
+from rewriter.plan import InputsOutputs, Range
+from rewriter.schemas import Port, Ports, ports
+from rewriter.stored import EXCHANGEABLE
+
+LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
+"""Largest finite number: IEEE 754 binary16, and the upper half of a binary32."""
+
+HEADROOM = 2.0
+"""How much larger than in the samples a value may become; a factor 2 is one binade."""
+
+VIEWS = frozenset(
+    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather Split Concat Expand Tile".split()
+)
+CHEAP = VIEWS | frozenset(
+    "Add Sub Mul Div Neg Abs Relu Clip Max Min Pow Sqrt Reciprocal Exp Log Erf Sigmoid Tanh Where Pad Sin "
+    "Cos ReduceMax ReduceMin ReduceMean ReduceSum ReduceL2 Softmax LogSoftmax Sign Floor Ceil Round Mod "
+    "Cast".split()
+)
+"""Memory-bound operators: in FP32 they cost bandwidth, not Tensor Cores. The Cast is one from integers."""
+
+MATRIX_OPS = frozenset("Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention".split())
+"""Compute-bound operators: what they read is the network's stream of features."""
+
+Through = Callable[[NodeProto], bool]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Attributes:
+        low: The lower precision, TensorProto.FLOAT16 or BFLOAT16.
+        io: What becomes of graph inputs and outputs.
+        keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32.
+        keep_ops: Operator types that stay in FP32.
+        headroom: Largest tolerated growth over the measured range.
+    """
+
+    low: int
+    io: InputsOutputs = "keep"
+    keep_nodes: tuple[str, ...] = ()
+    keep_ops: tuple[str, ...] = ()
+    headroom: float = HEADROOM
+
+    @property
+    def largest(self) -> float:
+        """Largest finite number of the lower precision."""
+        return LARGEST[self.low]
+
+    @property
+    def limit(self) -> float:
+        """Largest measured value that is taken as in range."""
+        return self.largest / self.headroom
+
+
+@dataclass
+class Survey:
+    """One graph with everything that the rules ask about it.
+
+    Attributes:
+        scope: Index of the graph in the order of `Facts.scopes`.
+        ranges: Keyed by scope and tensor name.
+        opsets: Versions of the operator sets by domain.
+        mixed: Whether the model computes in FP16 or BF16 somewhere already.
+        nodes: Those that compute in a precision; Shape of a float and Constants do not.
+    """
+
+    graph: GraphEditor
+    scope: int
+    ranges: Mapping[tuple[int, str], Range]
+    opsets: Mapping[str, int]
+    settings: Settings
+    mixed: bool = False
+    parent: Survey | None = None
+    nodes: list[NodeProto] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nodes = [n for n in self.graph.nodes if self.computes(n)]
+
+    # -- tensors -----------------------------------------------------------------------------
+
+    def is_float(self, tensor: str) -> bool:
+        return bool(tensor) and self.graph.dtype(tensor) in EXCHANGEABLE
+
+    def floats(self, node: NodeProto) -> list[str]:
+        """The float tensors at the border of a node."""
+        return [t for t in (*node.input, *node.output) if self.is_float(t)]
+
+    def source(self, tensor: str) -> str:
+        """The tensor before all float Casts that lead to `tensor`."""
+        node = self.graph.producer(tensor)
+        while node is not None and self._is_float_cast(node):
+            tensor = node.input[0]
+            node = self.graph.producer(tensor)
+        return tensor
+
+    def range(self, tensor: str) -> Range | None:
+        """What was measured of a tensor; None for constants and for what could not be measured."""
+        tensor = self.source(tensor)
+        found = self.ranges.get((self.scope, tensor))
+        return found if found or self.parent is None else self.parent.range(tensor)
+
+    def is_constant(self, tensor: str) -> bool:
+        return self.graph.constant(self.source(tensor)) is not None
+
+    def aliases(self, tensor: str) -> list[str]:
+        """`tensor` and what float Casts make of it."""
+        found = [tensor]
+        for name in found:
+            found.extend(n.output[0] for n in self.graph.consumers(name) if self._is_float_cast(n))
+        return found
+
+    def stays_fp32(self, tensor: str) -> bool:
+        """Whether `tensor` is an input or output of the model that stays FP32."""
+        main, kept = self.graph.is_main, self.settings.io != "fp16"
+        return main and kept and self.graph.dtype(tensor) == TensorProto.FLOAT
+
+    # -- nodes -------------------------------------------------------------------------------
+
+    def computes(self, node: NodeProto) -> bool:
+        """Whether a precision has to be chosen for the node."""
+        if node.op_type == "Constant" or self._is_float_cast(node) or not self.floats(node):
+            return False
+        rules = self.ports(node)
+        if rules is None:
+            return True
+        border = zip((*node.input, *node.output), (*rules.inputs, *rules.outputs), strict=True)
+        return any(port is not Port.ANY and self.is_float(tensor) for tensor, port in border)
+
+    def ports(self, node: NodeProto) -> Ports | None:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return ports(node, self.opsets.get(domain, 1), self.settings.low)
+
+    def producer(self, tensor: str) -> NodeProto | None:
+        """The node of this graph that computes `tensor`, seen through float Casts."""
+        node = self.graph.producer(self.source(tensor))
+        return node if node is not None and self.computes(node) else None
+
+    def readers(self, tensor: str) -> Iterator[tuple[str, NodeProto]]:
+        """The nodes that compute with `tensor`, seen through float Casts, with the name that they read."""
+        for name in self.aliases(tensor):
+            yield from ((name, n) for n in self.graph.consumers(name) if self.computes(n))
+
+    # -- walks -------------------------------------------------------------------------------
+
+    def upstream(
+        self, tensor: str, through: Through, seen: set[str] | None = None
+    ) -> Iterator[NodeProto]:
+        """The nodes that lead to `tensor`, nearest first, as long as `through` accepts them.
+
+        Walks that share `seen` do not visit a tensor twice.
+        """
+        seen = set() if seen is None else seen
+        stack = [tensor]
+        while stack:
+            tensor = stack.pop()
+            node = None if tensor in seen else self.producer(tensor)
+            seen.add(tensor)
+            if node is not None and through(node):
+                yield node
+                stack.extend(t for t in node.input if self.is_float(t))
+
+    def downstream(self, tensor: str, through: Through) -> Iterator[tuple[str, NodeProto]]:
+        """The nodes that read `tensor`, and on behind those that `through` accepts, as `readers` has them."""
+        stack, seen = [tensor], {tensor}
+        while stack:
+            for name, node in self.readers(stack.pop()):
+                yield name, node
+                if through(node):
+                    new = [t for t in node.output if t not in seen and self.is_float(t)]
+                    seen.update(new)
+                    stack.extend(new)
+
+    def _is_float_cast(self, node: NodeProto) -> bool:
+        return node.op_type == "Cast" and self.is_float(node.input[0]) and self.is_float(node.output[0])
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """A node that must stay in FP32, with the evidence."""
+
+    node: NodeProto
+    rule: str
+    reason: str
+    tensor: str | None = None
+    range: Range | None = None
+
+
