@@ -61,14 +61,10 @@ class FuseLayerNorm(GraphPass):
                 yield from self._fuse(graph, norm)
 
     def _fuse(self, graph: GraphEditor, norm: Norm) -> Iterator[Event]:
-        reason = self._refused(graph, norm)
+        last = frame(graph, norm).trailing
+        reason = self._refused(graph, norm) or replace(graph, norm, "LayerNormalization")
         if reason:
             yield Refusal(norm.name, reason)
-            return
-        last = frame(graph, norm).trailing
-        unknown = replace(graph, norm, "LayerNormalization")
-        if unknown:
-            yield Refusal(norm.name, unknown.reason)
             return
         what = "LayerNormalization" if last else "Transpose, LayerNormalization, Transpose"
         yield Change(norm.name, f"{len(norm.nodes)} nodes became {what}")
@@ -87,7 +83,7 @@ class FuseLayerNorm(GraphPass):
             return f"it normalises axes {list(norm.axes)} of a tensor of unknown rank"
         if self.channel_axis == "island":
             return (
-                f"it normalises axes {list(norm.axes)} of {where.rank}, not the last ones: "
-                "it stays decomposed, to be one FP32 island (channel_axis=transpose puts LayerNormalization between Transposes)"
+                f"it normalises axes {list(norm.axes)} of {where.rank}, not the last ones: it stays "
+                "decomposed, to be one FP32 island (channel_axis=transpose puts Transposes round it)"
             )
         return None

@@ -50,16 +50,12 @@ class FuseRmsNorm(GraphPass):
 
 
 def _fuse(graph: GraphEditor, norm: Norm, context: Context) -> Iterator[Event]:
-    reason = _refused(graph, norm, context)
+    size = len(norm.nodes)
+    reason = _refused(graph, norm, context) or replace(graph, norm, "RMSNormalization")
     if reason:
-        size = len(norm.nodes)
         yield Refusal(norm.name, f"{reason}: its {size} nodes stay one unit, to be one FP32 island")
         return
-    unknown = replace(graph, norm, "RMSNormalization")
-    if unknown:
-        yield Refusal(norm.name, unknown.reason)
-        return
-    yield Change(norm.name, f"{len(norm.nodes)} nodes became RMSNormalization")
+    yield Change(norm.name, f"{size} nodes became RMSNormalization")
     if norm.remark:
         yield norm.remark
 

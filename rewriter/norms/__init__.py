@@ -31,7 +31,7 @@ class Norm:
         axes: The normalised axes in order, counted from the front if the rank is known; () if they
             are computed, or all axes of a tensor of unknown rank.
         epsilon: As read from the constant, whatever its type; 0.0 if there is none.
-        scale, bias: Tensors of the affine part.
+        scale, bias: Tensors of the affine part; only a `layer-norm` has a bias.
         nodes: The whole unit in graph order, without Constants: what has to become one island.
         blocked: Why it must not become one operator; None if it may.
         remark: Why the operator behind it is not a part of it, where it looks like one.
@@ -66,10 +66,14 @@ def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
     shape = graph.shape(core.sources[0])
     axes = positive(core.axes, None if shape is None else len(shape)) or ()
     frame = Frame(axes, shape)
-    tail = follow(graph, core.output, frame, _outer_types(graph, core), core.scale)
+    biased = core.kind == "layer-norm"
+    tail = follow(graph, core.output, frame, _outer_types(graph, core), scale=core.scale, biased=biased)
     source = _input(graph, core, tail)
     unit = {**core.trail.nodes, **{id(n): n for n in tail.nodes}}
-    unit.update((id(n), n) for n in _between(graph, core.sources, source))
+    blocked = _blocked(graph, core, tail, source, unit)
+    for node in (*tail.views, *_between(graph, core.sources, source)):
+        if not _exposed(graph, node, unit):
+            unit[id(node)] = node
     nodes = tuple(sorted(unit.values(), key=lambda n: order[id(n)]))
     return Norm(
         kind=core.kind,
@@ -80,7 +84,7 @@ def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
         scale=tail.scale,
         bias=tail.bias,
         nodes=nodes,
-        blocked=_blocked(graph, core, tail, source, unit),
+        blocked=blocked,
         remark=tail.remark,
     )
 
@@ -103,8 +107,8 @@ def _input(graph: GraphEditor, core: Core, tail: Tail) -> str:
 
 
 def _between(graph: GraphEditor, sources: tuple[str, ...], source: str) -> list[NodeProto]:
-    """Identities and Casts from the input to where the pattern reads it."""
-    found = []
+    """Identities and Casts from the input to where the pattern reads it, the latter first."""
+    found: list[NodeProto] = []
     for tensor in sources:
         for name in origins(graph, tensor):
             node = graph.producer(name)

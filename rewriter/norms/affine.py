@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -65,29 +65,37 @@ class Frame:
 
 @dataclass
 class Tail:
-    """The affine part, and why what looks like it is not."""
+    """The affine part, and why what looks like it is not. `views` reshape the weights."""
 
     output: str
-    nodes: list[NodeProto]
+    nodes: list[NodeProto] = field(default_factory=list)
+    views: list[NodeProto] = field(default_factory=list)
     scale: str | None = None
     bias: str | None = None
     blocked: str | None = None
     remark: Refusal | None = None
 
 
-def follow(graph: GraphEditor, output: str, frame: Frame, outer: frozenset[int], scale: str | None) -> Tail:
+def follow(
+    graph: GraphEditor, output: str, frame: Frame, outer: frozenset[int], *, scale: str | None, biased: bool
+) -> Tail:
     """The scale and bias behind `output`.
 
     Args:
         outer: Types that the normalised tensor had before it was widened; one Cast back belongs to
             the normalisation.
         scale: A scale that the pattern has already.
+        biased: Whether this kind of norm has a bias at all.
     """
-    tail = Tail(output, [], scale=scale)
+    tail = Tail(output, scale=scale)
     _narrow(graph, tail, outer)
-    if tail.scale is None:
+    if scale is None:
         _take(graph, tail, "Mul", frame)
-    if tail.blocked is None:
+    else:
+        tail.views += _views(graph, scale)
+        if _fit(graph, scale, frame) != "fits":
+            tail.blocked = _misfit(graph, scale)
+    if biased and tail.blocked is None:
         _take(graph, tail, "Add", frame)
     return tail
 
@@ -145,16 +153,25 @@ def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
         return
     for _, operand, fit in found:
         if fit == "fits":
-            views = weight(graph, operand)
-            tail.nodes += [*path, *(views[1] if views else ()), node]
+            tail.nodes += [*path, node]
+            tail.views += _views(graph, operand)
             tail.output = node.output[0]
             tail.scale, tail.bias = (operand, tail.bias) if op == "Mul" else (tail.scale, operand)
         elif fit == "wrong shape" and op == "Mul":
-            tail.blocked = f"the scale {operand} of {label(node)} has {_text(graph.shape(operand))}"
+            tail.blocked = _misfit(graph, operand)
         elif fit != "scalar":
             what = "computed" if fit == "computed" else f"a constant with {_text(graph.shape(operand))}"
             role = "bias" if op == "Add" else "scale"
             tail.remark = Refusal(label(node), f"stays, for {operand} is no {role}: it is {what}")
+
+
+def _views(graph: GraphEditor, operand: str) -> list[NodeProto]:
+    known = weight(graph, operand)
+    return known[1] if known else []
+
+
+def _misfit(graph: GraphEditor, scale: str) -> str:
+    return f"its scale {scale} has {_text(graph.shape(scale))}"
 
 
 def _text(shape: Shape | None) -> str:

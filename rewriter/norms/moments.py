@@ -87,7 +87,7 @@ def reduction(trail: Trail, node: NodeProto) -> Moment | None:
     share: float | None = 1.0
     scaled = False
     while node.op_type in ("Mul", "Div"):
-        factor = _factor(trail.graph, node)
+        factor = scaling(trail.graph, node)
         if factor is None:
             return None
         inner, value = factor
@@ -104,7 +104,7 @@ def reduction(trail: Trail, node: NodeProto) -> Moment | None:
     return Moment(node.input[0], axes, share, total and not scaled, node.op_type == "ReduceSumSquare")
 
 
-def _factor(graph: GraphEditor, node: NodeProto) -> tuple[str, float | None] | None:
+def scaling(graph: GraphEditor, node: NodeProto) -> tuple[str, float | None] | None:
     """The tensor that a Mul or Div scales, and the factor: None if it is a scalar known at run time only."""
     pairs = [tuple(node.input)] + ([tuple(node.input)[::-1]] if node.op_type == "Mul" else [])
     for tensor, scalar in pairs:

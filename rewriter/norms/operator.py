@@ -13,7 +13,7 @@ from rewriter.norms.affine import weight
 
 
 @dataclass(frozen=True)
-class Unknown:
+class _Unknown:
     """Why the operator cannot be written: a size of the normalised axes is not known."""
 
     reason: str
@@ -24,17 +24,20 @@ def frame(graph: GraphEditor, norm: Norm) -> Frame:
     return Frame(norm.axes, graph.shape(norm.input))
 
 
-def replace(graph: GraphEditor, norm: Norm, op_type: str) -> Unknown | None:
+def replace(graph: GraphEditor, norm: Norm, op_type: str) -> str | None:
     """Let one operator compute the output of `norm`; between Transposes if its axes are not the last.
 
     The operators normalise over the axes from `axis` to the last, their scale and bias have exactly
     the shape of those axes (bias may be left out, scale may not), and `epsilon` is an FP32
     attribute: it holds the value of an FP16, BF16 or FP32 constant exactly.
+
+    Returns:
+        Why it cannot be done, with the graph as it was; None if it was.
     """
     where = frame(graph, norm)
     parts = _parts(graph, norm, where)
-    if isinstance(parts, Unknown):
-        return parts
+    if isinstance(parts, _Unknown):
+        return parts.reason
     perm = _last(where)
     source, output = norm.input, norm.output
     before: list[NodeProto] = []
@@ -56,26 +59,26 @@ def _last(where: Frame) -> list[int]:
     return [i for i in range(where.rank) if i not in where.axes] + list(where.axes)
 
 
-def _parts(graph: GraphEditor, norm: Norm, where: Frame) -> list[str] | Unknown:
+def _parts(graph: GraphEditor, norm: Norm, where: Frame) -> list[str] | _Unknown:
     """Scale, and bias if there is one, in the shape of the normalised axes."""
     scale = _ones(graph, norm, where) if norm.scale is None else _shaped(graph, norm.scale, where)
-    if isinstance(scale, Unknown) or norm.bias is None:
-        return scale if isinstance(scale, Unknown) else [scale]
+    if isinstance(scale, _Unknown) or norm.bias is None:
+        return scale if isinstance(scale, _Unknown) else [scale]
     bias = _shaped(graph, norm.bias, where)
-    return bias if isinstance(bias, Unknown) else [scale, bias]
+    return bias if isinstance(bias, _Unknown) else [scale, bias]
 
 
-def _ones(graph: GraphEditor, norm: Norm, where: Frame) -> str | Unknown:
+def _ones(graph: GraphEditor, norm: Norm, where: Frame) -> str | _Unknown:
     sizes = [s for s in where.sizes if s is not None]
     if len(sizes) != len(where.axes):
-        return Unknown(
+        return _Unknown(
             "it has no scale, and a scale of ones needs the sizes of its axes, which are not known"
         )
     dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(norm.input) or 1)
     return graph.add_constant(f"{norm.output}/scale", np.ones(sizes, dtype))
 
 
-def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | Unknown:
+def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | _Unknown:
     """A scale or bias with exactly the shape of the normalised axes: `tensor` itself if it has it."""
     known = weight(graph, tensor)
     if known is None:
@@ -86,7 +89,7 @@ def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | Unknown:
     sizes = [d if s is None and d > 1 else s for d, s in zip(own, where.sizes, strict=True)]
     target = [s for s in sizes if s is not None]
     if len(target) != len(sizes):
-        return Unknown(f"{tensor} is broadcast along an axis whose size is not known")
+        return _Unknown(f"{tensor} is broadcast along an axis whose size is not known")
     if list(value.shape) == target:
         return tensor
     return graph.add_constant(f"{tensor}/normalised", np.broadcast_to(value.reshape(own), target).copy())

@@ -14,12 +14,13 @@ from typing import Literal
 from onnx import NodeProto
 
 from rewriter.edits import GraphEditor, attribute
-from rewriter.norms.moments import REDUCTIONS, Moment, average, squares
+from rewriter.norms.moments import REDUCTIONS, Moment, average, scaling, squares
 from rewriter.norms.trail import Trail, same_value
 
 Kind = Literal["layer-norm", "rms-norm", "l2-normalize"]
 
 ROOTS = ("Sqrt", "Pow", "ReduceL2")
+SCALED = ("Mul", "Div")
 BOUNDS = ("Add", "Max", "Clip", "Relu")
 
 NO_BOUND = 3e38
@@ -98,23 +99,32 @@ def _inverted(trail: Trail, tensor: str) -> tuple[str, float] | None:
 
 def _power(trail: Trail, root: str, exponent: float) -> tuple[Moment, float] | None:
     """The sum or mean of squares under a root, and epsilon."""
-    outer = _above(trail, root, *ROOTS)
+    outer = _above(trail, root, *ROOTS, *SCALED)
+    if outer is not None and outer[0].op_type in SCALED:
+        outer = _unscaled(trail, outer)
     if outer is None:
         return None
     node, outside = outer
-    if exponent < 0 and node.op_type != "Pow":
-        return None
-    if node.op_type == "ReduceL2":
+    if node.op_type == "ReduceL2" and exponent > 0:
         return Moment(node.input[0], trail.reduced(node), None, True, True), outside or 0.0
-    if node.op_type == "Pow" and trail.graph.scalar(node.input[1]) != exponent:
-        return None
-    inner = _above(trail, node.input[0], *REDUCTIONS, "Mul", "Div", "Sub")
+    written = {"Sqrt": 0.5, "Pow": trail.graph.scalar(node.input[-1])}.get(node.op_type)
+    inner = _above(trail, node.input[0], *REDUCTIONS, *SCALED, "Sub") if written == exponent else None
     moment = squares(trail, inner[0]) if inner else None
     if moment is None or inner is None:
         return None
     if outside and not moment.total:
         trail.fault("its epsilon stands outside the root")
     return moment, outside or inner[1] or 0.0
+
+
+def _unscaled(trail: Trail, outer: tuple[NodeProto, float | None]) -> tuple[NodeProto, float | None] | None:
+    """The root that a Mul or Div by a scalar takes, with the epsilon outside of it."""
+    factor = scaling(trail.graph, outer[0])
+    inner = _above(trail, factor[0], *ROOTS) if factor else None
+    if inner is None:
+        return None
+    trail.fault("its root is scaled")
+    return inner[0], outer[1] or inner[1]
 
 
 def _above(trail: Trail, tensor: str, *ops: str) -> tuple[NodeProto, float | None] | None:

@@ -52,7 +52,7 @@ class Trail:
         while node is not None and node.op_type not in ops and self._passes(node, views):
             passed.append(node)
             node = self.graph.producer(node.input[0])
-        if node is None or node.op_type not in ops or node.domain not in ("", "ai.onnx"):
+        if node is None or node.op_type not in ops or node.domain not in ("", "ai.onnx") or self._inert(node):
             return None
         self.add(node, *passed)
         for other in passed:
@@ -61,6 +61,10 @@ class Trail:
 
     def _passes(self, node: NodeProto, views: bool) -> bool:
         return transparent(self.graph, node) or (views and node.op_type in _VIEWS)
+
+    def _inert(self, node: NodeProto) -> bool:
+        """Whether a reduction reduces nothing."""
+        return bool(attribute(node, "noop_with_empty_axes", 0)) and self.graph.axes(node) == ()
 
     def _note(self, node: NodeProto) -> None:
         self._reshaped |= node.op_type in {"Unsqueeze", "Reshape"}
