@@ -17,6 +17,7 @@ from rewriter.errors import OutputError
 from rewriter.plan import Decision, Plan, Range
 from rewriter.report import json as json_report
 from rewriter.report import next_step, terminal
+from rewriter.report.text import grouped, shorten
 from rewriter.result import Check, DataSource, FixResult, OutputComparison, Verdict
 
 STATIC = graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
@@ -24,12 +25,19 @@ DYNAMIC = graph(
     "g (float[n,3,8,w] x, float[4] z) => (float[n,3,8,w] y, float[4] q) { y = Relu(x) q = Relu(z) }"
 )
 
-SQUARE = Range(0.0, 2.5e7, 1e6, finite=True)
 
-
-def decision(index: int, rule: str = "overflow") -> Decision:
-    reason = f"its output reaches {SQUARE}" if index % 2 else "its output does not fit"
-    return Decision(f"/block.{index}/norm[0]/Pow", "Pow", f"0:{index}", rule, reason, f"t{index}", SQUARE)
+def decision(index: int) -> Decision:
+    tensor = f"/block.{index}/Pow_output_0"
+    measured = Range(0.0, index % 10 * 1e6, 1e6, finite=True)
+    return Decision(
+        f"/block.{index}/norm[0]/Pow",
+        "Pow",
+        f"0:{tensor}",
+        "overflow",
+        f"{tensor} exceeds 3.275e+04",
+        tensor,
+        measured,
+    )
 
 
 def output(name: str = "y", error: float = 7e-4, *, finite: bool = True) -> OutputComparison:
@@ -82,7 +90,7 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_highlights_group_what_shares_a_reason() -> None:
+def test_highlights_group_what_differs_in_names_alone() -> None:
     text = flat(printed(result()))
     assert (
         "isolate-clip 35 14 0.2 35 x Clip became Max and Min: /conv.0/Clip, /conv.1/Clip, ... and 33 more"
@@ -90,19 +98,76 @@ def test_highlights_group_what_shares_a_reason() -> None:
     )
     assert "Nothing to do for: clean-casts" in text
     assert "isolate-clip 14 its bounds are computed: /head.0/Clip, /head.1/Clip, ... and 12 more" in text
-    assert "overflow 17 /block.0/norm[0]/Pow (Pow): its output does not fit, t0 in [0, 2.5e+07]" in text
-    assert "... and 12 more: -v shows all" in text
-    assert "/block.1/norm[0]/Pow (Pow): its output reaches [0, 2.5e+07] /block.2" in text, "range given once"
+    assert "overflow 17 ... exceeds 3.275e+04; widest at /block.9/norm[0]/Pow (Pow): [0, 9e+06]" in text
     assert "load 0.1 s, build 3.2 s" in text
     assert "Data: 4 samples from data.npz" in text
 
 
-def test_verbose_lists_every_node() -> None:
+def test_many_reasons_are_cut_and_counted() -> None:
+    reasons = "abcdefghijkl"
+    decisions = tuple(replace(decision(i), reason=f"reason {c}") for i, c in enumerate(reasons))
+    refusals = tuple(Refusal("n", f"reason {c}") for c in reasons)
+    text = flat(
+        printed(result(plan=Plan("fp16", decisions=decisions), passes=[PassResult("p", (), refusals, 0.0)]))
+    )
+    assert "... and 7 more: -v shows all" in text
+    assert "... and 7 more reasons: -v shows all" in text
+
+
+def test_verbose_lists_every_node_in_full() -> None:
     text = printed(result(), verbosity=1)
     assert "more" not in text
+    joined = text.replace("\n", "").replace(" ", "")
     for name in [f"/conv.{i}/Clip" for i in range(35)] + [f"/head.{i}/Clip" for i in range(14)]:
-        assert name in flat(text)
-    assert all(f"/block.{i}/norm[0]/Pow" in text for i in range(17))
+        assert name in joined
+    for i in range(17):
+        assert f"/block.{i}/norm[0]/Pow(Pow):/block.{i}/Pow_output_0exceeds3.275e+04,itisin[0," in joined
+
+
+def test_a_lone_decision_is_told_in_full() -> None:
+    text = flat(printed(result(plan=Plan("fp16", decisions=(decision(3),), float_nodes=9))))
+    assert (
+        "overflow 1 /block.3/norm[0]/Pow (Pow): /block.3/Pow_output_0 exceeds 3.275e+04, it is in [0, 3e+06]"
+        in text
+    )
+
+
+def test_what_concerns_the_model_names_no_node() -> None:
+    step = PassResult("upgrade-opset", (Change("model", "opset 13 became 17"),), (), 0.0)
+    assert "opset 13 became 17 In FP32" in flat(printed(result(passes=[step])))
+
+
+NAMES = [
+    pytest.param("/a/b: fits", "/a/b: fits", id="a short name stays"),
+    pytest.param(
+        "/inner/swin/encoder/layers.0/blocks.0/attention/MatMul",
+        ".../blocks.0/attention/MatMul",
+        id="a long path keeps its last parts",
+    ),
+    pytest.param("x" * 40, "..." + "x" * 29, id="a long name without a path keeps its end"),
+    pytest.param(
+        f"see (/very/long/{'y' * 20}/path/MatMul), then", "see (.../path/MatMul), then", id="in a sentence"
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "short"), NAMES)
+def test_long_names_are_cut_at_the_front(text: str, short: str) -> None:
+    assert shorten(text) == short
+
+
+GROUPS = [
+    pytest.param(["a/b is big", "a/c is big"], ["... is big"], id="paths"),
+    pytest.param(["val_12 is big", "val_3_out is big"], ["... is big"], id="numbered values"),
+    pytest.param(["a/b is big"], ["a/b is big"], id="a lone text keeps its name"),
+    pytest.param(["opset 13", "opset 14"], ["opset 13", "opset 14"], id="numbers tell things apart"),
+    pytest.param(["f16-f32-f16 goes", "f16-f32-f16 goes"], ["f16-f32-f16 goes"], id="equal texts"),
+]
+
+
+@pytest.mark.parametrize(("texts", "groups"), GROUPS)
+def test_texts_are_grouped(texts: list[str], groups: list[str]) -> None:
+    assert [text for text, _ in grouped(texts, lambda text: text)] == groups
 
 
 def test_quiet_is_one_line() -> None:
@@ -213,7 +278,7 @@ def test_json_holds_the_whole_result() -> None:
     assert told["output"] == "out/fixed.onnx"
     assert told["input"] is None
     assert told["passes"][1]["changes"][34] == {"node": "/conv.34/Clip", "what": "Clip became Max and Min"}
-    assert told["plan"]["fp32"][3]["range"] == {"low": 0.0, "high": 2.5e7, "mean_abs": 1e6, "finite": True}
+    assert told["plan"]["fp32"][3]["range"] == {"low": 0.0, "high": 3e6, "mean_abs": 1e6, "finite": True}
     assert told["checks"][0]["outputs"][0]["passed"] is True
     assert told["checks"][2]["passed"] is None
     assert told["verified"] is True

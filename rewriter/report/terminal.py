@@ -13,6 +13,7 @@ from rich.text import Text
 from rewriter.driver import PassResult
 from rewriter.plan import Decision, Plan
 from rewriter.report.next_step import next_command, remark
+from rewriter.report.text import grouped, listed, shorten
 from rewriter.result import Check, FixResult, OutputComparison
 
 SHOWN = 5
@@ -94,9 +95,8 @@ def _passes(passes: Sequence[PassResult], limit: int | None) -> Iterator[Rendera
     table.columns[0].no_wrap = True
     for step in passes:
         if step.changes or step.refusals or limit is None:
-            lines = [f"{_times(nodes)}{what}: {_listed(nodes, limit)}" for what, nodes in _by_what(step)]
             counts = str(len(step.changes)), str(len(step.refusals))
-            table.add_row(step.name, *counts, f"{step.seconds:.1f}", "\n".join(_cut(lines, limit)))
+            table.add_row(step.name, *counts, f"{step.seconds:.1f}", "\n".join(_changes(step, limit)))
     if table.row_count:
         yield table
     idle = [step.name for step in passes if not (step.changes or step.refusals)]
@@ -105,17 +105,23 @@ def _passes(passes: Sequence[PassResult], limit: int | None) -> Iterator[Rendera
     yield ""
 
 
-def _by_what(step: PassResult) -> list[tuple[str, list[str]]]:
-    return _grouped((change.what, change.node) for change in step.changes)
+def _changes(step: PassResult, limit: int | None) -> list[str]:
+    lines = []
+    for what, changes in grouped(step.changes, lambda change: change.what):
+        times = f"{len(changes)} x " if len(changes) > 1 else ""
+        nodes = [change.node for change in changes if change.node != "model"]
+        lines.append(times + what + (f": {_names(nodes, limit)}" if nodes else ""))
+    return _cut(lines, limit)
 
 
 def _refusals(passes: Sequence[PassResult], limit: int | None) -> Iterator[RenderableType]:
     table = _table("Declined", "pass", "nodes", "reason", right=("nodes",))
     table.columns[0].no_wrap = True
     for step in passes:
-        groups = _grouped((refusal.reason, refusal.node) for refusal in step.refusals)
-        for reason, nodes in groups[:limit]:
-            table.add_row(step.name, str(len(nodes)), f"{reason}: {_listed(nodes, limit)}")
+        groups = grouped(step.refusals, lambda refusal: refusal.reason)
+        for reason, refusals in groups[:limit]:
+            text = f"{reason}: {_names([refusal.node for refusal in refusals], limit)}"
+            table.add_row(step.name, str(len(refusals)), _fitting(text, limit))
         if limit is not None and len(groups) > limit:
             table.add_row(step.name, "", f"... and {len(groups) - limit} more reasons: {MORE}")
     if table.row_count:
@@ -129,22 +135,39 @@ def _decisions(plan: Plan, limit: int | None) -> Iterator[RenderableType]:
         yield Text(f"No node needs FP32: all {plan.float_nodes} float nodes are {low}.")
     else:
         table = _table(
-            f"In FP32, the rest in {low}", "rule", "nodes", "node: reason [measured range]", right=("nodes",)
+            f"In FP32, the rest in {low}", "rule", "nodes", "reason [measured range]", right=("nodes",)
         )
-        groups: dict[str, list[Decision]] = defaultdict(list)
+        rules: dict[str, list[Decision]] = defaultdict(list)
         for decision in plan.decisions:
-            groups[decision.rule].append(decision)
-        for rule, members in groups.items():
-            lines = [_decision(decision) for decision in members]
+            rules[decision.rule].append(decision)
+        for rule, members in rules.items():
+            lines = [_decision(m) for m in members] if limit is None else _worst_by_reason(members)
             table.add_row(rule, str(len(members)), "\n".join(_cut(lines, limit)))
         yield table
     yield ""
 
 
+def _worst_by_reason(decisions: Sequence[Decision]) -> list[str]:
+    """A line for each reason, with the node whose range is the widest."""
+    lines = []
+    for reason, members in grouped(decisions, lambda decision: decision.reason):
+        worst = max(members, key=lambda m: m.range.absmax if m.range else 0.0)
+        times = f"{len(members)} x " if len(members) < len(decisions) else ""
+        lines.append(_decision(worst) if len(members) == 1 else f"{times}{reason}; {_widest(worst)}")
+    return lines
+
+
+def _widest(decision: Decision) -> str:
+    node = f"{decision.node} ({decision.op})"
+    return f"widest at {node}: {decision.range}" if decision.range else f"such as {node}"
+
+
 def _decision(decision: Decision) -> str:
     text = f"{decision.node} ({decision.op}): {decision.reason}"
-    measured = str(decision.range) if decision.range else ""
-    return text if measured in text else f"{text}, {decision.tensor or 'measured'} in {measured}"
+    if decision.range is None or str(decision.range) in text:
+        return text
+    place = "it is" if decision.tensor in decision.reason.split() else f"{decision.tensor} is"
+    return f"{text}, {place} in {decision.range}"
 
 
 def _checks(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableType]:
@@ -168,7 +191,7 @@ def _outputs(rows: Sequence[tuple[Check, OutputComparison]], limit: int | None) 
     for check, output in worst_first[: limit and 2 * limit]:
         table.add_row(
             check.name,
-            output.name,
+            _fitting(output.name, limit),
             f"{output.relative_l2:.2g}",
             f"{output.tolerance:.2g}",
             f"{output.max_abs:.2g}",
@@ -201,26 +224,16 @@ def _print_next(result: FixResult, out: Console) -> None:
         out.print(Text(f"  {command}"), soft_wrap=True)  # one line, however long: it is there to be copied
 
 
-def _grouped(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Nodes by their text, the largest group first."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for text, node in pairs:
-        groups[text].append(node)
-    return sorted(groups.items(), key=lambda item: -len(item[1]))
+def _names(nodes: Sequence[str], limit: int | None) -> str:
+    """The first two of many: a list of nodes is an example, `-v` is the record."""
+    return listed(nodes, None if limit is None else 2)
 
 
-def _times(nodes: Sequence[str]) -> str:
-    return f"{len(nodes)} x " if len(nodes) > 1 else ""
-
-
-def _listed(nodes: Sequence[str], limit: int | None) -> str:
-    """Names, the first two of many: a list of nodes is an example, `-v` is the record."""
-    shown = nodes if limit is None else nodes[:2]
-    rest = len(nodes) - len(shown)
-    return ", ".join(shown) + (f", ... and {rest} more" if rest else "")
+def _fitting(text: str, limit: int | None) -> str:
+    return text if limit is None else shorten(text)
 
 
 def _cut(lines: list[str], limit: int | None) -> list[str]:
     if limit is None or len(lines) <= limit:
-        return lines
-    return [*lines[:limit], f"... and {len(lines) - limit} more: {MORE}"]
+        return [_fitting(line, limit) for line in lines]
+    return [*map(shorten, lines[:limit]), f"... and {len(lines) - limit} more: {MORE}"]
