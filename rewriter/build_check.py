@@ -43,9 +43,11 @@ LACKING = (
     "has no runners",
     "No importer registered",
     "is not supported in TensorRT",
+    "Error Code 1: Cuda Runtime",
 )
 """Parts of messages, as TensorRT-RTX 1.4 to 1.7 write them, saying that the library lacks an operator
-which another TensorRT may have: NonMaxSuppression, RoiAlign, NonZero, or a plugin of the user's."""
+which another TensorRT may have (NonMaxSuppression, RoiAlign, NonZero, a plugin of the user's), or
+that it cannot build this network without a GPU (1.4, quantised networks)."""
 
 LISTED = 10
 """Findings of one kind that are listed one by one."""
@@ -156,7 +158,7 @@ def _of_report(report: BuildReport, expected: BuildExpectation) -> Check:
     details = (*faults, *_advice(report.hint), *warnings)
     passed = None if not faults and report.obstacle else not faults
     if _is_lacking(report):
-        passed, details = None, (*details, "another TensorRT may have it: build there")
+        passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
     return Check("build", passed, _summary(report, len(faults), passed), details=details)
 
 
@@ -164,7 +166,7 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
     library = f"{report.library} {report.version}"
     count = f"{faults} finding{'s' * (faults > 1)}"
     if report.engine_bytes is None and passed is None:
-        return f"not built: {report.obstacle or f'{library} lacks an operator'}"
+        return f"not built: {report.obstacle or f'{library} lacks what this model needs'}"
     if not report.parsed:
         return f"{library} refuses the model"
     if report.engine_bytes is None:

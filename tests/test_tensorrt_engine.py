@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -178,7 +179,7 @@ def test_what_stands_in_the_way_of_a_build_is_said_and_the_network_is_still_read
 
 
 def test_a_missing_library_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=r"no tensorrt_of_nobody is installed") as raised:
+    with pytest.raises(EngineError, match="tensorrt_of_nobody is not installed") as raised:
         build(written(graph(DYNAMIC), tmp_path), BuildOptions(library="tensorrt_of_nobody"), timeout_s=60)
     assert 'pip install "rewriter[rtx]"' in str(raised.value)
 
@@ -194,6 +195,12 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     outcome = build(written(graph(MATMUL), tmp_path), RTX, timeout_s=0.01)
     assert not isinstance(outcome, BuildReport)
     assert outcome.status == "timeout"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+def test_memory_is_limited(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="tensorrt_rtx does not load"):  # its libraries alone take more
+        build(written(graph(MATMUL), tmp_path), RTX, timeout_s=120, memory_bytes=256 << 20)
 
 
 def test_functions_and_subgraphs_are_read(tmp_path: Path) -> None:

@@ -58,13 +58,15 @@ def _library(name: str | None) -> Any:
     """The module `name`, or the best one that can build here."""
     gpu = _has_gpu()
     wanted = (name,) if name else (LIBRARIES if gpu else LIBRARIES[1:])
+    failures = []
     for candidate in wanted:
         try:
             return import_module(candidate)
-        except ImportError as error:
-            sys.stderr.write(f"{candidate}: {error}\n")
-    unusable = "" if gpu or name else "; tensorrt itself needs a GPU"
-    raise EngineError(f"no {' or '.join(wanted)} is installed{unusable}", hint=INSTALL_HINT)
+        except (ImportError, OSError) as error:
+            missing = isinstance(error, ModuleNotFoundError) and error.name == candidate
+            failures.append(f"{candidate} " + ("is not installed" if missing else f"does not load: {error}"))
+    unusable = "" if gpu or name else " (tensorrt itself needs a GPU)"
+    raise EngineError("; ".join(failures) + unusable, hint=INSTALL_HINT)
 
 
 def _has_gpu() -> bool:

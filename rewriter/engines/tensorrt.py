@@ -113,8 +113,14 @@ class BuildReport:
             yield from ((name, dtype, layer.node or layer.name) for name, dtype in layer.outputs)
 
 
-def build(path: Path, options: BuildOptions | None = None, *, timeout_s: float) -> BuildReport | ChildResult:
-    """Parse and build an ONNX file.
+def build(
+    path: Path,
+    options: BuildOptions | None = None,
+    *,
+    timeout_s: float,
+    memory_bytes: int | None = None,
+) -> BuildReport | ChildResult:
+    """Parse and build an ONNX file in a child process with these limits (see `run_in_child`).
 
     Returns:
         The report; or, when the child crashed or ran out of time, how it ended.
@@ -124,7 +130,7 @@ def build(path: Path, options: BuildOptions | None = None, *, timeout_s: float) 
     """
     arguments = {"path": str(path.resolve()), "options": asdict(options or BuildOptions())}
     call = {"call": "rewriter.engines.builder:build_here", "arguments": arguments}
-    child = run_in_child(call, timeout_s=timeout_s)
+    child = run_in_child(call, timeout_s=timeout_s, memory_bytes=memory_bytes)
     if child.status == "ok" and child.result is not None:
         return _report(child.result, child.log)
     if child.status == "error" and child.result is not None and child.result["type"] == "EngineError":
