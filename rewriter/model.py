@@ -39,6 +39,13 @@ _WHOLE_BYTE_TYPES = frozenset(
     for name in "FLOAT FLOAT16 BFLOAT16 DOUBLE INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 BOOL".split()
 )
 
+_PACKED_TYPES: dict[int, int] = {
+    getattr(onnx.TensorProto, name): bits
+    for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
+    if hasattr(onnx.TensorProto, name)  # the last two are younger than the oldest onnx that we take
+}
+"""Element types narrower than a byte, with their bits."""
+
 
 @dataclass(frozen=True)
 class Port:
@@ -183,7 +190,7 @@ class Model:
         for graph in walk_graphs(proto.graph):
             for node in graph.node:
                 if node.domain == UNKNOWN_DOMAIN:
-                    node.domain = ""
+                    node.ClearField("domain")
         _drop_unknown_domain(proto)
         return Model(proto, dict(self.weights), self.path, self.external)
 
@@ -338,7 +345,9 @@ def _detach_tensor(model: Model, tensor: onnx.TensorProto, *, main: bool) -> Non
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         model.external = True
         array = _map_external(tensor, model.path)
-        if main:
+        if main and tensor.data_type in _PACKED_TYPES:
+            _attach(tensor, array)  # two elements share a byte: NumPy cannot map them
+        elif main:
             model.weights[tensor.name] = array
             _mark_detached(tensor)
         else:
@@ -377,6 +386,8 @@ def _map_external(tensor: onnx.TensorProto, path: Path | None) -> Array:
         )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     dims = tuple(tensor.dims)
+    if bits := _PACKED_TYPES.get(tensor.data_type):
+        dtype, dims = np.dtype(np.uint8), ((bits * int(np.prod(dims, dtype=np.int64)) + 7) // 8,)
     offset = info.offset or 0
     if file.stat().st_size < offset + dtype.itemsize * int(np.prod(dims, dtype=np.int64)):
         raise ModelError(f"external data file {info.location!r} is too short", where=where)
@@ -427,7 +438,8 @@ def _append(stream: Any, tensor: onnx.TensorProto, array: Array, location: str) 
 def _data_file(target: Path) -> Path:
     """`<target>.data`, or the first numbered one that no other model owns."""
     owned = _locations(target)
-    candidates = (target.with_name(f"{target.name}{n}.data") for n in ("", *(f".{i}" for i in range(1, 1000))))
+    numbers = ("", *(f".{i}" for i in range(1, 1000)))
+    candidates = (target.with_name(f"{target.name}{number}.data") for number in numbers)
     return next(c for c in candidates if not c.exists() or c.name in owned)
 
 
@@ -438,7 +450,8 @@ def _locations(path: Path) -> set[str]:
         proto = _read(path)
     except ModelError:
         return set()
-    return {external_data_helper.ExternalDataInfo(t).location for t in proto.graph.initializer if t.external_data}
+    external = (t for t in proto.graph.initializer if t.external_data)
+    return {external_data_helper.ExternalDataInfo(t).location for t in external}
 
 
 @contextmanager
