@@ -21,7 +21,8 @@ class FuseLayerNorm(GraphPass):
 
     Measured on one H200 with TensorRT-RTX 1.6.1: on FP16 x of standard deviation 1000 the decomposed
     form gives zeros, LayerNormalization a relative error of 2.1e-4 in less time. Axis, epsilon, scale
-    and bias are taken over exactly. A missing scale becomes ones.
+    and bias are taken over exactly. A missing scale becomes ones. A sum in another order moves x - mean
+    by 2^-24 |mean|: where |mean| is 1e4 deviations, both forms are off by 5e-4, and differ by as much.
 
     Options:
         channel_axis: What happens to a norm whose axes are not the last ones, such as LayerNorm2d over
@@ -31,7 +32,8 @@ class FuseLayerNorm(GraphPass):
 
     name = "fuse-layer-norm"
     exactness = Exactness(
-        1e-4, "FP32 sums in another order; 4.3e-5 measured where channels of 12000 cancel, 4e-7 elsewhere"
+        1e-4,
+        "FP32 sums in another order: at most 4.3e-5 measured on models/ (vit_massive), 6e-7 on the others",
     )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, model, ops, random_feeds, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 from test_norms import AFFINE, BLOCKED, CHANNEL, CORE, INPUTS, LAYER_NORMS, VARIANCE, build, units
 
@@ -236,7 +238,7 @@ def test_the_channel_axis_transposed() -> None:
     assert perms == [[0, 2, 3, 1], [0, 3, 1, 2]]
     assert constant(result, norm_node(result).input[1]).tolist() == [1, 2, 3, 4]
     assert constant(result, norm_node(result).input[2]).tolist() == [-1, 0, 1, 2]
-    assert [c.what for c in report.changes] == ["8 nodes became Transpose, LayerNormalization, Transpose"]
+    assert [c.what for c in report.changes] == ["9 nodes became Transpose, LayerNormalization, Transpose"]
     assert_close(before, result)
 
 
@@ -279,6 +281,35 @@ def test_inside_a_subgraph() -> None:
     for choice in (True, False):
         feeds = {**random_feeds(before), "t": np.array(choice)}
         np.testing.assert_allclose(run(before, feeds)[0], run(result, feeds)[0], rtol=1e-5, atol=1e-6)
+
+
+@st.composite
+def layer_norms(draw: st.DrawFn) -> Model:
+    """A LayerNorm over any axes of any small shape, with weights written in any way that broadcasts."""
+    shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    rank = len(shape)
+    axes = sorted(draw(st.sets(st.integers(0, rank - 1), min_size=1)))
+    written = [a - rank if draw(st.booleans()) else a for a in axes]
+    full = [d if i in axes else 1 for i, d in enumerate(shape)]
+    dims = full[draw(st.integers(0, axes[0])) :]
+    values = ", ".join(str(i + 1) for i in range(int(np.prod(dims))))
+    affine = draw(st.sampled_from(["y = Identity(n)", "y = Mul(k, n)", "w = Mul(n, k) y = Add(k, w)"]))
+    return graph(f"""g (float{shape} x) => (float{shape} y)
+        <float two = {{2.0}}, float eps = {{0.00001}}, float{dims} k = {{{values}}}> {{
+            {CORE.replace("[-1]", str(written))} {affine}
+        }}""")
+
+
+@settings(max_examples=60, deadline=None)
+@given(layer_norms())
+def test_any_axes_and_any_weights(before: Model) -> None:
+    result, report = apply(FuseLayerNorm(channel_axis="transpose"), before)
+    assert "LayerNormalization" in ops(result)
+    assert len(report.changes) == 1
+    feeds = random_feeds(before)
+    (a,), (b,) = run(before, feeds), run(result, feeds)
+    # x is rounded at 2^-24 |x| before it is divided by sqrt(variance + eps), here at least 3e-3; |k| <= 625
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4 * max(1.0, float(np.abs(a).max())))
 
 
 CASES = [("vit", 25), ("vit_massive", 25), ("bert", 5), ("convnext", 10), ("swin", 11), ("rtdetr", 9)]

@@ -14,7 +14,7 @@ from rewriter.base import Refusal
 from rewriter.edits import GraphEditor, label
 from rewriter.norms.affine import Frame, Tail, follow
 from rewriter.norms.patterns import Core, Kind, match
-from rewriter.norms.trail import origins, positive
+from rewriter.norms.trail import origins, positive, transparent
 
 __all__ = ["Frame", "Kind", "Norm", "find_norms"]
 
@@ -112,7 +112,7 @@ def _between(graph: GraphEditor, sources: tuple[str, ...], source: str) -> list[
     for tensor in sources:
         for name in origins(graph, tensor):
             node = graph.producer(name)
-            if name == source or node is None:
+            if name == source or node is None or not transparent(graph, node):
                 break
             found.append(node)
     return found
