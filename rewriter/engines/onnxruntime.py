@@ -44,11 +44,18 @@ class NoKernelError(ArithmeticRunError):
         self.node = node
 
 
+def qualified(node: onnx.NodeProto) -> str:
+    """The operator, with its domain in front unless that is the default one."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
+
+
 class Session:
     """A model, loaded and ready to run on the CPU. A context manager; `close` frees its memory.
 
-    Detached weights (`Model.weights`) are handed over by reference: they are neither copied nor
-    serialised, so models over 2 GiB load like small ones.
+    Detached weights (`Model.weights`) are neither copied nor serialised: ONNX Runtime gets them as
+    inputs, by reference, so models over 2 GiB load like small ones. (As external initializers it
+    would copy them once, measured on 1.31.) Where they must be constants, for optimisations and for
+    operators of other domains, they are handed over as such.
 
     Args:
         model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
@@ -64,14 +71,15 @@ class Session:
         import onnxruntime as ort
 
         self._file = str(model.path) if model.path else None
-        self._weights = {name: _value(array) for name, array in _shared(model).items()}
+        proto, inputs, constants = _split(model, all_constant=optimize)
+        self._inputs = {name: _value(model.weights[name]) for name in inputs}
+        self._constants = {name: _value(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
-        if self._weights:
-            options.add_external_initializers(list(self._weights), list(self._weights.values()))
-        data = _named(model.proto).SerializeToString()
+        if constants:
+            options.add_external_initializers(list(self._constants), list(self._constants.values()))
         try:
             self._session: ort.InferenceSession | None = ort.InferenceSession(
-                data, options, providers=["CPUExecutionProvider"]
+                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # its exception classes share no other base
             _raise(error, self._file, "ONNX Runtime cannot load the model")
@@ -90,9 +98,8 @@ class Session:
             raise ArithmeticRunError("the session is closed", where=self._file)
         names = list(self.outputs if outputs is None else outputs)
         try:
-            values = self._session.run_with_ort_values(
-                names, {name: _value(array) for name, array in feeds.items()}
-            )
+            given = {name: _value(array) for name, array in feeds.items()}
+            values = self._session.run_with_ort_values(names, self._inputs | given)
         except Exception as error:
             _raise(error, self._file, "ONNX Runtime cannot run the model")
         return {name: _array(value) for name, value in zip(names, values, strict=True)}
@@ -100,7 +107,7 @@ class Session:
     def close(self) -> None:
         """Free the session; the weights stay with the model."""
         self._session = None
-        self._weights = {}
+        self._inputs = self._constants = {}
 
     def __enter__(self) -> Session:
         return self
@@ -120,31 +127,44 @@ def _options(optimize: bool, threads: int) -> ort.SessionOptions:
     # The default order is a depth-first search backwards from the outputs: a cheap reader of a tensor
     # that leads to an output of its own may run last, and the tensor lives until then.
     options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False  # its one block comes on top of what the arena holds already
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _QUIET
     return options
 
 
-def _shared(model: Model) -> dict[str, Array]:
-    """The detached weights that the graph still lists."""
-    external = onnx.TensorProto.EXTERNAL
-    return {
-        t.name: model.weights[t.name] for t in model.proto.graph.initializer if t.data_location == external
-    }
+def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[str], list[str]]:
+    """A proto for ONNX Runtime, and the detached weights by the way in which they reach it.
 
+    Every node of the proto has a name, so that a failure can say which it was.
 
-def _named(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The proto with a name for every node, so that a failure can say which it was."""
-    graphs = list(walk_graphs(proto.graph))
-    if all(node.name for graph in graphs for node in graph.node):
-        return proto
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    for graph in walk_graphs(copy.graph):
+    Returns:
+        The proto, the weights that are inputs of it, and those that are external initializers.
+    """
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    foreign: set[str] = set()
+    for graph in walk_graphs(proto.graph):
         for node in graph.node:
             node.name = label(node)
-    return copy
+            if node.domain not in ("", "ai.onnx"):
+                foreign.update(node.input)
+    kept, inputs, constants = [], [], []
+    listed = {v.name for v in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        detached = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if not detached or all_constant or tensor.name in foreign:
+            kept.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+            constants += [tensor.name] if detached else []
+            continue
+        inputs.append(tensor.name)
+        if tensor.name not in listed:
+            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            proto.graph.input.append(value)
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(kept)
+    return proto, inputs, constants
 
 
 def _value(array: Array) -> ort.OrtValue:
@@ -152,9 +172,9 @@ def _value(array: Array) -> ort.OrtValue:
     import onnxruntime as ort
 
     array = np.asarray(array, order="C")
-    if array.dtype.kind != "V" and array.dtype.isbuiltin:
+    if array.dtype.isbuiltin != 2:  # 2: registered with numpy from outside, as ml_dtypes does
         return ort.OrtValue.ortvalue_from_numpy(array)
-    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)  # ml_dtypes: numpy has no such type
+    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype)
 
 
