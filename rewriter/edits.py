@@ -21,7 +21,7 @@ TAG = "rewriter.pass"
 
 
 class GraphEditor:
-    """One graph of a model, with the graph that encloses it as `parent`.
+    """One graph of a model, with the graph that encloses it as `parent` and the node that holds it as `owner`.
 
     Tensors of enclosing graphs can be asked about by name as if they were local; edits touch this
     graph alone. Names of new nodes and tensors are unique in the whole model.
@@ -34,10 +34,12 @@ class GraphEditor:
         facts: dict[str, TensorFacts],
         *,
         parent: GraphEditor | None = None,
+        owner: NodeProto | None = None,
         names: set[str] | None = None,
         tag: str = "",
     ) -> None:
         self.model = model
+        self.owner = owner
         self.graph = graph
         self.parent = parent
         self.tag = tag
@@ -351,14 +353,16 @@ def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
     scopes = iter(facts.scopes)
     names = all_names(model.proto.graph)
 
-    def visit(graph: onnx.GraphProto, parent: GraphEditor | None) -> Iterator[GraphEditor]:
-        editor = GraphEditor(model, graph, next(scopes), parent=parent, names=names, tag=tag)
+    def visit(
+        graph: onnx.GraphProto, parent: GraphEditor | None, owner: NodeProto | None
+    ) -> Iterator[GraphEditor]:
+        editor = GraphEditor(model, graph, next(scopes), parent=parent, owner=owner, names=names, tag=tag)
         yield editor
         for node in graph.node:
             for child in subgraphs(node):
-                yield from visit(child, editor)
+                yield from visit(child, editor, node)
 
-    return list(visit(model.proto.graph, None))
+    return list(visit(model.proto.graph, None, None))
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

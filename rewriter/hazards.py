@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from onnx import TensorProto
 
+from rewriter.edits import GraphEditor, attribute
 from rewriter.model import subgraphs
 from rewriter.range_rules import FP16_MIN_NORMAL, lost_epsilon, overflow, unfused_norm
 from rewriter.resolution_rules import coordinates, integers, order, phase, positions
-from rewriter.survey import Hazard, Settings, Survey
+from rewriter.survey import CHEAP, Hazard, Settings, Survey
 
 __all__ = ["RULES", "Hazard", "Rule", "Settings", "Survey"]
 
@@ -86,6 +87,24 @@ def accumulation(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")
 
 
+def state_update(survey: Survey) -> Iterator[Hazard]:
+    """The cheap operators in a Loop's or Scan's body that write what the next iteration starts from."""
+    for tensor in _states(survey.graph):
+        if survey.is_float(tensor):
+            for node in survey.upstream(tensor, lambda n: n.op_type in CHEAP):
+                yield Hazard(node, "accumulation", f"state {tensor} goes from iteration to iteration", tensor)
+
+
+def _states(graph: GraphEditor) -> list[str]:
+    """Outputs of a body that are its states: Loop's behind the condition, Scan's before the scan outputs."""
+    owner, outputs = graph.owner, [v.name for v in graph.graph.output]
+    if owner is None or owner.op_type not in {"Loop", "Scan"}:
+        return []
+    if owner.op_type == "Loop":
+        return outputs[1 : len(owner.input) - 1]
+    return outputs[: len(owner.input) - attribute(owner, "num_scan_inputs")]
+
+
 def generated(survey: Survey) -> Iterator[Hazard]:
     """Random numbers keep their type, and with it their sequence."""
     for node in survey.nodes:
@@ -107,6 +126,7 @@ RULES: tuple[Rule, ...] = (
     order,
     quantized,
     accumulation,
+    state_update,
     generated,
     unmeasured,
 )
