@@ -24,7 +24,7 @@ class FuseRmsNorm(GraphPass):
     """
 
     name = "fuse-rms-norm"
-    exactness = Exactness(1e-5, "FP32 sums in another order; at most 1.9e-7 measured on real exports")
+    exactness = Exactness(1e-5, "FP32 sums in another order; at most 4.1e-7 measured on real exports")
     before = """
         <ir_version: 11, opset_import: ["" : 23]>
         g (float[2,8,64] x, float[64] scale) => (float[2,8,64] y)
