@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,9 @@ from rewriter.result import OutputComparison
 
 SET_SHARE = 0.95
 """Share of rows that a comparison as sets looks at: queries at the threshold of a TopK come and go."""
+
+MOST_ROWS = 2048
+"""Matching takes time with the cube of the rows, and memory with their square (32 MiB at 2048)."""
 
 
 def compare(
@@ -22,8 +26,9 @@ def compare(
         expected, actual: Outputs of the reference and of the result, of equal shapes.
         tolerance: Largest relative L2 error of a float output, and share of differing elements of
             any other output.
-        as_sets: Outputs that fail and have the form [batch, rows, ...] are compared once more with
-            their rows matched: for models that order detections by TopK.
+        as_sets: Finite outputs [batch, rows] or [batch, rows, features] that fail are compared once
+            more with their rows matched, those of equal [batch, rows] together: for models that
+            order detections by TopK.
     """
     found = {name: _compare_one(name, expected[name], actual[name], tolerance) for name in expected}
     if as_sets and not all(c.passed for c in found.values()):
@@ -56,7 +61,9 @@ def _compare_one(
         )
     if not _is_float(expected):
         share = float(np.mean(expected != actual)) if expected.size else 0.0
-        return OutputComparison(name, share, share, 1.0 - share, True, tolerance, "share of differing elements")
+        note = f"{note}; " if note else ""
+        note += "share of differing elements"
+        return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note)
     usable = np.isfinite(expected)
     finite = bool(np.all(np.isfinite(actual[usable]))) and _same_specials(expected, actual)
     a, b = actual[usable].astype(np.float64), expected[usable].astype(np.float64)
@@ -83,45 +90,50 @@ def _cosine(a: Array, b: Array) -> float:
 
 
 def _row_groups(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> list[list[str]]:
-    """Float outputs whose first two dims agree: one row of each describes the same detection."""
+    """Outputs whose first two dims agree: one row of each describes the same detection."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, array in expected.items():
-        if array.ndim >= 2 and array.shape[1] > 1 and array.shape == actual[name].shape and _is_float(array):
+        if array.ndim in (2, 3) and 1 < array.shape[1] <= MOST_ROWS and array.shape == actual[name].shape:
             groups.setdefault(array.shape[:2], []).append(name)
-    return list(groups.values())
+    return [names for names in groups.values() if all(_finite(expected[n], actual[n]) for n in names)]
+
+
+def _finite(*arrays: Array) -> bool:
+    """A row that is not finite must not be among those left out."""
+    return all(not _is_float(a) or bool(np.all(np.isfinite(a))) for a in arrays)
 
 
 def _compare_rows(
     names: list[str], expected: Mapping[str, Array], actual: Mapping[str, Array], tolerance: float
 ) -> dict[str, OutputComparison]:
+    batch, rows = expected[names[0]].shape[:2]
+    keep = math.ceil(rows * SET_SHARE)
+    matched = [_match([(expected[n][i], actual[n][i]) for n in names], keep) for i in range(batch)]
+    note = f"rows matched as sets, best {keep} of {rows}"
+    found = {}
+    for name in names:
+        pairs = [(expected[name][i][left], actual[name][i][right]) for i, (left, right) in enumerate(matched)]
+        both = [np.stack(side) for side in zip(*pairs, strict=True)]
+        found[name] = _compare_one(name, both[0], both[1], tolerance, note)
+    return found
+
+
+def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Array]:
+    """Row numbers on both sides of the `keep` best pairs; `pairs` hold [rows, ...] of every output."""
     from scipy.optimize import linear_sum_assignment
 
-    batch, rows = expected[names[0]].shape[:2]
-    keep = max(1, int(rows * SET_SHARE))
-    pairs: dict[str, list[tuple[Array, Array]]] = {name: [] for name in names}
-    for item in range(batch):
-        a = {n: expected[n][item].reshape(rows, -1).astype(np.float64) for n in names}
-        b = {n: actual[n][item].reshape(rows, -1).astype(np.float64) for n in names}
-        cost = sum(_distances(a[n], b[n]) for n in names)
-        left, right = linear_sum_assignment(np.nan_to_num(cost, nan=1e30, posinf=1e30))
-        best = np.argsort(np.asarray(cost)[left, right], kind="stable")[:keep]
-        for name in names:
-            pairs[name].append((a[name][left[best]], b[name][right[best]]))
-    note = f"rows matched as sets, best {keep} of {rows}"
-    return {
-        name: _compare_one(
-            name,
-            np.concatenate([x for x, _ in both]),
-            np.concatenate([y for _, y in both]),
-            tolerance,
-            note,
-        )
-        for name, both in pairs.items()
-    }
+    cost = np.sum([_distances(a, b) for a, b in pairs], axis=0)
+    left, right = linear_sum_assignment(cost)
+    best = np.argsort(cost[left, right], kind="stable")[:keep]
+    return left[best], right[best]
 
 
 def _distances(a: Array, b: Array) -> Array:
-    """Squared distances between all rows, in units of the mean squared row of `a`."""
-    scale = float(np.mean(np.sum(a * a, axis=1))) or 1.0
-    squares = np.sum(a * a, axis=1)[:, None] + np.sum(b * b, axis=1)[None, :] - 2.0 * (a @ b.T)
-    return np.maximum(squares, 0.0) / scale
+    """Distances between all rows: squared, in units of the mean squared row of `a`; 0 or 1 for other types."""
+    left, right = a.reshape(len(a), -1), b.reshape(len(b), -1)
+    if not _is_float(a):
+        return np.any(left[:, None] != right[None], axis=2).astype(np.float64)
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    norms = np.sum(left * left, axis=1)
+    squares = norms[:, None] + np.sum(right * right, axis=1)[None] - 2.0 * (left @ right.T)
+    return np.maximum(squares, 0.0) / (float(np.mean(norms)) or 1.0)
