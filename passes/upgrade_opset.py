@@ -13,7 +13,8 @@ from rewriter import facts
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.model import Model
-from rewriter.opsets import CannotConvertError, NodeConverter
+from rewriter.opset_rules import CannotConvertError
+from rewriter.opsets import NodeConverter, Request
 from rewriter.passes.inline_functions import inline
 
 Replacements = list[tuple[NodeProto, GraphProto]]
@@ -70,7 +71,9 @@ class UpgradeOpset(ModelPass):
         known = facts.infer(work)
         editors = open_graphs(work, known, tag=self.name)
         converter = NodeConverter(model.opset, target, _usual_float(known))
-        plans = [_plan(editor, converter, refusals) for editor in editors]
+        requests = [_requests(editor, converter) for editor in editors]
+        converter.learn(request for of_graph in requests for request in of_graph)
+        plans = [_plan(of_graph, converter, refusals) for of_graph in requests]
         if refusals:
             return refusals
         changed = Counter(node.op_type for plan in plans for node, _ in plan)
@@ -85,9 +88,9 @@ class UpgradeOpset(ModelPass):
         return [*inlined, Change("model", what)]
 
 
-def _plan(editor: GraphEditor, converter: NodeConverter, refusals: list[Event]) -> Replacements:
-    """The replacements in one graph; operators that cannot be carried are added to `refusals`."""
-    plan: Replacements = []
+def _requests(editor: GraphEditor, converter: NodeConverter) -> list[Request]:
+    """The nodes of a graph whose operators changed."""
+    requests = []
     for node in editor.nodes:
         if not converter.concerns(node):
             continue
@@ -95,8 +98,17 @@ def _plan(editor: GraphEditor, converter: NodeConverter, refusals: list[Event]) 
             _forget_unread_mask(editor, node)
         known = [_facts(editor, name) for name in node.input]
         constants = [editor.constant(name) if name else None for name in node.input]
+        requests.append(Request(node, known, constants))
+    return requests
+
+
+def _plan(requests: list[Request], converter: NodeConverter, refusals: list[Event]) -> Replacements:
+    """The replacements in one graph; operators that cannot be carried are added to `refusals`."""
+    plan: Replacements = []
+    for request in requests:
+        node = request.node
         try:
-            replacement = converter.convert(node, known, constants)
+            replacement = converter.convert(request)
         except CannotConvertError as error:
             text = f"{node.op_type} cannot go from opset {converter.source} to {converter.target}: {error}"
             refusals.append(Refusal(label(node), text))

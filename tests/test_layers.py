@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("model",),
     ("facts", "schemas"),
     ("base", "plan"),
-    ("edits",),
+    ("edits", "opset_rules"),
     ("engines", "instrument", "norms", "opsets", "stored"),
     ("ranges", "retype", "survey"),
     ("range_rules", "resolution_rules"),

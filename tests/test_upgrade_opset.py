@@ -11,7 +11,7 @@ from onnx import helper
 from rewriter.base import Context
 from rewriter.facts import TensorFacts
 from rewriter.model import Array, Model, load
-from rewriter.opsets import NodeConverter
+from rewriter.opsets import NodeConverter, Request
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
 NORM = """(float[2,3,4] x, float[3] a, float[3] b, float[3] c, float[3] d) => (y)
@@ -425,5 +425,22 @@ def test_equal_nodes_are_converted_once() -> None:
     converter = NodeConverter(10, 17)
     for name in ("one", "two"):
         node = helper.make_node("Clip", [name], [name + "_out"], name=name, min=0.0)
-        assert converter.convert(node, [TensorFacts(1, None)], [None]) is not None
+        assert converter.convert(Request(node, [TensorFacts(1, None)], [None])) is not None
     assert len(converter._done) == 1
+
+
+def test_many_nodes_go_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "{ s = Softmax(x) u = Unsqueeze<axes = [0]>(s) y = ReduceSum<axes = [1]>(u) }"
+    source = _source(11, "(float[2,3,4] x) => (y) " + body)
+    calls: list[int] = []
+    convert = onnx.version_converter.convert_version
+
+    def counted(proto: onnx.ModelProto, target: int) -> onnx.ModelProto:
+        calls.append(len(proto.graph.node))
+        return convert(proto, target)
+
+    monkeypatch.setattr(onnx.version_converter, "convert_version", counted)
+    result, _ = apply(UpgradeOpset(), source)
+    assert calls == [3]
+    feeds = random_feeds(source)
+    _equal(run(result, feeds), run(source, feeds))
