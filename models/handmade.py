@@ -35,7 +35,7 @@ MIXED_CASTS = """
 <ir_version: 8, opset_import: ["" : 17]>
 mixed_casts (float[1,R,64] tokens, float[1,R,64] queries)
   => (float16[1,R,64] keys_half, float[1,R,64] values, float[1,R,R] scores, float[1,R,1] norm)
-<float epsilon = {1e-12}, float half_power = {0.5}, float two = {2.0}, int64[1] last = {-1}>
+<float epsilon = {1e-12}, float half_power = {0.5}, float two = {2.0}, int64[1] first = {0}>
 {
   same_type = Cast<to = 1>(tokens)
   tokens_half = Cast<to = 10>(same_type)
@@ -185,8 +185,8 @@ def mismatch(full: bool) -> Built:
 
 IF_LOOP = """
 <ir_version: 8, opset_import: ["" : 16]>
-if_loop (float[4,16] x, bool wide, int64 steps) => (float[4,16] y, float[S,4,16] trace)
-<bool go = {1}, float decay = {0.5}, float push = {800.0}, float two = {2.0}, float epsilon = {1e-5}, int64[1] last = {-1}>
+if_loop (float[4,16] x, bool wide) => (float[4,16] y, float[5,4,16] trace)
+<bool go = {1}, int64 steps = {5}, float decay = {0.5}, float push = {800.0}, float two = {2.0}, float epsilon = {1e-5}, int64[1] first = {0}>
 {
   start = If (wide) <
     then_branch = widen () => (float[4,16] lifted) {
@@ -213,11 +213,11 @@ if_loop (float[4,16] x, bool wide, int64 steps) => (float[4,16] y, float[S,4,16]
       seen = Tanh(normed)
     }
   >
-  zero = ReduceSum<keepdims = 0>(nothing, last)
+  zero = ReduceSum<keepdims = 0>(nothing, first)
   total, sums = Scan (zero, final) <
-    num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1],
-    body = accumulate (float[4] so_far_in, float[4] column) => (float[4] so_far, float[4] sum_out) {
-      so_far = Add(so_far_in, column)
+    num_scan_inputs = 1,
+    body = accumulate (float[16] so_far_in, float[16] row) => (float[16] so_far, float[16] sum_out) {
+      so_far = Add(so_far_in, row)
       sum_out = Identity(so_far)
     }
   >
@@ -227,19 +227,18 @@ if_loop (float[4,16] x, bool wide, int64 steps) => (float[4,16] y, float[S,4,16]
 
 
 def if_loop(full: bool) -> Built:
-    """An If, a Loop with float state and an RMSNorm in its body, and a Scan that sums along the last axis.
+    """An If, a Loop with float state and an RMSNorm in its body, and a Scan that sums along the first axis.
 
     The If's taken branch lifts x to the thousands, so the square in the Loop's body overflows FP16 at every step.
-    x, float32 [4, 16]; wide, bool []; steps, int64 []. One size only.
+    x, float32 [4, 16]; wide, bool []. One size only.
     """
     rng = rng_for("if_loop")
-    model = parsed(IF_LOOP, {"weight": gaussian(rng, 16, 16), "nothing": np.zeros((4, 1), np.float32)})
+    model = parsed(IF_LOOP, {"weight": gaussian(rng, 16, 16), "nothing": np.zeros((1, 16), np.float32)})
     return Built(
         model,
         lambda index: {
             "x": rng_for("if_loop_sample", index).standard_normal((4, 16)).astype(np.float32),
             "wide": np.array(True),
-            "steps": np.array(5, np.int64),
         },
     )
 

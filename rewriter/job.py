@@ -72,7 +72,7 @@ class Job:
         with self._stage("load"):
             original = load(options.source)
             samples = self._samples(original)
-        expected = self._expected(original, samples) if options.verify else []
+        expected = self._expected(original, samples) if options.verify else None
         structural, lowering = _split(options.steps)
         structured = self._rewrite(original, structural, None)
         plan = self._plan(structured, samples) if lowering else None
@@ -101,11 +101,11 @@ class Job:
             self.warnings.append(samples.source.text)
         return samples
 
-    def _expected(self, original: Model, samples: Samples) -> list[verify.Outputs] | None:
-        """Reference outputs; None if ONNX Runtime cannot run the model."""
+    def _expected(self, original: Model, samples: Samples) -> verify.Expected | None:
+        """Outputs of the original; None if ONNX Runtime cannot run the model."""
         with self._stage("reference"):
             try:
-                return verify.reference_outputs(original, islice(samples, VERIFIED_SAMPLES))
+                return verify.expected_outputs(original, list(islice(samples, VERIFIED_SAMPLES)))
             except ArithmeticRunError as error:
                 self.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
                 return None
@@ -134,7 +134,7 @@ class Job:
 
     def _checks(
         self,
-        expected: list[verify.Outputs] | None,
+        expected: verify.Expected | None,
         structured: Model,
         fixed: Model,
         samples: Samples,
