@@ -129,6 +129,11 @@ class Job:
                 tensor_facts.infer(widened),
                 progress=lambda done: self.options.progress("ranges", done, len(samples)),
             )
+        if ranges.unsupported:
+            self.warnings.append(
+                f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "
+                "measured and stays in FP32"
+            )
         with self._stage("plan"):
             return make_plan(structured, facts, ranges, self.options.wish)
 
@@ -175,8 +180,8 @@ class Job:
 
     def _build(self, fixed: Model, path: Path, samples: Samples) -> Check:
         with self._stage("build"):
-            sample = next(iter(samples), None)
-            return verify.check_engine(fixed, path, sample, self.options.build_timeout)
+            sample, spans = next(iter(samples), {}), samples.source.spans
+            return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout)
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

@@ -15,6 +15,7 @@ from rewriter.build_check import check_build, expectation
 from rewriter.compare import compare, worst
 from rewriter.emulate import emulation, reference
 from rewriter.engines.onnxruntime import Session
+from rewriter.engines.tensorrt import Span
 from rewriter.errors import ArithmeticRunError
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.result import Check, OutputComparison
@@ -101,15 +102,19 @@ def check_emulation(
 
 
 def check_engine(
-    model: Model, path: Path, sample: Mapping[str, Array] | None, timeout_s: float
+    model: Model, path: Path, sample: Mapping[str, Array], spans: Mapping[str, Span], timeout_s: float
 ) -> Check:
-    """Build the written file with the TensorRT that is installed and read the network back."""
-    given = sample or {}
+    """Build the written file with the TensorRT that is installed and read the network back.
+
+    Args:
+        sample: One sample, for the shapes and for the values of inputs that are shapes themselves.
+        spans: Smallest, usual and largest shape of inputs, where several samples tell them.
+    """
     return check_build(
         path,
         expectation(model, tensor_facts.infer(model)),
-        shapes={name: array.shape for name, array in given.items()},
-        values={name: array.reshape(-1).tolist() for name, array in given.items() if _may_be_a_shape(array)},
+        shapes={name: array.shape for name, array in sample.items()} | dict(spans),
+        values={name: array.reshape(-1).tolist() for name, array in sample.items() if _may_be_a_shape(array)},
         timeout_s=timeout_s,
     )
 
