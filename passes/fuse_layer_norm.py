@@ -28,6 +28,15 @@ class FuseLayerNorm(GraphPass):
         channel_axis: What happens to a norm whose axes are not the last ones, such as LayerNorm2d over
             axis 1 of NCHW: `island` leaves it, to be computed as one FP32 island; `transpose` puts
             Transpose, LayerNormalization, Transpose in its place, which can be faster or slower.
+
+    Declines:
+        - a unit of which an inner tensor is used elsewhere or is a graph output
+        - means over different axes, sums that are not means, a variance as E[x^2] - E[x]^2
+        - an epsilon outside the root, as a lower bound, or more than one
+        - a constant scale that varies along other axes, or that would add an axis
+        - no scale, and axes of unknown size; computed axes; float64; a model below opset 17
+        - axes that are not the last ones, with `channel_axis=island`
+        - an Add of a residual behind it, or a Mul by a computed modulation: they stay behind the operator
     """
 
     name = "fuse-layer-norm"

@@ -21,6 +21,13 @@ class FuseRmsNorm(GraphPass):
     RMSNormalization came with opset 23, which few TensorRT releases parse: the pass writes it only if
     the model has that opset and the run allows it. Else, and for an L2 normalisation
     (torch.nn.functional.normalize), it names the unit, which becomes one FP32 island.
+
+    Declines:
+        - a model or a run below opset 23
+        - an L2 normalisation, which divides by the root of a sum: no ONNX operator does
+        - a unit of which an inner tensor is used elsewhere or is a graph output
+        - an epsilon outside the root or as a lower bound, sums that are not means, float64
+        - axes that are not the last ones, or of unknown size when there is no scale
     """
 
     name = "fuse-rms-norm"

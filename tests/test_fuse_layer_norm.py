@@ -164,6 +164,14 @@ def test_a_computed_scale_of_the_right_shape_is_a_scale() -> None:
     assert_close(before, result)
 
 
+def test_a_computed_scale_of_unknown_shape_is_none() -> None:
+    body = f"{CORE} u = Reshape(s, t) y = Mul(n, u)"
+    before = build(body, "float[2,4,8] x, float[8] s, int64[k] t", "float[a,c,d] y")
+    result, report = apply(FuseLayerNorm(), before)
+    assert ops(result) == ["LayerNormalization", "Reshape", "Mul"]
+    assert report.refusals == (Refusal("Mul(y)", "stays, for u is no scale: it is computed"),)
+
+
 def test_a_scalar_behind_it_stays() -> None:
     before = build(f"{CORE} y = Mul(n, half)")
     result, _ = apply(FuseLayerNorm(), before)

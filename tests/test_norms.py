@@ -250,6 +250,20 @@ BLOCKED = [
         id="a scale per token",
     ),
     pytest.param(
+        "k = Constant<value_floats = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]>()"
+        f" t = Constant<value_ints = [0, 1, 2]>() j = Unsqueeze(k, t) {CORE} y = Mul(n, j)",
+        "float[1,2,4,8] y",
+        "its scale j has shape [1, 1, 1, 8]",
+        id="a scale that adds an axis",
+    ),
+    pytest.param(
+        f"k = Constant<value_ints = [4, 1]>() i = Expand(one, k) {VARIANCE} g = Mul(d, i) e = Add(v, eps)"
+        " r = Sqrt(e) n = Div(g, r) y = Add(n, b)",
+        "float[2,4,8] y",
+        "its scale i has shape [4, 1]",
+        id="a computed scale per token, before the division",
+    ),
+    pytest.param(
         f"q = Mul(x, x) a = ReduceMean<axes = [-1]>(q) {MEAN} p = Mul(m, m) v = Sub(a, p)"
         f" e = Add(v, eps) r = Sqrt(e) d = Sub(x, m) n = Div(d, r) {AFFINE}",
         "float[2,4,8] y",

@@ -207,4 +207,4 @@ def _computed_fits(shape: Shape | None, frame: Frame) -> bool:
     """
     if shape is None or frame.rank is None or not frame.trailing or len(shape) >= frame.rank:
         return False
-    return shape == frame.sizes
+    return None not in frame.sizes and shape == frame.sizes
