@@ -12,11 +12,13 @@ from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.scale_query import ScaleQuery
+from rewriter.passes.simplify import Simplify
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
 ALL: tuple[type[Pass], ...] = (
     InlineFunctions,
     UpgradeOpset,
+    Simplify,
     FoldQuantizedBias,
     CleanCasts,
     FuseLayerNorm,
