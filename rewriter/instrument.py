@@ -278,7 +278,9 @@ class _Scope:
             graph.node.append(_node("Concat", [p.vectors[lane] for p in packs], vectors[-1], axis=0))
         return _joined(packs, tuple(vectors))
 
-    def _lift_branches(self, graphs: Sequence[GraphProto], packs: Sequence[Pack], outputs: tuple[str, ...]) -> None:
+    def _lift_branches(
+        self, graphs: Sequence[GraphProto], packs: Sequence[Pack], outputs: tuple[str, ...]
+    ) -> None:
         """Each branch yields the vectors of both, with neutral values for the other one."""
         for mine, graph in enumerate(graphs):
             vectors = []
@@ -293,7 +295,9 @@ class _Scope:
             graph.output.extend(_values(_joined(packs, tuple(vectors))))
         self.children.append(_joined(packs, outputs))
 
-    def _lift_iterations(self, node: NodeProto, body: GraphProto, pack: Pack, outputs: tuple[str, ...]) -> None:
+    def _lift_iterations(
+        self, node: NodeProto, body: GraphProto, pack: Pack, outputs: tuple[str, ...]
+    ) -> None:
         """Scan outputs gather one row for each iteration; a neutral row stands for none at all."""
         body.output.extend(_values(pack))
         for item in node.attribute:

@@ -75,9 +75,7 @@ def measure(
     return ranges
 
 
-def _open(
-    model: Model, facts: Facts, unsupported: _Unsupported
-) -> tuple[Instrumented, Session | None]:
+def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instrumented, Session | None]:
     """The instrumented model without what has no kernel; no session if nothing is left of it."""
     while True:
         probe = instrument(model, facts, unsupported)
@@ -164,7 +162,9 @@ class _Unsupported:
 
     def __call__(self, node: NodeProto, scope: int) -> bool:
         op = qualified(node)
-        known = op != node.op_type or schema_of(op, "", self._model.opset) or (node.domain, op) in self._functions
+        known = (
+            op != node.op_type or schema_of(op, "", self._model.opset) or (node.domain, op) in self._functions
+        )
         refused = self._refused and {(op, None), self._kind(node, scope)} & self._refused
         if not known or refused:
             self.ops.add(op)
