@@ -50,8 +50,7 @@ def _is_mask(survey: Survey, tensor: str, measured: Range) -> bool:
 def _only_feeds_softmax(survey: Survey, tensor: str) -> bool:
     through = VIEWS | {"Add", "Where"}
     readers = [node for _, node in survey.downstream(tensor, lambda n: n.op_type in through)]
-    exposed = [t for n in readers if n.op_type in through for t in n.output if survey.graph.is_output(t)]
-    return bool(readers) and not exposed and all(n.op_type in through | {"Softmax"} for n in readers)
+    return bool(readers) and all(n.op_type in through | {"Softmax"} for n in readers)
 
 
 def unfused_norm(survey: Survey) -> Iterator[Hazard]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import attribute, label
+from rewriter.facts import FLOATS
 from rewriter.schemas import FP32_INPUTS
 from rewriter.survey import CHEAP, MATRIX_OPS, VIEWS, Hazard, Survey, Through
 
@@ -83,7 +84,7 @@ def integers(survey: Survey) -> Iterator[Hazard]:
     for node in survey.graph.nodes:
         if node.op_type not in {"Cast", "CastLike"} or not survey.is_float(node.input[0]):
             continue
-        if survey.is_float(node.output[0]) or survey.graph.dtype(node.output[0]) == TensorProto.BOOL:
+        if survey.graph.dtype(node.output[0]) in FLOATS | {TensorProto.BOOL}:
             continue
         for source in survey.upstream(node.input[0], _outside_stream(survey), seen):
             yield Hazard(source, "integers", f"becomes an integer in {label(node)}")

@@ -1,0 +1,168 @@
+"""From hazards to a plan: precedence, islands that grow together, Q/DQ, scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import graphs
+import pytest
+
+from rewriter import facts
+from rewriter.model import Model, walk_graphs
+from rewriter.plan import Plan, Range
+from rewriter.planner import Wish, make_plan, node_key
+
+SMALL = Range(-1.0, 1.0, 0.5, True)
+
+
+def planned(
+    source: Model, wish: Wish | None = None, ranges: Mapping[tuple[int, str], Range] | None = None
+) -> Plan:
+    """The plan if every tensor lies within [-1, 1], but for those in `ranges`."""
+    known = facts.infer(source)
+    measured = {(scope, name): SMALL for scope, names in enumerate(known.scopes) for name in names}
+    return make_plan(source, known, {**measured, **(ranges or {})}, wish or Wish())
+
+
+def kept(plan: Plan) -> dict[str, str]:
+    """Rule by first output, of the main graph."""
+    return {d.key.partition(":")[2]: d.rule for d in plan.decisions if d.key.startswith("0:")}
+
+
+CHAIN = """
+    g (float[2] x) => (float[2] y) {
+        a = MatMul(x, x)
+        b = Exp(a)
+        c = Neg(b)
+        d = Abs(c)
+        y = MatMul(d, d)
+    }"""
+
+
+def test_without_hazards_nothing_is_kept() -> None:
+    plan = planned(graphs.graph(CHAIN))
+    assert (plan.precision, plan.decisions, plan.float_nodes) == ("fp16", (), 5)
+
+
+def test_fp32_is_no_plan() -> None:
+    assert planned(graphs.graph(CHAIN), Wish("fp32", keep_ops=("Exp",))) == Plan("fp32")
+
+
+def test_a_decision_tells_node_rule_and_evidence() -> None:
+    plan = planned(graphs.graph(CHAIN), ranges={(0, "d"): Range(0, 1e5, 10, True)})
+    decision = next(d for d in plan.decisions if d.key == "0:d")
+    assert (decision.op, decision.rule, decision.tensor) == ("Abs", "overflow", "d")
+    assert decision.range == Range(0, 1e5, 10, True)
+    assert "3.275e+04" in decision.reason
+
+
+def test_the_users_word_comes_first() -> None:
+    plan = planned(graphs.graph(CHAIN), Wish(keep_ops=("Abs",)), {(0, "d"): Range(0, 1e5, 10, True)})
+    assert kept(plan) == {"d": "user", "y": "overflow"}
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        pytest.param(("b", "d"), {"b": "user", "c": "between-islands", "d": "user"}, id="a cheap node between two"),
+        pytest.param(("b",), {"b": "user"}, id="an island does not spread by itself"),
+        pytest.param(("a", "d"), {"a": "user", "d": "user"}, id="nor over two nodes"),
+        pytest.param(("d",), {"d": "user"}, id="nor over a MatMul to the output"),
+    ],
+)
+def test_islands_grow_together(keep: tuple[str, ...], expected: dict[str, str]) -> None:
+    assert kept(planned(graphs.graph(CHAIN), Wish(keep_nodes=keep))) == expected
+
+
+ENDS = """
+    g (float[2] x) => (float[2] y) {
+        a = Neg(x)
+        b = Exp(a)
+        y = Abs(b)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("io", "expected"),
+    [
+        pytest.param("keep", {"a": "between-islands", "b": "user", "y": "between-islands"}, id="FP32 ends"),
+        pytest.param("fp16", {"b": "user"}, id="FP16 ends"),
+    ],
+)
+def test_between_an_island_and_the_ends_of_the_model(io: str, expected: dict[str, str]) -> None:
+    wish = Wish(keep_nodes=("b",), io="fp16" if io == "fp16" else "keep")
+    assert kept(planned(graphs.graph(ENDS), wish)) == expected
+
+
+def test_a_cheap_model_without_hazards_is_lowered() -> None:
+    assert kept(planned(graphs.graph(ENDS))) == {}
+
+
+def test_existing_casts_do_not_part_islands() -> None:
+    source = graphs.graph("""
+        g (float16[2] x) => (float16[2] y) {
+            a = Exp(x)
+            f = Cast<to = 1>(a)
+            h = Cast<to = 10>(f)
+            b = Neg(h)
+            y = Exp(b)
+        }""")
+    plan = planned(source, Wish(keep_ops=("Exp",)))
+    assert kept(plan) == {"a": "user", "b": "between-islands", "y": "user"}
+    assert plan.float_nodes == 3, "a Cast between floats is no node of the plan"
+
+
+@pytest.mark.parametrize(
+    ("opset", "scale", "wish", "expected"),
+    [
+        pytest.param(17, "0.1", Wish(), "q a y", id="FP32 operators below opset 19"),
+        pytest.param(19, "0.1", Wish(), "", id="FP16 from opset 19 on"),
+        pytest.param(19, "1e-5", Wish(), "q a y", id="a scale that FP16 would flush"),
+        pytest.param(19, "0.1", Wish(keep_ops=("Abs",)), "y", id="an operator that is not next to them"),
+        pytest.param(19, "0.1", Wish(keep_ops=("Relu",)), "q a t d", id="both sides of an FP32 operator"),
+    ],
+)
+def test_q_dq_and_their_operators_have_one_type(opset: int, scale: str, wish: Wish, expected: str) -> None:
+    source = graphs.graph(
+        f"""g (float[2,2] x, float[2,2] w) => (float[2,2] y)
+        <float s = {{{scale}}}, int8 z = {{0}}, int64[2] shape = {{2, 2}}> {{
+            m = MatMul(x, w)
+            a = Relu(m)
+            q = QuantizeLinear(a, s, z)
+            d = DequantizeLinear(q, s, z)
+            t = Reshape(d, shape)
+            r = Conv(t3, t3)
+            y = Abs(t)
+        }}""".replace("            r = Conv(t3, t3)\n", ""),
+        opset=opset,
+        ir=9 if opset > 17 else 8,
+    )
+    names = kept(planned(source, wish)).keys()
+    wanted = {"q a y": {"a", "q", "d", "t", "y"}, "q a t d": {"a", "q"}, "y": {"d", "t", "y"}, "": set()}[expected]
+    assert names == wanted
+
+
+def test_scopes_have_decisions_of_their_own() -> None:
+    source = graphs.graph("""
+        g (float[2] x, bool c) => (float[2] y) {
+            y = If(c) <
+                then_branch = t () => (float[2] p) { h = Exp(x)\n p = Neg(h) },
+                else_branch = e () => (float[2] p) { h = Exp(x)\n p = Neg(h) }
+            >
+        }""")
+    plan = planned(source, ranges={(2, "h"): Range(0, 1e5, 10, True)})
+    assert plan.fp32 == {"2:h", "2:p"}
+
+
+def test_missing_ranges_count_as_unmeasured() -> None:
+    source = graphs.graph(ENDS)
+    plan = make_plan(source, facts.infer(source), {}, Wish())
+    assert kept(plan) == dict.fromkeys("aby", "unmeasured")
+
+
+def test_a_key_survives_a_change_of_types() -> None:
+    source = graphs.graph(ENDS)
+    nodes = [n for g in walk_graphs(source.proto.graph) for n in g.node]
+    before = [node_key(0, n) for n in nodes]
+    nodes[-1].output[0] = "y/fp16"
+    assert [node_key(0, n) for n in nodes] == before == ["0:a", "0:b", "0:y"]
