@@ -72,7 +72,7 @@ class CleanCasts(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # In topological order a Cast meets only Casts that are clean already, so one sweep suffices.
         first: dict[tuple[str, int], NodeProto] = {}
-        casts = [node for node in graph.nodes if node.op_type == "Cast" and node.domain in ("", "ai.onnx")]
+        casts = [node for node in graph.nodes if _is_cast(node)]
         for cast in casts:
             yield from self._clean(graph, cast, first)
         for cast in casts:
@@ -224,7 +224,14 @@ def _refusals(graph: GraphEditor, cast: NodeProto) -> Iterator[Refusal]:
 
 def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
     node = graph.producer(cast.input[0])
-    return node if node is not None and node.op_type == "Cast" and node is not cast else None
+    return node if node is not None and _is_cast(node) else None
+
+
+def _is_cast(node: NodeProto) -> bool:
+    """Whether a node is a Cast of opset 6 or later: before, `to` was a text."""
+    return (
+        node.op_type == "Cast" and node.domain in ("", "ai.onnx") and isinstance(attribute(node, "to"), int)
+    )
 
 
 def _names(*types: int) -> str:

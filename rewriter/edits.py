@@ -439,7 +439,8 @@ def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 
 def all_names(graph: onnx.GraphProto) -> set[str]:
-    names = {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+    values = (*graph.input, *graph.output, *graph.value_info)  # types of tensors that are gone may linger
+    names = {v.name for v in values} | {t.name for t in graph.initializer}
     for node in graph.node:
         names.add(node.name)
         names.update(node.output)

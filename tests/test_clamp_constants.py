@@ -8,10 +8,12 @@ import pytest
 from graphs import apply, graph, ops, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.edits import GraphEditor
-from rewriter.model import Array, Model
-from rewriter.passes.clamp_constants import FP16_MAX, MASK, ClampConstants
+from rewriter.masks import FP16_MAX
+from rewriter.model import Array, Model, load
+from rewriter.passes.clamp_constants import MASK, ClampConstants
 
 FLT_MAX = float(np.finfo(np.float32).max)
 CAUSAL = ", ".join("-1e12" if column > row else "0.0" for row in range(4) for column in range(4))
@@ -289,6 +291,56 @@ WHOLE = [
     pytest.param("{ x = Where(b, s, v) p = Softmax(x) }", False, id="Where keeps such a row uniform"),
     pytest.param("{ w = Where(b, z, v) x = Add(s, w) p = Softmax(x) }", True, id="Add does not"),
 ]
+
+
+JOINED = [
+    pytest.param("{ k = Not(b) x = Where(b, s, v) y = Where(k, x, w) p = Softmax(y) }", id="of unlike depth"),
+    pytest.param("{ x = Add(s, c) y = Where(b, x, v) p = Softmax(y) }", id="one added, one chosen"),
+    pytest.param("{ z = Where(b, o, v) u = Add(z, c) x = Add(s, u) p = Softmax(x) }", id="added up"),
+]
+
+
+@pytest.mark.parametrize("body", JOINED)
+def test_two_masks_may_mask_a_row_whole_between_them(body: str) -> None:
+    constants = f"float v = {{-1e9}}, float w = {{-1e30}}, float o = {{0.0}}, float[4,4] c = {{{CAUSAL}}}"
+    before = _attention(f"<{constants}> {body}")
+    _, report = apply(ClampConstants(), before)
+    assert len(report.changes) == 2
+    assert all("relies on no row being masked whole" in c.what for c in report.changes)
+    assert apply(ClampConstants(whole_rows="decline"), before)[0] is before
+
+
+LOW_TYPES = [
+    pytest.param(TensorProto.FLOAT16, -65504.0, id="FP16"),
+    pytest.param(TensorProto.BFLOAT16, -3.3e38, id="BF16"),
+    pytest.param(TensorProto.DOUBLE, -1e300, id="FP64"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "value"), LOW_TYPES)
+def test_constants_of_other_types(dtype: int, value: float) -> None:
+    after, report = apply(ClampConstants(), _masked(dtype, value))
+    assert report.changes
+    clamped = next(t for t in after.proto.graph.initializer if "clamped" in t.name)
+    assert clamped.data_type == dtype
+    assert float(after.array(clamped)) == -MASK
+
+
+def _masked(dtype: int, value: float) -> Model:
+    """s + (1 - m) * value, then Softmax, in one element type."""
+    nodes = [
+        helper.make_node("Cast", ["m"], ["f"], to=dtype),
+        helper.make_node("Sub", ["o", "f"], ["n"]),
+        helper.make_node("Mul", ["n", "v"], ["w"]),
+        helper.make_node("Add", ["s", "w"], ["x"]),
+        helper.make_node("Softmax", ["x"], ["p"]),
+    ]
+    ports = {"s": (dtype, [2, 4, 4]), "m": (TensorProto.INT64, [2, 1, 4]), "p": (dtype, [2, 4, 4])}
+    values = [helper.make_tensor_value_info(name, *port) for name, port in ports.items()]
+    of_type = helper.tensor_dtype_to_np_dtype(dtype)
+    constants = [numpy_helper.from_array(np.array(x, of_type), n) for n, x in (("v", value), ("o", 1))]
+    made = helper.make_graph(nodes, "g", values[:2], values[2:], constants)
+    return load(helper.make_model(made, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]))
 
 
 @pytest.mark.parametrize(("body", "relies"), WHOLE)

@@ -229,6 +229,11 @@ def test_detours_go_when_asked(text: str, left: list[str]) -> None:
     assert ops(after) == left
 
 
+def test_the_cast_of_opset_1_is_left_alone() -> None:
+    before = graph('g (float[4] x) => (float[4] y) { a = Cast<to = "FLOAT">(x) y = Relu(a) }', opset=5)
+    assert apply(CleanCasts(), before)[0] is before
+
+
 def test_a_folded_constant_keeps_sign_infinity_and_ties() -> None:
     values = np.array([-1e-9, 1e-9, -0.0, 1e6, -1e6, 2049.0, 2051.0, 5.96e-8], np.float32)
     before = _with_weight(values)

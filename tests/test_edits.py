@@ -247,6 +247,11 @@ class TestEdits:
         assert then_branch.fresh("b") == "b_2"
         assert main.fresh("unused") == "unused"
 
+    def test_fresh_names_avoid_tensors_that_are_gone_but_still_have_a_type(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+        source.proto.graph.value_info.add(name="gone")
+        assert _editors(source)[0].fresh("gone") == "gone_1"
+
     def test_a_tensor_may_take_the_facts_of_another(self) -> None:
         editor = _editor("g (float[2,n] x) => (float[2,n] y) { y = Neg(x) }")
         name = editor.tensor("x", like="x", dtype=TensorProto.FLOAT16)
