@@ -1,25 +1,22 @@
-"""Adds reductions to a graph, so that each float tensor yields three numbers and never leaves it.
+"""A copy of a model whose outputs are statistics of its tensors instead of its results.
 
-The numbers are packed into vectors, which are the outputs of the instrumented model. Those of a
-subgraph are lifted out: through If by filling in neutral values for the branch that did not run,
-through Loop and Scan as scan outputs that are reduced over the iterations.
+The statistics of a subgraph are lifted out: through If by filling in neutral values for the branch that
+did not run, through Loop and Scan as scan outputs that are reduced over the iterations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, prod
+from math import inf
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from rewriter.edits import attribute, reads
-from rewriter.facts import FLOATS, Facts, TensorFacts
+from rewriter.facts import FLOATS, Facts
 from rewriter.model import Array, Model, subgraphs, walk_graphs
-
-Key = tuple[int, str]
-"""Index of a graph in the order of `Facts.scopes`, and the tensor's name in it."""
+from rewriter.statistics import Emitter, Key, Names, Pack, Statistics, joined
 
 SAME_VALUES = frozenset(
     "Reshape Transpose Squeeze Unsqueeze Flatten Identity DepthToSpace SpaceToDepth Expand Tile".split()
@@ -32,14 +29,6 @@ _WIDENING = {
     (TensorProto.FLOAT, TensorProto.DOUBLE),
 }
 
-_REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceL1")
-"""ONNX Runtime's ReduceMax and ReduceMin ignore a NaN that is not the first element; ReduceL1 hands it
-on, and without opposite signs it never makes one of its own."""
-
-BLOCK = 256
-"""Tensors that are packed together. Loading takes ONNX Runtime 1.31 quadratic time in the number of
-graph outputs and in the number of one node's inputs; this size keeps both small (measured)."""
-
 _OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
 """How highs, lows, means and runs of a loop's body are gathered over its iterations."""
 
@@ -51,42 +40,11 @@ Refuses = Callable[[NodeProto, int], bool]
 
 
 @dataclass(frozen=True)
-class Scalars:
-    """The statistics of one tensor: names of scalars. `size` is its number of elements, or a scalar."""
-
-    key: Key
-    high: str
-    low: str
-    total: str
-    size: int | str
-
-
-@dataclass(frozen=True)
-class Pack:
-    """The statistics of several tensors: names of vectors, or none.
-
-    Attributes:
-        keys: The tensor of each element of highs, lows and means; means are summed over the runs.
-        scope_runs: Where in the fourth vector it says how often each tensor's graph ran.
-        runs: Length of the fourth vector.
-        vectors: Highs, lows, means and runs, all FP32.
-    """
-
-    keys: tuple[Key, ...] = ()
-    scope_runs: tuple[int, ...] = ()
-    runs: int = 0
-    vectors: tuple[str, ...] = ()
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return (len(self.keys),) * 3 + (self.runs,)
-
-
-@dataclass(frozen=True)
 class Instrumented:
-    """A model whose outputs are the statistics of its tensors.
+    """A model that computes statistics.
 
     Attributes:
+        packs: What its outputs mean.
         copies: Tensors whose range is that of another one, in an order in which that is known first.
     """
 
@@ -117,9 +75,8 @@ def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
     """
     result = model.copy()
     graph = result.proto.graph
-    run = _Run(facts, max(model.opset, 1), _unused_prefix(result.proto))
-    main = _Scope(run, graph, 0)
-    packs = main.instrument(_unreachable(graph, refuses))
+    run = _Run(facts, Names(_unused_prefix(result.proto), max(model.opset, 1)))
+    packs = _Scope(run, graph, 0).instrument(_unreachable(graph, refuses))
     del graph.output[:]
     del graph.value_info[:]
     for pack in packs:
@@ -129,22 +86,16 @@ def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
 
 @dataclass
 class _Run:
-    """What all scopes of one call share."""
+    """What all scopes of one call share; `scopes` counts the graphs seen."""
 
     facts: Facts
-    opset: int
-    prefix: str
+    names: Names
     copies: list[tuple[Key, Key]] = field(default_factory=list)
-    count: int = 0
-    scopes: int = 1
-
-    def fresh(self) -> str:
-        self.count += 1
-        return f"{self.prefix}{self.count}"
+    scopes: int = 0
 
 
 class _Scope:
-    """One graph while its reductions are added."""
+    """One graph while its statistics are added."""
 
     def __init__(self, run: _Run, graph: GraphProto, index: int) -> None:
         self.run = run
@@ -152,12 +103,13 @@ class _Scope:
         self.index = index
         self.facts = run.facts.scopes[index]
         self.nodes: list[NodeProto] = []
+        self.emit = Emitter(run.names, self.nodes)
+        self.statistics = Statistics(self.emit)
         self.known = {t.name for t in graph.initializer}
-        self.found: list[Scalars] = []
-        self.children: list[Pack] = []
+        self.lifted: list[Pack] = []
 
     def instrument(self, unreachable: Collection[int] = ()) -> list[Pack]:
-        """Add the reductions, directly after what they read, so that no tensor lives longer for them."""
+        """Add the reductions, each directly after what it reads, so that no tensor lives longer for it."""
         for value in self.graph.input:
             if value.name not in self.known:
                 self._measure(value.name)
@@ -166,8 +118,10 @@ class _Scope:
                 self.run.scopes += sum(1 for g in subgraphs(node) for _ in walk_graphs(g))
             else:
                 self._visit(node)
-        packs = [*self._packs(), *self.children]
-        self._write()
+        packs = [*self.statistics.finish(), *self.lifted]
+        nodes = [NodeProto.FromString(n.SerializeToString()) for n in self.nodes]
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
         return packs
 
     def _visit(self, node: NodeProto) -> None:
@@ -196,49 +150,9 @@ class _Scope:
 
     def _measure(self, name: str) -> None:
         facts = self.facts.get(name)
-        if facts is None or facts.dtype not in FLOATS:
-            return
-        self.known.add(name)
-        source = name
-        if facts.dtype != TensorProto.FLOAT:
-            source = self._add("Cast", [source], to=TensorProto.FLOAT)
-        high, low, total = (self._add(op, [source], keepdims=0) for op in _REDUCTIONS)
-        size = _size(facts) if _size(facts) is not None else self._add("Size", [source])
-        self.found.append(Scalars((self.index, name), high, low, total, size))
-
-    def _packs(self) -> Iterator[Pack]:
-        """Vectors of the scalars; those whose size is known apart from those whose size is computed."""
-        for kind in (int, str):
-            found = [s for s in self.found if isinstance(s.size, kind)]
-            for start in range(0, len(found), BLOCK):
-                yield self._pack(found[start : start + BLOCK])
-
-    def _pack(self, found: Sequence[Scalars]) -> Pack:
-        totals = self._vector([s.total for s in found])
-        means = self._add("Div", [totals, self._sizes([s.size for s in found])])
-        vectors = (self._vector([s.high for s in found]), self._vector([s.low for s in found]), means)
-        ran = self._constant([1], np.float32)
-        return Pack(tuple(s.key for s in found), (0,) * len(found), 1, (*vectors, ran))
-
-    def _sizes(self, sizes: Sequence[int | str]) -> str:
-        """Numbers of elements, at least 1: the mean of nothing is 0."""
-        computed = [s for s in sizes if isinstance(s, str)]
-        if not computed:
-            return self._constant([max(1, s) for s in sizes if isinstance(s, int)], np.float32)
-        vector = self._add("Cast", [self._vector(computed)], to=TensorProto.FLOAT)
-        return self._add("Max", [vector, self._constant(1, np.float32)])
-
-    def _vector(self, scalars: Sequence[str]) -> str:
-        if self.run.opset >= 11:
-            sequence = self._add("SequenceConstruct", scalars)
-            return self._add("ConcatFromSequence", [sequence], axis=0, new_axis=1)
-        one = self._constant([1], np.int64)
-        return self._add("Concat", [self._add("Reshape", [s, one]) for s in scalars], axis=0)
-
-    def _write(self) -> None:
-        nodes = [NodeProto.FromString(n.SerializeToString()) for n in self.nodes]
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
+        if facts is not None and facts.dtype in FLOATS:
+            self.known.add(name)
+            self.statistics.measure((self.index, name), facts)
 
     # -- subgraphs ---------------------------------------------------------------------------
 
@@ -248,12 +162,12 @@ class _Scope:
         if not self._liftable(node):
             self.run.scopes += sum(1 for g in graphs for _ in walk_graphs(g))
             return
+        results = len(graphs[0].output) - (node.op_type == "Loop")  # its condition stays inside
         packs = [self._instrument_subgraph(graph) for graph in graphs]
         if not any(pack.keys for pack in packs):
             return
-        given = len(graphs[0].output) - (node.op_type == "Loop")  # its condition stays inside
-        node.output.extend([""] * (given - len(node.output)))
-        outputs = tuple(self.run.fresh() for _ in _NEUTRAL)
+        node.output.extend([""] * (results - len(node.output)))
+        outputs = tuple(self.run.names.fresh() for _ in _NEUTRAL)
         node.output.extend(outputs)
         if node.op_type == "If":
             self._lift_branches(graphs, packs, outputs)
@@ -264,36 +178,34 @@ class _Scope:
         if node.domain not in ("", "ai.onnx"):
             return False
         # Scan has a batch axis in operator set 8, which no exporter of today writes.
-        return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.opset >= 9)
+        return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.names.opset >= 9)
 
     def _instrument_subgraph(self, graph: GraphProto) -> Pack:
         self.run.scopes += 1
-        scope = _Scope(self.run, graph, self.run.scopes - 1)
-        packs = scope.instrument()
+        packs = _Scope(self.run, graph, self.run.scopes).instrument()
         if not packs:
             return Pack()
-        vectors = []
-        for lane in range(len(_NEUTRAL)):
-            vectors.append(self.run.fresh())
-            graph.node.append(_node("Concat", [p.vectors[lane] for p in packs], vectors[-1], axis=0))
-        return _joined(packs, tuple(vectors))
+        emit = Emitter(self.run.names, graph.node)
+        lanes = zip(*(pack.vectors for pack in packs), strict=True)
+        return joined(packs, tuple(emit.add("Concat", lane, axis=0) for lane in lanes))
 
     def _lift_branches(
         self, graphs: Sequence[GraphProto], packs: Sequence[Pack], outputs: tuple[str, ...]
     ) -> None:
         """Each branch yields the vectors of both, with neutral values for the other one."""
         for mine, graph in enumerate(graphs):
-            vectors = []
+            emit, vectors = Emitter(self.run.names, graph.node), []
             for lane, neutral in enumerate(_NEUTRAL):
                 parts = [
-                    pack.vectors[lane] if i == mine else _full(self.run, graph, pack.sizes[lane], neutral)
+                    pack.vectors[lane]
+                    if i == mine
+                    else emit.constant(np.full(pack.sizes[lane], neutral), np.float32)
                     for i, pack in enumerate(packs)
                     if pack.keys
                 ]
-                vectors.append(self.run.fresh())
-                graph.node.append(_node("Concat", parts, vectors[-1], axis=0))
-            graph.output.extend(_values(_joined(packs, tuple(vectors))))
-        self.children.append(_joined(packs, outputs))
+                vectors.append(emit.add("Concat", parts, axis=0))
+            graph.output.extend(_values(joined(packs, tuple(vectors))))
+        self.lifted.append(joined(packs, outputs))
 
     def _lift_iterations(
         self, node: NodeProto, body: GraphProto, pack: Pack, outputs: tuple[str, ...]
@@ -305,52 +217,9 @@ class _Scope:
                 item.ints.extend([0] * len(outputs))
         vectors = []
         for rows, op, neutral, size in zip(outputs, _OVER_RUNS, _NEUTRAL, pack.sizes, strict=True):
-            none = self._constant(np.full((1, size), neutral), np.float32)
-            vectors.append(self._over_rows(op, self._add("Concat", [none, rows], axis=0)))
-        self.children.append(replace(pack, vectors=tuple(vectors)))
-
-    def _over_rows(self, op: str, source: str) -> str:
-        if self.run.opset >= (13 if op == "ReduceSum" else 18):  # from there on axes are an input
-            return self._add(op, [source, self._constant([0], np.int64)], keepdims=0)
-        return self._add(op, [source], axes=[0], keepdims=0)
-
-    def _add(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
-        out = self.run.fresh()
-        self.nodes.append(_node(op, inputs, out, **attributes))
-        return out
-
-    def _constant(self, value: object, dtype: type[np.generic]) -> str:
-        return self._add("Constant", [], value=numpy_helper.from_array(np.asarray(value, dtype)))
-
-
-def _full(run: _Run, graph: GraphProto, size: int, value: float) -> str:
-    """Append a constant vector to a graph that is complete already."""
-    out = run.fresh()
-    tensor = numpy_helper.from_array(np.full(size, value, np.float32))
-    graph.node.append(_node("Constant", [], out, value=tensor))
-    return out
-
-
-def _node(op: str, inputs: Sequence[str], out: str, **attributes: object) -> NodeProto:
-    return helper.make_node(op, inputs, [out], name=out, **attributes)
-
-
-def _size(facts: TensorFacts) -> int | None:
-    """Number of elements; None if the shape is not wholly known."""
-    sizes = [d for d in facts.shape or () if isinstance(d, int)]
-    return prod(sizes) if facts.shape is not None and len(sizes) == len(facts.shape) else None
-
-
-def _joined(packs: Sequence[Pack], vectors: tuple[str, ...]) -> Pack:
-    """The packs one after the other, as `vectors`."""
-    keys: list[Key] = []
-    scope_runs: list[int] = []
-    runs = 0
-    for pack in packs:
-        keys += pack.keys
-        scope_runs += [runs + index for index in pack.scope_runs]
-        runs += pack.runs
-    return Pack(tuple(keys), tuple(scope_runs), runs, vectors)
+            none = self.emit.constant(np.full((1, size), neutral), np.float32)
+            vectors.append(self.emit.over(op, self.emit.add("Concat", [none, rows], axis=0), axis=0))
+        self.lifted.append(replace(pack, vectors=tuple(vectors)))
 
 
 def _values(pack: Pack) -> Iterator[ValueInfoProto]:

@@ -15,10 +15,11 @@ from onnx import NodeProto, helper
 from rewriter.edits import constant_value, label
 from rewriter.engines.onnxruntime import NoKernelError, Session, qualified
 from rewriter.facts import FLOATS, Facts
-from rewriter.instrument import Instrumented, Key, instrument
+from rewriter.instrument import Instrumented, instrument
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.plan import Range
 from rewriter.schemas import schema_of
+from rewriter.statistics import Key
 
 BLOCK = 2**20
 """Elements of a constant that are looked at together: 4 MiB of FP32, about a cache."""
