@@ -129,11 +129,11 @@ def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Arra
 
 
 def _distances(a: Array, b: Array) -> Array:
-    """Distances between all rows: squared, in units of the mean squared row of `a`; 0 or 1 for other types."""
+    """Distances between all rows: squared, in units of the mean squared row of `a`; 0 or 1 otherwise."""
     left, right = a.reshape(len(a), -1), b.reshape(len(b), -1)
     if not _is_float(a):
-        return np.any(left[:, None] != right[None], axis=2).astype(np.float64)
+        return np.asarray(np.any(left[:, None] != right[None], axis=2), np.float64)
     left, right = left.astype(np.float64), right.astype(np.float64)
     norms = np.sum(left * left, axis=1)
     squares = norms[:, None] + np.sum(right * right, axis=1)[None] - 2.0 * (left @ right.T)
-    return np.maximum(squares, 0.0) / (float(np.mean(norms)) or 1.0)
+    return np.asarray(np.maximum(squares, 0.0) / (float(np.mean(norms)) or 1.0))

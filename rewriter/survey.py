@@ -157,9 +157,7 @@ class Survey:
 
     # -- walks -------------------------------------------------------------------------------
 
-    def upstream(
-        self, tensor: str, through: Through, seen: set[str] | None = None
-    ) -> Iterator[NodeProto]:
+    def upstream(self, tensor: str, through: Through, seen: set[str] | None = None) -> Iterator[NodeProto]:
         """The nodes that lead to `tensor`, nearest first, as long as `through` accepts them.
 
         Walks that share `seen` do not visit a tensor twice.
@@ -198,5 +196,3 @@ class Hazard:
     reason: str
     tensor: str | None = None
     range: Range | None = None
-
-

@@ -109,7 +109,7 @@ NORM = """
 
 
 def test_finite_garbage_shows() -> None:
-    """x / sqrt(mean(x^2)) of 300: FP16 gives x / inf = 0, which ONNX Runtime's own FP16 kernels would hide."""
+    """x / sqrt(mean(x^2)) of 300: FP16 gives x / inf = 0, which ONNX Runtime's FP16 kernels would hide."""
     source = graphs.graph(NORM)
     x = np.full((2, 4), 300, np.float16)
     np.testing.assert_array_equal(emulated(source, {"x": x})[0], np.zeros((2, 4), np.float32))

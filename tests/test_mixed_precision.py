@@ -45,7 +45,7 @@ def plan_of(source: Model, wish: Wish | None = None, feeds: dict[str, Array] | N
 def lowered(source: Model, plan: Plan) -> Model:
     """Under the driver's contract, twice: the second time nothing changes."""
     context = Context(plan=plan, opset=source.opset)
-    result, reports = graphs.apply(MixedPrecision(), source, context)
+    result, _ = graphs.apply(MixedPrecision(), source, context)
     again, (second,) = Driver().run(result, [MixedPrecision()], context)
     assert again.same_as(result)
     assert not second.changes
@@ -107,6 +107,8 @@ def test_bf16() -> None:
 
 CASES = sorted(path.stem for path in MODELS.glob("*.onnx"))
 AS_SETS = {"rtdetr"}
+TOLERANCES = {"rtdetr": 1.5e-2}
+"""64 Convs with random weights: 5.6e-3, and 1.1e-3 with all of them in FP32 (measured by emulation)."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -123,7 +125,7 @@ def test_every_case_is_valid_and_accurate_under_its_plan(name: str) -> None:
     compared = compare(
         dict(zip(names, expected, strict=True)),
         dict(zip(names, actual, strict=True)),
-        FP16_TOLERANCE,
+        TOLERANCES.get(name, FP16_TOLERANCE),
         as_sets=name in AS_SETS,
     )
     assert all(c.passed for c in compared), compared

@@ -56,7 +56,8 @@ def casts(source: Model) -> list[tuple[str, str]]:
 
 
 def writer(source: Model, tensor: str) -> NodeProto:
-    return next(n for g in walk_graphs(source.proto.graph) for n in g.node if tensor in n.output)
+    nodes: list[NodeProto] = [n for g in walk_graphs(source.proto.graph) for n in g.node]
+    return next(n for n in nodes if tensor in n.output)
 
 
 def same_in_fp32(given_model: Model, result: Model, feeds: dict[str, Array]) -> None:
@@ -83,9 +84,13 @@ class TestIslands:
         ("kept", "expected"),
         [
             pytest.param("", [("x", "x/fp16"), ("y/fp16", "y")], id="no island: Casts at input and output"),
-            pytest.param("b", [("x", "x/fp16"), ("a", "a/fp32"), ("b", "b/fp16"), ("y/fp16", "y")], id="one node"),
             pytest.param(
-                "b c", [("x", "x/fp16"), ("a", "a/fp32"), ("c", "c/fp16"), ("y/fp16", "y")], id="two nodes, one border"
+                "b", [("x", "x/fp16"), ("a", "a/fp32"), ("b", "b/fp16"), ("y/fp16", "y")], id="one node"
+            ),
+            pytest.param(
+                "b c",
+                [("x", "x/fp16"), ("a", "a/fp32"), ("c", "c/fp16"), ("y/fp16", "y")],
+                id="two nodes, one border",
             ),
             pytest.param("a b c y", [], id="everything kept: no Cast"),
             pytest.param("a", [("a", "a/fp16"), ("y/fp16", "y")], id="an island at an FP32 input"),
@@ -207,7 +212,8 @@ class TestGivenTypes:
 
     def test_integer_and_shape_arithmetic_is_left_alone(self) -> None:
         source = graphs.graph("""
-            g (float[2,6] x) => (float[4,3] y, int64[1] n) <int64[1] two = {2}, int64[1] k = {3}, int64[1] i = {0}> {
+            g (float[2,6] x) => (float[4,3] y, int64[1] n)
+            <int64[1] two = {2}, int64[1] k = {3}, int64[1] i = {0}> {
                 s = Shape(x)
                 m = Gather(s, i)
                 n = Mul(m, two)
@@ -338,7 +344,9 @@ class TestOutputs:
         assert [p.dtype for p in result.signature.outputs] == [FP16, FP32]
 
     def test_an_output_that_is_an_initializer(self) -> None:
-        source = graphs.graph("g (float[2] x) => (float[2] y, float[2] w) <float[2] w = {0.1, 2.0}> { y = Add(x, w) }")
+        source = graphs.graph(
+            "g (float[2] x) => (float[2] y, float[2] w) <float[2] w = {0.1, 2.0}> { y = Add(x, w) }"
+        )
         assert dtype(typed(source), "w") == FP32
         feeds = {"x": np.ones(2, np.float32)}
         half = typed(source, outputs={"w": FP16})
@@ -398,9 +406,7 @@ class TestOperators:
         same_in_fp32(source, result, graphs.random_feeds(source))
 
     def test_empty_optional_inputs(self) -> None:
-        source = graphs.graph(
-            "g (float[2] x) => (float[2] y) <float m = {6.0}> { y = Clip(x, , m) }"
-        )
+        source = graphs.graph("g (float[2] x) => (float[2] y) <float m = {6.0}> { y = Clip(x, , m) }")
         assert list(writer(typed(source), "y/fp16").input) == ["x/fp16", "", "m"]
 
     def test_an_operator_without_schema_keeps_its_types(self) -> None:
@@ -430,31 +436,38 @@ class TestOperators:
         assert casts(result) == [("x", "x/fp16"), ("a", "a/fp32")]
 
     def test_optionals_keep_their_types(self) -> None:
-        source = graphs.graph("""
+        source = graphs.graph(
+            """
             g (float[4] x) => (float[4] y) {
                 a = Neg(x)
                 o = Optional(a)
                 e = OptionalGetElement(o)
                 y = Exp(e)
-            }""", opset=18)
+            }""",
+            opset=18,
+        )
         assert ("a", "a/fp32") in casts(typed(source))
 
     @pytest.mark.parametrize(
         ("body", "tensor", "expected"),
         [
             pytest.param("r = RandomNormal<shape = [2]>()", "r", FP32, id="RandomNormal without dtype"),
-            pytest.param("r = RandomNormal<shape = [2], dtype = 10>()\n", "r", FP32, id="RandomNormal of FP16"),
+            pytest.param(
+                "r = RandomNormal<shape = [2], dtype = 10>()\n", "r", FP32, id="RandomNormal of FP16"
+            ),
             pytest.param("r = RandomNormalLike(x)", "r", FP16, id="RandomNormalLike inherits"),
             pytest.param("r = RandomNormalLike<dtype = 1>(x)", "r", FP32, id="RandomNormalLike of a type"),
             pytest.param("e = EyeLike(m)\n r = ReduceSum(e)", "r", FP16, id="EyeLike inherits"),
             pytest.param("e = EyeLike<dtype = 1>(m)\n r = ReduceSum(e)", "e", FP32, id="EyeLike of a type"),
             pytest.param("r = HannWindow(n)", "r", FP32, id="HannWindow"),
             pytest.param("c = Cast<to = 1>(n)\n r = Neg(c)", "c", FP16, id="Cast from an integer"),
-            pytest.param("b = Cast<to = 7>(x)\n r = Cast<to = 1>(b)", "b", TensorProto.INT64, id="Cast to an integer"),
+            pytest.param(
+                "b = Cast<to = 7>(x)\n r = Cast<to = 1>(b)", "b", TensorProto.INT64, id="Cast to an integer"
+            ),
             pytest.param("r = CastLike(n, x)", "r", FP16, id="CastLike"),
             pytest.param("r, m0, s0 = LayerNormalization(x, x)", "m0", FP32, id="LayerNormalization's mean"),
         ],
-    )  # fmt: skip
+    )
     def test_types_named_by_attributes(self, body: str, tensor: str, expected: int) -> None:
         source = graphs.graph(
             f"g (float[2] x, float[2,2] m, int64 n) => (int64[k] y) {{ {body}\n y = Shape(r) }}"
@@ -467,7 +480,9 @@ class TestOperators:
             """g (float[2,4] x, float[4] s) => (float[2,4] y, float[2,1] m) {
                 y, m, v = LayerNormalization(x, s)
                 z = Neg(m)
-            }""", opset=17)
+            }""",
+            opset=17,
+        )
         assert dtype(typed(source, low=BF16), "m") == FP32
 
     def test_unnamed_nodes(self) -> None:
@@ -486,11 +501,15 @@ class TestOperators:
         assert casts(typed(source)) == []
 
     def test_quantized_data_and_scale_follow_from_opset_19_on(self) -> None:
-        source = graphs.graph("""
+        source = graphs.graph(
+            """
             g (float[2] x) => (float[2] y) <float s = {0.125}, int8 z = {0}> {
                 q = QuantizeLinear(x, s, z)
                 y = DequantizeLinear(q, s, z)
-            }""", opset=19, ir=9)
+            }""",
+            opset=19,
+            ir=9,
+        )
         assert casts(typed(source)) == [("x", "x/fp16"), ("y/fp16", "y")]
 
 
@@ -538,7 +557,9 @@ FEEDS: dict[str, Callable[[], dict[str, Array]]] = {
 
 class TestSubgraphs:
     @pytest.mark.parametrize("kept", ["", "If", "Loop", "Scan", "Mul", "Neg", "Add Exp", "If Loop Scan Neg"])
-    @pytest.mark.parametrize(("text", "feeds"), [(IF, "if"), (LOOP, "loop"), (SCAN, "scan")], ids=["if", "loop", "scan"])
+    @pytest.mark.parametrize(
+        ("text", "feeds"), [(IF, "if"), (LOOP, "loop"), (SCAN, "scan")], ids=["if", "loop", "scan"]
+    )
     def test_any_mixture_of_types_is_valid_and_exact(self, text: str, feeds: str, kept: str) -> None:
         source = graphs.graph(text)
         same_in_fp32(source, typed(source, kept), FEEDS[feeds]())
@@ -569,8 +590,12 @@ class TestSubgraphs:
     @pytest.mark.parametrize(
         ("branch", "kept"),
         [
-            pytest.param("t () => (float[2] k) <float[2] k = {3.0, 4.0}> { u = Neg(a) }", "", id="its own initializer"),
-            pytest.param("t () => (float[2] k) { k = Constant<value = float[2] {3.0, 4.0}>() }", "", id="a Constant"),
+            pytest.param(
+                "t () => (float[2] k) <float[2] k = {3.0, 4.0}> { u = Neg(a) }", "", id="its own initializer"
+            ),
+            pytest.param(
+                "t () => (float[2] k) { k = Constant<value = float[2] {3.0, 4.0}>() }", "", id="a Constant"
+            ),
             pytest.param("t () => (float[2] d) { d = Cast<to = 1>(a) }", "", id="a Cast of an outer tensor"),
         ],
     )
@@ -599,13 +624,16 @@ class TestSubgraphs:
         result = typed(Model(source), kept)
         feeds = {"x": np.asarray([-3, 4], np.float32), "c": np.asarray(True)}
         expected = {"a": -feeds["x"], "x": feeds["x"], "w": np.asarray([0.5, 2.0], np.float32)}
-        np.testing.assert_array_equal(graphs.run(reference(result, facts.infer(result)), feeds)[0], expected[tensor])
+        np.testing.assert_array_equal(
+            graphs.run(reference(result, facts.infer(result)), feeds)[0], expected[tensor]
+        )
 
     def test_a_loop_that_hands_its_state_through(self) -> None:
         source = graphs.graph("""
             g (int64 n, bool c, float[2] x) => (float[2] y, float[k,2] s) {
                 y, s = Loop(n, c, x) <
-                    body = b (int64 i, bool ci, float[2] st) => (bool ci, float[2] st, float[2] sc) { sc = Neg(st) }
+                    body = b (int64 i, bool ci, float[2] st) => (bool ci, float[2] st, float[2] sc)
+                        { sc = Neg(st) }
                 >
             }""")
         typed(source)
@@ -641,7 +669,17 @@ class TestSubgraphs:
         assert typed(source).same_as(source)
 
 
-OPERATORS: dict[str, int] = {"Neg": 1, "Abs": 1, "Relu": 1, "Identity": 1, "Add": 2, "Sub": 2, "Mul": 2, "Max": 2, "Min": 2}  # fmt: skip
+OPERATORS: dict[str, int] = {
+    "Neg": 1,
+    "Abs": 1,
+    "Relu": 1,
+    "Identity": 1,
+    "Add": 2,
+    "Sub": 2,
+    "Mul": 2,
+    "Max": 2,
+    "Min": 2,
+}
 """Operator and number of inputs; all have FP16 and BF16."""
 
 
@@ -678,8 +716,10 @@ def random_graphs(draw: st.DrawFn) -> Model:
 def test_random_graphs_under_random_types(source: Model, data: st.DataObject) -> None:
     nodes = sorted({n.output[0] for n in source.proto.graph.node})
     kept = " ".join(data.draw(st.lists(st.sampled_from(nodes), unique=True)))
-    changed = data.draw(st.sampled_from([{}, {"x": FP16}, {"x": FP32}]))
-    ends = {p.name: data.draw(st.sampled_from([FP32, FP16])) for p in source.signature.outputs}
+    changed: dict[str, int] = data.draw(st.sampled_from([{}, {"x": FP16}, {"x": FP32}]))
+    ends: dict[str, int] = {
+        p.name: data.draw(st.sampled_from([FP32, FP16])) for p in source.signature.outputs
+    }
     typed(source, kept, inputs=changed, outputs=ends)
 
 

@@ -12,7 +12,9 @@ F, S, A = Port.FOLLOWS, Port.FP32, Port.ANY
 
 
 def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **attributes: int) -> NodeProto:
-    return helper.make_node(op, inputs.split(), outputs.split(), domain=domain, **attributes)
+    made = helper.make_node(op, inputs.split(), outputs.split(), domain=domain)
+    made.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    return made
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,9 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
         pytest.param(node("CastLike", "x l"), 17, FP16, (A, F), (F,), id="CastLike reads any type"),
         pytest.param(node("RandomNormal", "", dtype=10), 17, FP16, (), (S,), id="RandomNormal is FP32"),
         pytest.param(node("RandomNormalLike"), 17, FP16, (F,), (F,), id="RandomNormalLike inherits"),
-        pytest.param(node("RandomNormalLike", dtype=1), 17, FP16, (F,), (S,), id="RandomNormalLike of a type"),
+        pytest.param(
+            node("RandomNormalLike", dtype=1), 17, FP16, (F,), (S,), id="RandomNormalLike of a type"
+        ),
         pytest.param(
             node("LayerNormalization", "x s", "y m v"), 17, BF16, (F, F), (F, S, S), id="statistics are FP32"
         ),
@@ -43,7 +47,7 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
         pytest.param(node("Exp", domain="ai.onnx"), 17, FP16, (F,), (F,), id="the long name of the domain"),
         pytest.param(node("Add", "a b"), 17, FP32, (F, F), (F,), id="everything may be FP32"),
     ],
-)  # fmt: skip
+)
 def test_ports(
     made: NodeProto, opset: int, low: int, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
 ) -> None:
@@ -78,10 +82,16 @@ def test_can_follow() -> None:
     ("made", "dtype", "name", "expected"),
     [
         pytest.param(node("Cast", to=FP32), FP16, "to", FP16, id="Cast to a float"),
-        pytest.param(node("Cast", to=TensorProto.INT64), FP16, "to", TensorProto.INT64, id="Cast to an integer"),
-        pytest.param(node("Cast", to=TensorProto.DOUBLE), FP16, "to", TensorProto.DOUBLE, id="Cast to double"),
+        pytest.param(
+            node("Cast", to=TensorProto.INT64), FP16, "to", TensorProto.INT64, id="Cast to an integer"
+        ),
+        pytest.param(
+            node("Cast", to=TensorProto.DOUBLE), FP16, "to", TensorProto.DOUBLE, id="Cast to double"
+        ),
         pytest.param(node("RandomUniform", "", dtype=FP16), FP32, "dtype", FP32, id="RandomUniform"),
-        pytest.param(node("HannWindow", output_datatype=FP16), FP32, "output_datatype", FP32, id="HannWindow"),
+        pytest.param(
+            node("HannWindow", output_datatype=FP16), FP32, "output_datatype", FP32, id="HannWindow"
+        ),
         pytest.param(node("ArgMax", axis=1), FP16, "axis", 1, id="an attribute that is no type"),
         pytest.param(
             node("LayerNormalization", "x s", "y m", stash_type=16), FP16, "stash_type", FP32, id="statistics"
@@ -90,7 +100,7 @@ def test_can_follow() -> None:
             node("LayerNormalization", "x s", "y", stash_type=16), FP16, "stash_type", 16, id="no statistics"
         ),
     ],
-)  # fmt: skip
+)
 def test_type_attributes(made: NodeProto, dtype: int, name: str, expected: int) -> None:
     set_type_attributes(made, dtype)
     assert {item.name: item.i for item in made.attribute}[name] == expected
