@@ -77,7 +77,7 @@ def doubles(source: Model) -> set[str]:
                            else_branch = e () => (double[2,3] p) { p = Mul(m, half) }>
                 n = Neg(i) y = Cast<to = 1>(n) }""",
             ["Mul", "Cast", "If", "Cast", "Neg", "Cast"],
-            {"m/float64", "i", "o", "p", "half"},
+            {"m/float64", "i", "o", "p"},
             id="the border of an If stays",
         ),
     ],
