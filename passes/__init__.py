@@ -5,6 +5,7 @@ from __future__ import annotations
 from rewriter.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
+from rewriter.passes.drop_double import DropDouble
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
@@ -18,6 +19,7 @@ from rewriter.passes.upgrade_opset import UpgradeOpset
 ALL: tuple[type[Pass], ...] = (
     InlineFunctions,
     UpgradeOpset,
+    DropDouble,
     Simplify,
     FoldQuantizedBias,
     CleanCasts,

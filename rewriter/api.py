@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
+
+import onnx
 
 from rewriter.base import Target
+from rewriter.errors import UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.pipeline import preset_named, select
 from rewriter.plan import InputsOutputs, Precision
@@ -64,6 +67,10 @@ def fix(
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
     chosen_precision = precision or preset_named(preset).precision
+    _require("precision", chosen_precision, get_args(Precision))
+    _require("io", io, get_args(InputsOutputs))
+    chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
+    _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(preset, passes, skip)
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
@@ -73,7 +80,7 @@ def fix(
             output=output,
             steps=steps,
             wish=Wish(chosen_precision, io, tuple(keep_fp32), tuple(keep_fp32_op)),
-            opset=opset or DEFAULT_OPSETS[chosen_precision],
+            opset=chosen_opset,
             target=Target.parse(target),
             inputs=inputs,
             input_shapes={name: tuple(shape) for name, shape in (input_shapes or {}).items()},
@@ -87,3 +94,10 @@ def fix(
             progress=progress or (lambda stage, done, total: None),
         )
     ).run()
+
+
+def _require(option: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        span = isinstance(choices, range)
+        known = f"{choices[0]} to {choices[-1]}" if span else ", ".join(map(str, choices))
+        raise UsageError(f"it cannot be {value!r}", where=f"--{option}", hint=f"choose from {known}")

@@ -78,7 +78,7 @@ def fix(
     input_shape: Annotated[
         list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of random data [0]", show_default=False)] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of random data [0]", show_default=False)] = 0,
     in_place: Annotated[
         bool, typer.Option("--in-place", metavar=FLAG, help="The result may replace MODEL")
     ] = False,

@@ -180,7 +180,7 @@ def test_quiet_is_one_line() -> None:
 @pytest.mark.parametrize("verbosity", [-1, 0, 1])
 def test_lines_fit_80_columns_but_for_the_command(verbosity: int) -> None:
     lines = printed(result(output=Path("fixed.onnx")), verbosity).splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(len(line) for line in lines if "trtexec" not in line) <= 80
 
 
 def test_plain_ascii_comes_out_and_no_colour() -> None:

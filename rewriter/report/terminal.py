@@ -24,12 +24,18 @@ MORE = "-v shows all"
 _WORDS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("not done", "yellow")}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Left to the caller: rich would exit with 1, which here means a failed verification."""
+        raise BrokenPipeError
+
+
 def console(stream: IO[str] | None = None, *, stderr: bool = False) -> Console:
     """A console that prints names as they are: brackets in them are no markup, numbers no links.
 
     Names may hold characters that the terminal's encoding lacks; they come out as `?`.
     """
-    made = Console(file=stream, stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=False)
+    made = _Console(file=stream, stderr=stderr, markup=False, highlight=False, emoji=False)
     reconfigure = getattr(made.file, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")
@@ -42,7 +48,7 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
         limit = None if verbosity > 0 else SHOWN
         for part in _sections(result, limit):
             out.print(part)
-    out.print(verdict_line(result))
+    out.print(verdict_line(result), soft_wrap=True)  # one line, for grep
     if verbosity >= 0:
         _print_next(result, out)
 
@@ -109,8 +115,7 @@ def _changes(step: PassResult, limit: int | None) -> list[str]:
     lines = []
     for what, changes in grouped(step.changes, lambda change: change.what):
         times = f"{len(changes)} x " if len(changes) > 1 else ""
-        nodes = [change.node for change in changes if change.node != "model"]
-        lines.append(times + what + (f": {_names(nodes, limit)}" if nodes else ""))
+        lines.append(times + what + _names([change.node for change in changes], limit))
     return _cut(lines, limit)
 
 
@@ -120,7 +125,7 @@ def _refusals(passes: Sequence[PassResult], limit: int | None) -> Iterator[Rende
     for step in passes:
         groups = grouped(step.refusals, lambda refusal: refusal.reason)
         for reason, refusals in groups[:limit]:
-            text = f"{reason}: {_names([refusal.node for refusal in refusals], limit)}"
+            text = reason + _names([refusal.node for refusal in refusals], limit)
             table.add_row(step.name, str(len(refusals)), _fitting(text, limit))
         if limit is not None and len(groups) > limit:
             table.add_row(step.name, "", f"... and {len(groups) - limit} more reasons: {MORE}")
@@ -212,7 +217,8 @@ def _output_note(output: OutputComparison) -> str:
 def _data_and_warnings(result: FixResult) -> Iterator[RenderableType]:
     if result.data is not None:
         yield Text(f"Data: {result.data.text}", style="" if result.data.real else "yellow")
-    for warning in result.warnings:
+    told = result.data.text if result.data is not None else None
+    for warning in (text for text in result.warnings if text != told):
         yield Text(f"Warning: {warning}", style="yellow")
 
 
@@ -225,8 +231,9 @@ def _print_next(result: FixResult, out: Console) -> None:
 
 
 def _names(nodes: Sequence[str], limit: int | None) -> str:
-    """The first two of many: a list of nodes is an example, `-v` is the record."""
-    return listed(nodes, None if limit is None else 2)
+    """`: a, b, ... and 3 more`: a list of nodes is an example, `-v` is the record."""
+    named = [node for node in nodes if node != "model"]
+    return ": " + listed(named, None if limit is None else 2) if named else ""
 
 
 def _fitting(text: str, limit: int | None) -> str:
