@@ -117,11 +117,15 @@ def export_dynamo(
     return program.model_proto
 
 
-def calibrate_batch_norms(module, sample: Callable[[int], Sample], count: int) -> None:
+def calibrate_batch_norms(
+    module, sample: Callable[[int], Sample], count: int, damped: tuple[str, ...] = ()
+) -> None:
     """Give every BatchNorm of a random network the statistics of its own inputs, and scales near 1, as training would.
 
     Without this, activations of a deep random network shrink or grow by a factor per layer. The images are samples
-    1000 to 1000 + count - 1, which nobody measures with.
+    1000 to 1000 + count - 1, which nobody measures with. A norm whose name ends with one of `damped`, the last of a
+    residual branch, gets a tenth of the scale: training starts those from 0 (Goyal et al., arXiv 1706.02677) and leaves
+    them small, and a deep network with undamped branches amplifies rounding noise as no trained one does.
     """
     import torch
 
@@ -133,6 +137,11 @@ def calibrate_batch_norms(module, sample: Callable[[int], Sample], count: int) -
         torch.nn.init.normal_(
             norm.bias, mean=1.0, std=0.1
         )  # mostly the linear side of ReLU: rounding noise does not grow
+    with torch.no_grad():
+        for name, norm in module.named_modules():
+            if isinstance(norm, torch.nn.BatchNorm2d) and damped and name.endswith(damped):
+                norm.weight *= 0.1
+                norm.bias *= 0.1
     module.eval()
     for norm in norms:
         norm.train()

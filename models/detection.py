@@ -72,7 +72,7 @@ def rtdetr(full: bool) -> Built:
     net = RTDetrForObjectDetection(config)
     scale_weights(net, config.d_model)
     sample = image_samples("rtdetr", "image", side, normalised=False)
-    calibrate_batch_norms(net, sample, count=2 if full else 8)
+    calibrate_batch_norms(net, sample, count=2 if full else 8, damped=(".layer.2.normalization",))
     return Built(
         export_classic(pick(net, "logits", "pred_boxes"), sample(0), ["logits", "boxes"], opset=16), sample
     )
