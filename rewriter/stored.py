@@ -240,10 +240,12 @@ class Tensors:
     def _take_over_names(self, read: set[str]) -> None:
         """A converted constant takes the name of the original that nothing reads any more."""
         renamed: dict[str, str] = {}
+        taken: set[str] = set()
         weights = self.book.model.weights
         for (base, _), tensor in self._converted.items():
-            if base in read or base in renamed.values():
+            if base in read or base in taken:
                 continue
+            taken.add(base)
             renamed[tensor.name] = base
             if self.parent is None:
                 weights.pop(base, None)

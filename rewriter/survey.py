@@ -87,9 +87,11 @@ class Survey:
     mixed: bool = False
     parent: Survey | None = None
     nodes: list[NodeProto] = field(init=False)
+    _computing: set[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.nodes = [n for n in self.graph.nodes if self.computes(n)]
+        self.nodes = [n for n in self.graph.nodes if self._computes(n)]
+        self._computing = {id(n) for n in self.nodes}
 
     # -- tensors -----------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Survey:
 
     # -- nodes -------------------------------------------------------------------------------
 
-    def computes(self, node: NodeProto) -> bool:
+    def _computes(self, node: NodeProto) -> bool:
         """Whether a precision has to be chosen for the node."""
         if node.op_type == "Constant" or self._is_float_cast(node) or not self.floats(node):
             return False
@@ -148,12 +150,12 @@ class Survey:
     def producer(self, tensor: str) -> NodeProto | None:
         """The node of this graph that computes `tensor`, seen through float Casts."""
         node = self.graph.producer(self.source(tensor))
-        return node if node is not None and self.computes(node) else None
+        return node if id(node) in self._computing else None
 
     def readers(self, tensor: str) -> Iterator[tuple[str, NodeProto]]:
         """The nodes that compute with `tensor`, seen through float Casts, with the name that they read."""
         for name in self.aliases(tensor):
-            yield from ((name, n) for n in self.graph.consumers(name) if self.computes(n))
+            yield from ((name, n) for n in self.graph.consumers(name) if id(n) in self._computing)
 
     # -- walks -------------------------------------------------------------------------------
 
