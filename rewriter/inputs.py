@@ -152,7 +152,7 @@ def _explained(where: str) -> Iterator[None]:
         raise InputsError(f"it cannot be read: {error}", where=where, hint="write it again") from error
 
 
-def _spooled(feeds: Iterable[Mapping[str, Any]], label: str) -> list[Sample]:
+def _spooled(feeds: Iterable[Any], label: str) -> list[Sample]:
     """Write each sample to a temporary folder as it comes; the folder lives as long as the samples."""
     folder = tempfile.TemporaryDirectory(prefix="rewriter-samples-")
     samples = []

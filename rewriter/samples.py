@@ -111,24 +111,24 @@ def _listed(ports: Mapping[str, Port]) -> str:
 
 
 def _type_name(dtype: int) -> str:
+    """As numpy calls the type; what numpy does not know is named by ONNX."""
     if dtype in (0, TensorProto.STRING):
-        return "string" if dtype else "not a tensor"
+        return TensorProto.DataType.Name(dtype).lower()
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype)))
 
 
 def _typed(value: Any, port: Port, where: str) -> Array:
     """`value` as an array of the port's element type; nothing is converted but the byte order."""
-    if port.dtype == 0:
-        raise InputsError("it is a sequence, map or optional; only tensors can be fed", where=where)
+    if port.dtype in (0, TensorProto.STRING):
+        what = "strings" if port.dtype else "a sequence, map or optional"
+        raise InputsError(
+            f"it takes {what}, which TensorRT does not have; only tensors of numbers can be fed", where=where
+        )
     array = np.asarray(value)
-    if port.dtype == TensorProto.STRING:
-        if array.dtype.kind in "USO":
-            return array.astype(object)
-        raise InputsError(f"the model wants strings, the data is {array.dtype}", where=where)
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
-    if array.dtype.kind == "V" and array.dtype.names is None and wanted.isbuiltin == 2:
-        if array.dtype.itemsize == wanted.itemsize:  # npy files keep the bits of such types, not the name
-            array = array.view(wanted)
+    nameless = array.dtype.kind == "V" and array.dtype.names is None and array.dtype != wanted
+    if nameless and wanted.isbuiltin == 2 and array.dtype.itemsize == wanted.itemsize:
+        array = array.view(wanted)  # npy files keep the bits of types from ml_dtypes, not their names
     native = array.dtype.newbyteorder("=")
     if native == wanted:
         return array.astype(wanted, copy=False)

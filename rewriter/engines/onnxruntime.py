@@ -199,6 +199,7 @@ _NO_KERNEL = (
 )
 _FAILED = (
     re.compile(r"while running (?P<op>\w+) node\. Name:'(?P<node>[^']*)' Status Message: (?P<why>.*)", re.S),
+    re.compile(r"Type Error: (?P<why>.* of operator \((?P<op>\w+)\) in node \((?P<node>[^)]*)\).*)", re.S),
     re.compile(r"Node \((?P<node>[^)]*)\) Op \((?P<op>\w+)\) (?P<why>.*)", re.S),
     re.compile(r"Node:(?P<node>.*?) (?P<why>Output:.*)", re.S),
 )
