@@ -86,6 +86,17 @@ def test_says_that_data_were_random(model: Path, tmp_path: Path) -> None:
     assert "random" in out.lower()
 
 
+def test_dynamic_shapes_are_in_the_next_command(tmp_path: Path) -> None:
+    source = save(graph("g (float[batch,3] x) => (float[batch,3] y) { y = Relu(x) }"), tmp_path / "m.onnx")
+    options = ("--input-shape", "x:4x3", "--no-verify", "--target", "tensorrt-rtx")
+    code, out, error = quick("fix", source, "-o", tmp_path / "f.onnx", *options)
+    assert code == 0, error
+    command = (
+        f"tensorrt_rtx --onnx={tmp_path / 'f.onnx'} --minShapes=x:4x3 --optShapes=x:4x3 --maxShapes=x:4x3"
+    )
+    assert command in out
+
+
 def test_a_failed_verification_is_1_and_the_file_is_written(tmp_path: Path) -> None:
     source = save(graph(CANCELLATION), tmp_path / "m.onnx")
     code, out, _ = quick("fix", source, "-o", tmp_path / "f.onnx")

@@ -159,6 +159,7 @@ def test_long_names_are_cut_at_the_front(text: str, short: str) -> None:
 GROUPS = [
     pytest.param(["a/b is big", "a/c is big"], ["... is big"], id="paths"),
     pytest.param(["val_12 is big", "val_3_out is big"], ["... is big"], id="numbered values"),
+    pytest.param(["10.bias_q: big", "4.bias_q: big"], ["...: big"], id="names that begin with a number"),
     pytest.param(["a/b is big"], ["a/b is big"], id="a lone text keeps its name"),
     pytest.param(["opset 13", "opset 14"], ["opset 13", "opset 14"], id="numbers tell things apart"),
     pytest.param(["f16-f32-f16 goes", "f16-f32-f16 goes"], ["f16-f32-f16 goes"], id="equal texts"),
