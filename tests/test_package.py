@@ -29,8 +29,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-    command = [sys.executable, "-m", "build", "--quiet", "--no-isolation", "--outdir", str(target), str(source)]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "build", "--quiet", "--no-isolation"]
+    subprocess.run([*command, "--outdir", str(target), str(source)], check=True)
     return target
 
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 NAME_WIDTH = 32
 """Two parts of a path of modules, as a rule: enough to find the node in Netron."""
 
-_LONG_NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
-_NAME = re.compile(r"[^\s,;:()'\"]*/[^\s,;:()'\"]*|\b[A-Za-z]\w*_\d\w*")
+_LONG_NAME = re.compile(rf"[^\s,;()'\"]{{{NAME_WIDTH + 1},}}")
+_NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
 
 Item = TypeVar("Item")
 
