@@ -6,14 +6,14 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
-import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.edits import TAG, reads
@@ -23,7 +23,7 @@ from rewriter.schemas import schema_of
 WANTED = frozenset(
     """
     nop eliminate_common_subexpression eliminate_consecutive_idempotent_ops eliminate_deadend
-    eliminate_duplicate_initializer eliminate_identity eliminate_if_with_const_cond eliminate_nop_cast
+    eliminate_identity eliminate_if_with_const_cond eliminate_nop_cast
     eliminate_nop_concat eliminate_nop_dropout eliminate_nop_expand eliminate_nop_flatten eliminate_nop_pad
     eliminate_nop_reduce eliminate_nop_reshape eliminate_nop_split eliminate_nop_transpose
     eliminate_nop_with_unit eliminate_optional_get_element eliminate_optional_has_element
@@ -38,8 +38,8 @@ WANTED = frozenset(
 """The optimizers of onnxsim (0.8.1) that keep the arithmetic, and the folding of BatchNormalization.
 
 The others make Gemm, LayerNormalization, attention and rotary operators out of what they take for
-their parts, break ties of ArgMax otherwise, or move factors into weights. That is for passes that
-look closer and say what they did.
+their parts, break ties of ArgMax otherwise, move factors into weights, or let unrelated nodes share
+a constant because it has the same value. That is for passes that look closer and say what they did.
 """
 
 UNLISTED = ("fuse_matmul_add_bias_into_gemm_batched",)
@@ -117,7 +117,7 @@ def _simplified(proto: ModelProto) -> ModelProto:
 def unwanted() -> tuple[str, ...]:
     """The optimizers that onnxsim must skip: all that this version has but for `WANTED`."""
     import onnxsim
-    from onnxsim import onnxsim_cpp2py_export as library
+    from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
 
     onnxsim.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
     names = library._list_optimizers()
@@ -186,10 +186,7 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
 def _with_weights(model: Model, needed: set[str]) -> ModelProto:
     """The weightless graph with the data of `needed` as initializers in place of inputs."""
     proto = model.weightless()
-    inputs = [v for v in proto.graph.input if v.name not in needed]
-    inputs = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in inputs]
-    del proto.graph.input[:]
-    proto.graph.input.extend(inputs)
+    _refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
     for tensor in model.proto.graph.initializer:
         if tensor.name in needed:
             data = np.ascontiguousarray(model.weights[tensor.name]).tobytes()
@@ -250,11 +247,7 @@ def _strip(node: NodeProto) -> None:
     del node.metadata_props[:]
     if node.domain in ("", "ai.onnx"):
         node.ClearField("domain")
-    ordered = [
-        AttributeProto.FromString(a.SerializeToString()) for a in sorted(node.attribute, key=lambda a: a.name)
-    ]
-    del node.attribute[:]
-    node.attribute.extend(ordered)
+    _refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
     for item in node.attribute:
         item.ClearField("doc_string")
     for graph in subgraphs(node):
@@ -274,20 +267,21 @@ def _with_notes(before: GraphProto, after: GraphProto, bare: list[bytes], tag: s
         if origin is not None and origin.op_type != node.op_type:
             origin = None
         if origin is not None and _bare(origin) == content:
-            nodes.append(NodeProto.FromString(origin.SerializeToString()))
+            nodes.append(origin)
             continue
         if origin is not None:
             node.name = origin.name or node.name
-            node.doc_string = origin.doc_string
+            if origin.doc_string:
+                node.doc_string = origin.doc_string
             node.metadata_props.extend(p for p in origin.metadata_props if p.key != TAG)
         node.metadata_props.add(key=TAG, value=tag)
-        nodes.append(NodeProto.FromString(node.SerializeToString()))
+        nodes.append(node)
     return nodes
 
 
 def _replace_graph(model: Model, nodes: list[NodeProto], computed: dict[str, TensorProto]) -> None:
     graph = model.proto.graph
-    own = {t.name: TensorProto.FromString(t.SerializeToString()) for t in graph.initializer}
+    own = {t.name: t for t in graph.initializer}
     known = own.keys() | computed.keys()
     read = {name for node in nodes for name in reads(node)} | {v.name for v in graph.output}
     names = [*(n for n in own if n in read), *(n for n in computed if n in read and n not in own)]
@@ -295,17 +289,20 @@ def _replace_graph(model: Model, nodes: list[NodeProto], computed: dict[str, Ten
     written = {name for node in nodes for name in node.output}
     infos = [v for v in graph.value_info if v.name in written]
     inputs = [v for v in graph.input if v.name not in known or v.name in read]
-    for field, values in (
-        (graph.node, nodes),
-        (graph.initializer, tensors),
-        (graph.value_info, [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in infos]),
-        (graph.input, [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in inputs]),
-    ):
-        del field[:]
-        field.extend(values)
+    _refill(graph.node, nodes)
+    _refill(graph.initializer, tensors)
+    _refill(graph.value_info, infos)
+    _refill(graph.input, inputs)
     for name in model.weights.keys() - set(names):
         del model.weights[name]
     model.proto.ir_version = max(model.proto.ir_version, 4)  # new initializers are no inputs
+
+
+def _refill(field: Any, messages: Iterable[Any]) -> None:
+    """Let a repeated field hold `messages`, which may be its own."""
+    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
+    del field[:]
+    field.extend(copies)
 
 
 def _tensor(model: Model, name: str, own: TensorProto | None, computed: TensorProto | None) -> TensorProto:

@@ -19,45 +19,52 @@ CONV = "g (float[1,2,4,4] x, float[3,2,1,1] w) => (float[1,3,4,4] y)"
     ("body", "expected"),
     [
         pytest.param(
-            CONV + """<int32[3] q = {100, -20, 3}, float s = {0.3}> {
+            CONV
+            + """<int32[3] q = {100, -20, 3}, float s = {0.3}> {
                 b = DequantizeLinear(q, s) y = Conv(x, w, b) }""",
             ["Conv"],
             id="one scale",
         ),
         pytest.param(
-            CONV + """<int32[3] q = {100, -20, 3}, float[3] s = {0.3, 0.7, 1.1}, int32[3] z = {0, 0, 0}> {
+            CONV
+            + """<int32[3] q = {100, -20, 3}, float[3] s = {0.3, 0.7, 1.1}, int32[3] z = {0, 0, 0}> {
                 b = DequantizeLinear<axis = 0>(q, s, z) y = Conv(x, w, b) }""",
             ["Conv"],
             id="a scale for each channel, zero point zero",
         ),
         pytest.param(
-            CONV + """<int32[3] q = {100, -20, 3}, float[3] s = {0.3, 0.7, 1.1}> {
+            CONV
+            + """<int32[3] q = {100, -20, 3}, float[3] s = {0.3, 0.7, 1.1}> {
                 b = DequantizeLinear<axis = -1>(q, s) y = Conv(x, w, b) }""",
             ["Conv"],
             id="a negative axis",
         ),
         pytest.param(
-            CONV + """<int32[3] q = {100, -20, 3}, float[1] s = {0.3}, int32[1] z = {0}> {
+            CONV
+            + """<int32[3] q = {100, -20, 3}, float[1] s = {0.3}, int32[1] z = {0}> {
                 b = DequantizeLinear(q, s, z) y = Conv(x, w, b) }""",
             ["Conv"],
             id="a vector of one scale counts for the tensor",
         ),
         pytest.param(
-            CONV + """<int32[3] q = {100, -20, 3}, int32[3] r = {1, 2, 3}, float s = {0.3}> {
+            CONV
+            + """<int32[3] q = {100, -20, 3}, int32[3] r = {1, 2, 3}, float s = {0.3}> {
                 b = DequantizeLinear(q, s) c = DequantizeLinear(r, s)
                 h = Conv(x, w, b) k = Conv(x, w, c) y = Add(h, k) }""",
             ["Conv", "Conv", "Add"],
             id="two biases share a scale",
         ),
         pytest.param(
-            CONV + """<int32[3] q = {100, -20, 3}, float s = {0.3}> {
+            CONV
+            + """<int32[3] q = {100, -20, 3}, float s = {0.3}> {
                 i = Identity(q) b = DequantizeLinear(i, s) c = Identity(b) d = Cast<to = 1>(c)
                 y = Conv(x, w, d) }""",
             ["Identity", "Cast", "Conv"],
             id="Identity before, Identity and Cast after",
         ),
         pytest.param(
-            CONV + """{
+            CONV
+            + """{
                 q = Constant<value_ints = [100, -20, 3]>() i = Constant<value = int32[3] {7, 8, 9}>()
                 s = Constant<value = float {0.3}>() b = DequantizeLinear(i, s) y = Conv(x, w, b) }""",
             ["Conv"],

@@ -47,7 +47,7 @@ OPERATORS = [
     (
         11,
         "Resize cubic",
-        f'(float[1,2,6,8] x) => (y) {REDUCE.replace("<", "<float[0] r = {}, ")} '
+        f"(float[1,2,6,8] x) => (y) {REDUCE.replace('<', '<float[0] r = {}, ')} "
         '{ y = Resize<mode = "cubic">(x, r, s) }',
     ),
     (
