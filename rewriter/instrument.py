@@ -166,7 +166,8 @@ class _Scope:
         packs = [self._instrument_subgraph(graph) for graph in graphs]
         if not any(pack.keys for pack in packs):
             return
-        node.output.extend([""] * (results - len(node.output)))
+        while len(node.output) < results:  # trailing results that nobody wanted
+            node.output.append(self.run.names.fresh())
         outputs = tuple(self.run.names.fresh() for _ in _NEUTRAL)
         node.output.extend(outputs)
         if node.op_type == "If":

@@ -190,7 +190,7 @@ class Statistics:
         if not computed:
             return self.emit.constant([max(1, s) for s in sizes if isinstance(s, int)], np.float32)
         vector = self.emit.add("Cast", [self.emit.stack(computed)], to=TensorProto.FLOAT)
-        return self.emit.add("Max", [vector, self.emit.constant(1, np.float32)])
+        return self.emit.add("Max", [vector, self.emit.constant([1] * len(computed), np.float32)])
 
     def _pack(self, keys: Sequence[Key], vectors: Sequence[str], sizes: str) -> Pack:
         high, low, total = vectors
