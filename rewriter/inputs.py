@@ -7,7 +7,9 @@ import io
 import json
 import os
 import re
+import shutil
 import tempfile
+import weakref
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -108,10 +110,10 @@ def _from_folder(folder: Path, signature: Signature) -> list[Sample]:
 
 def _npz(path: Path) -> Sample:
     def read() -> dict[str, Array]:
-        archive = _load(path)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise InputsError("not an npz archive", where=str(path), hint="write it with np.savez")
-        with archive:
+        with _explained(str(path)), path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise InputsError("not an npz archive", where=str(path), hint="write it with np.savez")
             return {name: _member(archive, name, path) for name in archive.files}
 
     return Sample(str(path), read)
@@ -132,9 +134,10 @@ def _member(archive: Any, name: str, path: Path) -> Array:
         return np.asarray(archive[name])
 
 
-def _load(path: Path) -> Any:
-    with _explained(str(path)):
-        return np.load(path, allow_pickle=False)
+def _load(path: Path) -> Array:
+    """The array of an npy file."""
+    with _explained(str(path)), path.open("rb") as stream:
+        return np.asarray(np.load(stream, allow_pickle=False))
 
 
 @contextmanager
@@ -152,30 +155,36 @@ def _explained(where: str) -> Iterator[None]:
         raise InputsError(f"it cannot be read: {error}", where=where, hint="write it again") from error
 
 
+class _Spool:
+    """Samples in a temporary folder, which goes when this does."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rewriter-samples-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def write(self, index: int, feeds: Mapping[str, Any], where: str) -> Callable[[], Mapping[str, Any]]:
+        """Keep one sample; what is returned reads it."""
+        for position, value in enumerate(feeds.values()):
+            with _explained(where):
+                np.save(self._file(index, position), np.asarray(value), allow_pickle=False)
+        return partial(self._read, index, list(feeds))
+
+    def _read(self, index: int, names: Sequence[str]) -> dict[str, Array]:
+        return {name: _load(self._file(index, position)) for position, name in enumerate(names)}
+
+    def _file(self, index: int, position: int) -> Path:
+        return self.folder / f"{index}-{position}.npy"
+
+
 def _spooled(feeds: Iterable[Any], label: str) -> list[Sample]:
-    """Write each sample to a temporary folder as it comes; the folder lives as long as the samples."""
-    folder = tempfile.TemporaryDirectory(prefix="rewriter-samples-")
-    samples = []
+    """Write each sample to disk as it comes, so that only one is held."""
+    spool, samples = _Spool(), []
     for index, sample in enumerate(feeds):
         where = f"{label} {index}"
-        if not isinstance(sample, Mapping):
-            samples.append(Sample(where, _constant(sample)))  # its check says what is wrong
-            continue
-        for position, value in enumerate(sample.values()):
-            with _explained(where):
-                np.save(_spool_file(folder, index, position), np.asarray(value), allow_pickle=False)
-        samples.append(Sample(where, partial(_read_spooled, folder, index, list(sample))))
+        # the check of what is no dict says what is wrong with it
+        read = spool.write(index, sample, where) if isinstance(sample, Mapping) else _constant(sample)
+        samples.append(Sample(where, read))
     return samples
-
-
-def _read_spooled(
-    folder: tempfile.TemporaryDirectory[str], index: int, names: Sequence[str]
-) -> dict[str, Array]:
-    return {name: _load(_spool_file(folder, index, position)) for position, name in enumerate(names)}
-
-
-def _spool_file(folder: tempfile.TemporaryDirectory[str], index: int, position: int) -> Path:
-    return Path(folder.name) / f"{index}-{position}.npy"
 
 
 def _polygraphy(path: Path) -> Iterator[Mapping[str, Any]]:

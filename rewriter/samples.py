@@ -113,7 +113,7 @@ def _listed(ports: Mapping[str, Port]) -> str:
 def _type_name(dtype: int) -> str:
     """As numpy calls the type; what numpy does not know is named by ONNX."""
     if dtype in (0, TensorProto.STRING):
-        return TensorProto.DataType.Name(dtype).lower()
+        return str(TensorProto.DataType.Name(dtype)).lower()
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype)))
 
 
