@@ -12,7 +12,7 @@ from onnx import NodeProto, numpy_helper
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.edits import GraphEditor, label
 from rewriter.facts import FLOATS
-from rewriter.masks import FP16_MAX, READERS, Outcome, fill_value, follow, is_huge
+from rewriter.masks import FP16_MAX, READERS, Follower, Outcome, fill_value, is_huge
 from rewriter.model import Array
 
 MASK = 16384.0
@@ -76,7 +76,8 @@ class ClampConstants(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # All of them are judged before the first is changed: masks that meet have to know of one another.
-        found = [(use, follow(graph, use.node, use.index, use.value, LARGEST_BIAS)) for use in _uses(graph)]
+        follower = Follower(graph, LARGEST_BIAS)
+        found = [(use, follower.follow(use.node, use.index, use.value)) for use in _uses(graph)]
         clamped: dict[str, str] = {}
         for use, outcome in found:
             yield self._clamp(graph, use, outcome, clamped)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,34 +37,59 @@ class Outcome:
     relies: bool = False
 
 
-def follow(graph: GraphEditor, node: NodeProto, index: int, value: Array, largest_bias: float) -> Outcome:
-    """Follow the constant `value`, input `index` of `node`, to every node that its huge entries reach.
+class Follower:
+    """Follows the masks of one graph to their ends; paths that meet are walked once.
 
-    Args:
-        value: Float constant of any shape; an entry of at least FP16_MAX either way is huge.
-        largest_bias: Largest absolute value of its other entries.
+    Edits of the graph are not seen: ask everything first.
     """
-    start = _start(node.input[index], value, largest_bias)
-    first = start if isinstance(start, str) else _step(graph, node, index, start)
-    if isinstance(first, str):
-        return Outcome(first)
-    relies: list[bool] = []
-    seen, stack = {first}, [first]
-    while stack:
-        flow = stack.pop()
-        if graph.is_output(flow.tensor):
-            return Outcome(f"it leaves the graph as {flow.tensor}")
-        for reader, position in _readers(graph, flow.tensor):
-            softmax = reader.op_type == "Softmax"
-            after = _at_softmax(graph, reader, flow) if softmax else _step(graph, reader, position, flow)
-            if isinstance(after, str):
-                return Outcome(after)
-            if softmax:
-                relies.append(after.relies)
-            elif after not in seen:
-                seen.add(after)
-                stack.append(after)
-    return Outcome(relies=any(relies)) if relies else Outcome("it reaches no Softmax")
+
+    def __init__(self, graph: GraphEditor, largest_bias: float) -> None:
+        self.graph = graph
+        self.largest_bias = largest_bias
+        self._outcomes: dict[_Flow, Outcome] = {}
+
+    def follow(self, node: NodeProto, index: int, value: Array) -> Outcome:
+        """What a smaller constant would change where `node` reads `value` as its input `index`.
+
+        Args:
+            value: Float constant of any shape; an entry of at least FP16_MAX either way is huge.
+        """
+        start = _start(node.input[index], value, self.largest_bias)
+        first = start if isinstance(start, str) else _step(self.graph, node, index, start)
+        return Outcome(first) if isinstance(first, str) else self._outcome(first)
+
+    def _outcome(self, first: _Flow) -> Outcome:
+        stack = [first]
+        while stack:
+            flow = stack[-1]
+            parts = [] if flow in self._outcomes else self._onward(flow)
+            waiting = [p for p in parts if isinstance(p, _Flow) and p not in self._outcomes]
+            stack.extend(waiting)
+            if not waiting:
+                known = [p if isinstance(p, Outcome) else self._outcomes[p] for p in parts]
+                self._outcomes.setdefault(flow, _together(known))
+                stack.pop()
+        return self._outcomes[first]
+
+    def _onward(self, flow: _Flow) -> list[Outcome | _Flow]:
+        """The mask behind each node that reads it, or what comes of it there."""
+        if self.graph.is_output(flow.tensor):
+            return [Outcome(f"it leaves the graph as {flow.tensor}")]
+        return [self._at(node, index, flow) for node, index in _readers(self.graph, flow.tensor)]
+
+    def _at(self, node: NodeProto, index: int, flow: _Flow) -> Outcome | _Flow:
+        softmax = node.op_type == "Softmax"
+        after = _at_softmax(self.graph, node, flow) if softmax else _step(self.graph, node, index, flow)
+        if isinstance(after, str):
+            return Outcome(after)
+        return Outcome(relies=after.relies) if softmax else after
+
+
+def _together(outcomes: Sequence[Outcome]) -> Outcome:
+    obstacle = next((o for o in outcomes if o.obstacle), None)
+    if obstacle is not None:
+        return obstacle
+    return Outcome(relies=any(o.relies for o in outcomes)) if outcomes else Outcome("it reaches no Softmax")
 
 
 def is_huge(value: Array) -> bool:
