@@ -15,7 +15,7 @@ from rewriter.schemas import TYPE_ATTRIBUTES, schema_of
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
 
-_ANY_TYPE = frozenset({"Cast", "Shape", "Size", "IsNaN", "IsInf"})
+_ANY_TYPE = frozenset({"Cast", "CastLike", "Shape", "Size", "IsNaN", "IsInf"})
 """They read a double as well as a float: a border in front of them would be waste."""
 
 _CONTAINERS = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")
@@ -69,13 +69,13 @@ class DropDouble(GraphPass):
         yield from (Refusal(name, reason) for _, name, reason in refused)
         walk = _Walk(graph, kept | _downstream(graph, [node for node, _, _ in refused]))
         walk.run()
-        if walk.converted:
-            yield Change(graph.graph.name or "graph", _summary(walk.converted))
+        if graph.edited:
+            yield Change(graph.graph.name or "graph", _summary(sorted(walk.singles)))
 
 
-def _summary(converted: set[str]) -> str:
-    first = ", ".join(sorted(converted)[:3]) + (", ..." if len(converted) > 3 else "")
-    return f"{len(converted)} float64 tensors became float32: {first}"
+def _summary(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{len(names)} float64 tensors are read as float32: {shown}"
 
 
 def _is_double(graph: GraphEditor, tensor: str) -> bool:
@@ -187,7 +187,7 @@ class _Walk:
         for node in self.graph.nodes:
             if self._converts(node):
                 self._convert(node)
-            elif node.op_type in _ANY_TYPE and id(node) not in self.kept:
+            elif self._takes_any(node):
                 self._read_single(node)
             else:
                 self._read_double(node)
@@ -197,8 +197,14 @@ class _Walk:
         for name in self.singles:
             self.graph.sweep(name)
 
+    def _takes_any(self, node: NodeProto) -> bool:
+        """Whether the node reads its first input in any type, and float64 goes no further."""
+        if id(node) in self.kept or (node.op_type == "CastLike" and _is_double(self.graph, node.input[1])):
+            return False
+        return node.op_type in _ANY_TYPE
+
     def _converts(self, node: NodeProto) -> bool:
-        if id(node) in self.kept or node.op_type in (*_ANY_TYPE, "Constant"):
+        if id(node) in self.kept or self._takes_any(node) or node.op_type in ("Cast", "Constant", "BitCast"):
             return False
         if any(True for _ in subgraphs(node)) or node.op_type.startswith(_CONTAINERS):
             return False

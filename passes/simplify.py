@@ -48,6 +48,9 @@ UNLISTED = ("fuse_matmul_add_bias_into_gemm_batched",)
 LARGEST_FOLD = "64MB"
 """A larger product stays computed: Transpose of a tied embedding would double the file."""
 
+MOST_ROUNDS = 4
+"""onnxsim's own fixed point is not always one: folding can leave a node that the next run takes."""
+
 _KEPT_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 """Their constants are what TensorRT runs on; onnxsim leaves these nodes, so it need not see the data."""
 
@@ -87,19 +90,29 @@ class Simplify(ModelPass):
         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
-        needed = _needed_weights(model)
-        given = _with_weights(model, needed)
-        try:
-            result = _simplified(given)
-        except Exception as error:  # a library: whatever it raises is a reason to go on without it
-            yield Refusal("model", f"onnxsim cannot simplify it: {_first_line(error)}")
-            return
-        if not _same_ports(given.graph, result.graph):
-            yield Refusal("model", "onnxsim would change its inputs or outputs")
-            return
         before = Counter(node.op_type for node in model.proto.graph.node)
-        if _adopt(model, result, self.name):
+        rounds = 0
+        for _ in range(MOST_ROUNDS):
+            outcome = _round(model, self.name)
+            if isinstance(outcome, Refusal) and not rounds:
+                yield outcome
+            if outcome is not True:
+                break
+            rounds += 1
+        if rounds:
             yield Change("model", _summary(before, Counter(n.op_type for n in model.proto.graph.node)))
+
+
+def _round(model: Model, tag: str) -> Refusal | bool:
+    """Run onnxsim once and take its result over; whether the nodes are others now, or why not."""
+    given = _with_weights(model, _needed_weights(model))
+    try:
+        result = _simplified(given)
+    except Exception as error:  # a library: whatever it raises is a reason to go on without it
+        return Refusal("model", f"onnxsim cannot simplify it: {_first_line(error)}")
+    if not _same_ports(given.graph, result.graph):
+        return Refusal("model", "onnxsim would change its inputs or outputs")
+    return _adopt(model, result, tag)
 
 
 def _simplified(proto: ModelProto) -> ModelProto:

@@ -71,6 +71,19 @@ def doubles(source: Model) -> set[str]:
             id="an output that another node reads",
         ),
         pytest.param(
+            "g (double[2,3] x, double[2,3] z) => (bool[2,3] y) { y = Less(x, z) }",
+            ["Cast", "Cast", "Less"],
+            {"x", "z"},
+            id="a comparison, whose output is no float",
+        ),
+        pytest.param(
+            """g (float[2,3] x) => (float[2,3] y) <double like = {0.5}> {
+                d = CastLike(x, like) s = Sin(d) y = CastLike(s, x) }""",
+            ["CastLike", "Sin", "CastLike"],
+            set(),
+            id="CastLike",
+        ),
+        pytest.param(
             """g (float[2,3] x, bool c) => (float[2,3] y) <double half = {0.5}> {
                 d = Cast<to = 11>(x) m = Mul(d, half)
                 i = If(c) <then_branch = t () => (double[2,3] o) { o = Sin(m) },
@@ -124,6 +137,10 @@ def test_dropped_and_close(body: str, expected: list[str], left: set[str]) -> No
         pytest.param("g (double[2] x) => (float[2] y) { y = Cast<to = 1>(x) }", id="a border that is there"),
         pytest.param("g (float[2] x) => (double[2] y) { y = Cast<to = 11>(x) }", id="a border at an output"),
         pytest.param("g (double[2] x) => (double[2] y) { y = MyPlugin(x) }", id="a plugin"),
+        pytest.param(
+            "g (double[2] x, float[1] like) => (float[2] y) { y = CastLike(x, like) }",
+            id="a border by CastLike",
+        ),
         pytest.param("g (double[2,3] x) => (int64[2] y) { y = Shape(x) }", id="the shape of a float64 input"),
     ],
 )
