@@ -21,7 +21,7 @@ TAG = "rewriter.pass"
 
 
 class GraphEditor:
-    """One graph of a model, with the graph that encloses it as `parent` and the node that holds it as `owner`.
+    """One graph of a model: `parent` is the graph that encloses it, `owner` the node that holds it.
 
     Tensors of enclosing graphs can be asked about by name as if they were local; edits touch this
     graph alone. Names of new nodes and tensors are unique in the whole model.
