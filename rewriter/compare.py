@@ -13,6 +13,11 @@ from rewriter.result import OutputComparison
 SET_SHARE = 0.95
 """Share of rows that a comparison as sets looks at: queries at the threshold of a TopK come and go."""
 
+SET_FACTOR = 2.0
+"""How much more than element by element a comparison as sets allows: detections attend to one another,
+so one that is exchanged moves its neighbours. Measured: the FP32 engine of an RT-DETR R101, with
+TF32, errs by 1.0e-2 as a set on one H200 (benchmarks/gpu_cases.json)."""
+
 MOST_ROWS = 2048
 """Matching takes time with the cube of the rows, and memory with their square (32 MiB at 2048)."""
 
@@ -114,7 +119,7 @@ def _compare_rows(
     for name in names:
         pairs = [(expected[name][i][left], actual[name][i][right]) for i, (left, right) in enumerate(matched)]
         both = [np.stack(side) for side in zip(*pairs, strict=True)]
-        found[name] = _compare_one(name, both[0], both[1], tolerance, note)
+        found[name] = _compare_one(name, both[0], both[1], SET_FACTOR * tolerance, note)
     return found
 
 
