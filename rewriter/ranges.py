@@ -105,11 +105,12 @@ def range_of(array: Array) -> Range:
     """The range of one array of floats; of no elements it is 0 to 0."""
     flat = array.reshape(-1)
     low, high, total = math.inf, -math.inf, 0.0
-    for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK].astype(np.float32, copy=False)
-        low = float(np.fmin(low, np.fmin.reduce(block)))
-        high = float(np.fmax(high, np.fmax.reduce(block)))
-        total += float(np.abs(block).sum(dtype=np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond FP32 is infinite, NaN shows as such
+        for start in range(0, flat.size, BLOCK):
+            block = flat[start : start + BLOCK].astype(np.float32, copy=False)
+            low = float(np.fmin(low, np.fmin.reduce(block)))
+            high = float(np.fmax(high, np.fmax.reduce(block)))
+            total += float(np.abs(block).sum(dtype=np.float64))
     return _range(high, low, total / max(1, flat.size))
 
 

@@ -238,6 +238,29 @@ def test_range_of_an_array_larger_than_a_block() -> None:
     assert not range_of(array).finite
 
 
+@pytest.mark.parametrize(
+    ("values", "high", "mean"),
+    [
+        pytest.param([np.nan, np.nan], math.nan, math.nan, id="nothing but NaN"),
+        pytest.param([1.0, np.nan], 1.0, math.nan, id="one NaN"),
+        pytest.param([1.0, np.inf], math.inf, math.inf, id="one infinity"),
+        pytest.param([1.0, 1e300], math.inf, math.inf, id="beyond FP32"),
+    ],
+)
+def test_range_of_an_array_that_is_not_finite(values: list[float], high: float, mean: float) -> None:
+    found = range_of(np.array(values))
+    assert not found.finite
+    np.testing.assert_equal((found.high, found.mean_abs), (high, mean))
+
+
+def test_names_of_statistics_keep_clear_of_the_model() -> None:
+    model = graphs.graph(NEG)
+    model.proto.graph.input[0].name = model.proto.graph.node[0].input[0] = "range:1"
+    model.proto.graph.output[0].name = model.proto.graph.node[0].output[0] = "range::2"
+    found = measured(model, {"range:1": [1, 2]})
+    assert (found[0, "range:1"].high, found[0, "range::2"].low) == (2, -2)
+
+
 VIEWS = [
     pytest.param("y = Reshape(t, two)", id="Reshape"),
     pytest.param("y = Transpose<perm=[1,0]>(t)", id="Transpose"),
