@@ -108,6 +108,7 @@ def fix(
         list[str] | None, _option(PRECISION, "OP", "Keep every node of this operator in FP32")
     ] = None,
     no_verify: Annotated[bool, _option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
+    no_build: Annotated[bool, _option(OUTCOME, FLAG, "Check without TensorRT's build", "--no-build")] = False,
     strict: Annotated[bool, _option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict")] = False,
     build_timeout: Annotated[float, _option(OUTCOME, "SECONDS", "For TensorRT's build [600]")] = 600.0,
     report: Annotated[Path | None, _option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
@@ -139,6 +140,7 @@ def fix(
                 target=target,
                 seed=seed,
                 verify=not no_verify,
+                build=not no_build,
                 dry_run=dry_run,
                 in_place=in_place,
                 strict=strict,

@@ -135,7 +135,9 @@ class Job:
                 "measured and stays in FP32"
             )
         with self._stage("plan"):
-            return make_plan(structured, facts, ranges, self.options.wish)
+            plan = make_plan(structured, facts, ranges, self.options.wish)
+        self.warnings.extend(_unmatched(self.options.wish, plan))
+        return plan
 
     def _checks(
         self,
@@ -164,15 +166,15 @@ class Job:
     ) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
         options = self.options
-        keep = destination is not None and not options.strict
-        if keep:
-            self._save(fixed, destination)
+        written = None
+        if destination is not None and not options.strict:
+            written = self._save(fixed, destination)
         if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
-                path = destination if keep else self._save(fixed, Path(folder) / "model.onnx")
+                path = written or self._save(fixed, Path(folder) / "model.onnx")
                 checks.append(self._build(fixed, path, samples))
-        if keep or destination is None:
-            return destination
+        if written is not None or destination is None:
+            return written
         if options.verify and not Verdict(tuple(checks)).passed:
             self.warnings.append(f"--strict: {destination} was not written")
             return None
@@ -195,6 +197,15 @@ class Job:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
+    """A name that keeps nothing is a typing error, or a node that is not there any more."""
+    told = {d.reason for d in plan.decisions if d.rule == "user"}
+    for option, names in (("--keep-fp32", wish.keep_nodes), ("--keep-fp32-op", wish.keep_ops)):
+        for name in names:
+            if not any(reason.endswith(f"{option} {name}") for reason in told):
+                yield f"{option} {name} names no node that computes on floats"
 
 
 def _split(steps: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
