@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -121,9 +121,10 @@ def fix(
     """
     with _exit_codes():
         from rewriter import api
+        from rewriter.report.progress import progress
 
         _check_paths(model, output, report, in_place=in_place, dry_run=dry_run)
-        with _progress(shown=not quiet) as progress:
+        with progress(shown=not quiet) as shown:
             result = api.fix(
                 model,
                 output or (model if in_place else None),
@@ -145,7 +146,7 @@ def fix(
                 in_place=in_place,
                 strict=strict,
                 build_timeout=build_timeout,
-                progress=progress,
+                progress=shown,
             )
         _show(result, report, verbosity=int(verbose) - int(quiet))
         if result.verdict is not None and not result.verdict.passed:
@@ -235,22 +236,3 @@ def _exit_codes() -> Iterator[None]:
 def _stop(message: str, code: int) -> NoReturn:
     typer.echo(message, err=True)
     raise typer.Exit(code) from None
-
-
-@contextmanager
-def _progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for the current stage on stderr, gone when done; none when stderr is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not (shown and console.is_terminal)
-    ) as bars:
-        bar = bars.add_task("", total=None)
-
-        def update(stage: str, done: int, total: int) -> None:
-            bars.update(bar, description=stage, completed=done, total=total or None)
-
-        yield update

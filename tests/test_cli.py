@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 from rewriter import cli
 from rewriter.errors import UsageError
 from rewriter.model import Array, save
+from rewriter.report.progress import progress
 
 Arguments = Callable[[Path], list[str]]
 """Makes a bad file in a folder that holds `model.onnx`, and names it on the command line."""
@@ -322,14 +325,43 @@ def test_a_full_disk_is_an_error_of_ours(model: Path, tmp_path: Path) -> None:
 def test_an_interrupt_leaves_no_half_of_a_file(tmp_path: Path, seconds: float) -> None:
     nafnet = Path(cli.__file__).resolve().parent.parent / "models" / "nafnet.onnx"
     soon = (
-        "import rewriter.cli, signal; signal.signal(signal.SIGALRM, signal.default_int_handler);"
-        f"signal.setitimer(signal.ITIMER_REAL, {seconds})"
+        "import os, rewriter.cli, signal, threading;"
+        f"timer = threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT));"
+        "timer.daemon = True; timer.start()"
     )
     done = python(soon, "fix", nafnet, "-o", tmp_path / "f.onnx")
     assert (done.returncode, done.stdout, done.stderr) == (cli.INTERRUPTED, "", "interrupted\n")
     assert {path.name for path in tmp_path.iterdir()} <= {"f.onnx"}, "the model is written before it is built"
     for path in tmp_path.iterdir():
         onnx.checker.check_model(str(path))
+
+
+def test_an_interrupt_that_a_library_swallows_comes_again() -> None:
+    with progress(shown=False) as update:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            update("the next stage", 0, 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_sees_progress_and_the_pipe_only_the_report(model: Path) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    root = Path(cli.__file__).resolve().parent.parent
+    command = [sys.executable, "-m", "rewriter", "fix", str(model), "--dry-run"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=slave, cwd=root, timeout=300, check=True)
+    os.close(slave)
+    drawn = b""
+    with contextlib.suppress(OSError):  # end of a pseudo-terminal whose other side is closed
+        while part := os.read(master, 4096):
+            drawn += part
+    os.close(master)
+    assert b"pass simplify" in drawn
+    assert b"\x1b[" in drawn
+    assert b"\x1b" not in done.stdout
 
 
 def test_a_reader_that_leaves_early_is_no_error(model: Path) -> None:

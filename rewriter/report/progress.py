@@ -1,0 +1,62 @@
+"""Progress on the terminal, and Ctrl-C that lasts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for the current stage on stderr, gone when done; none when stderr is not a terminal.
+
+    The callable takes a stage, how much of it is done, and of how much (0: not known); it raises
+    KeyboardInterrupt if the user pressed Ctrl-C before.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    disable = not (shown and console.is_terminal)
+    with (
+        _lasting_interrupts() as check,
+        Progress(*columns, console=console, transient=True, disable=disable) as bars,
+    ):
+        bar = bars.add_task("", total=None)
+
+        def update(stage: str, done: int, total: int) -> None:
+            check()
+            bars.update(bar, description=stage, completed=done, total=total or None)
+
+        yield update
+
+
+@contextmanager
+def _lasting_interrupts() -> Iterator[Callable[[], None]]:
+    """Ctrl-C raises KeyboardInterrupt, and so does every later check.
+
+    Extension modules that call back into Python may lose the first one: seen in the import of one.
+    """
+    pressed = False
+
+    def remember(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # the others get no signals
+        yield check
+        return
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
