@@ -51,6 +51,9 @@ LARGEST_FOLD = "64MB"
 MOST_ROUNDS = 4
 """onnxsim's own fixed point is not always one: folding can leave a node that the next run takes."""
 
+_UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
+"""Where only these went, another run finds nothing new."""
+
 _KEPT_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 """Their constants are what TensorRT runs on; onnxsim leaves these nodes, so it need not see the data."""
 
@@ -90,17 +93,22 @@ class Simplify(ModelPass):
         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
-        before = Counter(node.op_type for node in model.proto.graph.node)
-        rounds = 0
+        given = _operators(model)
+        changed = False
         for _ in range(MOST_ROUNDS):
+            before = _operators(model)
             outcome = _round(model, self.name)
-            if isinstance(outcome, Refusal) and not rounds:
+            if isinstance(outcome, Refusal) and not changed:
                 yield outcome
-            if outcome is not True:
+            changed = changed or outcome is True
+            if outcome is not True or (before - _operators(model)).keys() <= _UNLOCKS_NOTHING:
                 break
-            rounds += 1
-        if rounds:
-            yield Change("model", _summary(before, Counter(n.op_type for n in model.proto.graph.node)))
+        if changed:
+            yield Change("model", _summary(given, _operators(model)))
+
+
+def _operators(model: Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.proto.graph.node)
 
 
 def _round(model: Model, tag: str) -> Refusal | bool:
@@ -241,7 +249,7 @@ def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
     new = [_bare(node) for node in result.graph.node]
     if Counter(old) == Counter(new):
         return False
-    nodes = _with_notes(model.proto.graph, result.graph, new, tag)
+    nodes = _with_notes(list(zip(model.proto.graph.node, old, strict=True)), result.graph, new, tag)
     _replace_graph(model, nodes, {t.name: t for t in result.graph.initializer})
     return True
 
@@ -270,16 +278,19 @@ def _strip(node: NodeProto) -> None:
             _strip(inner)
 
 
-def _with_notes(before: GraphProto, after: GraphProto, bare: list[bytes], tag: str) -> list[NodeProto]:
+def _with_notes(
+    before: list[tuple[NodeProto, bytes]], after: GraphProto, bare: list[bytes], tag: str
+) -> list[NodeProto]:
     """The new nodes; one that stems from an old node has its name and notes, and a tag if it changed."""
-    by_name = {n.name: n for n in before.node if n.name}
-    by_output = {name: n for n in before.node for name in n.output if name}
+    by_name = {n.name: (n, content) for n, content in before if n.name}
+    by_output = {name: (n, content) for n, content in before for name in n.output if name}
     nodes = []
     for node, content in zip(after.node, bare, strict=True):
-        origin = by_name.get(node.name) or next((by_output[o] for o in node.output if o in by_output), None)
+        outputs = (by_output[o] for o in node.output if o in by_output)
+        origin, before_it = by_name.get(node.name) or next(outputs, (None, b""))
         if origin is not None and origin.op_type != node.op_type:
             origin = None
-        if origin is not None and _bare(origin) == content:
+        if origin is not None and before_it == content:
             nodes.append(origin)
             continue
         if origin is not None:
