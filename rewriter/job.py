@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from rewriter import facts as tensor_facts
 from rewriter import pipeline, verify
 from rewriter.base import Context, Pass, Target
@@ -223,12 +221,11 @@ def _destination(options: Options) -> Path | None:
     if path.is_dir():
         raise UsageError("the output is a folder", where=str(path), hint="name a file in it")
     source = options.source
-    named = isinstance(source, (str, os.PathLike)) and not isinstance(source, onnx.ModelProto)
-    if named and not options.in_place and path.exists() and Path(source).exists():
-        if path.samefile(source):
-            raise UsageError(
-                "the output is the input",
-                where=str(path),
-                hint="write elsewhere, or say --in-place to replace the model",
-            )
+    named = isinstance(source, (str, os.PathLike)) and path.exists() and Path(source).exists()
+    if named and not options.in_place and path.samefile(source):
+        raise UsageError(
+            "the output is the input",
+            where=str(path),
+            hint="write elsewhere, or say --in-place to replace the model",
+        )
     return path

@@ -208,11 +208,22 @@ def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs that a node holds as attributes (If, Loop, Scan, SequenceMap)."""
+    if not _may_hold_graphs(node.op_type, node.domain):
+        return  # most nodes: reading their attributes would take longer than everything else here
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
         elif attribute.type == onnx.AttributeProto.GRAPHS:
             yield from attribute.graphs
+
+
+@lru_cache(maxsize=4096)
+def _may_hold_graphs(op_type: str, domain: str) -> bool:
+    if not onnx.defs.has(op_type, domain):
+        return True
+    kinds = onnx.defs.OpSchema.AttrType
+    attributes = onnx.defs.get_schema(op_type, domain=domain).attributes.values()
+    return any(a.type in (kinds.GRAPH, kinds.GRAPHS) for a in attributes)
 
 
 def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:

@@ -44,7 +44,7 @@ def run(source: Model, feeds: Mapping[str, Array]) -> list[Array]:
     session = ort.InferenceSession(
         source.whole().SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    return list(session.run(None, dict(feeds)))
+    return [np.asarray(value) for value in session.run(None, dict(feeds))]
 
 
 def random_feeds(source: Model, seed: int = 0, scale: float = 1.0) -> dict[str, Array]:

@@ -83,7 +83,10 @@ def test_every_last_axis_layer_norm_becomes_the_op(name: str) -> None:
     assert ops.count("LayerNormalization") == case["layer_norms"] + case.get("layer_normalization_ops", 0)
 
 
-@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.get("rms_norms") or c.get("channel_layer_norms")])
+OTHER_NORMS = [n for n, c in CASES.items() if c.get("rms_norms") or c.get("channel_layer_norms")]
+
+
+@pytest.mark.parametrize("name", OTHER_NORMS)
 def test_every_other_norm_is_one_island(name: str) -> None:
     case = CASES[name]
     plan = fixed(name).plan

@@ -94,10 +94,10 @@ def test_every_tensor_of_a_case_has_its_range(name: str) -> None:
             if np.isfinite(array).all():
                 close(found[0, tensor], expected(array))
             else:
-                assert not found[0, tensor].finite
-    for tensor in model.proto.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.FLOAT:
-            close(found[0, tensor.name], expected(model.array(tensor)))
+                assert not found[0, weight].finite
+    for weight in model.proto.graph.initializer:
+        if weight.data_type == onnx.TensorProto.FLOAT:
+            close(found[0, weight.name], expected(model.array(weight)))
 
 
 def test_many_tensors_are_packed_in_blocks() -> None:
