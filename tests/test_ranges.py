@@ -94,7 +94,7 @@ def test_every_tensor_of_a_case_has_its_range(name: str) -> None:
             if np.isfinite(array).all():
                 close(found[0, tensor], expected(array))
             else:
-                assert not found[0, weight].finite
+                assert not found[0, tensor].finite
     for weight in model.proto.graph.initializer:
         if weight.data_type == onnx.TensorProto.FLOAT:
             close(found[0, weight.name], expected(model.array(weight)))

@@ -5,8 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @contextmanager
@@ -17,22 +21,29 @@ def progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
     KeyboardInterrupt if the user pressed Ctrl-C before.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    disable = not (shown and console.is_terminal)
-    with (
-        _lasting_interrupts() as check,
-        Progress(*columns, console=console, transient=True, disable=disable) as bars,
-    ):
-        bar = bars.add_task("", total=None)
+    bar = _bar(console) if shown and console.is_terminal else nullcontext()
+    with _lasting_interrupts() as check, bar as draw:
 
         def update(stage: str, done: int, total: int) -> None:
             check()
-            bars.update(bar, description=stage, completed=done, total=total or None)
+            if draw is not None:
+                draw(stage, done, total)
 
         yield update
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task("", total=None)
+        yield lambda stage, done, total: bars.update(
+            bar, description=stage, completed=done, total=total or None
+        )
 
 
 @contextmanager
