@@ -18,7 +18,7 @@ FP16_MIN_NORMAL = 2.0**-14
 
 
 UNDERFLOW = 2.0**-17
-"""Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps fewer than 8 bits of it."""
+"""Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps fewer than 8 bits."""
 
 
 def overflow(survey: Survey) -> Iterator[Hazard]:
