@@ -207,16 +207,17 @@ def scan(
 @passes_app.callback(invoke_without_command=True)
 def _list_passes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        from rewriter.catalogue import overview
-        from rewriter.report.terminal import console
+        with _exit_codes(), _reader_may_leave():
+            from rewriter.catalogue import overview
+            from rewriter.report.terminal import console
 
-        console().print(overview())
+            console().print(overview())
 
 
 @passes_app.command("show")
 def _show_pass(name: Annotated[str, typer.Argument(help="As `rewriter passes` lists it.")]) -> None:
     """Why a pass exists, its options, an example before and after, and what it declines."""
-    with _exit_codes():
+    with _exit_codes(), _reader_may_leave():
         from rewriter.catalogue import page
         from rewriter.pipeline import pass_named
 
@@ -228,7 +229,7 @@ def _show(result: FixResult, report: Path | None, *, verbosity: int) -> None:
 
     if report is not None:
         json.write(result, report)
-    with _pipe_may_close():
+    with _reader_may_leave():
         terminal.print_result(result, terminal.console(), verbosity=verbosity)
 
 
@@ -241,13 +242,13 @@ def _show_findings(result: ScanResult, json: Path | None, sarif: Path | None, *,
         scan_report.write_json(result, json)
     if sarif is not None:
         sarif_report.write(result, sarif)
-    with _pipe_may_close():
+    with _reader_may_leave():
         scan_report.print_result(result, terminal.console(), verbosity=verbosity)
 
 
 @contextmanager
-def _pipe_may_close() -> Iterator[None]:
-    """`| head` has read enough; the exit code still tells the verdict."""
+def _reader_may_leave() -> Iterator[None]:
+    """`| head` may have read enough: no error, and the exit code still tells the verdict."""
     try:
         yield
         sys.stdout.flush()

@@ -27,10 +27,10 @@ from rewriter.internal_rules import (
     long_softmax,
     steep_powers,
 )
-from rewriter.loss_rules import cancellation, flushed_constants, overflowing, underflow, weights
+from rewriter.loss_rules import cancellation, flushed_constants, overflowing, vanishing, weights
 from rewriter.model import subgraphs
 from rewriter.quirks import known_defects
-from rewriter.range_rules import FP16_MIN_NORMAL, lost_epsilon, overflow, unfused_norm
+from rewriter.range_rules import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
 from rewriter.resolution_rules import comparisons, coordinates, integers, order, phase, positions
 from rewriter.survey import CHEAP, Hazard, Settings, Survey
 
@@ -134,6 +134,7 @@ RULES: tuple[Rule, ...] = (
     unfused_norm,
     overflow,
     lost_epsilon,
+    underflow,
     phase,
     positions,
     integers,
@@ -162,7 +163,7 @@ SCAN_RULES: tuple[Rule, ...] = (
     accumulation,
     state_update,
     lost_epsilon,
-    underflow,
+    vanishing,
     flushed_constants,
     weights,
     cancellation,

@@ -12,7 +12,7 @@ from rewriter.kinds import Severity
 from rewriter.model import Array
 from rewriter.norms import find_norms
 from rewriter.plan import Range
-from rewriter.range_rules import FP16_FLUSH, FP16_MIN_NORMAL
+from rewriter.range_rules import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.resolution_rules import made_of_integers
 from rewriter.survey import CHEAP, VIEWS, Hazard, Survey
 
@@ -113,22 +113,28 @@ def _harmless(survey: Survey, node: NodeProto) -> bool:
     return any(r is not None and r.absmax <= survey.settings.limit for r in ranges)
 
 
-def underflow(survey: Survey) -> Iterator[Hazard]:
-    """Tensors all of whose values are below FP16's normal numbers: they lose bits, or all become zero."""
+def vanishing(survey: Survey) -> Iterator[Hazard]:
+    """Tensors all of whose values are below FP16's normal numbers; `underflow` names the nodes.
+
+    A note while 8 bits or more are left, an error where all become zero.
+    """
     if survey.settings.low != TensorProto.FLOAT16:
         return
 
     def tiny(tensor: str) -> bool:
         measured = survey.range(tensor)
-        known = measured is not None and measured.finite and not survey.is_constant(tensor)
+        known = measured is not None and not survey.is_constant(tensor)
         return known and measured is not None and 0 < measured.absmax < FP16_MIN_NORMAL
 
     for node, head in _chains(survey, tiny):
         measured = survey.range(head)
-        if measured is not None and measured.absmax <= FP16_FLUSH:
+        largest = measured.absmax if measured is not None else 0.0
+        if largest <= FP16_FLUSH:
             yield Hazard(node, "underflow", f"{head} becomes zero", head, measured, "error")
         else:
-            yield Hazard(node, "underflow", f"{head} is subnormal throughout and loses bits", head, measured)
+            severity: Severity = "warning" if largest < UNDERFLOW else "note"
+            reason = f"{head} is subnormal throughout and loses bits"
+            yield Hazard(node, "underflow", reason, head, measured, severity)
 
 
 def flushed_constants(survey: Survey) -> Iterator[Hazard]:

@@ -33,7 +33,7 @@ def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> Non
 
 def verdict_line(result: ScanResult) -> Text:
     """One line: how many findings there are of each severity."""
-    worst = [s for s in SEVERITIES if result.count(s) or s == "note"][-1]
+    worst: Severity = "error" if result.count("error") else "warning" if result.count("warning") else "note"
     counts = ", ".join(_counted(result.count(s), s) for s in reversed(SEVERITIES))
     name = str(result.path) if result.path else "the model"
     return Text(
