@@ -133,7 +133,7 @@ def _operand(survey: Survey, node: NodeProto, index: int, depth: int) -> Operand
     if measured is None or not measured.finite:
         return None
     if index == 0 and _is_softmax(survey, tensor):  # its rows sum to 1
-        return Operand(measured.absmax, 1.0, measured.mean_abs)
+        return Operand(measured.absmax, 1.0, 1.0 / depth)
     return Operand(measured.absmax, depth * measured.absmax, measured.mean_abs)
 
 
