@@ -19,31 +19,31 @@ def masks(survey: Survey) -> Iterator[Hazard]:
     Times an open entry's 0 they are NaN. Added or selected they are harmless, until a row is masked
     whole: Softmax makes NaN of it (measured on TensorRT-RTX 1.6.1), or -inf meets a second mask's inf.
     """
-    follower = Follower(survey.graph, LARGEST_BIAS)
-    for use in huge_uses(survey.graph):
-        if not _infinite(survey, use):
-            continue
-        outcome = follower.follow(use.node, use.index, use.value)
+    for use, relies in mask_uses(survey):
         value = f"{float(use.value.reshape(-1)[np.argmax(np.abs(use.value.astype(np.float64)))]):.4g}"
-        repair = f"clamp-constants declines: {outcome.obstacle}" if outcome.obstacle else None
-        tensor = use.node.input[use.index]
+        tensor, place = use.node.input[use.index], label(use.node)
         if use.node.op_type == "Mul":
-            reason = f"{value} in {label(use.node)} becomes infinite, and 0 times infinity is NaN"
-            yield Hazard(use.node, "mask", reason, tensor, severity="error", repair=repair)
-        elif outcome.obstacle:
-            reason = f"{value} in {label(use.node)} becomes infinite, and not for a Softmax alone"
-            yield Hazard(use.node, "mask", reason, tensor, repair=repair)
+            reason = f"{value} in {place} becomes infinite, and 0 times infinity is NaN"
+            yield Hazard(use.node, "mask", reason, tensor, severity="error")
         else:
             guarded = _guarded(survey, use.node)
             end = "which is replaced behind the Softmax" if guarded else "and a row masked whole is NaN"
-            reason = f"{value} in {label(use.node)} becomes infinite, {end}"
-            severity: Severity = "warning" if outcome.relies and not guarded else "note"
+            severity: Severity = "warning" if relies and not guarded else "note"
+            reason = f"{value} in {place} becomes infinite, {end}"
             yield Hazard(use.node, "mask", reason, tensor, severity=severity)
 
 
-def _infinite(survey: Survey, use: Use) -> bool:
-    """Whether rounding to the lower type makes it infinite; FP32's own infinity counts."""
-    return bool(np.max(np.abs(use.value.astype(np.float64))) > survey.settings.largest)
+def mask_uses(survey: Survey) -> Iterator[tuple[Use, bool]]:
+    """Constants that the lower type makes infinite and that reach Softmax alone.
+
+    With each whether what becomes of it depends on no row being masked whole.
+    """
+    follower = Follower(survey.graph, LARGEST_BIAS)
+    for use in huge_uses(survey.graph):
+        if np.max(np.abs(use.value.astype(np.float64))) > survey.settings.largest:
+            outcome = follower.follow(use.node, use.index, use.value)
+            if not outcome.obstacle:
+                yield use, outcome.relies
 
 
 def _guarded(survey: Survey, node: NodeProto) -> bool:

@@ -92,10 +92,10 @@ KINDS: dict[str, Kind] = {
         "rescale it, or keep its node in FP32",
     ),
     "weights": Kind(
-        "weights outside the lower type's range",
+        "constant outside the lower type's range",
         "error",
         "rescale",
-        "rescale the weights by a power of two, or keep their node in FP32: `rewriter fix` does on overflow",
+        "rescale it by a power of two, or keep its node in FP32: `rewriter fix` does on overflow",
     ),
     "epsilon": Kind("epsilon that FP16 loses", "warning", "fp32-island", _ISLAND),
     "mask": Kind(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from rewriter.attention_rules import mask_uses
 from rewriter.edits import label
 from rewriter.kinds import Severity
 from rewriter.model import Array
@@ -24,6 +26,10 @@ CONSTANT_ERROR = 2e-3
 
 CANCELLATION = 32.0
 """How much larger than their difference two operands are: 2^-12 of them is then 0.8 % of it."""
+
+
+BOUNDS = frozenset("Clip Min Max Greater Less GreaterOrEqual LessOrEqual".split())
+"""Operators in which an infinite constant does what a huge one did."""
 
 
 def overflowing(survey: Survey) -> Iterator[Hazard]:
@@ -45,12 +51,18 @@ def overflowing(survey: Survey) -> Iterator[Hazard]:
         measured = survey.range(head)
         assert measured is not None  # excess has seen it
         certain = measured.absmax > survey.settings.largest
-        if certain and _saturates(survey, head):
+        if not measured.finite:
+            nan = math.isnan(measured.mean_abs)
+            text = f"{head} is {'NaN' if nan else 'infinite'} in FP32 already"
+            severity: Severity = "warning" if nan else "note"
+            repair = "look at the data and at the model: no precision repairs it"
+            yield Hazard(node, "overflow", text, head, measured, severity, repair)
+        elif certain and _saturates(survey, head):
             text = f"{head} overflows, which Tanh, Sigmoid or Erf saturates"
             yield Hazard(node, "overflow", text, head, measured, "note")
         elif certain:
-            what = f"exceeds {survey.settings.largest:.4g}" if measured.finite else "is not finite"
-            yield Hazard(node, "overflow", f"{head} {what}", head, measured, "error")
+            text = f"{head} exceeds {survey.settings.largest:.4g}"
+            yield Hazard(node, "overflow", text, head, measured, "error")
         else:
             text = f"{head} comes within a factor of 2 of {survey.settings.largest:.4g}"
             yield Hazard(node, "overflow", text, head, measured, "warning")
@@ -97,7 +109,10 @@ def _saturates(survey: Survey, tensor: str) -> bool:
     if not readers or survey.graph.is_output(tensor):
         return False
     ends = {"Tanh", "Sigmoid", "Erf"}
-    return all(n.op_type in ends or (n.op_type in scaled and _harmless(survey, n)) for n in readers)
+    reached = any(n.op_type in ends for n in readers)
+    return reached and all(
+        n.op_type in ends or (n.op_type in scaled and _harmless(survey, n)) for n in readers
+    )
 
 
 def _harmless(survey: Survey, node: NodeProto) -> bool:
@@ -159,16 +174,19 @@ def _flushed(node: NodeProto, index: int, tensor: str, value: float, error: floa
 
 
 def weights(survey: Survey) -> Iterator[Hazard]:
-    """Constants of several elements beyond FP16's range, or so small that rounding costs more than bits.
+    """Constants beyond the lower type's range, or so small that rounding costs more than some bits.
 
-    The first node that reads a constant is named. Masks have a rule of their own.
+    The first node that reads a constant is named. Masks have a rule of their own, and a bound that
+    nothing reaches may be infinite.
     """
-    seen: set[str] = set()
-    for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
+    seen = {survey.source(use.node.input[use.index]) for use, _ in mask_uses(survey)}
+    for node in survey.nodes:
+        if node.op_type in BOUNDS:
+            continue
         for tensor in map(survey.source, filter(survey.is_float, node.input)):
             value = None if tensor in seen else survey.graph.constant(tensor)
             seen.add(tensor)
-            if value is not None and value.size > 1 and value.dtype in (np.float32, np.float64):
+            if value is not None and value.size and value.dtype in (np.float32, np.float64):
                 yield from _weights(survey, node, tensor, value)
 
 
@@ -179,25 +197,18 @@ def _weights(survey: Survey, node: NodeProto, tensor: str, value: Array) -> Iter
     finite = value[np.isfinite(value)].astype(np.float64)
     largest = float(np.abs(finite).max(initial=0.0))
     if largest > survey.settings.largest:
-        if not _huge_mask(survey, node, tensor):
-            yield Hazard(node, "weights", f"{tensor} holds {largest:.4g}", tensor, measured)
-        return
-    norm = float(np.linalg.norm(finite))
-    error = float(np.linalg.norm(finite - finite.astype(np.float16))) / norm if norm else 0.0
-    if error > WEIGHT_ERROR:
-        text = f"{tensor} is rounded by {error:.1%}: its values are below FP16's normal numbers"
-        yield Hazard(node, "weights", text, tensor, measured, "error" if error > 0.5 else "warning")
+        yield Hazard(node, "weights", f"{tensor} holds {largest:.4g}", tensor, measured)
+    elif survey.settings.low == TensorProto.FLOAT16 and value.size > 1:
+        norm = float(np.linalg.norm(finite))
+        error = float(np.linalg.norm(finite - finite.astype(np.float16))) / norm if norm else 0.0
+        if error > WEIGHT_ERROR:
+            text = f"{tensor} is rounded by {error:.1%}: its values are below FP16's normal numbers"
+            yield Hazard(node, "weights", text, tensor, measured, "error" if error > 0.5 else "warning")
 
 
 def _cannot_lose(survey: Survey, measured: Range) -> bool:
     """Whether the range alone says enough: subnormals err by 2^-25 at most, and the norm is sqrt(n) mean."""
     return measured.absmax <= survey.settings.largest and measured.mean_abs * WEIGHT_ERROR / 2 > 2.0**-25
-
-
-def _huge_mask(survey: Survey, node: NodeProto, tensor: str) -> bool:
-    through = VIEWS | {"Add", "Where", "Mul", "Sub"}
-    found = [reader for _, reader in survey.downstream(tensor, lambda n: n.op_type in through)]
-    return bool(found) and all(n.op_type in through | {"Softmax"} for n in found) and node in found
 
 
 def cancellation(survey: Survey) -> Iterator[Hazard]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 import graphs
 import pytest
@@ -18,6 +19,7 @@ from rewriter.plan import Range
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 NAMES = {rule.__name__: rule for rule in SCAN_RULES}
+NAN = Range(-1.0, 1.0, math.nan, False)
 Ranges = Mapping[str, Range | tuple[float, float]]
 
 
@@ -61,7 +63,8 @@ class TestOverflow:
             pytest.param({"a": (0, 4e4)}, FP16, "warning a", id="in range on these samples"),
             pytest.param({"a": (0, 7e4), "b": (0, 7e4)}, FP16, "error a, error b", id="beyond it"),
             pytest.param({"a": (0, 7e4)}, BF16, "", id="in BF16's"),
-            pytest.param({"a": (0, math.inf)}, BF16, "error a", id="not finite in FP32 already"),
+            pytest.param({"a": (0, math.inf)}, FP16, "note a", id="infinite in FP32 already"),
+            pytest.param({"a": NAN}, FP16, "warning a", id="NaN in FP32 already"),
         ],
     )
     def test_by_the_measured_range(self, ranges: Ranges, low: int, expected: str) -> None:
@@ -97,7 +100,12 @@ class TestOverflow:
         }"""
 
     @pytest.mark.parametrize(
-        ("end", "expected"), [pytest.param("Tanh", "note p", id="tanh"), pytest.param("Relu", "error p", id="Relu")]
+        ("end", "expected"),
+        [
+            pytest.param("Tanh", "note p", id="Tanh"),
+            pytest.param("Relu", "error p", id="Relu is not bounded"),
+            pytest.param("Neg", "error p", id="the end of the graph"),
+        ],
     )
     def test_an_infinite_cube_that_tanh_saturates_is_right(self, end: str, expected: str) -> None:
         ranges = {"x": (-45, 45), "p": (-9e4, 9e4), "q": (-4e3, 4e3), "r": (-4e3, 4e3), "s": (-3e3, 3e3)}
@@ -118,7 +126,8 @@ class TestInternalOverflow:
         assert said("inner_squares", one(op, result="1,1"), {"x": (0, high)}) == expected
 
     @pytest.mark.parametrize(
-        ("p", "expected"), [pytest.param(2, "warning y", id="L2"), pytest.param(1, "", id="L1 squares nothing")]
+        ("p", "expected"),
+        [pytest.param(2, "warning y", id="L2"), pytest.param(1, "", id="L1 squares nothing")],
     )
     def test_lp_normalization(self, p: int, expected: str) -> None:
         assert said("inner_squares", one("LpNormalization", p=p), {"x": (-300, 300)}) == expected
@@ -313,6 +322,20 @@ class TestLoss:
         text = f"g (float[3,1] x) => (float[3,2] y) <float[1,2] w = {{{values}}}> {{ y = MatMul(x, w) }}"
         assert said("weights", text) == expected
 
+    @pytest.mark.parametrize(
+        ("body", "low", "expected"),
+        [
+            pytest.param("y = Div(x, c)", FP16, "error y", id="divided by"),
+            pytest.param("y = Mul(x, c)", FP16, "error y", id="multiplied by"),
+            pytest.param("y = Mul(x, c)", BF16, "", id="in BF16's range"),
+            pytest.param("y = Min(x, c)", FP16, "", id="a bound that nothing reaches"),
+            pytest.param("y = Clip(x, , c)", FP16, "", id="a bound of Clip"),
+        ],
+    )
+    def test_a_huge_scalar(self, body: str, low: int, expected: str) -> None:
+        text = f"g (float[2] x) => (float[2] y) <float c = {{1e6}}> {{ {body} }}"
+        assert said("weights", text, low=low) == expected
+
     def test_a_constant_mask_is_no_weight(self) -> None:
         text = """
             g (float[2,2] x) => (float[2,2] y) <float[2,2] m = {0, -1e9, 0, 0}> {
@@ -369,7 +392,8 @@ class TestLoss:
     )
     def test_a_norm_is_as_bad_as_its_inside(self, rule: str, ranges: Ranges, expected: str) -> None:
         known: Ranges = dict.fromkeys("xsmary", (0.1, 1.0))
-        assert {word.split()[0] for word in said(rule, self.NORM, {**known, **ranges}).split(", ")} == {expected}
+        hazards = said(rule, self.NORM, {**known, **ranges}).split(", ")
+        assert {hazard.split()[0] for hazard in hazards} == {expected}
 
 
 class TestAttention:
@@ -387,7 +411,7 @@ class TestAttention:
             a = Add(s, b)
             y = Softmax<axis = -1>(a)
         }"""
-    OPEN = {"i": (0.0, 0.0), "b": (0.0, 0.0), "a": (-9.0, 9.0)}
+    OPEN: ClassVar[Ranges] = {"i": (0.0, 0.0), "b": (0.0, 0.0), "a": (-9.0, 9.0)}
     """As measured on data without padding."""
 
     @pytest.mark.parametrize(
@@ -398,18 +422,21 @@ class TestAttention:
             pytest.param(ADDED.replace("-3.4e38", "-1e9"), BF16, "", id="in BF16's range"),
             pytest.param(MULTIPLIED, FP16, "error b", id="0 times infinity, without any padding"),
             pytest.param(MULTIPLIED.replace("-3.4e38", "-1e4"), FP16, "", id="0 times a finite number"),
-            pytest.param(ADDED.replace("Softmax<axis = -1>", "Relu"), FP16, "warning b", id="no Softmax"),
+            pytest.param(ADDED.replace("Softmax<axis = -1>", "Relu"), FP16, "", id="without Softmax no mask"),
         ],
     )
     def test_masks(self, text: str, low: int, expected: str) -> None:
         assert said("masks", text, self.OPEN, low=low) == expected
 
     def test_a_row_that_is_looked_after(self) -> None:
-        text = self.ADDED.replace("y = Softmax<axis = -1>(a)", """
+        text = self.ADDED.replace(
+            "y = Softmax<axis = -1>(a)",
+            """
             p = Softmax<axis = -1>(a)
             n = IsNaN(p)
             y = Where(n, zero, p)
-        """)
+        """,
+        )
         assert said("masks", text, self.OPEN) == "note b"
 
     LINEAR = """
@@ -445,7 +472,7 @@ class TestResolution:
         ("text", "expected"),
         [
             pytest.param(
-                "g (float[2,2] x) => (bool[2,2] y) <float c = {0.5}> { a = MatMul(x, x)\n y = Greater(a, c) }",
+                "g (float[2,2] x) => (bool[2,2] y) <float c = {1}> { a = MatMul(x, x)\n y = Greater(a, c) }",
                 "note y",
                 id="of what a network computed",
             ),
