@@ -73,9 +73,12 @@ class Job:
         expected = self._expected(original, samples) if options.verify else None
         structural, lowering = _split(options.steps)
         structured = self._rewrite(original, structural, None)
+        checks = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, samples) if lowering else None
         fixed = self._rewrite(structured, lowering, plan)
-        checks = self._checks(expected, structured, fixed, samples, plan) if options.verify else []
+        del original, structured  # their FP32 weights are as large as all that is still to come
+        if expected is not None and plan is not None:
+            checks.append(self._check_emulation(expected, fixed, samples, plan))
         written = self._write_and_build(fixed, destination, samples, checks)
         return FixResult(
             fixed,
@@ -137,22 +140,21 @@ class Job:
         self.warnings.extend(_unmatched(self.options.wish, plan))
         return plan
 
-    def _checks(
-        self,
-        expected: verify.Expected | None,
-        structured: Model,
-        fixed: Model,
-        samples: Samples,
-        plan: Plan | None,
+    def _check_structure(
+        self, expected: verify.Expected | None, structured: Model, samples: Samples
     ) -> list[Check]:
         if expected is None:
             return [Check("structure", None, "not checked: ONNX Runtime cannot run the original")]
         with self._stage("verify"):
-            compared = list(islice(samples, VERIFIED_SAMPLES))
-            checks = [verify.check_structure(expected, structured, self._changed(), compared)]
-            if plan is not None:
-                checks.append(verify.check_emulation(expected, fixed, plan.precision, compared))
-        return checks
+            compared = islice(samples, VERIFIED_SAMPLES)
+            return [verify.check_structure(expected, structured, self._changed(), compared)]
+
+    def _check_emulation(
+        self, expected: verify.Expected, fixed: Model, samples: Samples, plan: Plan
+    ) -> Check:
+        with self._stage("verify"):
+            compared = islice(samples, VERIFIED_SAMPLES)
+            return verify.check_emulation(expected, fixed, plan.precision, compared)
 
     def _changed(self) -> list[Pass]:
         """The structural passes that changed something."""
