@@ -20,6 +20,7 @@ from rewriter.attention_rules import linear_attention, masks
 from rewriter.data_rules import fp16_reference, outside_statistics
 from rewriter.edits import GraphEditor, attribute
 from rewriter.internal_rules import (
+    hidden_sums,
     inner_cube,
     inner_exponentials,
     inner_squares,
@@ -133,6 +134,8 @@ RULES: tuple[Rule, ...] = (
     no_lower_type,
     unfused_norm,
     overflow,
+    hidden_sums,
+    long_softmax,
     lost_epsilon,
     underflow,
     phase,
@@ -151,6 +154,7 @@ RULES: tuple[Rule, ...] = (
 SCAN_RULES: tuple[Rule, ...] = (
     unfused_norm,
     overflowing,
+    hidden_sums,
     inner_squares,
     inner_exponentials,
     inner_cube,

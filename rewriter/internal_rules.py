@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import attribute
-from rewriter.plan import Range
+from rewriter.kinds import Severity
+from rewriter.range_rules import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.survey import Hazard, Survey
 
 NAIVE_LOG_SUM_EXP = "https://github.com/NVIDIA/TensorRT/issues/4772"
@@ -16,58 +17,62 @@ NAIVE_LOG_SUM_EXP = "https://github.com/NVIDIA/TensorRT/issues/4772"
 _ELSEWHERE = "TensorRT-RTX 1.6.1 was measured to do this in FP32; other releases may not"
 
 
-def inner_squares(survey: Survey) -> Iterator[Hazard]:
-    """Operators that square inside: the sum of squares leaves the range long before its root does.
+def hidden_sums(survey: Survey) -> Iterator[Hazard]:
+    """Operators that hold a sum of exponentials or squares in the lower type, though no tensor shows it.
 
-    At least absmax^2, and n * mean(|x|)^2 by Jensen's inequality, is the sum of n squares.
-    ReduceSumSquare has its sum as a tensor: `overflow` sees that.
+    Measured on an H200, TensorRT-RTX 1.6.1, FP16, and repaired by FP32 round the operator alone:
+    ReduceLogSumExp of 256 times 5.4 is right, of 5.6 infinite (256 exp(5.6) > 65504), of -20 -infinite;
+    LpNormalization of 64 times 31 is right, of 33 zero (64 * 33^2 > 65504), of 1e-4 wrong; ReduceLogSum
+    of 256 times 3000 is infinite. Emulation, which rounds tensors, does not see it.
     """
     for node in survey.nodes:
-        measured = survey.range(node.input[0]) if node.input else None
-        if not _squares(node) or measured is None or not measured.finite:
-            continue
-        count = reduced_count(survey, node) or 1
-        total = max(measured.absmax**2, count * measured.mean_abs**2)
-        if total > survey.settings.largest:
-            text = f"{node.op_type} sums squares up to at least {total:.2g} inside: {_ELSEWHERE}"
-            yield Hazard(node, "internal-overflow", text, node.input[0], measured)
+        terms = _terms(survey, node)
+        severity = _severity(survey, *terms) if terms else None
+        if terms and severity:
+            reason = f"the sum inside {node.op_type} lies between {terms[1]:.2g} and {terms[2]:.2g}"
+            link = NAIVE_LOG_SUM_EXP if node.op_type == "ReduceLogSumExp" else ""
+            tensor = node.input[0]
+            yield Hazard(node, "internal-overflow", reason, tensor, survey.range(tensor), severity, link=link)
 
 
-def _squares(node: NodeProto) -> bool:
-    return node.op_type == "ReduceL2" or (node.op_type == "LpNormalization" and attribute(node, "p", 2) == 2)
+def _terms(survey: Survey, node: NodeProto) -> tuple[float, float, float] | None:
+    """The largest term of a hidden sum, and a lower and an upper bound of the sum; None without one.
 
-
-def inner_exponentials(survey: Survey) -> Iterator[Hazard]:
-    """Operators whose naive form takes exp(x) of a positive x: infinite in FP16 from 11.09 = ln(65504) on.
-
-    TensorRT computes ReduceLogSumExp as log(sum(exp(x))), infinite even in FP32 above 88.7; its
-    Softplus was measured to be right up to x = 100.
+    Below, the sum is at least its largest term, and n times the term of the mean (Jensen's inequality).
     """
-    border = math.log(survey.settings.largest)
-    for node in survey.nodes:
-        if node.op_type not in {"ReduceLogSumExp", "Softplus", "Mish"}:
-            continue
-        measured = survey.range(node.input[0])
-        if measured is None or measured.high <= border:
-            continue
-        reason = f"exp({measured.high:.3g}) inside {node.op_type} is beyond {survey.settings.largest:.4g}"
-        if node.op_type == "ReduceLogSumExp":
-            repair = "write it with the maximum subtracted: m + log(sum(exp(x - m)))"
-            yield _exponential(node, reason, measured, repair, NAIVE_LOG_SUM_EXP)
-        else:
-            yield Hazard(
-                node, "internal-overflow", f"{reason}: {_ELSEWHERE}", node.input[0], measured, "note"
-            )
+    term = _term(node)
+    measured = survey.range(node.input[0]) if term else None
+    if term is None or measured is None or not measured.finite:
+        return None
+    count = reduced_count(survey, node) or 1
+    largest = term(measured.high if node.op_type == "ReduceLogSumExp" else measured.absmax)
+    known = measured.low >= 0 or node.op_type == "LpNormalization"
+    mean = count * term(measured.mean_abs) if known else 0.0
+    return largest, max(largest, mean), count * largest
 
 
-def _exponential(node: NodeProto, reason: str, measured: Range, repair: str, link: str) -> Hazard:
-    return Hazard(node, "internal-overflow", reason, node.input[0], measured, "error", repair, link)
+def _term(node: NodeProto) -> Callable[[float], float] | None:
+    """What an operator sums of each element; None for those whose sums are right in any type."""
+    if node.op_type == "ReduceLogSumExp":
+        return lambda x: math.exp(min(x, 700.0))
+    if node.op_type == "LpNormalization" and attribute(node, "p", 2) == 2:
+        return lambda x: x * x
+    return (lambda x: x) if node.op_type == "ReduceLogSum" else None
+
+
+def _severity(survey: Survey, term: float, least: float, most: float) -> Severity | None:
+    """Error if the sum is out of range or its largest term is zero, warning if that is near."""
+    small = survey.settings.low == TensorProto.FLOAT16 and term < FP16_MIN_NORMAL
+    if least > survey.settings.largest or (small and 0 < term <= FP16_FLUSH):
+        return "error"
+    return "warning" if most > survey.settings.limit or (small and term > 0) else None
 
 
 def long_softmax(survey: Survey) -> Iterator[Hazard]:
     """A Softmax over more entries than FP16 can count: equal scores sum exp(0) to more than 65504.
 
-    Seen in a fused attention over 65,536 keys: https://github.com/tier4/autoware-ml/pull/95
+    Measured on an H200, TensorRT-RTX 1.6.1: over 65,500 equal scores right, over 65,536 zero; FP32 round
+    the operator repairs it. Seen in https://github.com/tier4/autoware-ml/pull/95
     """
     for node in survey.nodes:
         shape = survey.graph.shape(node.input[0]) if node.op_type in {"Softmax", "LogSoftmax"} else None
@@ -76,6 +81,37 @@ def long_softmax(survey: Survey) -> Iterator[Hazard]:
         if isinstance(size, int) and size > survey.settings.largest:
             reason = f"{node.op_type} over {size} entries may sum up to {size} inside"
             yield Hazard(node, "internal-overflow", reason, node.input[0], survey.range(node.input[0]))
+
+
+def inner_squares(survey: Survey) -> Iterator[Hazard]:
+    """ReduceL2 squares inside: the sum of squares leaves the range long before its root does.
+
+    At least absmax^2, and n * mean(|x|)^2 by Jensen's inequality, is the sum of n squares.
+    ReduceSumSquare has its sum as a tensor: `overflow` sees that.
+    """
+    for node in survey.nodes:
+        measured = survey.range(node.input[0]) if node.op_type == "ReduceL2" else None
+        if measured is None or not measured.finite:
+            continue
+        count = reduced_count(survey, node) or 1
+        total = max(measured.absmax**2, count * measured.mean_abs**2)
+        if total > survey.settings.largest:
+            text = f"{node.op_type} sums squares up to at least {total:.2g} inside: {_ELSEWHERE}"
+            yield Hazard(node, "internal-overflow", text, node.input[0], measured, "note")
+
+
+def inner_exponentials(survey: Survey) -> Iterator[Hazard]:
+    """Softplus and Mish, whose naive form takes exp(x): infinite in FP16 from 11.09 = ln(65504) on.
+
+    TensorRT-RTX 1.6.1 was measured to be right at x = 12 and 100.
+    """
+    border = math.log(survey.settings.largest)
+    for node in survey.nodes:
+        measured = survey.range(node.input[0]) if node.op_type in {"Softplus", "Mish"} else None
+        if measured is not None and measured.high > border:
+            text = f"exp({measured.high:.3g}) inside {node.op_type} is beyond {survey.settings.largest:.4g}"
+            reason = f"{text}: {_ELSEWHERE}"
+            yield Hazard(node, "internal-overflow", reason, node.input[0], measured, "note")
 
 
 def inner_cube(survey: Survey) -> Iterator[Hazard]:

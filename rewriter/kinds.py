@@ -58,7 +58,7 @@ KINDS: dict[str, Kind] = {
         "overflow inside one operator",
         "warning",
         "fp32-island",
-        "keep the operator in FP32 (--keep-fp32), or write it in its stable form",
+        "keep the operator in FP32: `rewriter fix` does where it was measured to be wrong in FP16",
         True,
     ),
     "no-headroom": Kind(
