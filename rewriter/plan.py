@@ -30,6 +30,11 @@ class Range:
         """Largest absolute value; infinity if anything was not finite."""
         return max(abs(self.low), abs(self.high)) if self.finite else math.inf
 
+    def scaled(self, exponent: int) -> Range:
+        """The range of the same tensor times 2^exponent."""
+        factor = 2.0**exponent
+        return Range(self.low * factor, self.high * factor, self.mean_abs * factor, self.finite)
+
     def __str__(self) -> str:
         return f"[{self.low:.4g}, {self.high:.4g}]" + ("" if self.finite else ", NaN or infinity seen")
 

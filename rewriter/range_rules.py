@@ -9,25 +9,32 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import label
-from rewriter.norms import find_norms
+from rewriter.norms import Norm, find_norms
 from rewriter.plan import Range
 from rewriter.survey import VIEWS, Hazard, Survey
 
 FP16_MIN_NORMAL = 2.0**-14
 """IEEE 754 binary16: below it, numbers lose bits, and below 2^-25 they are zero."""
 
+FP16_DIVISOR = 2.0**-20
+"""Smallest divisor that is taken: FP16 holds it, a subnormal number, to 5 bits, and never as zero."""
+
+CANCELLATION = 8.0
+"""How much larger than its deviation from the mean a tensor may be. The mean's rounding, 2^-12 of it at
+most, then shifts what is normalised by less than 2^-9 of its size."""
+
 
 def overflow(survey: Survey) -> Iterator[Hazard]:
     """A tensor at the border leaves the lower type's range, or nearly does."""
     for node in survey.nodes:
         for tensor in survey.floats(node):
-            excess = _excess(survey, tensor)
-            if excess:
-                yield Hazard(node, "overflow", f"{tensor} {excess}", tensor, survey.range(tensor))
+            too_large = excess(survey, tensor)
+            if too_large:
+                yield Hazard(node, "overflow", f"{tensor} {too_large}", tensor, survey.range(tensor))
                 break
 
 
-def _excess(survey: Survey, tensor: str) -> str:
+def excess(survey: Survey, tensor: str) -> str:
     """What is too large about a tensor; "" if nothing is, or nothing is known."""
     value = survey.graph.constant(survey.source(tensor))
     if value is not None:  # a constant needs no head-room
@@ -54,17 +61,77 @@ def _only_feeds_softmax(survey: Survey, tensor: str) -> bool:
 
 
 def unfused_norm(survey: Survey) -> Iterator[Hazard]:
-    """The squares inside a decomposed normalisation overflow long before its input does."""
+    """The squares inside a decomposed normalisation overflow long before its input does.
+
+    Where they were seen to be in range, `lost_epsilon` is all that is left to see to.
+    """
     for norm in find_norms(survey.graph):
+        if _fits_inside(survey, norm):
+            continue
         reason = f"part of a decomposed {norm.kind} that ends in {norm.output}"
         for node in norm.nodes:
             yield Hazard(node, "unfused-norm", reason, norm.input, survey.range(norm.input))
 
 
+def inside_limit(survey: Survey) -> float:
+    """Largest value of a square that is taken as in range: head-room for what is squared is squared, too."""
+    return survey.settings.largest / survey.settings.headroom**2
+
+
+def _fits_inside(survey: Survey, norm: Norm) -> bool:
+    """Whether everything inside a normalisation was seen in FP16's range, with the bits that it needs.
+
+    And whether it stays so where its input is constant, which makes epsilon the whole radicand.
+    """
+    if survey.settings.low != TensorProto.FLOAT16 or not _finite_on_zeros(survey, norm):
+        return False
+    inner = [t for node in norm.nodes for t in node.output if t != norm.output and survey.is_float(t)]
+    measured = [survey.range(t) for t in inner if not survey.is_constant(t)]
+    if any(m is None or not m.absmax <= inside_limit(survey) for m in measured):
+        return False
+    radicands = [t for node in norm.nodes if (t := _radicand(survey, node))]
+    return bool(radicands) and all(_keeps_bits(survey, t) for t in radicands) and _centres(survey, norm)
+
+
+def _finite_on_zeros(survey: Survey, norm: Norm) -> bool:
+    """Whether the root of epsilon, or one over it, is a number in FP16 that 0 may be divided by."""
+    inverts = any(n.op_type in {"Reciprocal", "Pow"} or _is_inverse(survey, n) for n in norm.nodes)
+    lowest = 1 / inside_limit(survey) if inverts else FP16_DIVISOR
+    return norm.kind != "l2-normalize" and norm.epsilon >= lowest**2
+
+
+def _is_inverse(survey: Survey, node: NodeProto) -> bool:
+    return node.op_type == "Div" and survey.is_constant(node.input[0])
+
+
+def _radicand(survey: Survey, node: NodeProto) -> str | None:
+    """What a node takes the root of."""
+    if node.op_type == "Pow":
+        exponent = survey.graph.scalar(survey.source(node.input[1]))
+        return node.input[0] if exponent is None or exponent < 1 else None
+    return node.input[0] if node.op_type == "Sqrt" else None
+
+
+def _keeps_bits(survey: Survey, tensor: str) -> bool:
+    """Whether no value of a positive tensor was below FP16's normal range."""
+    measured = survey.range(tensor)
+    return measured is not None and measured.low >= FP16_MIN_NORMAL
+
+
+def _centres(survey: Survey, norm: Norm) -> bool:
+    """Whether subtracting the mean leaves enough: a mean that is rounded shifts everything."""
+    before = survey.range(norm.input)
+    after = [survey.range(n.output[0]) for n in norm.nodes if n.op_type == "Sub"]
+    return before is not None and all(
+        m is not None and before.mean_abs <= CANCELLATION * m.mean_abs for m in after
+    )
+
+
 def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
     """A constant below FP16's smallest normal number that guards a division, root or logarithm.
 
-    The island reaches from the sum of squares, whose small values would vanish, to what is guarded.
+    The island reaches from the sum of squares, if its small values would vanish, to what is guarded;
+    or to the root before it, if that is large enough to divide by.
     """
     if survey.settings.low != TensorProto.FLOAT16:
         return
@@ -74,8 +141,11 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
         if found is None or not guarded:
             continue
         epsilon, other = found
+        if _keeps_bits(survey, other) and epsilon >= FP16_DIVISOR**2:
+            guarded = [n for n in guarded if not _divides_by_root(survey, n)]
         reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
-        for inner in (*survey.upstream(other, _sums_squares), node, *guarded):
+        squares = () if _keeps_bits(survey, other) else survey.upstream(other, _sums_squares)
+        for inner in (*squares, node, *guarded):
             yield Hazard(inner, "epsilon", reason, other, survey.range(other))
 
 
@@ -101,6 +171,14 @@ def _guarded(survey: Survey, tensor: str) -> list[NodeProto]:
     if not any(_is_sensitive(survey, name, node) for name, node in path):
         return []
     return [node for name, node in path if node.op_type in through or _is_sensitive(survey, name, node)]
+
+
+def _divides_by_root(survey: Survey, node: NodeProto) -> bool:
+    """Whether a node divides a computed tensor by a root that keeps its bits in FP16."""
+    root = survey.producer(node.input[1]) if node.op_type == "Div" else None
+    if root is None or root.op_type != "Sqrt" or survey.is_constant(node.input[0]):
+        return False
+    return _keeps_bits(survey, root.output[0])
 
 
 def _is_sensitive(survey: Survey, tensor: str, node: NodeProto) -> bool:

@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("instrument", "opsets"),
     ("ranges", "retype", "survey"),
     ("range_rules", "resolution_rules"),
-    ("hazards",),
+    ("hazards", "rescaling"),
     ("emulate", "options", "planner"),
     ("passes",),
     ("driver",),
