@@ -63,14 +63,24 @@ def _only_feeds_softmax(survey: Survey, tensor: str) -> bool:
 def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     """The squares inside a decomposed normalisation overflow long before its input does.
 
-    Where they were seen to be in range, `lost_epsilon` is all that is left to see to.
+    Where they were seen to be in range, only the addition of epsilon and the root are kept in FP32.
+    These are small tensors, and without epsilon a constant input would divide by zero.
     """
     for norm in find_norms(survey.graph):
-        if _fits_inside(survey, norm):
-            continue
         reason = f"part of a decomposed {norm.kind} that ends in {norm.output}"
-        for node in norm.nodes:
+        kept: tuple[NodeProto, ...] = norm.nodes
+        if fits_inside(survey, norm):
+            reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
+            kept = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
+        for node in kept:
             yield Hazard(node, "unfused-norm", reason, norm.input, survey.range(norm.input))
+
+
+def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
+    """The nodes of a norm that take the root, and those that add epsilon before it."""
+    radicands = {t for node in norm.nodes if (t := _radicand(survey, node))}
+    added = (n for n in norm.nodes if n.op_type in {"Add", "Max", "Clip"} and n.output[0] in radicands)
+    return (*added, *(n for n in norm.nodes if _radicand(survey, n)))
 
 
 def inside_limit(survey: Survey) -> float:
@@ -78,12 +88,14 @@ def inside_limit(survey: Survey) -> float:
     return survey.settings.largest / survey.settings.headroom**2
 
 
-def _fits_inside(survey: Survey, norm: Norm) -> bool:
+def fits_inside(survey: Survey, norm: Norm) -> bool:
     """Whether everything inside a normalisation was seen in FP16's range, with the bits that it needs.
 
     And whether it stays so where its input is constant, which makes epsilon the whole radicand.
     """
-    if survey.settings.low != TensorProto.FLOAT16 or not _finite_on_zeros(survey, norm):
+    if survey.settings.low != TensorProto.FLOAT16 or norm.kind == "l2-normalize":
+        return False  # what l2-normalize is given is not known to be far from 0
+    if norm.epsilon < smallest_epsilon(survey, norm):
         return False
     inner = [t for node in norm.nodes for t in node.output if t != norm.output and survey.is_float(t)]
     measured = [survey.range(t) for t in inner if not survey.is_constant(t)]
@@ -93,15 +105,17 @@ def _fits_inside(survey: Survey, norm: Norm) -> bool:
     return bool(radicands) and all(_keeps_bits(survey, t) for t in radicands) and _centres(survey, norm)
 
 
-def _finite_on_zeros(survey: Survey, norm: Norm) -> bool:
-    """Whether the root of epsilon, or one over it, is a number in FP16 that 0 may be divided by."""
-    inverts = any(n.op_type in {"Reciprocal", "Pow"} or _is_inverse(survey, n) for n in norm.nodes)
-    lowest = 1 / inside_limit(survey) if inverts else FP16_DIVISOR
-    return norm.kind != "l2-normalize" and norm.epsilon >= lowest**2
+def smallest_epsilon(survey: Survey, norm: Norm) -> float:
+    """What the root, or one over it, has to be of to be a number in FP16 that 0 may be divided by."""
+    inverts = any(_is_inverse(survey, node) for node in norm.nodes)
+    return (1 / survey.settings.largest if inverts else FP16_DIVISOR) ** 2
 
 
 def _is_inverse(survey: Survey, node: NodeProto) -> bool:
-    return node.op_type == "Div" and survey.is_constant(node.input[0])
+    if node.op_type == "Pow":
+        exponent = survey.graph.scalar(survey.source(node.input[1]))
+        return exponent is None or exponent < 0
+    return node.op_type == "Reciprocal" or (node.op_type == "Div" and survey.is_constant(node.input[0]))
 
 
 def _radicand(survey: Survey, node: NodeProto) -> str | None:
@@ -130,22 +144,19 @@ def _centres(survey: Survey, norm: Norm) -> bool:
 def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
     """A constant below FP16's smallest normal number that guards a division, root or logarithm.
 
-    The island reaches from the sum of squares, if its small values would vanish, to what is guarded;
-    or to the root before it, if that is large enough to divide by.
+    The island reaches from the sum of squares, whose small values would vanish, to what is guarded.
     """
     if survey.settings.low != TensorProto.FLOAT16:
         return
+    settled = {id(n) for norm in find_norms(survey.graph) if fits_inside(survey, norm) for n in norm.nodes}
     for node in survey.nodes:
-        found = _epsilon(survey, node)
+        found = _epsilon(survey, node) if id(node) not in settled else None
         guarded = _guarded(survey, node.output[0]) if found else []
         if found is None or not guarded:
             continue
         epsilon, other = found
-        if _keeps_bits(survey, other) and epsilon >= FP16_DIVISOR**2:
-            guarded = [n for n in guarded if not _divides_by_root(survey, n)]
         reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
-        squares = () if _keeps_bits(survey, other) else survey.upstream(other, _sums_squares)
-        for inner in (*squares, node, *guarded):
+        for inner in (*survey.upstream(other, _sums_squares), node, *guarded):
             yield Hazard(inner, "epsilon", reason, other, survey.range(other))
 
 
@@ -171,14 +182,6 @@ def _guarded(survey: Survey, tensor: str) -> list[NodeProto]:
     if not any(_is_sensitive(survey, name, node) for name, node in path):
         return []
     return [node for name, node in path if node.op_type in through or _is_sensitive(survey, name, node)]
-
-
-def _divides_by_root(survey: Survey, node: NodeProto) -> bool:
-    """Whether a node divides a computed tensor by a root that keeps its bits in FP16."""
-    root = survey.producer(node.input[1]) if node.op_type == "Div" else None
-    if root is None or root.op_type != "Sqrt" or survey.is_constant(node.input[0]):
-        return False
-    return _keeps_bits(survey, root.output[0])
 
 
 def _is_sensitive(survey: Survey, tensor: str, node: NodeProto) -> bool:

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from onnx import NodeProto
 
 from rewriter.model import Array
 from rewriter.norms import find_norms
-from rewriter.range_rules import FP16_MIN_NORMAL, excess, inside_limit
+from rewriter.range_rules import FP16_MIN_NORMAL, excess, inside_limit, smallest_epsilon
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.freedom import ConstantUse, Freedom
 from rewriter.survey import Survey
@@ -93,7 +94,25 @@ def demands(survey: Survey, freedom: Freedom, *, measured: bool) -> Demands:
         value = survey.graph.constant(use.tensor)
         if root != ZERO and value is not None:
             _of_constant(survey, use, value, found.classes.setdefault(root, Demand()))
+    if measured:
+        _of_epsilons(survey, freedom, found)
     return found
+
+
+def _of_epsilons(survey: Survey, freedom: Freedom, found: Demands) -> None:
+    """Epsilon goes with the squares, and shall stay large enough for its root in FP16."""
+    for norm in find_norms(survey.graph):
+        roots = (n for n in norm.nodes if n.op_type in {"Sqrt", "Pow"})
+        radicands = (n.input[0] for n in roots if n.op_type == "Sqrt" or not _squares(survey, n))
+        for number in (freedom.tensors[t] for t in radicands if t in freedom.tensors):
+            demand = found.classes.get(freedom.classes.root(number))
+            if demand is not None and norm.epsilon > 0:
+                demand.floor(math.ceil(math.log2(smallest_epsilon(survey, norm) / norm.epsilon)), VANISHING)
+
+
+def _squares(survey: Survey, node: NodeProto) -> bool:
+    exponent = survey.graph.scalar(node.input[1])
+    return exponent is not None and exponent > 1
 
 
 def _inside_norms(survey: Survey) -> frozenset[str]:
