@@ -156,16 +156,17 @@ def fix(
 @passes_app.callback(invoke_without_command=True)
 def _list_passes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        from rewriter.catalogue import overview
-        from rewriter.report.terminal import console
+        with _exit_codes(), _reader_may_leave():
+            from rewriter.catalogue import overview
+            from rewriter.report.terminal import console
 
-        console().print(overview())
+            console().print(overview())
 
 
 @passes_app.command("show")
 def _show_pass(name: Annotated[str, typer.Argument(help="As `rewriter passes` lists it.")]) -> None:
     """Why a pass exists, its options, an example before and after, and what it declines."""
-    with _exit_codes():
+    with _exit_codes(), _reader_may_leave():
         from rewriter.catalogue import page
         from rewriter.pipeline import pass_named
 
@@ -177,10 +178,17 @@ def _show(result: FixResult, report: Path | None, *, verbosity: int) -> None:
 
     if report is not None:
         json.write(result, report)
-    try:
+    with _reader_may_leave():
         terminal.print_result(result, terminal.console(), verbosity=verbosity)
+
+
+@contextmanager
+def _reader_may_leave() -> Iterator[None]:
+    """`| head` may have read enough: no error, and the exit code still tells the verdict."""
+    try:
+        yield
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough; the exit code still tells the verdict
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
 
 
