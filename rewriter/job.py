@@ -79,7 +79,7 @@ class Job:
         plan = self._plan(structured, ranges) if lowering else None
         fixed = self._rewrite(structured, lowering, plan)
         checks = self._checks(expected, structured, fixed, samples, plan) if options.verify else []
-        written = self._write_and_build(fixed, destination, samples, checks)
+        written = self._write_and_build(fixed, destination, samples, checks, plan)
         return FixResult(
             fixed,
             written,
@@ -180,7 +180,12 @@ class Job:
         return [s for s, r in zip((*structural, *measuring), self.passes, strict=False) if r.changes]
 
     def _write_and_build(
-        self, fixed: Model, destination: Path | None, samples: Samples, checks: list[Check]
+        self,
+        fixed: Model,
+        destination: Path | None,
+        samples: Samples,
+        checks: list[Check],
+        plan: Plan | None,
     ) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
         options = self.options
@@ -190,7 +195,7 @@ class Job:
         if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                checks.append(self._build(fixed, path, samples))
+                checks.append(self._build(fixed, path, samples, plan))
         if written is not None or destination is None:
             return written
         if options.verify and not Verdict(tuple(checks)).passed:
@@ -198,10 +203,11 @@ class Job:
             return None
         return self._save(fixed, destination)
 
-    def _build(self, fixed: Model, path: Path, samples: Samples) -> Check:
+    def _build(self, fixed: Model, path: Path, samples: Samples, plan: Plan | None) -> Check:
         with self._stage("build"):
             sample, spans = next(iter(samples), {}), samples.source.spans
-            return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout)
+            in_range = plan.norms_in_range if plan is not None else frozenset()
+            return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

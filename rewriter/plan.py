@@ -65,12 +65,14 @@ class Plan:
 
     Attributes:
         float_nodes: How many nodes compute on floating-point tensors.
+        norms_in_range: Nodes of decomposed norms that were measured to fit the lower precision inside.
     """
 
     precision: Precision
     io: InputsOutputs = "keep"
     decisions: tuple[Decision, ...] = ()
     float_nodes: int = 0
+    norms_in_range: frozenset[str] = frozenset()
     fp32: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:

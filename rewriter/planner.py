@@ -11,7 +11,9 @@ from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
 from rewriter.model import Model
+from rewriter.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
+from rewriter.range_rules import fits_inside
 from rewriter.stored import logical_name
 from rewriter.survey import CHEAP, VIEWS, Settings, Survey
 
@@ -49,11 +51,20 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
         return Plan("fp32", wish.io)
     settings = Settings(LOW_TYPES[wish.precision], wish.io, wish.keep_nodes, wish.keep_ops)
     decisions: list[Decision] = []
+    in_range: set[str] = set()
     float_nodes = 0
     for survey in _surveys(model, facts, ranges, settings):
         float_nodes += len(survey.nodes)
         decisions.extend(_decide(survey))
-    return Plan(wish.precision, wish.io, tuple(decisions), float_nodes)
+        in_range.update(_in_range(survey))
+    return Plan(wish.precision, wish.io, tuple(decisions), float_nodes, frozenset(in_range))
+
+
+def _in_range(survey: Survey) -> Iterator[str]:
+    """The nodes of norms whose squares were seen to fit."""
+    for norm in find_norms(survey.graph):
+        if fits_inside(survey, norm):
+            yield from (label(node) for node in norm.nodes)
 
 
 def _surveys(

@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from rewriter.model import Array
 from rewriter.norms import find_norms
-from rewriter.range_rules import FP16_MIN_NORMAL, excess, inside_limit, smallest_epsilon
+from rewriter.range_rules import FP16_MIN_NORMAL, UNDERFLOW, excess, inside_limit, smallest_epsilon
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.freedom import ConstantUse, Freedom
 from rewriter.survey import Survey
@@ -156,6 +156,8 @@ def _of_tensor(
         demand.limit(-MAX_EXPONENT, level)
     elif tensor in tight or excess(survey, tensor):
         demand.hazards[tensor] = level
+    if measured.absmax > 0:
+        demand.limit(math.ceil(math.log2(UNDERFLOW / measured.absmax)), MAX_EXPONENT)
     if measured.mean_abs > 0:
         normal = math.ceil(math.log2(FP16_MIN_NORMAL / measured.mean_abs))
         demand.floor(normal, SUBNORMAL)
@@ -176,6 +178,8 @@ def _of_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand)
         demand.limit(-MAX_EXPONENT, min(level, MAX_EXPONENT))
     elif excess(survey, use.tensor):
         demand.hazards[use.tensor] = level
+    if largest >= UNDERFLOW:
+        demand.floor(math.ceil(math.log2(UNDERFLOW / largest)), VANISHING)
     if use.node.op_type in {"Mul", "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Div"}:
         demand.floor(math.ceil(math.log2(FP16_MIN_NORMAL / mean)) + RESERVE)
 
