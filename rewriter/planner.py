@@ -26,12 +26,13 @@ LOW_TYPES: dict[Precision, int] = {
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asked of the plan."""
+    """What the user asked of the plan; `measured_norms` is explained at `Settings`."""
 
     precision: Precision = "fp16"
     io: InputsOutputs = "keep"
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
+    measured_norms: bool = False
 
 
 def node_key(scope: int, node: NodeProto) -> str:
@@ -49,7 +50,13 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
-    settings = Settings(LOW_TYPES[wish.precision], wish.io, wish.keep_nodes, wish.keep_ops)
+    settings = Settings(
+        LOW_TYPES[wish.precision],
+        wish.io,
+        wish.keep_nodes,
+        wish.keep_ops,
+        measured_norms=wish.measured_norms,
+    )
     decisions: list[Decision] = []
     in_range: set[str] = set()
     float_nodes = 0

@@ -87,8 +87,8 @@ def _largest(survey: Survey, tensor: str) -> float:
 def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     """The squares inside a decomposed normalisation overflow long before its input does.
 
-    Where they were seen to be in range, only the addition of epsilon and the root are kept in FP32.
-    These are small tensors, and without epsilon a constant input would divide by zero.
+    Where they were seen to be in range, and the settings trust that, only what epsilon decides stays
+    in FP32: without it, a constant input would divide by zero.
     """
     for norm in find_norms(survey.graph):
         reason = f"part of a decomposed {norm.kind} that ends in {norm.output}"
@@ -101,10 +101,21 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
 
 
 def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
-    """The nodes of a norm that take the root, and those that add epsilon before it."""
+    """The nodes of a norm that add epsilon and take the root: small tensors.
+
+    A norm that multiplies by the inverse of the root is kept to its end, for one over a small
+    epsilon is no FP16 number, and two more roundings of every element would show.
+    """
     radicands = {t for node in norm.nodes if (t := _radicand(survey, node))}
-    added = (n for n in norm.nodes if n.op_type in {"Add", "Max", "Clip"} and n.output[0] in radicands)
-    return (*added, *(n for n in norm.nodes if _radicand(survey, n)))
+    kept: list[NodeProto] = []
+    inverted: set[str] = set()
+    for node in norm.nodes:
+        adds = node.op_type in {"Add", "Max", "Clip"} and node.output[0] in radicands
+        if _is_inverse(survey, node) or inverted & set(node.input):
+            inverted.update(node.output)
+        if adds or _radicand(survey, node) or node.output[0] in inverted:
+            kept.append(node)
+    return tuple(kept)
 
 
 def inside_limit(survey: Survey) -> float:
@@ -117,11 +128,13 @@ def fits_inside(survey: Survey, norm: Norm) -> bool:
 
     And whether it stays so where its input is constant, which makes epsilon the whole radicand.
     """
-    if survey.settings.low != TensorProto.FLOAT16 or norm.kind == "l2-normalize":
-        return False  # what l2-normalize is given is not known to be far from 0
-    if norm.epsilon < smallest_epsilon(survey, norm):
+    if survey.settings.low != TensorProto.FLOAT16 or not survey.settings.measured_norms:
         return False
-    inner = [t for node in norm.nodes for t in node.output if t != norm.output and survey.is_float(t)]
+    if norm.kind == "l2-normalize" or norm.epsilon < smallest_epsilon(survey, norm):
+        return False
+    kept = {id(node) for node in _root(survey, norm)}
+    halves = [node for node in norm.nodes if id(node) not in kept]
+    inner = [t for node in halves for t in node.output if t != norm.output and survey.is_float(t)]
     measured = [survey.range(t) for t in inner if not survey.is_constant(t)]
     if any(m is None or not m.absmax <= inside_limit(survey) for m in measured):
         return False
@@ -130,9 +143,9 @@ def fits_inside(survey: Survey, norm: Norm) -> bool:
 
 
 def smallest_epsilon(survey: Survey, norm: Norm) -> float:
-    """What the root, or one over it, has to be of to be a number in FP16 that 0 may be divided by."""
-    inverts = any(_is_inverse(survey, node) for node in norm.nodes)
-    return (1 / survey.settings.largest if inverts else FP16_DIVISOR) ** 2
+    """What epsilon must be at least, so that FP16 can divide by its root; 0 where nothing does."""
+    divides = not any(_is_inverse(survey, node) for node in norm.nodes)
+    return FP16_DIVISOR**2 if divides else 0.0
 
 
 def _is_inverse(survey: Survey, node: NodeProto) -> bool:

@@ -106,8 +106,9 @@ def _of_epsilons(survey: Survey, freedom: Freedom, found: Demands) -> None:
         radicands = (n.input[0] for n in roots if n.op_type == "Sqrt" or not _squares(survey, n))
         for number in (freedom.tensors[t] for t in radicands if t in freedom.tensors):
             demand = found.classes.get(freedom.classes.root(number))
-            if demand is not None and norm.epsilon > 0:
-                demand.floor(math.ceil(math.log2(smallest_epsilon(survey, norm) / norm.epsilon)), VANISHING)
+            smallest = smallest_epsilon(survey, norm)
+            if demand is not None and norm.epsilon > 0 and smallest > 0:
+                demand.floor(math.ceil(math.log2(smallest / norm.epsilon)), VANISHING)
 
 
 def _squares(survey: Survey, node: NodeProto) -> bool:
