@@ -33,7 +33,9 @@ class Rescale(ModelPass):
     """
 
     name = "rescale"
-    exactness = Exactness(0.0, "a power of two changes no significand, as long as FP32's normal range is kept")
+    exactness = Exactness(
+        0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
+    )
     needs_ranges = True
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
@@ -72,11 +74,9 @@ class Rescale(ModelPass):
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
     saved = [part for part in done.parts if part.saved]
     exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
-    for index, part in enumerate(saved if done.edits else []):
+    for index, part in enumerate(saved):
         what = f"{part.size} tensors times 2^{part.exponent}: {_before_and_after(survey, part)}"
         yield Rescaled(_node(graph, part.saved[0]), what, () if index else exponents)
-    if done.edits and not saved:
-        yield Rescaled("model", f"{done.edits} constants", exponents)
     yield from _left(survey, graph, done)
 
 
@@ -84,7 +84,9 @@ def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refus
     """What still overflows, one event for each part."""
     for part in done.parts:
         if part.left:
-            reason = "what they are computed with allows no such factor" if done.solved else "no solution in time"
+            reason = (
+                "what they are computed with allows no such factor" if done.solved else "no solution in time"
+            )
             yield Refusal(
                 _node(graph, part.left[0]), f"{_names(survey, part.left)} stay out of range: {reason}"
             )

@@ -98,7 +98,9 @@ class Job:
         if options.inputs is not None:
             return load_samples(options.inputs, original)
         samples = random_samples(original, seed=options.seed, input_shapes=options.input_shapes)
-        if options.verify or any(step.needs_ranges or step.name == "mixed-precision" for step in options.steps):
+        if options.verify or any(
+            step.needs_ranges or step.name == "mixed-precision" for step in options.steps
+        ):
             self.warnings.append(samples.source.text)
         return samples
 

@@ -73,15 +73,19 @@ BODIES = [
 @pytest.mark.parametrize(("body", "wanted"), BODIES)
 def test_an_operator_binds_the_exponents_at_its_border(body: str, wanted: str) -> None:
     """Of a, b and t: which have one exponent, and which have 0. a and b come out of weights, so are free."""
-    source = graph(
-        f"""
+    source = (
+        graph(
+            f"""
         g (float[2,2] x) => (float[2,2] y) <float[2,2] w = {{1, 2, 3, 4}}> {{
             a = Mul(x, w)
             b = MatMul(x, w)
             {body.replace("Foo", "com.example.Foo") if "Foo" in body else body}
             y = Add(x, w)
         }}"""
-    ) if "Foo" not in body else _with_unknown_operator()
+        )
+        if "Foo" not in body
+        else _with_unknown_operator()
+    )
     found = freedom(source)
     roots = {t: found.classes.root(found.tensors[t]) for t in "abt" if t in found.tensors}
     named = [name for name in wanted.split(" = ") if name in roots]
@@ -150,7 +154,7 @@ def test_bounds_hold_and_zero_always_stays_possible() -> None:
 
 @pytest.mark.parametrize("k", [-30, -1, 0, 7, 30])
 def test_scaling_is_undone_by_the_opposite_exponent(k: int) -> None:
-    value = np.float32([1.1, -0.0, 3.4e-20, -7e20, 65504.0, np.inf])
+    value = np.array([1.1, -0.0, 3.4e-20, -7e20, 65504.0, np.inf], np.float32)
     there = scaled(value, k)
     assert there.dtype == np.float32
     np.testing.assert_array_equal(scaled(there, -k).view(np.uint32), value.view(np.uint32))

@@ -105,9 +105,7 @@ def _chosen(found: Demands, freedom: Freedom, equations: Iterable[Mapping[int, i
     return {root: found.classes.get(root) or Demand() for root in sorted(reached)}
 
 
-def _parts(
-    chosen: Mapping[int, Demand], freedom: Freedom, exponents: Mapping[int, int]
-) -> tuple[Part, ...]:
+def _parts(chosen: Mapping[int, Demand], freedom: Freedom, exponents: Mapping[int, int]) -> tuple[Part, ...]:
     members = freedom.members()
     return tuple(
         Part(

@@ -57,7 +57,7 @@ class Classes:
         self._settle()
 
     def equations(self) -> list[dict[int, int]]:
-        """What is left: coefficients by class, each equation of three classes at least or of unlike factors."""
+        """What is left: coefficients by class, of three classes at least or two of unlike factors."""
         return [terms for terms in self._terms if terms]
 
     def _settle(self) -> None:

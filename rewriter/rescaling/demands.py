@@ -84,7 +84,7 @@ def demands(survey: Survey, freedom: Freedom, *, measured: bool) -> Demands:
     for tensor, number in freedom.tensors.items():
         root = freedom.classes.root(number)
         if root == ZERO:
-            if tensor in tight and _level(survey, tensor, tight) < 0 or excess(survey, tensor):
+            if (tensor in tight and _level(survey, tensor, tight) < 0) or excess(survey, tensor):
                 found.tied.append(tensor)
         elif measured:
             demand = found.classes.setdefault(root, Demand())
@@ -145,9 +145,7 @@ def _level(survey: Survey, tensor: str, tight: frozenset[str]) -> int:
     return min(MAX_EXPONENT, math.floor(math.log2(limit / measured.absmax)))
 
 
-def _of_tensor(
-    survey: Survey, tensor: str, demand: Demand, tight: frozenset[str], divides: bool
-) -> None:
+def _of_tensor(survey: Survey, tensor: str, demand: Demand, tight: frozenset[str], divides: bool) -> None:
     measured = survey.range(tensor)
     if measured is None or not measured.finite:  # nothing is known: it stays as it is
         demand.limit(0, 0)
@@ -183,4 +181,3 @@ def _of_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand)
         demand.floor(math.ceil(math.log2(UNDERFLOW / largest)), VANISHING)
     if use.node.op_type in {"Mul", "MatMul", "Gemm", "Conv", "ConvTranspose", "Einsum", "Div"}:
         demand.floor(math.ceil(math.log2(FP16_MIN_NORMAL / mean)) + RESERVE)
-

@@ -1,4 +1,4 @@
-"""The integer programme: exponents that end overflow, at the least loss of small values and the fewest edits."""
+"""The integer programme: exponents that end overflow, with the least loss of small values and few edits."""
 
 from __future__ import annotations
 
