@@ -369,7 +369,7 @@ NORMS = "LayerNormalization LpNormalization square mean root".split()
 
 @st.composite
 def networks(draw: st.DrawFn) -> Model:
-    """A chain with branches over [4,4] tensors of the table's operators, with constants from 0.01 to 1e5."""
+    """Branching graphs over [4,4] tensors that start beyond FP16, with constants from 0.01 to 1e5."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
@@ -378,9 +378,13 @@ def networks(draw: st.DrawFn) -> Model:
 
     def weight(shape: tuple[int, ...], size: float) -> str:
         name = f"c{len(constants)}"
-        constants.append(numpy_helper.from_array((rng.standard_normal(shape) * size).astype(np.float32), name))
+        constants.append(
+            numpy_helper.from_array((rng.standard_normal(shape) * size).astype(np.float32), name)
+        )
         return name
 
+    nodes.append(helper.make_node("MatMul", ["x", weight((4, 4), 1e5)], ["t"]))
+    tensors.append("t")
     for index in range(draw(st.integers(3, 9))):
         out = f"t{index}"
         source = draw(st.sampled_from(tensors[-3:]))
@@ -408,13 +412,14 @@ def networks(draw: st.DrawFn) -> Model:
         else:
             nodes.append(helper.make_node("LpNormalization", [source], [out]))
         tensors.append(out)
-    nodes.append(helper.make_node("MatMul", [tensors[-1], weight((4, 4), 1.0)], ["y"]))
+    nodes.append(helper.make_node("LpNormalization", [tensors[-1]], ["z"]))
+    nodes.append(helper.make_node("MatMul", ["z", weight((4, 4), 1.0)], ["y"]))
     square = [onnx.helper.make_tensor_value_info(name, 1, [4, 4]) for name in ("x", "y")]
     body = helper.make_graph(nodes, "g", square[:1], square[1:], constants)
     return load(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(source=networks())
 def test_random_graphs_are_bit_equal(source: Model) -> None:
     feeds = {"x": np.random.default_rng(0).integers(-8, 9, (4, 4)).astype(np.float32)}
@@ -435,7 +440,7 @@ def test_twenty_thousand_nodes_are_solved_in_seconds() -> None:
     """A residual network of 2,500 blocks whose stream overflows, and every block's inside for itself."""
     weights = {
         name: numpy_helper.from_array(
-            np.float32(np.random.default_rng(0).standard_normal((4, 4)) * size), name
+            (np.random.default_rng(0).standard_normal((4, 4)) * size).astype(np.float32), name
         )
         for name, size in (("big", 4e4), ("w", 0.5))
     }
