@@ -17,6 +17,7 @@ from rewriter.errors import EngineError
 from rewriter.facts import Facts
 from rewriter.model import Model, walk_graphs
 from rewriter.result import Check
+from rewriter.stored import logical_name
 
 NORMALIZATIONS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization"})
 """Operators that become one NORMALIZATION layer each, whose kernel computes in FP32. TensorRT-RTX 1.6
@@ -63,7 +64,7 @@ class BuildExpectation:
         layer_normalizations: Smallest number of NORMALIZATION layers.
         tensor_types: TensorProto.DataType of float tensors by ONNX name. Names that different
             graphs of the model give to tensors of different types are left out.
-        norms_in_range: Nodes of decomposed norms that were measured: a warning of them is none.
+        norms_in_range: As in the plan: a warning of these reductions is no finding.
     """
 
     layer_normalizations: int = 0
@@ -71,9 +72,7 @@ class BuildExpectation:
     norms_in_range: frozenset[str] = frozenset()
 
 
-def expectation(
-    model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()
-) -> BuildExpectation:
+def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
     """What a model's own nodes and tensor types promise of its network."""
     nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
     norms = sum(n.op_type in NORMALIZATIONS and n.domain in ("", "ai.onnx") for n in nodes)
@@ -211,7 +210,7 @@ def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator
     yield from mismatches[:LISTED]
     if len(mismatches) > LISTED:
         yield f"and {len(mismatches) - LISTED} more tensors of another type than planned"
-    halves = [name for name in _halves(report) if name not in expected.norms_in_range]
+    halves = _halves(report, expected.norms_in_range)
     warned = any(NORM_IN_FP16 in warning for warning in report.warnings)
     if warned and (halves or not expected.norms_in_range):
         listed = ", ".join(halves[:LISTED]) or "none"
@@ -228,12 +227,13 @@ def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str
             yield f"tensor {name} of {node} is {dtype}, planned {wanted}"
 
 
-def _halves(report: BuildReport) -> list[str]:
-    """The reductions in FP16, for the warning does not say which it means."""
+def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
+    """The reductions in FP16 to other than `known` tensors, for the warning does not say which it means."""
     return [
         layer.node or layer.name
         for layer in report.layers
-        if layer.type == "REDUCE" and any(dtype == "HALF" for _, dtype in layer.outputs)
+        if layer.type == "REDUCE"
+        and any(dtype == "HALF" and logical_name(tensor) not in known for tensor, dtype in layer.outputs)
     ]
 
 

@@ -65,7 +65,8 @@ class Plan:
 
     Attributes:
         float_nodes: How many nodes compute on floating-point tensors.
-        norms_in_range: Nodes of decomposed norms that were measured to fit the lower precision inside.
+        norms_in_range: Results of reductions, where decomposed norms among them were measured to fit the
+            lower precision inside; empty where none was.
     """
 
     precision: Precision

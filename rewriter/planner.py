@@ -68,10 +68,14 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
 
 
 def _in_range(survey: Survey) -> Iterator[str]:
-    """The nodes of norms whose squares were seen to fit."""
+    """The reductions in a graph where squares of norms were seen to fit, less those of the other norms."""
+    inside = {True: set[int](), False: set[int]()}
     for norm in find_norms(survey.graph):
-        if fits_inside(survey, norm):
-            yield from (label(node) for node in norm.nodes)
+        inside[fits_inside(survey, norm)].update(id(node) for node in norm.nodes)
+    if inside[True]:
+        for node in survey.nodes:
+            if node.op_type.startswith(("Reduce", "Global")) and id(node) not in inside[False]:
+                yield logical_name(node.output[0])
 
 
 def _surveys(

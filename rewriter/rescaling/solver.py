@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -49,11 +50,13 @@ class _Programme:
         columns = [column for terms, _, _ in self.rows for column in terms]
         ends = np.cumsum([0, *(len(terms) for terms, _, _ in self.rows)])
         matrix = csr_array((data, columns, ends), shape=(len(self.rows), len(self.cost)))
+        bounds: list[Any] = [self.low, self.high]  # scipy's annotations know of numbers alone
+        limits: list[Any] = [[row[1] for row in self.rows], [row[2] for row in self.rows]]
         found = milp(
             self.cost,
             integrality=self.integral,
-            bounds=Bounds(self.low, self.high),
-            constraints=LinearConstraint(matrix, [r[1] for r in self.rows], [r[2] for r in self.rows]),
+            bounds=Bounds(*bounds),
+            constraints=LinearConstraint(matrix, *limits),
             options={"time_limit": TIME_LIMIT_S},
         )
         return None if found.x is None else [float(value) for value in found.x]
