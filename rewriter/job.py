@@ -76,9 +76,12 @@ class Job:
         ranges = self._measure(structured, samples) if measuring or lowering else Ranges()
         if measuring:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
+        checks = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
         fixed = self._rewrite(structured, lowering, plan)
-        checks = self._checks(expected, structured, fixed, samples, plan) if options.verify else []
+        del original, structured  # their FP32 weights are as large as all that is still to come
+        if expected is not None and plan is not None:
+            checks.append(self._check_emulation(expected, fixed, samples, plan))
         written = self._write_and_build(fixed, destination, samples, checks, plan)
         return FixResult(
             fixed,
@@ -159,22 +162,21 @@ class Job:
         self.warnings.extend(_unmatched(self.options.wish, plan))
         return plan
 
-    def _checks(
-        self,
-        expected: verify.Expected | None,
-        structured: Model,
-        fixed: Model,
-        samples: Samples,
-        plan: Plan | None,
+    def _check_structure(
+        self, expected: verify.Expected | None, structured: Model, samples: Samples
     ) -> list[Check]:
         if expected is None:
             return [Check("structure", None, "not checked: ONNX Runtime cannot run the original")]
         with self._stage("verify"):
-            compared = list(islice(samples, VERIFIED_SAMPLES))
-            checks = [verify.check_structure(expected, structured, self._changed(), compared)]
-            if plan is not None:
-                checks.append(verify.check_emulation(expected, fixed, plan.precision, compared))
-        return checks
+            compared = islice(samples, VERIFIED_SAMPLES)
+            return [verify.check_structure(expected, structured, self._changed(), compared)]
+
+    def _check_emulation(
+        self, expected: verify.Expected, fixed: Model, samples: Samples, plan: Plan
+    ) -> Check:
+        with self._stage("verify"):
+            compared = islice(samples, VERIFIED_SAMPLES)
+            return verify.check_emulation(expected, fixed, plan.precision, compared)
 
     def _changed(self) -> list[Pass]:
         """The passes before the plan that changed something."""

@@ -17,7 +17,7 @@ FP16_MIN_NORMAL = 2.0**-14
 """IEEE 754 binary16: below it, numbers lose bits, and below 2^-25 they are zero."""
 
 UNDERFLOW = 2.0**-17
-"""Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps below 8 bits of it."""
+"""Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps fewer than 8 bits."""
 
 FP16_DIVISOR = 2.0**-20
 """Smallest divisor that is taken: FP16 holds it, a subnormal number, to 5 bits, and never as zero."""

@@ -330,7 +330,8 @@ def test_an_interrupt_leaves_no_half_of_a_file(tmp_path: Path, seconds: float) -
         "timer.daemon = True; timer.start()"
     )
     done = python(soon, "fix", large, "-o", tmp_path / "f.onnx")
-    assert (done.returncode, done.stdout, done.stderr) == (cli.INTERRUPTED, "", "interrupted\n")
+    assert (done.returncode, done.stdout) == (cli.INTERRUPTED, "")
+    assert done.stderr in ("interrupted\n", ""), "Typer says nothing before the command has begun"
     assert {path.name for path in tmp_path.iterdir()} <= {"f.onnx"}, "the model is written before it is built"
     for path in tmp_path.iterdir():
         onnx.checker.check_model(str(path))
