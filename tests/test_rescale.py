@@ -463,9 +463,9 @@ def test_twenty_thousand_nodes_are_solved_in_seconds() -> None:
     source = load(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
     feeds = random_feeds(source)
     ranges = measure(source, [feeds], infer(source))
-    start = time.perf_counter()
+    start = time.process_time()  # what else the machine does, does not count
     result, report = apply(Rescale(), source, Context(ranges=ranges))
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
     assert report.changes
     assert_bit_equal(source, result, feeds)
 
