@@ -60,7 +60,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
     decisions: list[Decision] = []
     in_range: set[str] = set()
     float_nodes = 0
-    for survey in _surveys(model, facts, ranges, settings):
+    for survey in surveys(model, facts, ranges, settings):
         float_nodes += len(survey.nodes)
         decisions.extend(_decide(survey))
         in_range.update(_in_range(survey))
@@ -78,9 +78,10 @@ def _in_range(survey: Survey) -> Iterator[str]:
                 yield logical_name(node.output[0])
 
 
-def _surveys(
+def surveys(
     model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: Settings
 ) -> Iterator[Survey]:
+    """What the rules see of each graph, the main one first, in the order of `Facts.scopes`."""
     opsets = {o.domain: o.version for o in model.proto.opset_import}
     opsets.setdefault("", opsets.get("ai.onnx", 1))
     graphs = open_graphs(model, facts)

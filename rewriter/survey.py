@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto, TensorProto
 
+from rewriter.base import Target
 from rewriter.edits import GraphEditor
+from rewriter.kinds import Severity
 from rewriter.plan import InputsOutputs, Range
 from rewriter.schemas import Port, Ports, ports
 from rewriter.stored import EXCHANGEABLE
@@ -50,6 +52,7 @@ class Settings:
         headroom: Largest tolerated growth over the measured range.
         measured_norms: Whether a decomposed normalisation may compute in FP16 inside where it was
             measured to be in range there.
+        target: The TensorRT that the model is for.
     """
 
     low: int
@@ -58,6 +61,7 @@ class Settings:
     keep_ops: tuple[str, ...] = ()
     headroom: float = HEADROOM
     measured_norms: bool = False
+    target: Target = field(default_factory=Target)
 
     @property
     def largest(self) -> float:
@@ -194,10 +198,20 @@ class Survey:
 
 @dataclass(frozen=True)
 class Hazard:
-    """A node that must stay in FP32, with the evidence."""
+    """A node at which the lower precision goes wrong, with the evidence.
+
+    Attributes:
+        rule: Its kind, a key of `kinds.KINDS` where `scan` reports it.
+        reason: One sentence; hazards of one rule and one reason are one finding.
+        severity, repair: None: those of the kind.
+        link: Where it is known from, if that is a single page.
+    """
 
     node: NodeProto
     rule: str
     reason: str
     tensor: str | None = None
     range: Range | None = None
+    severity: Severity | None = None
+    repair: str | None = None
+    link: str = ""
