@@ -12,6 +12,7 @@ from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.upgrade_opset import UpgradeOpset
@@ -28,6 +29,7 @@ ALL: tuple[type[Pass], ...] = (
     ScaleQuery,
     ClampConstants,
     IsolateClip,
+    Rescale,
     MixedPrecision,
 )
 """A new pass is added here, and nowhere else."""

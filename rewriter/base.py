@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from rewriter.edits import GraphEditor
     from rewriter.model import Model
-    from rewriter.plan import Plan
+    from rewriter.plan import Plan, Range
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,17 @@ class Change:
 
     node: str
     what: str
+
+
+@dataclass(frozen=True)
+class Rescaled(Change):
+    """A change after which tensors hold their values times a power of two, and nothing else is new.
+
+    Attributes:
+        exponents: Index of the scope (the order of `Facts.scopes`), tensor and exponent.
+    """
+
+    exponents: tuple[tuple[int, str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,11 +94,13 @@ class Context:
         opset: The default operator set that the result may use at most.
         target: The TensorRT that the result is for.
         plan: Element type of every node and tensor; None until ranges were measured.
+        ranges: By scope and tensor; None before the first pass that needs them.
     """
 
     opset: int = 17
     target: Target = field(default_factory=Target)
     plan: Plan | None = None
+    ranges: Mapping[tuple[int, str], Range] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,7 @@ class Pass(ABC):
             tests run it: `before` goes in and a graph with the operators of `after` comes out.
         imported: True when a library rewrites the graph: what breaks the contract is rolled back
             and reported as a refusal, instead of being raised as a defect of ours.
+        needs_ranges: True for a pass that looks at `Context.ranges`; `fix` measures before the first one.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
     """
 
@@ -109,6 +123,7 @@ class Pass(ABC):
     before: ClassVar[str]
     after: ClassVar[str]
     imported: ClassVar[bool] = False
+    needs_ranges: ClassVar[bool] = False
     keeps_signature: ClassVar[bool] = True
 
 

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rewriter.errors import EngineError
 from rewriter.facts import Facts
 from rewriter.model import Model, walk_graphs
 from rewriter.result import Check
+from rewriter.stored import logical_name
 
 NORMALIZATIONS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization"})
 """Operators that become one NORMALIZATION layer each, whose kernel computes in FP32. TensorRT-RTX 1.6
@@ -64,13 +64,15 @@ class BuildExpectation:
         layer_normalizations: Smallest number of NORMALIZATION layers.
         tensor_types: TensorProto.DataType of float tensors by ONNX name. Names that different
             graphs of the model give to tensors of different types are left out.
+        norms_in_range: As in the plan: a warning of these reductions is no finding.
     """
 
     layer_normalizations: int = 0
     tensor_types: Mapping[str, int] = field(default_factory=dict)
+    norms_in_range: frozenset[str] = frozenset()
 
 
-def expectation(model: Model, facts: Facts) -> BuildExpectation:
+def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
     """What a model's own nodes and tensor types promise of its network."""
     nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
     norms = sum(n.op_type in NORMALIZATIONS and n.domain in ("", "ai.onnx") for n in nodes)
@@ -86,6 +88,7 @@ def expectation(model: Model, facts: Facts) -> BuildExpectation:
             for name, (dtype, *others) in types.items()
             if not others and dtype in NETWORK_TYPES and name not in in_functions
         },
+        norms_in_range,
     )
 
 
@@ -207,8 +210,14 @@ def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator
     yield from mismatches[:LISTED]
     if len(mismatches) > LISTED:
         yield f"and {len(mismatches) - LISTED} more tensors of another type than planned"
-    if any(NORM_IN_FP16 in warning for warning in report.warnings):
-        yield f"TensorRT warns of a decomposed norm in FP16, whose squares may overflow; {_halves(report)}"
+    halves = _halves(report, expected.norms_in_range)
+    warned = any(NORM_IN_FP16 in warning for warning in report.warnings)
+    if warned and (halves or not expected.norms_in_range):
+        listed = ", ".join(halves[:LISTED]) or "none"
+        yield (
+            "TensorRT warns of a decomposed norm in FP16, whose squares may overflow; "
+            f"reductions in FP16: {listed}"
+        )
 
 
 def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str]:
@@ -218,14 +227,14 @@ def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str
             yield f"tensor {name} of {node} is {dtype}, planned {wanted}"
 
 
-def _halves(report: BuildReport) -> str:
-    """The reductions in FP16, for the warning does not say which it means."""
-    reductions = (
+def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
+    """The reductions in FP16 to other than `known` tensors, for the warning does not say which it means."""
+    return [
         layer.node or layer.name
         for layer in report.layers
-        if layer.type == "REDUCE" and any(dtype == "HALF" for _, dtype in layer.outputs)
-    )
-    return "reductions in FP16: " + (", ".join(islice(reductions, LISTED)) or "none")
+        if layer.type == "REDUCE"
+        and any(dtype == "HALF" and logical_name(tensor) not in known for tensor, dtype in layer.outputs)
+    ]
 
 
 def _is_told(warning: str) -> bool:

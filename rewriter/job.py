@@ -14,7 +14,7 @@ from typing import Any
 
 from rewriter import facts as tensor_facts
 from rewriter import pipeline, verify
-from rewriter.base import Context, Pass, Target
+from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulate import reference
 from rewriter.errors import ArithmeticRunError, UsageError
@@ -71,15 +71,18 @@ class Job:
             original = load(options.source)
             samples = self._samples(original)
         expected = self._expected(original, samples) if options.verify else None
-        structural, lowering = _split(options.steps)
-        structured = self._rewrite(original, structural, None)
+        structural, measuring, lowering = _split(options.steps)
+        structured = self._rewrite(original, structural)
+        ranges = self._measure(structured, samples) if measuring or lowering else Ranges()
+        if measuring:
+            structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         checks = self._check_structure(expected, structured, samples) if options.verify else []
-        plan = self._plan(structured, samples) if lowering else None
+        plan = self._plan(structured, ranges) if lowering else None
         fixed = self._rewrite(structured, lowering, plan)
         del original, structured  # their FP32 weights are as large as all that is still to come
         if expected is not None and plan is not None:
             checks.append(self._check_emulation(expected, fixed, samples, plan))
-        written = self._write_and_build(fixed, destination, samples, checks)
+        written = self._write_and_build(fixed, destination, samples, checks, plan)
         return FixResult(
             fixed,
             written,
@@ -98,7 +101,9 @@ class Job:
         if options.inputs is not None:
             return load_samples(options.inputs, original)
         samples = random_samples(original, seed=options.seed, input_shapes=options.input_shapes)
-        if options.verify or any(step.name == "mixed-precision" for step in options.steps):
+        if options.verify or any(
+            step.needs_ranges or step.name == "mixed-precision" for step in options.steps
+        ):
             self.warnings.append(samples.source.text)
         return samples
 
@@ -111,8 +116,10 @@ class Job:
                 self.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
                 return None
 
-    def _rewrite(self, model: Model, steps: Sequence[Pass], plan: Plan | None) -> Model:
-        context = Context(self.options.opset, self.options.target, plan)
+    def _rewrite(
+        self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
+    ) -> Model:
+        context = Context(self.options.opset, self.options.target, plan, ranges)
         total = len(self.options.steps)
         driver = Driver(lambda step: self.options.progress(f"pass {step.name}", len(self.passes), total))
         with self._stage("passes"):
@@ -120,11 +127,23 @@ class Job:
         self.passes.extend(results)
         return rewritten
 
-    def _plan(self, structured: Model, samples: Samples) -> Plan:
+    def _rewrite_measured(
+        self, model: Model, steps: Sequence[Pass], ranges: Ranges, samples: Samples
+    ) -> tuple[Model, Ranges]:
+        """The model after passes that need ranges, with its ranges: known, or measured again."""
+        first = len(self.passes)
+        rewritten = self._rewrite(model, steps, ranges=ranges)
+        changes = [change for result in self.passes[first:] for change in result.changes]
+        scaled = [change for change in changes if isinstance(change, Rescaled)]
+        if len(scaled) < len(changes):
+            return rewritten, self._measure(rewritten, samples)
+        exponents = (exponent for change in scaled for exponent in change.exponents)
+        return rewritten, ranges.rescaled(exponents)
+
+    def _measure(self, structured: Model, samples: Samples) -> Ranges:
         with self._stage("ranges"):
-            facts = tensor_facts.infer(structured)
-            widened = reference(structured, facts)
-            ranges: Ranges = measure(
+            widened = reference(structured, tensor_facts.infer(structured))
+            ranges = measure(
                 widened,
                 samples,
                 tensor_facts.infer(widened),
@@ -135,8 +154,11 @@ class Job:
                 f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "
                 "measured and stays in FP32"
             )
+        return ranges
+
+    def _plan(self, structured: Model, ranges: Ranges) -> Plan:
         with self._stage("plan"):
-            plan = make_plan(structured, facts, ranges, self.options.wish)
+            plan = make_plan(structured, tensor_facts.infer(structured), ranges, self.options.wish)
         self.warnings.extend(_unmatched(self.options.wish, plan))
         return plan
 
@@ -157,12 +179,17 @@ class Job:
             return verify.check_emulation(expected, fixed, plan.precision, compared)
 
     def _changed(self) -> list[Pass]:
-        """The structural passes that changed something."""
-        structural, _ = _split(self.options.steps)
-        return [s for s, r in zip(structural, self.passes, strict=False) if r.changes]
+        """The passes before the plan that changed something."""
+        structural, measuring, _ = _split(self.options.steps)
+        return [s for s, r in zip((*structural, *measuring), self.passes, strict=False) if r.changes]
 
     def _write_and_build(
-        self, fixed: Model, destination: Path | None, samples: Samples, checks: list[Check]
+        self,
+        fixed: Model,
+        destination: Path | None,
+        samples: Samples,
+        checks: list[Check],
+        plan: Plan | None,
     ) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
         options = self.options
@@ -172,7 +199,7 @@ class Job:
         if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                checks.append(self._build(fixed, path, samples))
+                checks.append(self._build(fixed, path, samples, plan))
         if written is not None or destination is None:
             return written
         if options.verify and not Verdict(tuple(checks)).passed:
@@ -180,10 +207,11 @@ class Job:
             return None
         return self._save(fixed, destination)
 
-    def _build(self, fixed: Model, path: Path, samples: Samples) -> Check:
+    def _build(self, fixed: Model, path: Path, samples: Samples, plan: Plan | None) -> Check:
         with self._stage("build"):
             sample, spans = next(iter(samples), {}), samples.source.spans
-            return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout)
+            in_range = plan.norms_in_range if plan is not None else frozenset()
+            return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):
@@ -208,10 +236,11 @@ def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
                 yield f"{option} {name} names no node that computes on floats"
 
 
-def _split(steps: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...]]:
-    """The passes before the first that needs a plan, and the others."""
-    index = next((i for i, step in enumerate(steps) if step.name == "mixed-precision"), len(steps))
-    return tuple(steps[:index]), tuple(steps[index:])
+def _split(steps: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...], tuple[Pass, ...]]:
+    """The passes before the first that needs ranges, those up to the first that needs a plan, the others."""
+    end = next((i for i, step in enumerate(steps) if step.name == "mixed-precision"), len(steps))
+    start = next((i for i, step in enumerate(steps[:end]) if step.needs_ranges), end)
+    return tuple(steps[:start]), tuple(steps[start:end]), tuple(steps[end:])
 
 
 def _destination(options: Options) -> Path | None:

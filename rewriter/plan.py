@@ -30,6 +30,11 @@ class Range:
         """Largest absolute value; infinity if anything was not finite."""
         return max(abs(self.low), abs(self.high)) if self.finite else math.inf
 
+    def scaled(self, exponent: int) -> Range:
+        """The range of the same tensor times 2^exponent."""
+        factor = 2.0**exponent
+        return Range(self.low * factor, self.high * factor, self.mean_abs * factor, self.finite)
+
     def __str__(self) -> str:
         return f"[{self.low:.4g}, {self.high:.4g}]" + ("" if self.finite else ", NaN or infinity seen")
 
@@ -60,12 +65,15 @@ class Plan:
 
     Attributes:
         float_nodes: How many nodes compute on floating-point tensors.
+        norms_in_range: Results of reductions, where decomposed norms among them were measured to fit the
+            lower precision inside; empty where none was.
     """
 
     precision: Precision
     io: InputsOutputs = "keep"
     decisions: tuple[Decision, ...] = ()
     float_nodes: int = 0
+    norms_in_range: frozenset[str] = frozenset()
     fp32: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:

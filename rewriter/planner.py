@@ -11,7 +11,9 @@ from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
 from rewriter.model import Model
+from rewriter.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
+from rewriter.range_rules import fits_inside
 from rewriter.stored import logical_name
 from rewriter.survey import CHEAP, VIEWS, Settings, Survey
 
@@ -24,12 +26,13 @@ LOW_TYPES: dict[Precision, int] = {
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asked of the plan."""
+    """What the user asked of the plan; `measured_norms` is explained at `Settings`."""
 
     precision: Precision = "fp16"
     io: InputsOutputs = "keep"
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
+    measured_norms: bool = False
 
 
 def node_key(scope: int, node: NodeProto) -> str:
@@ -47,13 +50,32 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
-    settings = Settings(LOW_TYPES[wish.precision], wish.io, wish.keep_nodes, wish.keep_ops)
+    settings = Settings(
+        LOW_TYPES[wish.precision],
+        wish.io,
+        wish.keep_nodes,
+        wish.keep_ops,
+        measured_norms=wish.measured_norms,
+    )
     decisions: list[Decision] = []
+    in_range: set[str] = set()
     float_nodes = 0
     for survey in surveys(model, facts, ranges, settings):
         float_nodes += len(survey.nodes)
         decisions.extend(_decide(survey))
-    return Plan(wish.precision, wish.io, tuple(decisions), float_nodes)
+        in_range.update(_in_range(survey))
+    return Plan(wish.precision, wish.io, tuple(decisions), float_nodes, frozenset(in_range))
+
+
+def _in_range(survey: Survey) -> Iterator[str]:
+    """The reductions in a graph where squares of norms were seen to fit, less those of the other norms."""
+    inside = {True: set[int](), False: set[int]()}
+    for norm in find_norms(survey.graph):
+        inside[fits_inside(survey, norm)].update(id(node) for node in norm.nodes)
+    if inside[True]:
+        for node in survey.nodes:
+            if node.op_type.startswith(("Reduce", "Global")) and id(node) not in inside[False]:
+                yield logical_name(node.output[0])
 
 
 def surveys(

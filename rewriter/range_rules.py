@@ -20,22 +20,28 @@ FP16_MIN_NORMAL = 2.0**-14
 FP16_FLUSH = 2.0**-25
 """Half of binary16's smallest subnormal number: what is not larger rounds to zero."""
 
-
 UNDERFLOW = 2.0**-17
 """Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps fewer than 8 bits."""
+
+FP16_DIVISOR = 2.0**-20
+"""Smallest divisor that is taken: FP16 holds it, a subnormal number, to 5 bits, and never as zero."""
+
+CANCELLATION = 8.0
+"""How much larger than its deviation from the mean a tensor may be. The mean's rounding, 2^-12 of it at
+most, then shifts what is normalised by less than 2^-9 of its size."""
 
 
 def overflow(survey: Survey) -> Iterator[Hazard]:
     """A tensor at the border leaves the lower type's range, or nearly does."""
     for node in survey.nodes:
         for tensor in survey.floats(node):
-            excess = _excess(survey, tensor)
-            if excess:
-                yield Hazard(node, "overflow", f"{tensor} {excess}", tensor, survey.range(tensor))
+            too_large = excess(survey, tensor)
+            if too_large:
+                yield Hazard(node, "overflow", f"{tensor} {too_large}", tensor, survey.range(tensor))
                 break
 
 
-def _excess(survey: Survey, tensor: str) -> str:
+def excess(survey: Survey, tensor: str) -> str:
     """What is too large about a tensor; "" if nothing is, or nothing is known."""
     value = survey.graph.constant(survey.source(tensor))
     if value is not None:  # a constant needs no head-room
@@ -83,11 +89,19 @@ def _largest(survey: Survey, tensor: str) -> float:
 
 
 def unfused_norm(survey: Survey) -> Iterator[Hazard]:
-    """The squares inside a decomposed normalisation overflow long before its input does."""
+    """The squares inside a decomposed normalisation overflow long before its input does.
+
+    Where they were seen to be in range, and the settings trust that, only what epsilon decides stays
+    in FP32: without it, a constant input would divide by zero.
+    """
     for norm in find_norms(survey.graph):
         reason = f"part of a decomposed {norm.kind} that ends in {norm.output}"
+        kept: tuple[NodeProto, ...] = norm.nodes
         severity = _inner_severity(survey, norm)
-        for node in norm.nodes:
+        if fits_inside(survey, norm):
+            reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
+            kept = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
+        for node in kept:
             yield Hazard(node, "unfused-norm", reason, norm.input, survey.range(norm.input), severity)
 
 
@@ -100,6 +114,84 @@ def _inner_severity(survey: Survey, norm: Norm) -> Severity:
     return "warning" if worst > survey.settings.limit else "note"
 
 
+def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
+    """The nodes of a norm that add epsilon and take the root: small tensors.
+
+    A norm that multiplies by the inverse of the root is kept to its end, for one over a small
+    epsilon is no FP16 number, and two more roundings of every element would show.
+    """
+    radicands = {t for node in norm.nodes if (t := _radicand(survey, node))}
+    kept: list[NodeProto] = []
+    inverted: set[str] = set()
+    for node in norm.nodes:
+        adds = node.op_type in {"Add", "Max", "Clip"} and node.output[0] in radicands
+        if _is_inverse(survey, node) or inverted & set(node.input):
+            inverted.update(node.output)
+        if adds or _radicand(survey, node) or node.output[0] in inverted:
+            kept.append(node)
+    return tuple(kept)
+
+
+def inside_limit(survey: Survey) -> float:
+    """Largest value of a square that is taken as in range: head-room for what is squared is squared, too."""
+    return survey.settings.largest / survey.settings.headroom**2
+
+
+def fits_inside(survey: Survey, norm: Norm) -> bool:
+    """Whether everything inside a normalisation was seen in FP16's range, with the bits that it needs.
+
+    And whether it stays so where its input is constant, which makes epsilon the whole radicand.
+    """
+    if survey.settings.low != TensorProto.FLOAT16 or not survey.settings.measured_norms:
+        return False
+    if norm.kind == "l2-normalize" or norm.epsilon < smallest_epsilon(survey, norm):
+        return False
+    kept = {id(node) for node in _root(survey, norm)}
+    halves = [node for node in norm.nodes if id(node) not in kept]
+    inner = [t for node in halves for t in node.output if t != norm.output and survey.is_float(t)]
+    measured = [survey.range(t) for t in inner if not survey.is_constant(t)]
+    if any(m is None or not m.absmax <= inside_limit(survey) for m in measured):
+        return False
+    radicands = [t for node in norm.nodes if (t := _radicand(survey, node))]
+    return bool(radicands) and all(_keeps_bits(survey, t) for t in radicands) and _centres(survey, norm)
+
+
+def smallest_epsilon(survey: Survey, norm: Norm) -> float:
+    """What epsilon must be at least, so that FP16 can divide by its root; 0 where nothing does."""
+    divides = not any(_is_inverse(survey, node) for node in norm.nodes)
+    return FP16_DIVISOR**2 if divides else 0.0
+
+
+def _is_inverse(survey: Survey, node: NodeProto) -> bool:
+    if node.op_type == "Pow":
+        exponent = survey.graph.scalar(survey.source(node.input[1]))
+        return exponent is None or exponent < 0
+    return node.op_type == "Reciprocal" or (node.op_type == "Div" and survey.is_constant(node.input[0]))
+
+
+def _radicand(survey: Survey, node: NodeProto) -> str | None:
+    """What a node takes the root of."""
+    if node.op_type == "Pow":
+        exponent = survey.graph.scalar(survey.source(node.input[1]))
+        return node.input[0] if exponent is None or exponent < 1 else None
+    return node.input[0] if node.op_type == "Sqrt" else None
+
+
+def _keeps_bits(survey: Survey, tensor: str) -> bool:
+    """Whether no value of a positive tensor was below FP16's normal range."""
+    measured = survey.range(tensor)
+    return measured is not None and measured.low >= FP16_MIN_NORMAL
+
+
+def _centres(survey: Survey, norm: Norm) -> bool:
+    """Whether subtracting the mean leaves enough: a mean that is rounded shifts everything."""
+    before = survey.range(norm.input)
+    after = [survey.range(n.output[0]) for n in norm.nodes if n.op_type == "Sub"]
+    return before is not None and all(
+        m is not None and before.mean_abs <= CANCELLATION * m.mean_abs for m in after
+    )
+
+
 def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
     """A constant below FP16's smallest normal number that guards a division, root or logarithm.
 
@@ -107,8 +199,9 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
     """
     if survey.settings.low != TensorProto.FLOAT16:
         return
+    settled = {id(n) for norm in find_norms(survey.graph) if fits_inside(survey, norm) for n in norm.nodes}
     for node in survey.nodes:
-        found = _epsilon(survey, node)
+        found = _epsilon(survey, node) if id(node) not in settled else None
         guarded = _guarded(survey, node.output[0]) if found else []
         if found is None or not guarded:
             continue

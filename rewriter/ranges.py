@@ -39,6 +39,15 @@ class Ranges(dict[Key, Range]):
     unsupported: tuple[str, ...] = ()
     samples: int = 0
 
+    def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
+        """What would be measured after tensors (scope, name) were multiplied by 2^exponent."""
+        new = Ranges(self)
+        new.unsupported, new.samples = self.unsupported, self.samples
+        for scope, name, exponent in exponents:
+            if (scope, name) in new:
+                new[scope, name] = new[scope, name].scaled(exponent)
+        return new
+
 
 def measure(
     model: Model,

@@ -50,6 +50,8 @@ class Settings:
         keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32.
         keep_ops: Operator types that stay in FP32.
         headroom: Largest tolerated growth over the measured range.
+        measured_norms: Whether a decomposed normalisation may compute in FP16 inside where it was
+            measured to be in range there.
         target: The TensorRT that the model is for.
     """
 
@@ -58,6 +60,7 @@ class Settings:
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
     headroom: float = HEADROOM
+    measured_norms: bool = False
     target: Target = field(default_factory=Target)
 
     @property

@@ -102,17 +102,23 @@ def check_emulation(
 
 
 def check_engine(
-    model: Model, path: Path, sample: Mapping[str, Array], spans: Mapping[str, Span], timeout_s: float
+    model: Model,
+    path: Path,
+    sample: Mapping[str, Array],
+    spans: Mapping[str, Span],
+    timeout_s: float,
+    norms_in_range: frozenset[str] = frozenset(),
 ) -> Check:
     """Build the written file with the TensorRT that is installed and read the network back.
 
     Args:
         sample: One sample, for the shapes and for the values of inputs that are shapes themselves.
         spans: Smallest, usual and largest shape of inputs, where several samples tell them.
+        norms_in_range: As in the plan.
     """
     return check_build(
         path,
-        expectation(model, tensor_facts.infer(model)),
+        expectation(model, tensor_facts.infer(model), norms_in_range),
         shapes={name: array.shape for name, array in sample.items()} | dict(spans),
         values={name: array.reshape(-1).tolist() for name, array in sample.items() if _may_be_a_shape(array)},
         timeout_s=timeout_s,

@@ -156,6 +156,37 @@ def test_overflow_keeps_a_node_in_fp32_with_its_range() -> None:
     assert decision.range is not None and decision.range.high == 3000.0 * (4 + 8 + 12)
 
 
+SCALED = """
+    g (float[2,2] x) => (float[2,2] y)
+    <float[2,2] w = {100000, 2, 3, 400000}, float[2,2] v = {0.01, 0.005, 0.0025, 0.02}> {
+        m = MatMul(x, w)
+        i = Identity(m)
+        r = Relu(i)
+        y = MatMul(r, v)
+    }"""
+
+
+@pytest.mark.parametrize(
+    "passes",
+    [
+        pytest.param("rescale,mixed-precision", id="ranges by calculation"),
+        pytest.param("rescale,simplify,mixed-precision", id="measured again after another pass"),
+    ],
+)
+def test_rescaled_ranges_reach_the_plan(passes: str) -> None:
+    result = quick(graph(SCALED).whole(), passes=passes, inputs={"x": np.ones((2, 2), np.float32)})
+    assert result.plan is not None and not result.plan.decisions
+    assert result.verdict is not None and result.verdict.passed
+    assert all(report.changes for report in result.passes)
+
+
+def test_rescale_alone_keeps_fp32_and_needs_no_plan() -> None:
+    result = quick(graph(SCALED).whole(), passes="rescale", inputs={"x": np.ones((2, 2), np.float32)})
+    assert result.plan is None
+    assert result.verdict is not None and result.verdict.passed
+    assert result.verdict.checks[0].summary == "FP32 result is bit-equal"
+
+
 def test_strict_writes_nothing_if_verification_fails(tmp_path: Path) -> None:
     """Rounding the weights alone breaks this model: 2049 - 2048 is 1 in FP32 and 0 in FP16."""
     cancelling = graph("""

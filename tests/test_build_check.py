@@ -216,6 +216,21 @@ def test_a_decomposed_norm_in_fp16_fails_and_its_reductions_are_named(tmp_path: 
 
 
 @needs_rtx
+@pytest.mark.parametrize(
+    ("known", "passed"),
+    [
+        pytest.param({"m", "v"}, True, id="both reductions were measured"),
+        pytest.param({"m"}, False, id="the variance was not"),
+    ],
+)
+def test_a_warning_of_what_was_measured_is_no_finding(known: set[str], passed: bool, tmp_path: Path) -> None:
+    source = graph(DECOMPOSED)
+    check = checked(source, tmp_path, expectation(source, infer(source), frozenset(known)))
+    assert check.passed is passed
+    assert ("variance" in details(check)) is not passed
+
+
+@needs_rtx
 def test_the_same_norm_in_fp32_passes(tmp_path: Path) -> None:
     source = graph(DECOMPOSED)
     facts = infer(source)

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("ranges", "retype", "survey"),
     ("range_rules", "resolution_rules"),
     ("accumulation_rules", "attention_rules", "data_rules", "internal_rules", "loss_rules", "quirks"),
-    ("hazards",),
+    ("hazards", "rescaling"),
     ("emulate", "options", "planner"),
     ("passes",),
     ("driver",),

@@ -1,0 +1,120 @@
+"""rescale: what overflows is scaled by a power of two that goes into the constants round it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from rewriter import facts
+from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Rescaled
+from rewriter.edits import GraphEditor, label, open_graphs
+from rewriter.model import Model
+from rewriter.rescaling import Part, Rescaling, rescale
+from rewriter.survey import Settings, Survey
+
+NAMED = 3
+"""How many tensors a message names."""
+
+
+@dataclass(frozen=True)
+class Rescale(ModelPass):
+    """Most FP16 overflow is a matter of scale: a residual stream of 1e5 between norms that do not care.
+
+    Tensors that overflow are multiplied by a power of two, 2^k, and what reads them takes it back:
+    weights, biases and tables absorb the factors, and the epsilon of a normalisation goes with the
+    square of its input. No operator is added, none needs FP32 for it. An integer programme finds
+    the exponents, so that as few tensors as possible stay out of range and as few as possible lose
+    bits among the subnormal numbers, with as few edits as that takes.
+
+    Needs measured ranges, as `fix` has them; without them, it looks at constants alone. Only FP32
+    tensors are scaled. docs/rescaling.md has the rule of each operator.
+    """
+
+    name = "rescale"
+    exactness = Exactness(
+        0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
+    )
+    needs_ranges = True
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,2] x) => (float[2,2] y)
+        <float[2,2] w = {100000.0, 2.0, 3.0, 400000.0}, float[2,2] v = {1.0, 0.5, 0.25, 2.0}> {
+            m = MatMul(x, w)
+            r = Relu(m)
+            y = MatMul(r, v)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,2] x) => (float[2,2] y)
+        <float[2,2] w = {12500.0, 0.25, 0.375, 50000.0}, float[2,2] v = {8.0, 4.0, 2.0, 16.0}> {
+            m = MatMul(x, w)
+            r = Relu(m)
+            y = MatMul(r, v)
+        }"""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        opsets = {o.domain: o.version for o in model.proto.opset_import}
+        opsets.setdefault("", opsets.get("ai.onnx", 1))
+        graphs = open_graphs(model, facts.infer(model), tag=self.name)
+        ranges, settings = context.ranges or {}, Settings(TensorProto.FLOAT16)
+        surveys: dict[int, Survey] = {}
+        for scope, graph in enumerate(graphs):
+            parent = surveys.get(id(graph.parent)) if graph.parent is not None else None
+            surveys[id(graph)] = Survey(graph, scope, ranges, opsets, settings, parent=parent)
+        for graph in reversed(graphs):
+            graph.refresh()
+            survey = surveys[id(graph)]
+            done = rescale(survey, graph, measured=context.ranges is not None)
+            yield from _events(survey, graph, done)
+            graph.commit()
+
+
+def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
+    saved = [part for part in done.parts if part.saved]
+    exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
+    for index, part in enumerate(saved):
+        what = f"{part.size} tensors times 2^{part.exponent}: {_before_and_after(survey, part)}"
+        yield Rescaled(_node(graph, part.saved[0]), what, () if index else exponents)
+    yield from _left(survey, graph, done)
+
+
+def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refusal]:
+    """What still overflows, one event for each part."""
+    for part in done.parts:
+        if part.left:
+            reason = (
+                "what they are computed with allows no such factor" if done.solved else "no solution in time"
+            )
+            yield Refusal(
+                _node(graph, part.left[0]), f"{_names(survey, part.left)} stay out of range: {reason}"
+            )
+    groups: dict[str, list[str]] = {}
+    for tensor, reason in done.tied.items():
+        groups.setdefault(reason, []).append(tensor)
+    for reason, tensors in groups.items():
+        why = reason or "their scale is tied to that of inputs, outputs or operators that are not linear"
+        yield Refusal(_node(graph, tensors[0]), f"{_names(survey, tensors)} cannot be scaled: {why}")
+
+
+def _before_and_after(survey: Survey, part: Part) -> str:
+    """The ranges of the largest tensors that are saved."""
+    ranges: Mapping[str, float] = {t: m.absmax for t in part.saved if (m := survey.range(t)) is not None}
+    largest = sorted(part.saved, key=lambda t: -ranges.get(t, 0.0))[:NAMED]
+    texts = [
+        f"{t} {m} to {m.scaled(part.exponent)}" if (m := survey.range(t)) is not None else t for t in largest
+    ]
+    more = len(part.saved) - len(largest)
+    return "; ".join(texts) + (f"; and {more} more that overflowed" if more else "")
+
+
+def _names(survey: Survey, tensors: list[str] | tuple[str, ...]) -> str:
+    texts = [f"{t} {m}" if (m := survey.range(t)) is not None else t for t in tensors[:NAMED]]
+    more = len(tensors) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more else "")
+
+
+def _node(graph: GraphEditor, tensor: str) -> str:
+    node = graph.producer(tensor)
+    return label(node) if node is not None else tensor
