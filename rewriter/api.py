@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import onnx
@@ -12,7 +13,8 @@ from rewriter.base import Target
 from rewriter.errors import UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.pipeline import preset_named, select
-from rewriter.plan import InputsOutputs, Precision
+from rewriter.plan import InputsOutputs, Plan, Precision
+from rewriter.plan_file import read
 from rewriter.planner import Wish
 from rewriter.result import FixResult
 
@@ -33,6 +35,8 @@ def fix(
     opset: int | None = None,
     keep_fp32: Sequence[str] = (),
     keep_fp32_op: Sequence[str] = (),
+    plan: str | os.PathLike[str] | Plan | None = None,
+    save_plan: str | os.PathLike[str] | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str = "tensorrt",
     seed: int = 0,
@@ -56,6 +60,9 @@ def fix(
         io: Types of float inputs and outputs: as they are, all FP32, or all FP16.
         opset: Operator set to convert to; None: 17, and 22 for BF16.
         keep_fp32: Patterns of node or output names that stay in FP32; `keep_fp32_op` operators.
+        plan: A `Plan`, or the file of one: applied exactly, with its precision and io; no ranges are
+            measured. It excludes `keep_fp32` and `keep_fp32_op`.
+        save_plan: Where to write the plan that was made, as JSON; also with `dry_run`.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
         verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
@@ -66,6 +73,9 @@ def fix(
     Raises:
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
+    given = _given_plan(plan, precision, io, keep_fp32, keep_fp32_op)
+    if given is not None:
+        precision, io = given.precision, given.io
     chosen_precision = precision or preset_named(preset).precision
     _require("precision", chosen_precision, get_args(Precision))
     _require("io", io, get_args(InputsOutputs))
@@ -74,6 +84,9 @@ def fix(
     steps = select(preset, passes, skip)
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
+    if (given or save_plan) and not any(step.name == "mixed-precision" for step in steps):
+        option = "--plan" if given else "--save-plan"
+        raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     return Job(
         Options(
             source=model,
@@ -92,8 +105,36 @@ def fix(
             strict=strict,
             build_timeout=build_timeout,
             progress=progress or (lambda stage, done, total: None),
+            plan=given,
+            plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
+            save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
+
+
+def _given_plan(
+    plan: str | os.PathLike[str] | Plan | None,
+    precision: Precision | None,
+    io: InputsOutputs,
+    keep_fp32: Sequence[str],
+    keep_fp32_op: Sequence[str],
+) -> Plan | None:
+    """The plan that the user hands over; options that say something else are refused, not ignored."""
+    if plan is None:
+        return None
+    given = plan if isinstance(plan, Plan) else read(Path(plan))
+    others = {
+        "--keep-fp32": bool(keep_fp32),
+        "--keep-fp32-op": bool(keep_fp32_op),
+        "--precision": precision not in (None, given.precision),
+        "--io": io not in ("keep", given.io),
+    }
+    for option, contradicts in others.items():
+        if contradicts:
+            raise UsageError(
+                "the plan says that already", where=option, hint="leave it out, or edit the plan"
+            )
+    return given
 
 
 def _require(option: str, value: object, choices: Sequence[object]) -> None:

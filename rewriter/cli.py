@@ -107,6 +107,12 @@ def fix(
     keep_fp32_op: Annotated[
         list[str] | None, _option(PRECISION, "OP", "Keep every node of this operator in FP32")
     ] = None,
+    plan: Annotated[
+        Path | None, _option(PRECISION, "PLAN.json", "Apply this plan exactly, measure nothing")
+    ] = None,
+    save_plan: Annotated[
+        Path | None, _option(PRECISION, "PLAN.json", "Write the plan that was made, to edit it")
+    ] = None,
     no_verify: Annotated[bool, _option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
     no_build: Annotated[bool, _option(OUTCOME, FLAG, "Check without TensorRT's build", "--no-build")] = False,
     strict: Annotated[bool, _option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict")] = False,
@@ -123,7 +129,11 @@ def fix(
         from rewriter import api
         from rewriter.report.progress import progress
 
-        _check_paths(model, output, report, in_place=in_place, dry_run=dry_run)
+        if output is None and not (in_place or dry_run):
+            raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
+        read = [path for path in (model, output, plan) if path is not None]
+        _check_extra("--report", report, [*read, *([save_plan] if save_plan else [])])
+        _check_extra("--save-plan", save_plan, read)
         with progress(shown=not quiet) as shown:
             result = api.fix(
                 model,
@@ -137,6 +147,8 @@ def fix(
                 opset=opset,
                 keep_fp32=keep_fp32 or (),
                 keep_fp32_op=_split(keep_fp32_op),
+                plan=plan,
+                save_plan=save_plan,
                 input_shapes=dict(map(_shape, input_shape or ())),
                 target=target,
                 seed=seed,
@@ -184,18 +196,17 @@ def _show(result: FixResult, report: Path | None, *, verbosity: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
 
 
-def _check_paths(
-    model: Path, output: Path | None, report: Path | None, *, in_place: bool, dry_run: bool
-) -> None:
-    """Refuse before the work starts what would fail after it."""
-    if output is None and not (in_place or dry_run):
-        raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
-    if report is not None:
-        if not report.absolute().parent.is_dir():
-            raise OutputError("its folder does not exist", where=f"--report {report}", hint="make it first")
-        taken = {path.resolve() for path in (model, output) if path is not None}
-        if report.resolve() in taken:
-            raise UsageError("the report would overwrite the model", where=f"--report {report}")
+def _check_extra(option: str, path: Path | None, others: list[Path]) -> None:
+    """Refuse before the work starts a file beside the model that could not be written after it."""
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise OutputError("its folder does not exist", where=f"{option} {path}", hint="make it first")
+    for other in others:
+        if path.resolve() == other.resolve():
+            raise UsageError(
+                f"it would overwrite {other}", where=f"{option} {path}", hint="name another file"
+            )
 
 
 def _split(texts: list[str] | None) -> list[str]:

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import facts as tensor_facts
-from rewriter import pipeline, verify
+from rewriter import pipeline, plan_file, verify
 from rewriter.base import Context, Pass, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulate import reference
 from rewriter.errors import ArithmeticRunError, UsageError
+from rewriter.facts import Facts
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.model import Model, load, save
 from rewriter.plan import Plan
+from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.result import Check, FixResult, Verdict
@@ -52,6 +54,9 @@ class Options:
     strict: bool
     build_timeout: float
     progress: Progress
+    plan: Plan | None = None
+    plan_source: str = "the plan"
+    save_plan: Path | None = None
 
 
 @dataclass
@@ -76,6 +81,8 @@ class Job:
         plan = self._plan(structured, samples) if lowering else None
         fixed = self._rewrite(structured, lowering, plan)
         checks = self._checks(expected, structured, fixed, samples, plan) if options.verify else []
+        if plan is not None and options.save_plan is not None:
+            plan_file.write(plan, options.save_plan)
         written = self._write_and_build(fixed, destination, samples, checks)
         return FixResult(
             fixed,
@@ -118,10 +125,21 @@ class Job:
         return rewritten
 
     def _plan(self, structured: Model, samples: Samples) -> Plan:
+        """The user's plan, or that of the rules on measured ranges."""
+        facts = tensor_facts.infer(structured)
+        if self.options.plan is not None:
+            with self._stage("plan"):
+                return fit(structured, facts, self.options.plan, self.options.plan_source)
+        ranges = self._ranges(structured, facts, samples)
+        with self._stage("plan"):
+            plan = make_plan(structured, facts, ranges, self.options.wish)
+        self.warnings.extend(_unmatched(self.options.wish, plan))
+        return plan
+
+    def _ranges(self, structured: Model, facts: Facts, samples: Samples) -> Ranges:
         with self._stage("ranges"):
-            facts = tensor_facts.infer(structured)
             widened = reference(structured, facts)
-            ranges: Ranges = measure(
+            ranges = measure(
                 widened,
                 samples,
                 tensor_facts.infer(widened),
@@ -132,10 +150,7 @@ class Job:
                 f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "
                 "measured and stays in FP32"
             )
-        with self._stage("plan"):
-            plan = make_plan(structured, facts, ranges, self.options.wish)
-        self.warnings.extend(_unmatched(self.options.wish, plan))
-        return plan
+        return ranges
 
     def _checks(
         self,

@@ -50,15 +50,16 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
     settings = Settings(LOW_TYPES[wish.precision], wish.io, wish.keep_nodes, wish.keep_ops)
     decisions: list[Decision] = []
     float_nodes = 0
-    for survey in _surveys(model, facts, ranges, settings):
+    for survey in surveys(model, facts, ranges, settings):
         float_nodes += len(survey.nodes)
         decisions.extend(_decide(survey))
     return Plan(wish.precision, wish.io, tuple(decisions), float_nodes)
 
 
-def _surveys(
+def surveys(
     model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: Settings
 ) -> Iterator[Survey]:
+    """Every graph of the model as the rules see it, in the order of `Facts.scopes`."""
     opsets = {o.domain: o.version for o in model.proto.opset_import}
     opsets.setdefault("", opsets.get("ai.onnx", 1))
     graphs = open_graphs(model, facts)
