@@ -10,6 +10,7 @@ from typing import Any, get_args
 import onnx
 
 from rewriter.base import Target
+from rewriter.emulate import Accumulation
 from rewriter.errors import UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.pipeline import preset_named, select
@@ -42,6 +43,7 @@ def fix(
     seed: int = 0,
     verify: bool = True,
     build: bool = True,
+    accumulation: Accumulation = "fp32",
     dry_run: bool = False,
     in_place: bool = False,
     strict: bool = False,
@@ -67,6 +69,8 @@ def fix(
         target: `tensorrt`, `tensorrt-rtx`, or a version.
         verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
             seconds.
+        accumulation: Type in which the emulation's FP16 MatMul, Gemm and Conv sum up: `fp16` is what was
+            measured on a GPU, and takes 2 to 8 times as long.
         dry_run: Do everything, write nothing.
         strict: Write nothing if verification fails.
 
@@ -79,6 +83,7 @@ def fix(
     chosen_precision = precision or preset_named(preset).precision
     _require("precision", chosen_precision, get_args(Precision))
     _require("io", io, get_args(InputsOutputs))
+    _require("accumulation", accumulation, get_args(Accumulation))
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(preset, passes, skip)
@@ -107,6 +112,7 @@ def fix(
             progress=progress or (lambda stage, done, total: None),
             plan=given,
             plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
+            accumulation=accumulation,
             save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()

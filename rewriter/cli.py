@@ -115,6 +115,9 @@ def fix(
     ] = None,
     no_verify: Annotated[bool, _option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
     no_build: Annotated[bool, _option(OUTCOME, FLAG, "Check without TensorRT's build", "--no-build")] = False,
+    accumulation: Annotated[
+        Literal["fp32", "fp16"], _option(OUTCOME, "TYPE", "Emulated sums of FP16: fp32 (quick) or fp16")
+    ] = "fp32",
     strict: Annotated[bool, _option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict")] = False,
     build_timeout: Annotated[float, _option(OUTCOME, "SECONDS", "For TensorRT's build [600]")] = 600.0,
     report: Annotated[Path | None, _option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
@@ -154,6 +157,7 @@ def fix(
                 seed=seed,
                 verify=not no_verify,
                 build=not no_build,
+                accumulation=accumulation,
                 dry_run=dry_run,
                 in_place=in_place,
                 strict=strict,

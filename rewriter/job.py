@@ -16,7 +16,7 @@ from rewriter import facts as tensor_facts
 from rewriter import pipeline, plan_file, verify
 from rewriter.base import Context, Pass, Target
 from rewriter.driver import Driver, PassResult
-from rewriter.emulate import reference
+from rewriter.emulate import Accumulation, reference
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.facts import Facts
 from rewriter.inputs import Samples, load_samples, random_samples
@@ -57,6 +57,7 @@ class Options:
     plan: Plan | None = None
     plan_source: str = "the plan"
     save_plan: Path | None = None
+    accumulation: Accumulation = "fp32"
 
 
 @dataclass
@@ -166,7 +167,8 @@ class Job:
             compared = list(islice(samples, VERIFIED_SAMPLES))
             checks = [verify.check_structure(expected, structured, self._changed(), compared)]
             if plan is not None:
-                checks.append(verify.check_emulation(expected, fixed, plan.precision, compared))
+                precision, accumulation = plan.precision, self.options.accumulation
+                checks.append(verify.check_emulation(expected, fixed, precision, compared, accumulation))
         return checks
 
     def _changed(self) -> list[Pass]:

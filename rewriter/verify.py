@@ -13,7 +13,7 @@ from rewriter import facts as tensor_facts
 from rewriter.base import Pass
 from rewriter.build_check import check_build, expectation
 from rewriter.compare import compare, worst
-from rewriter.emulate import emulation, reference
+from rewriter.emulate import Accumulation, emulation, reference
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.tensorrt import Span
 from rewriter.errors import ArithmeticRunError
@@ -88,17 +88,21 @@ def check_emulation(
     fixed: Model,
     precision: str,
     samples: Iterable[Mapping[str, Array]],
+    accumulation: Accumulation = "fp32",
 ) -> Check:
-    """Compare the emulated reduced-precision model with the original in FP32."""
+    """Compare the emulated reduced-precision model with the original in FP32.
+
+    Args:
+        accumulation: Type in which FP16 MatMul, Gemm and Conv sum up, as for `emulate.emulation`.
+    """
     tolerance = EMULATION_TOLERANCE[precision]
-    check = _compare_run("emulation", expected.exact, fixed, samples, tolerance)
+    check = _compare_run("emulation", expected.exact, fixed, samples, tolerance, accumulation)
     if check.passed is None:
         return check
     error = max((c.relative_l2 for c in check.outputs), default=0.0)
     relation = "within" if check.passed else "NOT within"
-    return replace(
-        check, summary=f"{precision.upper()} emulated: largest error {error:.2g}, {relation} {tolerance:.2g}"
-    )
+    how = f"{precision.upper()} emulated" + (", FP16 accumulators" if accumulation == "fp16" else "")
+    return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {tolerance:.2g}")
 
 
 def check_engine(
@@ -130,12 +134,13 @@ def _compare_run(
     model: Model,
     samples: Iterable[Mapping[str, Array]],
     tolerance: float,
+    accumulation: Accumulation = "fp32",
 ) -> Check:
     """Compare a model, rounded where it says FP16 or BF16, with what was expected of it."""
     start = time.perf_counter()
     fed = (_as_declared(model, sample) for sample in samples)
     try:
-        actual = run_all(emulation(model, tensor_facts.infer(model)), fed)
+        actual = run_all(emulation(model, tensor_facts.infer(model), accumulation), fed)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
     as_sets = _selects_rows(model)

@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("base", "plan"),
     ("edits", "opset_rules"),
     ("engines", "masks", "norms", "opset_rules", "statistics", "stored"),
-    ("instrument", "opsets"),
+    ("accumulate", "instrument", "opsets"),
     ("ranges", "retype", "survey"),
     ("range_rules", "resolution_rules"),
     ("hazards",),
