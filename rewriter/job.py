@@ -168,7 +168,10 @@ class Job:
             checks = [verify.check_structure(expected, structured, self._changed(), compared)]
             if plan is not None:
                 precision, accumulation = plan.precision, self.options.accumulation
-                checks.append(verify.check_emulation(expected, fixed, precision, compared, accumulation))
+                check = verify.check_emulation(expected, fixed, precision, compared, accumulation)
+                if check.passed is False:
+                    check = verify.explained(check, structured, fixed, compared, accumulation)
+                checks.append(check)
         return checks
 
     def _changed(self) -> list[Pass]:

@@ -13,6 +13,7 @@ from rewriter import facts as tensor_facts
 from rewriter.base import Pass
 from rewriter.build_check import check_build, expectation
 from rewriter.compare import compare, worst
+from rewriter.divergence import NodeError, diverge
 from rewriter.emulate import Accumulation, emulation, reference
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.tensorrt import Span
@@ -23,6 +24,9 @@ from rewriter.result import Check, OutputComparison
 EMULATION_TOLERANCE = {"fp16": 5e-3, "bf16": 4e-2}
 """Relative L2 error per output. FP16: well-conditioned networks reach 6e-4 to 2.4e-3 on real engines
 (measured on one H200); BF16 has 8 bits of significand where FP16 has 11, so 8 times as much."""
+
+EXPLAINED = 3
+"""Nodes that a failed emulation names for the error that they add."""
 
 Outputs = dict[str, Array]
 
@@ -103,6 +107,33 @@ def check_emulation(
     relation = "within" if check.passed else "NOT within"
     how = f"{precision.upper()} emulated" + (", FP16 accumulators" if accumulation == "fp16" else "")
     return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {tolerance:.2g}")
+
+
+def explained(
+    check: Check,
+    original: Model,
+    fixed: Model,
+    samples: Iterable[Mapping[str, Array]],
+    accumulation: Accumulation = "fp32",
+) -> Check:
+    """A failed emulation with the tensor that diverges first and the nodes that add most, as details.
+
+    Args:
+        original: The model before its types changed.
+    """
+    tolerance = max((c.tolerance for c in check.outputs), default=0.0)
+    try:
+        found = diverge(original, fixed, samples, accumulation)
+    except ArithmeticRunError as error:
+        return replace(check, details=(*check.details, f"not explained: {error.what}"))
+    first = found.first(tolerance)
+    lines = [f"first beyond {tolerance:.2g}: {_told(first)}, {first.total:.2g}"] if first else []
+    lines += [f"adds {n.added:.2g}: {_told(n)}" for n in found.worst(EXPLAINED)]
+    return replace(check, details=(*check.details, *lines))
+
+
+def _told(node: NodeError) -> str:
+    return f"{node.tensor} of {node.node} ({node.op})"
 
 
 def check_engine(

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("range_rules", "resolution_rules"),
     ("hazards",),
     ("emulate", "options", "plan_file", "planner"),
-    ("plan_fit",),
+    ("divergence", "plan_fit"),
     ("passes",),
     ("driver",),
     ("pipeline", "result"),
