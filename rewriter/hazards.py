@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 from rewriter.edits import GraphEditor, attribute
 from rewriter.model import subgraphs
-from rewriter.range_rules import FP16_MIN_NORMAL, lost_epsilon, overflow, unfused_norm
+from rewriter.range_rules import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
 from rewriter.resolution_rules import coordinates, integers, order, phase, positions
 from rewriter.survey import CHEAP, Hazard, Settings, Survey
 
@@ -119,6 +119,7 @@ RULES: tuple[Rule, ...] = (
     unfused_norm,
     overflow,
     lost_epsilon,
+    underflow,
     phase,
     positions,
     integers,

@@ -79,11 +79,14 @@ class Job:
         expected = self._expected(original, samples) if options.verify else None
         structural, lowering = _split(options.steps)
         structured = self._rewrite(original, structural, None)
+        checks = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, samples) if lowering else None
         fixed = self._rewrite(structured, lowering, plan)
-        checks = self._checks(expected, structured, fixed, samples, plan) if options.verify else []
         if plan is not None and options.save_plan is not None:
             plan_file.write(plan, options.save_plan)
+        del original, structured  # their FP32 weights are as large as all that is still to come
+        if expected is not None and plan is not None:
+            checks.append(self._check_emulation(expected, fixed, samples, plan))
         written = self._write_and_build(fixed, destination, samples, checks)
         return FixResult(
             fixed,
@@ -153,26 +156,31 @@ class Job:
             )
         return ranges
 
-    def _checks(
-        self,
-        expected: verify.Expected | None,
-        structured: Model,
-        fixed: Model,
-        samples: Samples,
-        plan: Plan | None,
+    def _check_structure(
+        self, expected: verify.Expected | None, structured: Model, samples: Samples
     ) -> list[Check]:
         if expected is None:
             return [Check("structure", None, "not checked: ONNX Runtime cannot run the original")]
         with self._stage("verify"):
-            compared = list(islice(samples, VERIFIED_SAMPLES))
-            checks = [verify.check_structure(expected, structured, self._changed(), compared)]
-            if plan is not None:
-                precision, accumulation = plan.precision, self.options.accumulation
-                check = verify.check_emulation(expected, fixed, precision, compared, accumulation)
-                if check.passed is False:
-                    check = verify.explained(check, structured, fixed, compared, accumulation)
-                checks.append(check)
-        return checks
+            compared = islice(samples, VERIFIED_SAMPLES)
+            return [verify.check_structure(expected, structured, self._changed(), compared)]
+
+    def _check_emulation(
+        self, expected: verify.Expected, fixed: Model, samples: Samples, plan: Plan
+    ) -> Check:
+        accumulation, compared = self.options.accumulation, list(islice(samples, VERIFIED_SAMPLES))
+        with self._stage("verify"):
+            check = verify.check_emulation(expected, fixed, plan.precision, compared, accumulation)
+        if check.passed is not False:
+            return check
+        with self._stage("explain"):
+            return verify.explained(check, self._structured_again(), fixed, compared, accumulation)
+
+    def _structured_again(self) -> Model:
+        """What the precision passes saw; made anew, for its weights were given back."""
+        structural, _ = _split(self.options.steps)
+        context = Context(self.options.opset, self.options.target, None)
+        return Driver(lambda step: None).run(load(self.options.source), structural, context)[0]
 
     def _changed(self) -> list[Pass]:
         """The structural passes that changed something."""

@@ -17,6 +17,10 @@ FP16_MIN_NORMAL = 2.0**-14
 """IEEE 754 binary16: below it, numbers lose bits, and below 2^-25 they are zero."""
 
 
+UNDERFLOW = 2.0**-17
+"""Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps fewer than 8 bits."""
+
+
 def overflow(survey: Survey) -> Iterator[Hazard]:
     """A tensor at the border leaves the lower type's range, or nearly does."""
     for node in survey.nodes:
@@ -51,6 +55,27 @@ def _only_feeds_softmax(survey: Survey, tensor: str) -> bool:
     through = VIEWS | {"Add", "Where"}
     readers = [node for _, node in survey.downstream(tensor, lambda n: n.op_type in through)]
     return bool(readers) and all(n.op_type in through | {"Softmax"} for n in readers)
+
+
+def underflow(survey: Survey) -> Iterator[Hazard]:
+    """A whole tensor deep below FP16's normal range: it keeps a few bits, and below 2^-25 none."""
+    if survey.settings.low != TensorProto.FLOAT16:
+        return
+    for node in survey.nodes:
+        for tensor in survey.floats(node):
+            if 0 < _largest(survey, tensor) < UNDERFLOW:
+                reason = f"{tensor} stays below {UNDERFLOW:.2g}, deep in FP16's subnormals"
+                yield Hazard(node, "underflow", reason, tensor, survey.range(tensor))
+                break
+
+
+def _largest(survey: Survey, tensor: str) -> float:
+    """Largest absolute value of a constant, or measured; 0 if nothing is known."""
+    value = survey.graph.constant(survey.source(tensor))
+    if value is not None:
+        return float(np.abs(value).max(initial=0.0))
+    measured = survey.range(tensor)
+    return measured.absmax if measured is not None else 0.0
 
 
 def unfused_norm(survey: Survey) -> Iterator[Hazard]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.edits import all_names, attribute, label
+from rewriter.edits import all_names, attribute, label, reads
 from rewriter.facts import Facts
 from rewriter.model import Model, subgraphs
 from rewriter.schemas import Port, Ports, ports, set_type_attributes
@@ -95,6 +95,7 @@ class _Walk:
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
         given = list(graph.node)
         self._release_names(tensors, given)
+        given = _without_unread_casts(tensors, given)
         for tensor in graph.initializer:
             if tensor.data_type in EXCHANGEABLE:
                 tensors.add_initializer(tensor)
@@ -199,6 +200,18 @@ def _is_float_cast(tensors: Tensors, node: NodeProto) -> bool:
     if node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
         return False
     return tensors.is_float(node.input[0]) and tensors.is_float(node.output[0])
+
+
+def _without_unread_casts(tensors: Tensors, nodes: Sequence[NodeProto]) -> list[NodeProto]:
+    """The nodes without float Casts that nothing reads: they would count as readers."""
+    read = {v.name for v in tensors.graph.output}
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if _is_float_cast(tensors, node) and node.output[0] not in read:
+            continue
+        kept.append(node)
+        read.update(reads(node))
+    return kept[::-1]
 
 
 def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:

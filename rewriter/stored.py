@@ -79,6 +79,8 @@ class Tensors:
     nodes: list[NodeProto] = field(default_factory=list)
     _stored: dict[str, Stored] = field(default_factory=dict)
     _casts: dict[tuple[str, int], str] = field(default_factory=dict)
+    _sources: dict[str, str] = field(default_factory=dict)
+    _own: set[int] = field(default_factory=set)
     _converted: dict[tuple[str, int], TensorProto] = field(default_factory=dict)
     _constants: dict[str, Callable[[], Array]] = field(default_factory=dict)
 
@@ -186,7 +188,7 @@ class Tensors:
 
     def write(self) -> None:
         """Put nodes, initializers and value_info into the graph."""
-        read = {name for node in self.nodes for name in reads(node)} | {v.name for v in self.graph.output}
+        read = self._drop_unread_casts()
         self._take_over_names(read)
         nodes = [n for n in self.nodes if n.op_type != "Constant" or n.output[0] in read]
         nodes = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
@@ -197,6 +199,18 @@ class Tensors:
 
     # -- inside ------------------------------------------------------------------------------
 
+    def _drop_unread_casts(self) -> set[str]:
+        """Remove Casts of our making that only dissolved Casts led on; returns what is read."""
+        read = {v.name for v in self.graph.output}
+        kept: list[NodeProto] = []
+        for node in reversed(self.nodes):
+            if id(node) in self._own and not read & set(node.output):
+                continue
+            kept.append(node)
+            read.update(reads(node))
+        self.nodes = kept[::-1]
+        return read
+
     def _differs(self, name: str, dtype: int) -> bool:
         """Whether `name` is a graph output that shall have another type: then a Cast writes it."""
         return self.wanted.get(name, dtype) != dtype
@@ -205,7 +219,9 @@ class Tensors:
         self._stored[name] = stored
         if name in self.wanted and stored.name != name:
             dtype = self.wanted[name]
-            self.nodes.append(self._cast(stored.name, name, dtype))
+            # a Cast of a Cast to the same type would be dissolved the next time
+            source = self._sources.get(stored.name, stored.name) if stored.dtype == dtype else stored.name
+            self.nodes.append(self._cast(source, name, dtype))
             if stored.owner is self and stored.dtype != dtype:
                 self._casts.setdefault((stored.name, dtype), name)
 
@@ -217,6 +233,7 @@ class Tensors:
         if key not in self._casts:
             out = self.book.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
             self.nodes.append(self._cast(stored.name, out, dtype))
+            self._sources[out] = stored.name
             self._casts[key] = out
         return self._casts[key]
 
@@ -235,6 +252,7 @@ class Tensors:
         node = helper.make_node("Cast", [source], [out], name=self.book.fresh(f"{out}/Cast"), to=dtype)
         if self.book.tag:
             node.metadata_props.add(key=TAG, value=self.book.tag)
+        self._own.add(id(node))
         return node
 
     def _take_over_names(self, read: set[str]) -> None:

@@ -129,6 +129,26 @@ class TestTypes:
         assert found("generated", text) == "r"
 
 
+class TestUnderflow:
+    @pytest.mark.parametrize(
+        ("largest", "low", "expected"),
+        [
+            pytest.param(1e-8, FP16, "a b", id="below the smallest number: producer and consumer"),
+            pytest.param(5e-6, FP16, "a b", id="a few bits are left"),
+            pytest.param(2.0**-17, FP16, "", id="eight bits are left"),
+            pytest.param(0.0, FP16, "", id="zero is exact"),
+            pytest.param(1e-8, BF16, "", id="BF16 has FP32's exponents"),
+        ],
+    )
+    def test_measured_ranges(self, largest: float, low: int, expected: str) -> None:
+        ranges = {"a": (0.0, largest), "x": (0.0, 1.0), "b": (0.0, 1.0)}
+        assert found("underflow", TestOverflow.TEXT, ranges, settings=Settings(low)) == expected
+
+    def test_a_factor_that_fp16_flushes(self) -> None:
+        text = "g (float[2] x) => (float[2] y) <float tiny = {1e-9}> { y = Mul(x, tiny) }"
+        assert found("underflow", text, {"x": (0, 1e9), "y": (0, 1)}) == "y"
+
+
 class TestOverflow:
     TEXT = "g (float[2] x) => (float[2] y) { a = Exp(x)\n b = Neg(a)\n y = Tanh(b) }"
 
@@ -512,6 +532,7 @@ def test_every_rule_is_tried_here() -> None:
         "overflow",
         "unfused_norm",
         "lost_epsilon",
+        "underflow",
         "phase",
         "positions",
         "integers",
