@@ -120,6 +120,12 @@ def fix(
     save_plan: Annotated[
         Path | None, _option(PRECISION, "PLAN.json", "Write the plan that was made, to edit it")
     ] = None,
+    tolerance: Annotated[
+        float | None, _option(PRECISION, "ERROR", "Search a plan that emulates within this: 1e-3")
+    ] = None,
+    metric: Annotated[
+        str, _option(PRECISION, "NAME", "Of --tolerance: relative-l2 (default), psnr ...")
+    ] = "relative-l2",
     no_verify: Annotated[bool, _option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
     no_build: Annotated[bool, _option(OUTCOME, FLAG, "Check without TensorRT's build", "--no-build")] = False,
     accumulation: Annotated[
@@ -159,6 +165,8 @@ def fix(
                 keep_fp32_op=_split(keep_fp32_op),
                 plan=plan,
                 save_plan=save_plan,
+                tolerance=tolerance,
+                metric=metric,
                 input_shapes=dict(map(_shape, input_shape or ())),
                 target=target,
                 seed=seed,

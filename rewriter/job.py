@@ -26,6 +26,7 @@ from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.result import Check, FixResult, Verdict
+from rewriter.search import Goal, search
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much (0: not known)."""
@@ -58,6 +59,7 @@ class Options:
     plan_source: str = "the plan"
     save_plan: Path | None = None
     accumulation: Accumulation = "fp32"
+    goal: Goal | None = None
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Job:
     passes: list[PassResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    search_check: Check | None = None
 
     def run(self) -> FixResult:
         """From the file to the verdict."""
@@ -81,10 +84,14 @@ class Job:
         structured = self._rewrite(original, structural, None)
         checks = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, samples) if lowering else None
+        if plan is not None and options.goal is not None:
+            plan = self._searched(original, structured, samples, plan, options.goal)
         fixed = self._rewrite(structured, lowering, plan)
         if plan is not None and options.save_plan is not None:
             plan_file.write(plan, options.save_plan)
         del original, structured  # their FP32 weights are as large as all that is still to come
+        if self.search_check is not None:
+            checks.append(self.search_check)
         if expected is not None and plan is not None:
             checks.append(self._check_emulation(expected, fixed, samples, plan))
         written = self._write_and_build(fixed, destination, samples, checks)
@@ -96,7 +103,7 @@ class Job:
             self.passes,
             plan,
             samples.source,
-            Verdict(tuple(checks)) if options.verify else None,
+            Verdict(tuple(checks)) if options.verify or checks else None,
             self.warnings,
             self.seconds,
         )
@@ -139,6 +146,16 @@ class Job:
             plan = make_plan(structured, facts, ranges, self.options.wish)
         self.warnings.extend(_unmatched(self.options.wish, plan))
         return plan
+
+    def _searched(self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal) -> Plan:
+        """The cheapest plan that meets the goal; a goal out of reach is a failed check, and told."""
+        compared = list(islice(samples, VERIFIED_SAMPLES))
+        with self._stage("search"):
+            expected = verify.expected_outputs(original, compared).exact
+            facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
+            found = search(structured, facts, plan, compared, expected, goal, accumulation)
+        self.search_check = Check("tolerance", found.met, found.summary, seconds=self.seconds["search"])
+        return found.plan
 
     def _ranges(self, structured: Model, facts: Facts, samples: Samples) -> Ranges:
         with self._stage("ranges"):

@@ -169,7 +169,7 @@ def _compare_run(
 ) -> Check:
     """Compare a model, rounded where it says FP16 or BF16, with what was expected of it."""
     start = time.perf_counter()
-    fed = (_as_declared(model, sample) for sample in samples)
+    fed = (as_declared(model, sample) for sample in samples)
     try:
         actual = run_all(emulation(model, tensor_facts.infer(model), accumulation), fed)
     except ArithmeticRunError as error:
@@ -183,7 +183,7 @@ def _compare_run(
     return Check(name, passed, "", outputs, seconds=time.perf_counter() - start)
 
 
-def _as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
+def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
     """The sample in the types of the model's inputs, which `--io` may have changed."""
     from rewriter.stored import NUMPY_TYPES
 
