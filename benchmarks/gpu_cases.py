@@ -5,7 +5,7 @@
 FOLDER holds NAME.onnx beside NAME.npz or NAME/0.npz (models/build.py writes both). Needs a GPU,
 tensorrt or tensorrt-rtx, and torch for its buffers. The reference is ONNX Runtime on the CPU in
 FP32; the FP32 engine runs with TF32 as TensorRT does by default. Latency: median over CUDA events of
-single runs after a warm-up, all variants of a model interleaved in one process.
+single replays of a CUDA graph, all variants of a model interleaved in one process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rewriter import facts, verify
 from rewriter.compare import compare
 from rewriter.emulate import emulation
 from rewriter.model import Array, Model, load
+from rewriter.pipeline import PRESETS
 from rewriter.retype import Request, retype
 
 try:
@@ -86,6 +87,21 @@ class Engine:
             self.buffers[name] = buffer
             self.context.set_tensor_address(name, buffer.data_ptr())
 
+        self.graph = self._capture()
+
+    def _capture(self) -> Any:
+        """A CUDA graph of one run, so that latency is arithmetic and not launches; None if it cannot be captured."""
+        for _ in range(3):
+            self.run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.run()
+        except RuntimeError:
+            return None
+        return graph
+
     def run(self) -> None:
         self.context.execute_async_v3(self.stream.cuda_stream)
 
@@ -98,7 +114,7 @@ class Engine:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         with torch.cuda.stream(self.stream):
             start.record()
-            self.run()
+            self.graph.replay() if self.graph is not None else self.run()
             end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) * 1000.0
@@ -127,6 +143,11 @@ def measure(folder: Path, name: str) -> list[Row]:
     structural = rewriter.fix(path, precision="fp32", inputs=samples, verify=False).model
     result = rewriter.fix(path, inputs=samples, build=False)
     variants = {"fp32": structural, "fix": result.model}
+    plans = {"fix": result.plan}
+    if "trt-fp16-rescaled" in PRESETS:
+        rescaled = rewriter.fix(path, inputs=samples, preset="trt-fp16-rescaled", verify=False)
+        if any(step.name == "rescale" and step.changes for step in rescaled.passes):
+            variants["fix, rescaled"], plans["fix, rescaled"] = rescaled.model, rescaled.plan
     rows, engines = [], {}
     try:
         variants["naive fp16"] = naive(structural)
@@ -144,8 +165,9 @@ def measure(folder: Path, name: str) -> list[Row]:
                 row.emulated_error = worst_error(expected, emulated)
         except Exception as error:
             row.note = str(error).splitlines()[0][:160]
-    if result.plan is not None:
-        next(r for r in rows if r.variant == "fix").fp32_nodes = len(result.plan.decisions)
+    for row in rows:
+        plan = plans.get(row.variant)
+        row.fp32_nodes = len(plan.decisions) if plan is not None else None
     times: dict[str, list[float]] = {variant: [] for variant in engines}
     for round_ in range(120):
         for variant, engine in engines.items():
