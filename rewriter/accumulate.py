@@ -11,9 +11,8 @@ K = 768, 2.05e-3 at 3072 and 2.36e-3 at 4096, so that K / n is 15.4, 16.1 and 16
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,8 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.edits import attribute
 from rewriter.facts import Facts, Shape
+from rewriter.kernel_chunks import CHUNK, boxes, slices
 from rewriter.model import Model, walk_graphs
-
-CHUNK = 16
-"""Products that are summed before the accumulator is rounded; see above."""
 
 ACCUMULATING = frozenset({"MatMul", "Gemm", "Conv"})
 
@@ -34,8 +31,6 @@ DOMAIN = "rewriter.fp16_accumulators"
 
 _LEAST_OPSET, _LEAST_IR = 13, 8
 """Operators as they are used here; local functions."""
-
-_END = int(np.iinfo(np.int64).max)
 
 _SUM = f"""
     on = Identity (go)
@@ -215,11 +210,11 @@ class _Writer:
         dilations = attribute(node, "dilations", [1] * spatial)
         pads = attribute(node, "pads", [0] * 2 * spatial)
         group = attribute(node, "group", 1)
-        boxes = list(_boxes(sizes[1:], group))
+        chunks = list(boxes(sizes[1:], group))
         tables = {
             "pads": [0, 0, *pads[:spatial], 0, 0, *pads[spatial:]],
             "axes": list(range(1, spatial + 2)),
-            **_slices(boxes, sizes[1:], dilations, group),
+            **slices(chunks, sizes[1:], dilations, group),
         }
         operands = [*node.input[:2], *(self._constant(v, f"{out}/{n}") for n, v in tables.items())]
         bias = node.input[2] if len(node.input) > 2 else ""
@@ -244,39 +239,3 @@ class _Writer:
 
     def _constant(self, value: object, out: str, dtype: type[np.generic] = np.int64) -> str:
         return self._add("Constant", [], out, value=numpy_helper.from_array(np.asarray(value, dtype), out))
-
-
-Box = tuple[tuple[int, int], ...]
-"""First and last-but-one index along the channels of a group and along every axis of the kernel."""
-
-
-def _boxes(sizes: Sequence[int], group: int) -> Iterator[Box]:
-    """Chunks of a kernel [channels, *spatial]: up to 16 channels of one tap, or neighbouring taps of fewer.
-
-    Together they cover the kernel once. The channels of a grouped kernel stay together.
-    """
-    channels, *spatial = sizes
-    *outer, inner = spatial
-    deep = channels if group > 1 else min(channels, CHUNK)
-    wide = max(1, CHUNK // deep)
-    for taps in product(*map(range, outer)):
-        for tap in range(0, inner, wide):
-            for channel in range(0, channels, deep):
-                last = (min(tap + wide, inner), min(channel + deep, channels))
-                yield ((channel, last[1]), *((t, t + 1) for t in taps), (tap, last[0]))
-
-
-def _slices(
-    boxes: Sequence[Box], sizes: Sequence[int], dilations: Sequence[int], group: int
-) -> dict[str, list[list[int]]]:
-    """Where the boxes lie in the padded input and in the kernel, as starts and ends of Slice."""
-    tables: dict[str, list[list[int]]] = {"x_from": [], "x_to": [], "w_from": [], "w_to": []}
-    for (low, high), *taps in boxes:
-        whole = group > 1  # the input has the channels of all groups
-        tables["w_from"].append([low, *(first for first, _ in taps)])
-        tables["w_to"].append([high, *(last for _, last in taps)])
-        steps = list(zip(taps, sizes[1:], dilations, strict=True))
-        tables["x_from"].append([0 if whole else low, *(first * d for (first, _), _, d in steps)])
-        ends = [(last - size) * d or _END for (_, last), size, d in steps]
-        tables["x_to"].append([_END if whole else high, *ends])
-    return tables

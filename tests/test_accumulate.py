@@ -10,9 +10,10 @@ import pytest
 
 import rewriter
 from rewriter import facts
-from rewriter.accumulate import CHUNK, DOMAIN, _boxes
+from rewriter.accumulate import DOMAIN
 from rewriter.compare import relative_l2
 from rewriter.emulate import Accumulation, emulation
+from rewriter.kernel_chunks import CHUNK, boxes
 from rewriter.model import Array, Model
 from rewriter.verify import run_all
 
@@ -121,7 +122,7 @@ def test_conv_of_any_rank_rounds_partial_sums(dims: str) -> None:
     ("sizes", "group"), [((40, 3, 3), 1), ((3, 7, 7), 1), ((1, 7, 7), 9), ((32, 3, 3), 4)]
 )
 def test_boxes_cover_a_kernel_once(sizes: tuple[int, ...], group: int) -> None:
-    seen = [point for box in _boxes(sizes, group) for point in product(*(range(*span) for span in box))]
+    seen = [point for box in boxes(sizes, group) for point in product(*(range(*span) for span in box))]
     assert sorted(seen) == list(product(*map(range, sizes)))
 
 
