@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from onnx import NodeProto, numpy_helper
+from onnx import numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.edits import GraphEditor, label
-from rewriter.facts import FLOATS
-from rewriter.masks import FP16_MAX, READERS, Follower, Outcome, fill_value, is_huge
+from rewriter.masks import FP16_MAX, LARGEST_BIAS, Follower, Outcome, Use, huge_uses
 from rewriter.model import Array
 
 MASK = 16384.0
 """What a mask constant becomes, see `ClampConstants`."""
-
-LARGEST_BIAS = 4096.0
-"""Largest value that may stand beside the mask in one constant: half of what `MASK` tolerates."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +73,12 @@ class ClampConstants(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         # All of them are judged before the first is changed: masks that meet have to know of one another.
         follower = Follower(graph, LARGEST_BIAS)
-        found = [(use, follower.follow(use.node, use.index, use.value)) for use in _uses(graph)]
+        found = [(use, follower.follow(use.node, use.index, use.value)) for use in huge_uses(graph)]
         clamped: dict[str, str] = {}
         for use, outcome in found:
             yield self._clamp(graph, use, outcome, clamped)
 
-    def _clamp(self, graph: GraphEditor, use: _Use, outcome: Outcome, clamped: dict[str, str]) -> Event:
+    def _clamp(self, graph: GraphEditor, use: Use, outcome: Outcome, clamped: dict[str, str]) -> Event:
         before = _shown(use.value)
         if outcome.obstacle:
             return Refusal(label(use.node), f"{before} stays: {outcome.obstacle}")
@@ -95,33 +91,6 @@ class ClampConstants(GraphPass):
         graph.sweep(tensor)
         note = "; relies on no row being masked whole" if outcome.relies else ""
         return Change(label(use.node), f"{before} became {_shown(_tamed(use.value))}{note}")
-
-
-@dataclass(frozen=True)
-class _Use:
-    """One input of one node, and the huge constant that it reads."""
-
-    node: NodeProto
-    index: int
-    value: Array
-
-
-def _uses(graph: GraphEditor) -> Iterator[_Use]:
-    for node in graph.nodes:
-        for index, tensor in enumerate(node.input if node.op_type in READERS else ()):
-            value = _float_constant(graph, tensor)
-            if value is not None and is_huge(value):
-                yield _Use(node, index, value)
-
-
-def _float_constant(graph: GraphEditor, tensor: str) -> Array | None:
-    """A floating-point constant, or the one element that a ConstantOfShape repeats."""
-    if not tensor or graph.dtype(tensor) not in FLOATS:
-        return None
-    node = graph.producer(tensor)
-    if node is not None and node.op_type == "ConstantOfShape":
-        return fill_value(node)
-    return graph.constant(tensor)
 
 
 def _tamed(value: Array) -> Array:

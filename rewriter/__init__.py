@@ -12,35 +12,43 @@ if TYPE_CHECKING:
     from rewriter.api import fix
     from rewriter.base import Target
     from rewriter.errors import RewriterError
+    from rewriter.findings import Finding, ScanResult
     from rewriter.model import Model, load, save
     from rewriter.plan import Plan
     from rewriter.result import FixResult, Verdict
+    from rewriter.scanner import scan
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Finding": "findings",
     "FixResult": "result",
     "Model": "model",
     "Plan": "plan",
     "RewriterError": "errors",
+    "ScanResult": "findings",
     "Target": "base",
     "Verdict": "result",
     "fix": "api",
     "load": "model",
     "save": "model",
+    "scan": "scanner",
 }
 
 __all__ = [
+    "Finding",
     "FixResult",
     "Model",
     "Plan",
     "RewriterError",
+    "ScanResult",
     "Target",
     "Verdict",
     "__version__",
     "fix",
     "load",
     "save",
+    "scan",
 ]
 
 

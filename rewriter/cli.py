@@ -1,6 +1,7 @@
 """The command line: parse, call one function of the API, turn the outcome into an exit code.
 
-Exit codes: 0 fixed and verified; 1 verification failed; 2 bad usage or bad model, nothing written;
+Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
+something; 2 bad usage or bad model, nothing written;
 70 a defect of this program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT).
 """
 
@@ -21,6 +22,7 @@ from rewriter import __version__
 from rewriter.errors import OutputError, RewriterError, UsageError
 
 if TYPE_CHECKING:
+    from rewriter.findings import ScanResult
     from rewriter.result import FixResult
 
 FAILED, BAD_INPUT, DEFECT, INTERRUPTED = 1, 2, 70, 130
@@ -184,6 +186,55 @@ def fix(
             raise typer.Exit(FAILED)
 
 
+@app.command()
+def scan(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", hidden=True)],
+    inputs: Annotated[
+        Path | None, typer.Option(metavar="DATA", help="Samples: npz, folder, Polygraphy JSON")
+    ] = None,
+    input_shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of random data [0]", show_default=False)] = 0,
+    precision: Annotated[
+        Literal["fp16", "bf16"], _option(PRECISION, "TYPE", "What MODEL shall compute in: fp16 or bf16")
+    ] = "fp16",
+    target: Annotated[
+        str, _option(PRECISION, "NAME", "tensorrt (default), tensorrt-rtx or 10.3: known defects")
+    ] = "tensorrt",
+    json: Annotated[Path | None, _option(OUTCOME, "FILE", "Write the findings as JSON, too")] = None,
+    sarif: Annotated[Path | None, _option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too")] = None,
+    fail_on: Annotated[
+        Literal["warning", "error"] | None, _option(OUTCOME, "LEVEL", "Exit with 1 from warning or error on")
+    ] = None,
+    verbose: Annotated[bool, _option(OUTCOME, FLAG, "List everything", "-v", "--verbose")] = False,
+    quiet: Annotated[bool, _option(OUTCOME, FLAG, "Print the counts alone", "-q", "--quiet")] = False,
+) -> None:
+    """Find where MODEL goes wrong in FP16, and what would repair it; change nothing.
+
+    Exits with 0, with 1 if --fail-on says so, with 2 on bad usage or model.
+    """
+    with _exit_codes():
+        from rewriter import scanner
+        from rewriter.report.progress import progress
+
+        for option, path in (("--json", json), ("--sarif", sarif)):
+            _check_extra(option, path, [model])
+        with progress(shown=not quiet) as shown:
+            result = scanner.scan(
+                model,
+                inputs=inputs,
+                precision=precision,
+                input_shapes=dict(map(_shape, input_shape or ())),
+                target=target,
+                seed=seed,
+                progress=shown,
+            )
+        _show_findings(result, json, sarif, verbosity=int(verbose) - int(quiet))
+        if fail_on is not None and result.reaches(fail_on):
+            raise typer.Exit(FAILED)
+
+
 @passes_app.callback(invoke_without_command=True)
 def _list_passes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
@@ -211,6 +262,19 @@ def _show(result: FixResult, report: Path | None, *, verbosity: int) -> None:
         json.write(result, report)
     with _reader_may_leave():
         terminal.print_result(result, terminal.console(), verbosity=verbosity)
+
+
+def _show_findings(result: ScanResult, json: Path | None, sarif: Path | None, *, verbosity: int) -> None:
+    from rewriter.report import sarif as sarif_report
+    from rewriter.report import scan as scan_report
+    from rewriter.report import terminal
+
+    if json is not None:
+        scan_report.write_json(result, json)
+    if sarif is not None:
+        sarif_report.write(result, sarif)
+    with _reader_may_leave():
+        scan_report.print_result(result, terminal.console(), verbosity=verbosity)
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 """Rules that say which nodes must not compute in the lower precision, one function for each kind.
 
 A rule looks at one graph with its measured ranges and yields hazards. It never edits, and it does
-not know of the others. Here are the rules about types and wishes; those about range and about
-resolution have files of their own.
+not know of the others. Here are the rules about types and wishes; the others have files of their own.
+
+`RULES` decide what `fix` keeps in FP32. `SCAN_RULES` are what `scan` reports: most of those, and what
+advises without deciding.
 """
 
 from __future__ import annotations
@@ -13,13 +15,27 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from onnx import TensorProto
 
+from rewriter.accumulation_rules import accumulator_error, partial_sums, running_sums
+from rewriter.attention_rules import linear_attention, masks
+from rewriter.data_rules import fp16_reference, outside_statistics
 from rewriter.edits import GraphEditor, attribute
+from rewriter.internal_rules import (
+    hidden_sums,
+    inner_cube,
+    inner_exponentials,
+    inner_squares,
+    inner_sums,
+    long_softmax,
+    steep_powers,
+)
+from rewriter.loss_rules import cancellation, flushed_constants, overflowing, vanishing, weights
 from rewriter.model import subgraphs
+from rewriter.quirks import known_defects
 from rewriter.range_rules import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
-from rewriter.resolution_rules import coordinates, integers, order, phase, positions
+from rewriter.resolution_rules import comparisons, coordinates, integers, order, phase, positions
 from rewriter.survey import CHEAP, Hazard, Settings, Survey
 
-__all__ = ["RULES", "Hazard", "Rule", "Settings", "Survey"]
+__all__ = ["RULES", "SCAN_RULES", "Hazard", "Rule", "Settings", "Survey"]
 
 Rule = Callable[[Survey], Iterable[Hazard]]
 
@@ -118,6 +134,8 @@ RULES: tuple[Rule, ...] = (
     no_lower_type,
     unfused_norm,
     overflow,
+    hidden_sums,
+    long_softmax,
     lost_epsilon,
     underflow,
     phase,
@@ -132,3 +150,39 @@ RULES: tuple[Rule, ...] = (
     unmeasured,
 )
 """In order of precedence: the first rule that names a node gives the reason."""
+
+SCAN_RULES: tuple[Rule, ...] = (
+    unfused_norm,
+    overflowing,
+    hidden_sums,
+    inner_squares,
+    inner_exponentials,
+    inner_cube,
+    inner_sums,
+    long_softmax,
+    steep_powers,
+    partial_sums,
+    accumulator_error,
+    running_sums,
+    accumulation,
+    state_update,
+    lost_epsilon,
+    vanishing,
+    flushed_constants,
+    weights,
+    cancellation,
+    masks,
+    linear_attention,
+    phase,
+    positions,
+    integers,
+    coordinates,
+    order,
+    comparisons,
+    quantized,
+    outside_statistics,
+    fp16_reference,
+    known_defects,
+    unmeasured,
+)
+"""Every one of them reports: they do not compete for nodes."""

@@ -23,6 +23,37 @@ MOVES = frozenset(
 READERS = MOVES | {"Add", "Sub", "Mul", "Where", "Concat", "Cast"}
 """Operators that a mask constant may enter."""
 
+LARGEST_BIAS = 4096.0
+"""Largest value that may stand beside the mask in one constant: half of what a mask of -2^14 tolerates."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """One input of one node, and the huge float constant that it reads."""
+
+    node: NodeProto
+    index: int
+    value: Array
+
+
+def huge_uses(graph: GraphEditor) -> Iterator[Use]:
+    """Where nodes that a mask may enter read constants beyond FP16's range, in graph order."""
+    for node in graph.nodes:
+        for index, tensor in enumerate(node.input if node.op_type in READERS else ()):
+            value = _float_constant(graph, tensor)
+            if value is not None and is_huge(value):
+                yield Use(node, index, value)
+
+
+def _float_constant(graph: GraphEditor, tensor: str) -> Array | None:
+    """A floating-point constant, or the one element that a ConstantOfShape repeats."""
+    if not tensor or graph.dtype(tensor) not in FLOATS:
+        return None
+    node = graph.producer(tensor)
+    if node is not None and node.op_type == "ConstantOfShape":
+        return fill_value(node)
+    return graph.constant(tensor)
+
 
 @dataclass(frozen=True)
 class Outcome:

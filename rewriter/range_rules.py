@@ -9,12 +9,16 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import label
-from rewriter.norms import find_norms
+from rewriter.kinds import Severity
+from rewriter.norms import Norm, find_norms
 from rewriter.plan import Range
 from rewriter.survey import VIEWS, Hazard, Survey
 
 FP16_MIN_NORMAL = 2.0**-14
-"""IEEE 754 binary16: below it, numbers lose bits, and below 2^-25 they are zero."""
+"""IEEE 754 binary16: below it, numbers lose bits."""
+
+FP16_FLUSH = 2.0**-25
+"""Half of binary16's smallest subnormal number: what is not larger rounds to zero."""
 
 
 UNDERFLOW = 2.0**-17
@@ -82,8 +86,18 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     """The squares inside a decomposed normalisation overflow long before its input does."""
     for norm in find_norms(survey.graph):
         reason = f"part of a decomposed {norm.kind} that ends in {norm.output}"
+        severity = _inner_severity(survey, norm)
         for node in norm.nodes:
-            yield Hazard(node, "unfused-norm", reason, norm.input, survey.range(norm.input))
+            yield Hazard(node, "unfused-norm", reason, norm.input, survey.range(norm.input), severity)
+
+
+def _inner_severity(survey: Survey, norm: Norm) -> Severity:
+    """How bad a norm is in the lower precision, by the largest value measured inside it."""
+    inner = (survey.range(t) for node in norm.nodes for t in node.output if t != norm.output)
+    worst = max((r.absmax for r in inner if r is not None), default=math.inf)
+    if worst > survey.settings.largest:
+        return "error"
+    return "warning" if worst > survey.settings.limit else "note"
 
 
 def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
@@ -100,8 +114,19 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
             continue
         epsilon, other = found
         reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
+        measured = survey.range(other)
+        severity = _epsilon_severity(epsilon, measured)
         for inner in (*survey.upstream(other, _sums_squares), node, *guarded):
-            yield Hazard(inner, "epsilon", reason, other, survey.range(other))
+            yield Hazard(inner, "epsilon", reason, other, measured, severity)
+
+
+def _epsilon_severity(epsilon: float, measured: Range | None) -> Severity:
+    """Error if 0 was guarded on the samples and no longer is; a note if all values are normal numbers."""
+    if measured is None:
+        return "warning"
+    if measured.low < FP16_FLUSH and epsilon <= FP16_FLUSH:
+        return "error"
+    return "warning" if measured.low < FP16_MIN_NORMAL else "note"
 
 
 def _epsilon(survey: Survey, node: NodeProto) -> tuple[float, str] | None:

@@ -8,6 +8,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.edits import attribute, label
 from rewriter.facts import FLOATS
+from rewriter.kinds import Severity
 from rewriter.schemas import FP32_INPUTS
 from rewriter.survey import CHEAP, MATRIX_OPS, VIEWS, Hazard, Survey, Through
 
@@ -101,11 +102,12 @@ def coordinates(survey: Survey) -> Iterator[Hazard]:
     for node in survey.nodes:
         kept = [inputs[node.op_type]] if node.op_type in inputs else FP32_INPUTS.get(node.op_type, ())
         reason = f"coordinates of {label(node)}"
+        severity: Severity = "warning" if node.op_type in inputs else "note"
         if node.op_type in inputs:
-            yield Hazard(node, "coordinates", reason)
+            yield Hazard(node, "coordinates", reason, severity=severity)
         for tensor in (node.input[index] for index in kept if index < len(node.input)):
             for source in survey.upstream(tensor, lambda n: n.op_type in CHEAP - {"Softmax"}, seen):
-                yield Hazard(source, "coordinates", reason)
+                yield Hazard(source, "coordinates", reason, severity=severity)
 
 
 def order(survey: Survey) -> Iterator[Hazard]:
@@ -115,9 +117,10 @@ def order(survey: Survey) -> Iterator[Hazard]:
         if node.op_type not in {"TopK", "ArgMax", "ArgMin"}:
             continue
         reason = f"order of {label(node)}"
-        yield Hazard(node, "order", reason)
+        severity: Severity = "warning" if node.op_type == "TopK" else "note"
+        yield Hazard(node, "order", reason, severity=severity)
         for source in survey.upstream(node.input[0], _outside_stream(survey), seen):
-            yield Hazard(source, "order", reason)
+            yield Hazard(source, "order", reason, severity=severity)
 
 
 def _outside_stream(survey: Survey) -> Through:
@@ -128,3 +131,37 @@ def _outside_stream(survey: Survey) -> Through:
         return node.op_type in CHEAP and not any(r.op_type in MATRIX_OPS for r in readers)
 
     return accepts
+
+
+def comparisons(survey: Survey) -> Iterator[Hazard]:
+    """Comparisons between floats that a network computed: rounding decides where they are nearly equal.
+
+    What is made of integers and constants compares as exactly as before, as far as it is exact.
+    """
+    computed = _behind_matrix_ops(survey)
+    for node in survey.graph.nodes:
+        if node.op_type not in {"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"}:
+            continue
+        tensor = next((t for t in node.input if survey.source(t) in computed), None)
+        if tensor is not None:
+            yield Hazard(node, "comparison", f"rounding may turn {node.op_type} over", tensor)
+
+
+def _behind_matrix_ops(survey: Survey) -> set[str]:
+    """The float tensors that a matrix operator takes part in computing."""
+    found: set[str] = set()
+    for node in survey.nodes:
+        if node.op_type in MATRIX_OPS or any(survey.source(t) in found for t in node.input if t):
+            found.update(t for t in node.output if survey.is_float(t))
+    return found
+
+
+def made_of_integers(survey: Survey) -> set[str]:
+    """The float tensors that integers and constants make with arithmetic that keeps integers."""
+    keeps = VIEWS | frozenset("Add Sub Mul Neg Abs Min Max Clip Floor Cast Range Where Trilu".split())
+    found: set[str] = set()
+    for node in survey.nodes:
+        floats = [survey.source(t) for t in node.input if survey.is_float(t)]
+        if node.op_type in keeps and all(t in found or survey.is_constant(t) for t in floats):
+            found.update(node.output)
+    return found

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto, TensorProto
 
+from rewriter.base import Target
 from rewriter.edits import GraphEditor
+from rewriter.kinds import Severity
 from rewriter.plan import InputsOutputs, Range
 from rewriter.schemas import Port, Ports, ports
 from rewriter.stored import EXCHANGEABLE
@@ -48,6 +50,7 @@ class Settings:
         keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32.
         keep_ops: Operator types that stay in FP32.
         headroom: Largest tolerated growth over the measured range.
+        target: The TensorRT that the model is for.
     """
 
     low: int
@@ -55,6 +58,7 @@ class Settings:
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
     headroom: float = HEADROOM
+    target: Target = field(default_factory=Target)
 
     @property
     def largest(self) -> float:
@@ -191,10 +195,20 @@ class Survey:
 
 @dataclass(frozen=True)
 class Hazard:
-    """A node that must stay in FP32, with the evidence."""
+    """A node at which the lower precision goes wrong, with the evidence.
+
+    Attributes:
+        rule: Its kind, a key of `kinds.KINDS` where `scan` reports it.
+        reason: One sentence; hazards of one rule and one reason are one finding.
+        severity, repair: None: those of the kind.
+        link: Where it is known from, if that is a single page.
+    """
 
     node: NodeProto
     rule: str
     reason: str
     tensor: str | None = None
     range: Range | None = None
+    severity: Severity | None = None
+    repair: str | None = None
+    link: str = ""

@@ -76,6 +76,29 @@ def test_islands_grow_together(keep: tuple[str, ...], expected: dict[str, str]) 
     assert kept(planned(graphs.graph(CHAIN), Wish(keep_nodes=keep))) == expected
 
 
+@pytest.mark.parametrize(
+    ("node", "high", "expected"),
+    [
+        pytest.param("ReduceLogSumExp(a)", 20.0, {"y": "internal-overflow"}, id="exp(20) inside"),
+        pytest.param("ReduceLogSumExp(a)", 2.0, {}, id="exp(2) inside"),
+        pytest.param("LpNormalization(a)", 300.0, {"y": "internal-overflow"}, id="300 squared inside"),
+        pytest.param("LpNormalization(a)", 3.0, {}, id="3 squared inside"),
+        pytest.param("Softplus(a)", 20.0, {}, id="what was measured to be right stays"),
+    ],
+)
+def test_what_overflows_inside_is_kept_though_emulation_does_not_see_it(
+    node: str, high: float, expected: dict[str, str]
+) -> None:
+    source = graphs.graph(f"g (float[8,8] x) => (float[k,l] y) {{ a = MatMul(x, x)\n y = {node} }}")
+    assert kept(planned(source, ranges={(0, "a"): Range(-1.0, high, 1.0, True)})) == expected
+
+
+def test_a_softmax_over_more_than_fp16_can_count_is_kept() -> None:
+    text = "g (float[1,KEYS] x) => (float[1,KEYS] y) { y = Softmax<axis = -1>(x) }"
+    assert kept(planned(graphs.graph(text.replace("KEYS", "65536")))) == {"y": "internal-overflow"}
+    assert kept(planned(graphs.graph(text.replace("KEYS", "65500")))) == {}
+
+
 ENDS = """
     g (float[2] x) => (float[2] y) {
         a = Neg(x)

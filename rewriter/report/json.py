@@ -56,7 +56,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "seconds": result.seconds,
         "next_command": next_command(result),
     }
-    return {name: _plain(value) for name, value in fields.items()}
+    return {name: plain(value) for name, value in fields.items()}
 
 
 def write(result: FixResult, path: Path) -> None:
@@ -65,10 +65,18 @@ def write(result: FixResult, path: Path) -> None:
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.
     """
-    text = json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False)
+    write_text(json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Write a report to `path`, which is replaced only when all is written.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
     try:
         with replacing(path) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(
             f"cannot write the report: {error.strerror or error}",
@@ -113,12 +121,12 @@ def _check(check: Check) -> dict[str, Any]:
     return {**asdict(check), "outputs": outputs}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value with numbers of NumPy as Python's, and those that JSON lacks as strings."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if hasattr(value, "item"):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -86,7 +86,8 @@ def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
     yield Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in result.seconds.items()))
 
 
-def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+def new_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
+    """A table in the style of all reports; the columns named in `right` hold numbers."""
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1)
     )
@@ -97,7 +98,9 @@ def _table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
 
 
 def _passes(passes: Sequence[PassResult], limit: int | None) -> Iterator[RenderableType]:
-    table = _table("Passes", "pass", "changed", "declined", "s", "what", right=("changed", "declined", "s"))
+    table = new_table(
+        "Passes", "pass", "changed", "declined", "s", "what", right=("changed", "declined", "s")
+    )
     table.columns[0].no_wrap = True
     for step in passes:
         if step.changes or step.refusals or limit is None:
@@ -120,7 +123,7 @@ def _changes(step: PassResult, limit: int | None) -> list[str]:
 
 
 def _refusals(passes: Sequence[PassResult], limit: int | None) -> Iterator[RenderableType]:
-    table = _table("Declined", "pass", "nodes", "reason", right=("nodes",))
+    table = new_table("Declined", "pass", "nodes", "reason", right=("nodes",))
     table.columns[0].no_wrap = True
     for step in passes:
         groups = grouped(step.refusals, lambda refusal: refusal.reason)
@@ -139,7 +142,7 @@ def _decisions(plan: Plan, limit: int | None) -> Iterator[RenderableType]:
     if not plan.decisions:
         yield Text(f"No node needs FP32: all {plan.float_nodes} float nodes are {low}.")
     else:
-        table = _table(
+        table = new_table(
             f"In FP32, the rest in {low}", "rule", "nodes", "reason [measured range]", right=("nodes",)
         )
         rules: dict[str, list[Decision]] = defaultdict(list)
@@ -176,7 +179,7 @@ def _decision(decision: Decision) -> str:
 
 
 def _checks(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableType]:
-    table = _table("Verification", "check", "result", "s", "summary", right=("s",))
+    table = new_table("Verification", "check", "result", "s", "summary", right=("s",))
     for check in checks:
         word, style = _WORDS[check.passed]
         lines = [check.summary, *_cut(list(check.details), limit)]
@@ -191,7 +194,7 @@ def _checks(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableTy
 
 def _outputs(rows: Sequence[tuple[Check, OutputComparison]], limit: int | None) -> Table:
     numbers = ("rel. L2", "allowed", "max abs", "cosine")
-    table = _table("Outputs against the original in FP32", "check", "output", *numbers, "", right=numbers)
+    table = new_table("Outputs against the original in FP32", "check", "output", *numbers, "", right=numbers)
     worst_first = sorted(rows, key=lambda row: (row[1].passed, row[0].name))
     for check, output in worst_first[: limit and 2 * limit]:
         table.add_row(

@@ -1,0 +1,87 @@
+"""Hazard rules about attention: masks that become NaN, and linear attention without normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.edits import label
+from rewriter.kinds import Severity
+from rewriter.masks import LARGEST_BIAS, Follower, Use, huge_uses
+from rewriter.survey import CHEAP, Hazard, Survey
+
+
+def masks(survey: Survey) -> Iterator[Hazard]:
+    """Mask constants that the lower type makes infinite, whatever the samples' masks are.
+
+    Times an open entry's 0 they are NaN. Added or selected they are harmless, until a row is masked
+    whole: Softmax makes NaN of it (measured on TensorRT-RTX 1.6.1), or -inf meets a second mask's inf.
+    """
+    for use, relies in mask_uses(survey):
+        value = f"{float(use.value.reshape(-1)[np.argmax(np.abs(use.value.astype(np.float64)))]):.4g}"
+        tensor, place = use.node.input[use.index], label(use.node)
+        if use.node.op_type == "Mul":
+            reason = f"{value} in {place} becomes infinite, and 0 times infinity is NaN"
+            yield Hazard(use.node, "mask", reason, tensor, severity="error")
+        else:
+            guarded = _guarded(survey, use.node)
+            end = "which is replaced behind the Softmax" if guarded else "and a row masked whole is NaN"
+            severity: Severity = "warning" if relies and not guarded else "note"
+            reason = f"{value} in {place} becomes infinite, {end}"
+            yield Hazard(use.node, "mask", reason, tensor, severity=severity)
+
+
+def mask_uses(survey: Survey) -> Iterator[tuple[Use, bool]]:
+    """Constants that the lower type makes infinite and that reach Softmax alone.
+
+    With each whether what becomes of it depends on no row being masked whole.
+    """
+    follower = Follower(survey.graph, LARGEST_BIAS)
+    for use in huge_uses(survey.graph):
+        if np.max(np.abs(use.value.astype(np.float64))) > survey.settings.largest:
+            outcome = follower.follow(use.node, use.index, use.value)
+            if not outcome.obstacle:
+                yield use, outcome.relies
+
+
+def _guarded(survey: Survey, node: NodeProto) -> bool:
+    """Whether an IsNaN looks at what Softmax makes of the mask, as exporters write it."""
+    reached = survey.downstream(node.output[0], lambda n: n.op_type in CHEAP)
+    softmaxes = [n for _, n in reached if n.op_type == "Softmax"]
+    readers = [r for s in softmaxes for r in survey.graph.consumers(s.output[0])]
+    return any(r.op_type == "IsNaN" for r in readers)
+
+
+def linear_attention(survey: Survey) -> Iterator[Hazard]:
+    """Two products of activations in a row without a Softmax between: K^T V grows with the tokens.
+
+    Reported for EfficientViT, EfficientViT-SAM and Sana:
+    https://github.com/NVIDIA/TensorRT/issues/3893
+    """
+    through = CHEAP - {"Softmax", "LogSoftmax"}
+    for node in survey.nodes:
+        if not _of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input[:2]):
+            continue
+        readers = survey.downstream(node.output[0], lambda n: n.op_type in through)
+        second = next((n for _, n in readers if n is not node and _of_activations(survey, n)), None)
+        if second is not None and not any(_is_softmax(survey, t) for t in second.input[:2]):
+            reason = f"{label(node)} sums over the tokens, and {label(second)} reads it without a Softmax"
+            output = node.output[0]
+            yield Hazard(node, "linear-attention", reason, output, survey.range(output))
+
+
+def _of_activations(survey: Survey, node: NodeProto) -> bool:
+    """A product of two computed tensors that sums more than one term."""
+    if node.op_type != "MatMul" or any(survey.is_constant(t) for t in node.input[:2]):
+        return False
+    shape = survey.graph.shape(node.input[0])
+    computed = all(survey.producer(t) is not None for t in node.input[:2])
+    return computed and (shape is None or shape[-1:] != (1,))
+
+
+def _is_softmax(survey: Survey, tensor: str) -> bool:
+    """Whether a Softmax stands before a tensor, with cheap operators between."""
+    seen = survey.upstream(tensor, lambda n: n.op_type in CHEAP)
+    return any(n.op_type == "Softmax" for n in seen)

@@ -1,0 +1,148 @@
+"""The kinds of hazard: what each is, how bad by default, and the rung of the ladder that repairs it.
+
+Rungs, cheapest first: nothing; an operator that computes in FP32 inside; equal algebra; exact rescaling
+by powers of two; FP32 accumulation or a BF16 island; an FP32 island. `data` and `build` stand for what no
+rewriting of the graph repairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["note", "warning", "error"]
+SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
+"""Note: worth knowing. Warning: wrong or inaccurate on other data, or by a little. Error: wrong on this."""
+
+Rung = Literal[
+    "nothing", "fp32-inside", "equal-algebra", "rescale", "accumulate-fp32", "fp32-island", "data", "build"
+]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of hazard, as reports explain it.
+
+    Attributes:
+        title: What it is, without an article.
+        severity: Where the rule itself does not say.
+        rung: What repairs it at the least cost.
+        repair: The same for the user, in one sentence.
+        measured: Whether its evidence is a measured range, which random data may get wrong.
+    """
+
+    title: str
+    severity: Severity
+    rung: Rung
+    repair: str
+    measured: bool = False
+
+
+_ISLAND = "keep these nodes in FP32: `rewriter fix` does"
+
+KINDS: dict[str, Kind] = {
+    "overflow": Kind(
+        "tensor outside the lower type's range",
+        "error",
+        "fp32-island",
+        f"{_ISLAND}, or rescales exactly",
+        True,
+    ),
+    "unfused-norm": Kind(
+        "decomposed normalisation",
+        "note",
+        "fp32-inside",
+        "make it one operator (passes fuse-layer-norm, fuse-rms-norm), or keep it whole in FP32",
+    ),
+    "internal-overflow": Kind(
+        "overflow inside one operator",
+        "warning",
+        "fp32-island",
+        "keep the operator in FP32: `rewriter fix` does where it was measured to be wrong in FP16",
+        True,
+    ),
+    "no-headroom": Kind(
+        "power that is in range on these samples alone",
+        "note",
+        "fp32-island",
+        "give more samples; keep it in FP32 (--keep-fp32) if inputs may grow",
+        True,
+    ),
+    "partial-sums": Kind(
+        "partial sums of a product outside the accumulator's range",
+        "warning",
+        "accumulate-fp32",
+        "accumulate in FP32: a Cast to FP32 before the operator and back behind it (--keep-fp32)",
+        True,
+    ),
+    "accumulator-error": Kind(
+        "rounding error of a long FP16 accumulation",
+        "note",
+        "accumulate-fp32",
+        "accumulate in FP32 where the output's error matters (--keep-fp32)",
+    ),
+    "accumulation": Kind("rounding that adds up from step to step", "note", "fp32-island", _ISLAND),
+    "underflow": Kind(
+        "tensor below the lower type's normal range", "warning", "rescale", f"rescale it, or {_ISLAND}", True
+    ),
+    "flushed-constant": Kind(
+        "constant that becomes zero or loses bits",
+        "warning",
+        "equal-algebra",
+        "rescale it, or keep its node in FP32",
+    ),
+    "weights": Kind(
+        "constant outside the lower type's range",
+        "error",
+        "rescale",
+        "rescale it by a power of two, or keep its node in FP32: `rewriter fix` does on overflow",
+    ),
+    "epsilon": Kind("epsilon that FP16 loses", "warning", "fp32-island", _ISLAND),
+    "mask": Kind(
+        "mask constant that becomes infinite",
+        "warning",
+        "equal-algebra",
+        "bring the constant into range (pass clamp-constants)",
+    ),
+    "positions": Kind("integers carried as floats", "warning", "fp32-island", _ISLAND),
+    "phase": Kind("large angle of Sin or Cos", "warning", "fp32-island", _ISLAND, True),
+    "integers": Kind("floats that become integers", "note", "fp32-island", _ISLAND),
+    "coordinates": Kind("sampling coordinates", "warning", "fp32-island", f"{_ISLAND}, at no cost"),
+    "order": Kind("order of nearly equal values", "warning", "fp32-island", f"{_ISLAND}; compare as sets"),
+    "comparison": Kind(
+        "comparison of computed floats", "note", "fp32-island", "keep what is compared in FP32 (--keep-fp32)"
+    ),
+    "cancellation": Kind(
+        "difference of nearly equal numbers",
+        "warning",
+        "fp32-island",
+        "keep both operands in FP32 from where they are computed (--keep-fp32), or subtract earlier",
+        True,
+    ),
+    "linear-attention": Kind(
+        "linear attention without normalisation",
+        "warning",
+        "rescale",
+        "divide keys by the number of tokens before the product, or keep it in FP32 (--keep-fp32)",
+    ),
+    "quantized": Kind("scale of Q/DQ below FP16's normal range", "note", "fp32-island", _ISLAND),
+    "known-defect": Kind("known defect of TensorRT", "note", "build", "see the link"),
+    "unmeasured": Kind("tensor without a measured range", "warning", "data", "give samples that reach it"),
+    "no-schema": Kind("operator without an ONNX schema", "note", "fp32-island", _ISLAND),
+    "outside-statistics": Kind(
+        "data far from what the model was trained on", "warning", "data", "check the preprocessing", True
+    ),
+    "random-data": Kind(
+        "ranges of random inputs",
+        "note",
+        "data",
+        "measure on real data (--inputs): random inputs give false alarms and miss real overflows",
+    ),
+    "fp16-reference": Kind(
+        "FP16 model as the reference",
+        "note",
+        "data",
+        "compare engines with the FP32 original: ONNX Runtime's CPU kernels compute FP16 graphs in FP32",
+    ),
+}
+"""By the name that a hazard's `rule` gives."""

@@ -1,0 +1,139 @@
+"""Known defects of TensorRT releases, from the table `quirks.toml`, and where a graph meets them."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Literal
+
+from onnx import NodeProto
+
+from rewriter.base import Target
+from rewriter.edits import GraphEditor, attribute
+from rewriter.kinds import Severity
+from rewriter.survey import Hazard, Survey
+
+PATCH = 8
+"""Smallest kernel that `kernel-is-stride` means: patches of vision transformers have 8 to 32."""
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Quirk:
+    """One row of the table; its head says what the fields mean."""
+
+    id: str
+    title: str
+    chain: tuple[str, ...]
+    first: str
+    last: str
+    severity: Severity
+    workaround: str
+    link: str
+    where: Literal["any", "kernel-is-stride", "shared-axis"] = "any"
+    min_opset: int = 1
+    gpu: str = ""
+
+    @property
+    def releases(self) -> str:
+        """`TensorRT 10.12 to 10.13 on L4`."""
+        if not (self.first or self.last):
+            span = "all releases known"
+        elif self.first == self.last:
+            span = self.first
+        else:
+            span = f"{self.first} to {self.last}" if self.last else f"from {self.first} on"
+        return f"TensorRT {span}" + (f" on {self.gpu}" if self.gpu else "")
+
+    def concerns(self, target: Target) -> bool | None:
+        """Whether the target has the defect; None if its version is not known.
+
+        TensorRT-RTX has releases of its own, of which the table says nothing.
+        """
+        if target.library != "tensorrt":
+            return False
+        if not (self.first or self.last):
+            return True
+        if not target.version:
+            return None
+        first, last = _version(self.first), _version(self.last)
+        after = target.version >= first or target.version == first[: len(target.version)]
+        return after and (not last or target.version[: len(last)] <= last)
+
+
+@functools.cache
+def table() -> tuple[Quirk, ...]:
+    """The whole table, in its order."""
+    rows = tomllib.loads(files("rewriter").joinpath("quirks.toml").read_text(encoding="utf-8"))["quirk"]
+    return tuple(Quirk(**{**row, "chain": tuple(row["chain"])}) for row in rows)
+
+
+def known_defects(survey: Survey) -> Iterator[Hazard]:
+    """Every place where a defect of the target's release, or of one it may be, is met."""
+    opset = survey.opsets.get("", 1)
+    for quirk in table():
+        concerned = quirk.concerns(survey.settings.target)
+        if concerned is False or opset < quirk.min_opset:
+            continue
+        reason = f"{quirk.title} ({quirk.releases})"
+        severity = quirk.severity if concerned else "note"
+        for node in places(survey.graph, quirk):
+            yield Hazard(
+                node,
+                "known-defect",
+                reason,
+                severity=severity,
+                repair=quirk.workaround,
+                link=quirk.link,
+            )
+
+
+def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
+    """The last node of each chain of the quirk in the graph, each once."""
+    ends: dict[int, NodeProto] = {}
+    for node in graph.nodes:
+        if node.op_type in _operators(quirk.chain[0]) and _is_meant(node, quirk):
+            end = _end(graph, node, quirk.chain[1:])
+            if end is not None:
+                ends[id(end)] = end
+    return list(ends.values()) if quirk.where != "shared-axis" else _sharing(graph, list(ends.values()))
+
+
+def _end(graph: GraphEditor, node: NodeProto, rest: Sequence[str]) -> NodeProto | None:
+    """The last node of the chain `rest` behind `node`."""
+    if not rest:
+        return node
+    for reader in graph.consumers(node.output[0]):
+        found = _end(graph, reader, rest[1:]) if reader.op_type in _operators(rest[0]) else None
+        if found is not None:
+            return found
+    return _end(graph, node, rest[1:]) if rest[0].endswith("?") else None
+
+
+def _operators(step: str) -> list[str]:
+    return step.removesuffix("?").split("|")
+
+
+def _is_meant(node: NodeProto, quirk: Quirk) -> bool:
+    if quirk.where != "kernel-is-stride":
+        return True
+    kernel = attribute(node, "kernel_shape", [])
+    return bool(kernel) and min(kernel) >= PATCH and list(kernel) == list(attribute(node, "strides", []))
+
+
+def _sharing(graph: GraphEditor, nodes: list[NodeProto]) -> list[NodeProto]:
+    """The nodes that share axis and direction with another one."""
+    groups: dict[tuple[float | None, int, int], list[NodeProto]] = defaultdict(list)
+    for node in nodes:
+        flags = attribute(node, "reverse", 0), attribute(node, "exclusive", 0)
+        groups[(graph.scalar(node.input[1]), *flags)].append(node)
+    return [node for group in groups.values() if len(group) > 1 for node in group]
+
+
+def _version(text: str) -> Version:
+    return tuple(int(part) for part in text.split(".") if part)

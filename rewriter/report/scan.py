@@ -1,0 +1,124 @@
+"""The result of `scan` as a table for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from rewriter.findings import Finding, ScanResult
+from rewriter.kinds import KINDS, SEVERITIES, Severity
+from rewriter.report.json import installed_versions, plain, write_text
+from rewriter.report.terminal import MORE, SHOWN, new_table
+from rewriter.report.text import grouped, listed, shorten
+
+SCHEMA_VERSION = 1
+"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+
+_STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": ""}
+
+
+def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
+    """Print the findings, worst first: -1 the last line alone, 0 the highlights, 1 everything."""
+    if verbosity >= 0:
+        for part in _sections(result, None if verbosity > 0 else SHOWN):
+            out.print(part)
+    out.print(verdict_line(result), soft_wrap=True)  # one line, for grep
+
+
+def verdict_line(result: ScanResult) -> Text:
+    """One line: how many findings there are of each severity."""
+    worst: Severity = "error" if result.count("error") else "warning" if result.count("warning") else "note"
+    counts = ", ".join(_counted(result.count(s), s) for s in reversed(SEVERITIES))
+    name = str(result.path) if result.path else "the model"
+    return Text(
+        f"{name} in {result.precision.upper()}: {counts} ({result.float_nodes} float nodes)",
+        style=_STYLES[worst],
+    )
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" + ("" if count == 1 else "s")
+
+
+def _sections(result: ScanResult, limit: int | None) -> Iterator[RenderableType]:
+    for severity in reversed(SEVERITIES):
+        found = [f for f in result.findings if f.severity == severity]
+        if found:
+            yield _findings(severity, found, limit)
+            yield ""
+    yield Text(f"Data: {result.data.text}", style="" if result.data.real else "yellow")
+    for warning in result.warnings:
+        yield Text(f"Warning: {warning}", style="yellow")
+    yield Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in result.seconds.items()))
+
+
+def _findings(severity: Severity, findings: Sequence[Finding], limit: int | None) -> RenderableType:
+    """One row for each kind and repair, with its reasons and nodes."""
+    rows = new_table(
+        f"{severity.capitalize()}s", "kind", "found", "what, where, and what to do", right=("found",)
+    )
+    rows.columns[0].no_wrap = True
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.kind, finding.repair), []).append(finding)
+    for (kind, repair), members in groups.items():
+        text = Text("\n".join(_lines(members, limit)))
+        text.append(f"\n-> {repair}" + _link(members), style="green")
+        rows.add_row(Text(kind, style=_STYLES[severity]), str(len(members)), text)
+    return rows
+
+
+def _lines(findings: Sequence[Finding], limit: int | None) -> list[str]:
+    lines = []
+    for text, members in (
+        grouped(findings, lambda f: f.reason) if limit else [(f.reason, [f]) for f in findings]
+    ):
+        names = [name for f in members for name in (f.nodes if limit is None else f.nodes[:1])]
+        where = f": {listed(names, limit and 2)}" if names else ""
+        lines.append(f"{text}{_evidence(members)}{where}")
+    if limit is None or len(lines) <= limit:
+        return lines if limit is None else [*map(shorten, lines)]
+    return [*map(shorten, lines[:limit]), f"... and {len(lines) - limit} more: {MORE}"]
+
+
+def _evidence(findings: Sequence[Finding]) -> str:
+    """The widest range of the findings, after the sentence that it supports."""
+    ranges = [f.range for f in findings if f.range is not None and str(f.range) not in f.reason]
+    return f", range {max(ranges, key=lambda r: r.absmax)}" if ranges else ""
+
+
+def _link(findings: Sequence[Finding]) -> str:
+    return f" ({findings[0].link})" if findings[0].link else ""
+
+
+def as_dict(result: ScanResult) -> dict[str, Any]:
+    """The result as objects that `json.dumps` takes, in a fixed order."""
+    fields = {
+        "schema_version": SCHEMA_VERSION,
+        "versions": installed_versions(),
+        "input": str(result.path) if result.path else None,
+        "precision": result.precision,
+        "target": str(result.target),
+        "data": {"text": result.data.text, "samples": result.data.samples, "real": result.data.real},
+        "float_nodes": result.float_nodes,
+        "counts": {severity: result.count(severity) for severity in reversed(SEVERITIES)},
+        "findings": [{**asdict(f), "rung": KINDS[f.kind].rung} for f in result.findings],
+        "warnings": result.warnings,
+        "seconds": result.seconds,
+    }
+    return {name: plain(value) for name, value in fields.items()}
+
+
+def write_json(result: ScanResult, path: Path) -> None:
+    """Write the result to `path`, which is replaced only when all is written.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    write_text(json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)

@@ -1,0 +1,208 @@
+"""`scan` from the file to the findings: on the case models, as a library, and on the command line."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import graph, model
+
+import rewriter
+from rewriter import cli
+from rewriter.errors import UsageError
+from rewriter.findings import Finding, ScanResult
+from rewriter.kinds import KINDS, SEVERITIES
+from rewriter.model import save
+from rewriter.report import scan as scan_report
+from rewriter.report import terminal
+
+MODELS = Path(__file__).parent.parent / "models"
+CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())
+BEHAVED = ("resnet", "vit", "convnext", "swin", "mobilenet_v2", "group_norm", "mismatch")
+
+BERT = "bert"
+"""Its sample has padding; its mask constant is NaN in FP16 with and without."""
+
+
+@functools.cache
+def scanned(name: str) -> ScanResult:
+    return rewriter.scan(MODELS / CASES[name]["file"], inputs=MODELS / CASES[name]["inputs"])
+
+
+def kinds(result: ScanResult, severity: str) -> set[str]:
+    return {f.kind for f in result.findings if f.severity == severity}
+
+
+class TestCases:
+    @pytest.mark.parametrize("name", CASES)
+    def test_errors_stand_where_naive_fp16_fails_and_nowhere_else(self, name: str) -> None:
+        assert bool(kinds(scanned(name), "error")) == (CASES[name]["naive_fp16"] in {"garbage", "nan"})
+
+    @pytest.mark.parametrize("name", BEHAVED)
+    def test_a_model_that_behaves_gets_no_warning(self, name: str) -> None:
+        assert not scanned(name).reaches("warning")
+
+    @pytest.mark.parametrize(
+        "name", [n for n, c in CASES.items() if c.get("layer_norms") and c["opset"] < 17]
+    )
+    def test_every_decomposed_norm_is_found(self, name: str) -> None:
+        case = CASES[name]
+        norms = [f for f in scanned(name).findings if f.kind == "unfused-norm"]
+        others = case.get("rms_norms", 0) + case.get("channel_layer_norms", 0) + case.get("l2_norms", 0)
+        assert len(norms) == case["layer_norms"] + others
+
+    def test_coordinates_and_order_of_a_detector_are_warnings(self) -> None:
+        assert kinds(scanned("rtdetr"), "warning") == {"coordinates", "order"}
+
+    def test_a_mask_is_found_without_padding_in_the_data(self) -> None:
+        with np.load(MODELS / CASES[BERT]["inputs"]) as archive:
+            feeds = {k: np.ones_like(v) if "mask" in k else v for k, v in archive.items()}
+        result = rewriter.scan(MODELS / CASES[BERT]["file"], inputs=feeds)
+        assert kinds(result, "error") == {"mask"}
+
+    def test_a_defect_is_certain_with_the_release_that_has_it(self) -> None:
+        path, data = (MODELS / CASES["matmul_clip"][key] for key in ("file", "inputs"))
+        assert kinds(rewriter.scan(path, inputs=data, target="10.13"), "error") == {"known-defect"}
+        assert not rewriter.scan(path, inputs=data, target="10.15").findings
+
+    def test_two_scans_find_the_same(self) -> None:
+        again = rewriter.scan(MODELS / "if_loop.onnx", inputs=MODELS / "if_loop.npz")
+        assert again.findings == scanned("if_loop").findings
+
+
+LARGE = graph("g (float[2,4] x) => (float[2,4] y) <float k = {1e5}> { a = Mul(x, k)\n y = Neg(a) }")
+FEEDS = {"x": np.ones((2, 4), np.float32)}
+
+
+class TestResult:
+    def test_findings_come_worst_first(self) -> None:
+        order = [SEVERITIES.index(f.severity) for f in scanned("mixed_casts").findings]
+        assert order == sorted(order, reverse=True) and len(set(order)) > 1
+
+    def test_a_finding_names_nodes_evidence_and_repair(self) -> None:
+        (finding,) = (f for f in rewriter.scan(LARGE.proto, inputs=FEEDS).findings if f.kind == "overflow")
+        assert (finding.severity, finding.tensor, finding.ops) == ("error", "a", ("Mul", "Neg"))
+        assert finding.range is not None and finding.range.high == 1e5
+        assert "FP32" in finding.repair
+
+    def test_bf16_holds_what_fp16_does_not(self) -> None:
+        assert not rewriter.scan(LARGE.proto, inputs=FEEDS, precision="bf16").findings
+
+    def test_random_data_is_named_and_supports_no_error(self) -> None:
+        result = rewriter.scan(LARGE.proto)
+        assert "random-data" in kinds(result, "note")
+        assert "overflow" in kinds(result, "warning")
+        assert kinds(result, "error") == {"weights"}  # a constant is what it is on any data
+
+    def test_a_local_function_is_looked_into(self) -> None:
+        source = model("""
+            <ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+            g (float[2,4] x) => (float[2,4] y) { y = own.grow(x) }
+            <opset_import: ["" : 17], domain: "own">
+            grow (v) => (w) { s = Mul(v, v)\n w = Mul(s, s) }""")
+        feeds = {"x": np.full((2, 4), 100.0, np.float32)}
+        assert "overflow" in kinds(rewriter.scan(source.proto, inputs=feeds), "error")
+
+    def test_the_model_is_left_as_it_is(self) -> None:
+        before = LARGE.proto.SerializeToString(deterministic=True)
+        rewriter.scan(LARGE.proto, inputs=FEEDS)
+        assert LARGE.proto.SerializeToString(deterministic=True) == before
+
+    def test_a_precision_that_there_is_not(self) -> None:
+        with pytest.raises(UsageError, match="choose from fp16, bf16"):
+            rewriter.scan(LARGE.proto, precision="int8")  # type: ignore[arg-type]
+
+    def test_every_kind_says_what_to_do(self) -> None:
+        assert all(kind.title and kind.repair for kind in KINDS.values())
+
+
+def printed(result: ScanResult, verbosity: int = 0) -> str:
+    stream = io.StringIO()
+    out = terminal.console(stream)
+    out.width = 80
+    scan_report.print_result(result, out, verbosity=verbosity)
+    return stream.getvalue()
+
+
+class TestReports:
+    def test_the_table_goes_by_severity_and_fits_into_80_columns(self) -> None:
+        text = printed(scanned("mixed_casts"))
+        assert text.index("Errors") < text.index("Notes")
+        assert max(map(len, text.splitlines()[:-1])) <= 80
+        assert "https://github.com/NVIDIA/TensorRT/issues/4773" in text.replace("\n", "").replace(" ", "")
+
+    def test_the_last_line_counts(self) -> None:
+        line = printed(scanned("bert")).splitlines()[-1]
+        assert "bert.onnx in FP16: 1 error, 0 warnings, 6 notes" in line
+        assert printed(scanned("bert"), -1) == line + "\n"
+
+    def test_many_findings_are_cut_unless_asked_for(self) -> None:
+        many = [
+            Finding("weights", "error", f"{i} things in w{i} of this", "x", (f"n{i}",), ("Add",))
+            for i in range(9)
+        ]
+        result = replace(scanned("resnet"), findings=tuple(many))
+        assert "... and 4 more: -v shows all" in printed(result)
+        assert "w8" in printed(result, 1) and "w8" not in printed(result)
+
+    def test_json_holds_everything(self, tmp_path: Path) -> None:
+        path = tmp_path / "scan.json"
+        scan_report.write_json(scanned("t5_encoder"), path)
+        written = json.loads(path.read_text())
+        assert written["counts"] == {"error": 5, "warning": 1, "note": scanned("t5_encoder").count("note")}
+        assert {f["rung"] for f in written["findings"]} >= {"fp32-inside", "equal-algebra"}
+        assert written["findings"][0]["range"]["high"] > 1000
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """`python -m rewriter scan` from the checkout's root."""
+    root = Path(cli.__file__).resolve().parent.parent
+    words = [sys.executable, "-m", "rewriter", "scan", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=root, timeout=120)
+
+
+class TestCommand:
+    @pytest.mark.parametrize(
+        ("arguments", "code"),
+        [
+            pytest.param((), 0, id="errors alone do not fail"),
+            pytest.param(("--fail-on", "error"), 1, id="unless they shall"),
+            pytest.param(("--fail-on", "warning"), 1, id="nor pass as less than a warning"),
+            pytest.param(("--fail-on", "error", "--precision", "bf16"), 0, id="no error in BF16"),
+            pytest.param(("--input-shape", "x:3x3"), 2, id="a shape that does not fit"),
+            pytest.param(("--target", "teapot"), 2, id="no such target"),
+            pytest.param(("--json", "/nowhere/x.json"), 2, id="no such folder"),
+        ],
+    )
+    def test_exit_codes(self, tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+        path = save(LARGE, tmp_path / "model.onnx")
+        if "--input-shape" not in arguments:
+            np.savez(tmp_path / "data.npz", **FEEDS)  # type: ignore[arg-type]
+            arguments = (*arguments, "--inputs", str(tmp_path / "data.npz"))
+        done = command(path, *arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert done.stderr.startswith("error: ") == (code == 2)
+
+    def test_files_are_written_and_the_model_is_not(self, tmp_path: Path) -> None:
+        path = save(LARGE, tmp_path / "model.onnx")
+        before = path.read_bytes()
+        done = command(path, "--json", tmp_path / "a.json", "--sarif", tmp_path / "b.sarif", "-q")
+        assert done.returncode == 0 and done.stdout.count("\n") == 1
+        assert json.loads((tmp_path / "a.json").read_text())["input"] == str(path)
+        assert json.loads((tmp_path / "b.sarif").read_text())["version"] == "2.1.0"
+        assert path.read_bytes() == before
+
+    def test_a_report_never_takes_the_model_s_place(self, tmp_path: Path) -> None:
+        path = save(LARGE, tmp_path / "model.onnx")
+        before = path.read_bytes()
+        assert command(path, "--sarif", path).returncode == 2
+        assert path.read_bytes() == before
