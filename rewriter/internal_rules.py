@@ -20,7 +20,7 @@ _ELSEWHERE = "TensorRT-RTX 1.6.1 was measured to do this in FP32; other releases
 def hidden_sums(survey: Survey) -> Iterator[Hazard]:
     """Operators that hold a sum of exponentials or squares in the lower type, though no tensor shows it.
 
-    Measured on an H200, TensorRT-RTX 1.6.1, FP16, and repaired by FP32 round the operator alone:
+    Measured on an H200, TensorRT-RTX 1.6.1, FP16; FP32 round the operator alone repaired the first two:
     ReduceLogSumExp of 256 times 5.4 is right, of 5.6 infinite (256 exp(5.6) > 65504), of -20 -infinite;
     LpNormalization of 64 times 31 is right, of 33 zero (64 * 33^2 > 65504), of 1e-4 wrong; ReduceLogSum
     of 256 times 3000 is infinite. Emulation, which rounds tensors, does not see it.
