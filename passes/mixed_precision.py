@@ -49,7 +49,7 @@ class MixedPrecision(ModelPass):
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         plan = context.plan or Plan("fp16")
         known = facts.infer(model)
-        result = retype(model, known, _request(model, plan, self.name))
+        result = retype(model, known, request(model, plan, self.name))
         if result.same_as(model):
             yield Refusal("model", f"every tensor has its planned type ({plan.precision}) already")
             return
@@ -57,7 +57,8 @@ class MixedPrecision(ModelPass):
         yield Change("model", _summary(plan))
 
 
-def _request(model: Model, plan: Plan, tag: str) -> Request:
+def request(model: Model, plan: Plan, tag: str) -> Request:
+    """The types that `plan` gives to `model`; new nodes are tagged with `tag`."""
     low = LOW_TYPES[plan.precision]
 
     def node_type(scope: int, node: NodeProto) -> int:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import onnx
 
 from rewriter.base import Target
+from rewriter.emulate import Accumulation
 from rewriter.errors import UsageError
 from rewriter.job import Job, Options, Progress
+from rewriter.metrics import METRICS
 from rewriter.pipeline import preset_named, select
-from rewriter.plan import InputsOutputs, Precision
+from rewriter.plan import InputsOutputs, Plan, Precision
+from rewriter.plan_file import read
 from rewriter.planner import Wish
 from rewriter.result import FixResult
+from rewriter.search import Goal
 
 DEFAULT_OPSETS: dict[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
 """17 has LayerNormalization, which every TensorRT since 8.6 maps; BF16 Conv exists from 22 on."""
@@ -33,11 +39,16 @@ def fix(
     opset: int | None = None,
     keep_fp32: Sequence[str] = (),
     keep_fp32_op: Sequence[str] = (),
+    plan: str | os.PathLike[str] | Plan | None = None,
+    save_plan: str | os.PathLike[str] | None = None,
+    tolerance: float | None = None,
+    metric: str = "relative-l2",
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str = "tensorrt",
     seed: int = 0,
     verify: bool = True,
     build: bool = True,
+    accumulation: Accumulation = "fp32",
     dry_run: bool = False,
     in_place: bool = False,
     strict: bool = False,
@@ -56,24 +67,39 @@ def fix(
         io: Types of float inputs and outputs: as they are, all FP32, or all FP16.
         opset: Operator set to convert to; None: 17, and 22 for BF16.
         keep_fp32: Patterns of node or output names that stay in FP32; `keep_fp32_op` operators.
+        plan: A `Plan`, or the file of one: applied exactly, with its precision and io; no ranges are
+            measured. It excludes `keep_fp32` and `keep_fp32_op`.
+        save_plan: Where to write the plan that was made, as JSON; also with `dry_run`.
+        tolerance: Search for the cheapest plan that reaches this, in the emulation with `accumulation`,
+            for every output: of `metric`, one of `rewriter.metrics.METRICS` in its own unit.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
         verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
             seconds.
+        accumulation: Type in which the emulation's FP16 MatMul, Gemm and Conv sum up: `fp16` is what was
+            measured on a GPU, and takes 2 to 8 times as long.
         dry_run: Do everything, write nothing.
         strict: Write nothing if verification fails.
 
     Raises:
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
+    given = _given_plan(plan, precision, io, keep_fp32, keep_fp32_op)
+    goal = _goal(tolerance, metric, given)
+    if given is not None:
+        precision, io = given.precision, given.io
     chosen_precision = precision or preset_named(preset).precision
     _require("precision", chosen_precision, get_args(Precision))
     _require("io", io, get_args(InputsOutputs))
+    _require("accumulation", accumulation, get_args(Accumulation))
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(preset, passes, skip)
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
+    if (given or save_plan or goal) and not any(step.name == "mixed-precision" for step in steps):
+        option = "--plan" if given else "--save-plan" if save_plan else "--tolerance"
+        raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     return Job(
         Options(
             source=model,
@@ -98,8 +124,49 @@ def fix(
             strict=strict,
             build_timeout=build_timeout,
             progress=progress or (lambda stage, done, total: None),
+            plan=given,
+            plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
+            accumulation=accumulation,
+            goal=goal,
+            save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
+
+
+def _given_plan(
+    plan: str | os.PathLike[str] | Plan | None,
+    precision: Precision | None,
+    io: InputsOutputs,
+    keep_fp32: Sequence[str],
+    keep_fp32_op: Sequence[str],
+) -> Plan | None:
+    """The plan that the user hands over; options that say something else are refused, not ignored."""
+    if plan is None:
+        return None
+    given = plan if isinstance(plan, Plan) else read(Path(plan))
+    others = {
+        "--keep-fp32": bool(keep_fp32),
+        "--keep-fp32-op": bool(keep_fp32_op),
+        "--precision": precision not in (None, given.precision),
+        "--io": io not in ("keep", given.io),
+    }
+    for option, contradicts in others.items():
+        if contradicts:
+            raise UsageError(
+                "the plan says that already", where=option, hint="leave it out, or edit the plan"
+            )
+    return given
+
+
+def _goal(tolerance: float | None, metric: str, given: Plan | None) -> Goal | None:
+    _require("metric", metric, list(METRICS))
+    if tolerance is None:
+        return None
+    if given is not None:
+        raise UsageError("the plan is given", where="--tolerance", hint="leave one of the two out")
+    if math.isnan(tolerance) or (tolerance < 0 and metric != "psnr"):
+        raise UsageError(f"it cannot be {tolerance}", where="--tolerance", hint="such as 1e-3")
+    return Goal(tolerance, metric)
 
 
 def _require(option: str, value: object, choices: Sequence[object]) -> None:

@@ -116,8 +116,23 @@ def fix(
     keep_fp32_op: Annotated[
         list[str] | None, _option(PRECISION, "OP", "Keep every node of this operator in FP32")
     ] = None,
+    plan: Annotated[
+        Path | None, _option(PRECISION, "PLAN.json", "Apply this plan exactly, measure nothing")
+    ] = None,
+    save_plan: Annotated[
+        Path | None, _option(PRECISION, "PLAN.json", "Write the plan that was made, to edit it")
+    ] = None,
+    tolerance: Annotated[
+        float | None, _option(PRECISION, "ERROR", "Search a plan that emulates within this: 1e-3")
+    ] = None,
+    metric: Annotated[
+        str, _option(PRECISION, "NAME", "Of --tolerance: relative-l2 (default), psnr ...")
+    ] = "relative-l2",
     no_verify: Annotated[bool, _option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
     no_build: Annotated[bool, _option(OUTCOME, FLAG, "Check without TensorRT's build", "--no-build")] = False,
+    accumulation: Annotated[
+        Literal["fp32", "fp16"], _option(OUTCOME, "TYPE", "Emulated sums of FP16: fp32 (quick) or fp16")
+    ] = "fp32",
     strict: Annotated[bool, _option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict")] = False,
     build_timeout: Annotated[float, _option(OUTCOME, "SECONDS", "For TensorRT's build [600]")] = 600.0,
     report: Annotated[Path | None, _option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
@@ -132,7 +147,11 @@ def fix(
         from rewriter import api
         from rewriter.report.progress import progress
 
-        _check_paths(model, output, report, in_place=in_place, dry_run=dry_run)
+        if output is None and not (in_place or dry_run):
+            raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
+        read = [path for path in (model, output, plan) if path is not None]
+        _check_extra("--report", report, [*read, *([save_plan] if save_plan else [])])
+        _check_extra("--save-plan", save_plan, read)
         with progress(shown=not quiet) as shown:
             result = api.fix(
                 model,
@@ -146,11 +165,16 @@ def fix(
                 opset=opset,
                 keep_fp32=keep_fp32 or (),
                 keep_fp32_op=_split(keep_fp32_op),
+                plan=plan,
+                save_plan=save_plan,
+                tolerance=tolerance,
+                metric=metric,
                 input_shapes=dict(map(_shape, input_shape or ())),
                 target=target,
                 seed=seed,
                 verify=not no_verify,
                 build=not no_build,
+                accumulation=accumulation,
                 dry_run=dry_run,
                 in_place=in_place,
                 strict=strict,
@@ -195,7 +219,7 @@ def scan(
         from rewriter.report.progress import progress
 
         for option, path in (("--json", json), ("--sarif", sarif)):
-            _check_report(option, path, {model})
+            _check_extra(option, path, [model])
         with progress(shown=not quiet) as shown:
             result = scanner.scan(
                 model,
@@ -263,22 +287,17 @@ def _reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
 
 
-def _check_paths(
-    model: Path, output: Path | None, report: Path | None, *, in_place: bool, dry_run: bool
-) -> None:
-    """Refuse before the work starts what would fail after it."""
-    if output is None and not (in_place or dry_run):
-        raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
-    _check_report("--report", report, {path for path in (model, output) if path is not None})
-
-
-def _check_report(option: str, report: Path | None, models: set[Path]) -> None:
-    if report is None:
+def _check_extra(option: str, path: Path | None, others: list[Path]) -> None:
+    """Refuse before the work starts a file beside the model that could not be written after it."""
+    if path is None:
         return
-    if not report.absolute().parent.is_dir():
-        raise OutputError("its folder does not exist", where=f"{option} {report}", hint="make it first")
-    if report.resolve() in {path.resolve() for path in models}:
-        raise UsageError("the report would overwrite the model", where=f"{option} {report}")
+    if not path.absolute().parent.is_dir():
+        raise OutputError("its folder does not exist", where=f"{option} {path}", hint="make it first")
+    for other in others:
+        if path.resolve() == other.resolve():
+            raise UsageError(
+                f"it would overwrite {other}", where=f"{option} {path}", hint="name another file"
+            )
 
 
 def _split(texts: list[str] | None) -> list[str]:

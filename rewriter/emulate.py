@@ -7,11 +7,17 @@ says FP16 or BF16 a pair of Casts rounds it, with the overflow and the subnormal
 
 from __future__ import annotations
 
+from typing import Literal
+
 from onnx import TensorProto
 
+from rewriter.accumulate import accumulate_in_fp16
 from rewriter.facts import Facts
 from rewriter.model import Model
 from rewriter.retype import Request, retype
+
+Accumulation = Literal["fp32", "fp16"]
+"""Type in which MatMul, Gemm and Conv of FP16 tensors sum their products."""
 
 
 def reference(model: Model, facts: Facts) -> Model:
@@ -22,13 +28,17 @@ def reference(model: Model, facts: Facts) -> Model:
     return retype(model, facts, _all_fp32(model, rounding=False))
 
 
-def emulation(model: Model, facts: Facts) -> Model:
+def emulation(model: Model, facts: Facts, accumulation: Accumulation = "fp32") -> Model:
     """`reference`, with a round to its own type after every tensor that `model` keeps in FP16 or BF16.
 
     Operators compute in FP32 inside and round once, which is what TensorRT was measured to do for
-    normalisations and reductions; a MatMul or Conv that accumulates in FP16 errs more.
+    normalisations and reductions. A MatMul, Gemm or Conv of FP16 tensors was measured to accumulate in
+    FP16: `accumulation="fp16"` does that, too, and takes several times as long.
     """
-    return retype(model, facts, _all_fp32(model, rounding=True))
+    emulated = retype(model, facts, _all_fp32(model, rounding=True))
+    if accumulation == "fp16":
+        accumulate_in_fp16(emulated, model, facts)
+    return emulated
 
 
 def _all_fp32(model: Model, *, rounding: bool) -> Request:

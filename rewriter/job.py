@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import facts as tensor_facts
-from rewriter import pipeline, verify
+from rewriter import pipeline, plan_file, verify
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
-from rewriter.emulate import reference
+from rewriter.emulate import Accumulation, reference
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.model import Model, load, save
 from rewriter.plan import Plan
+from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.result import Check, FixResult, Verdict
+from rewriter.search import Goal, search
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much (0: not known)."""
@@ -52,6 +54,11 @@ class Options:
     strict: bool
     build_timeout: float
     progress: Progress
+    plan: Plan | None = None
+    plan_source: str = "the plan"
+    save_plan: Path | None = None
+    accumulation: Accumulation = "fp32"
+    goal: Goal | None = None
 
 
 @dataclass
@@ -62,6 +69,7 @@ class Job:
     passes: list[PassResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    search_check: Check | None = None
 
     def run(self) -> FixResult:
         """From the file to the verdict."""
@@ -73,13 +81,20 @@ class Job:
         expected = self._expected(original, samples) if options.verify else None
         structural, measuring, lowering = _split(options.steps)
         structured = self._rewrite(original, structural)
-        ranges = self._measure(structured, samples) if measuring or lowering else Ranges()
+        wanted = bool(measuring) or bool(lowering and options.plan is None)
+        ranges = self._measure(structured, samples) if wanted else Ranges()
         if measuring:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         checks = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
+        if plan is not None and options.goal is not None:
+            plan = self._searched(original, structured, samples, plan, options.goal)
         fixed = self._rewrite(structured, lowering, plan)
+        if plan is not None and options.save_plan is not None:
+            plan_file.write(plan, options.save_plan)
         del original, structured  # their FP32 weights are as large as all that is still to come
+        if self.search_check is not None:
+            checks.append(self.search_check)
         if expected is not None and plan is not None:
             checks.append(self._check_emulation(expected, fixed, samples, plan))
         written = self._write_and_build(fixed, destination, samples, checks, plan)
@@ -91,7 +106,7 @@ class Job:
             self.passes,
             plan,
             samples.source,
-            Verdict(tuple(checks)) if options.verify else None,
+            Verdict(tuple(checks)) if options.verify or checks else None,
             self.warnings,
             self.seconds,
         )
@@ -157,10 +172,24 @@ class Job:
         return ranges
 
     def _plan(self, structured: Model, ranges: Ranges) -> Plan:
+        """The user's plan, or that of the rules on measured ranges."""
         with self._stage("plan"):
-            plan = make_plan(structured, tensor_facts.infer(structured), ranges, self.options.wish)
+            facts = tensor_facts.infer(structured)
+            if self.options.plan is not None:
+                return fit(structured, facts, self.options.plan, self.options.plan_source)
+            plan = make_plan(structured, facts, ranges, self.options.wish)
         self.warnings.extend(_unmatched(self.options.wish, plan))
         return plan
+
+    def _searched(self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal) -> Plan:
+        """The cheapest plan that meets the goal; a goal out of reach is a failed check, and told."""
+        compared = list(islice(samples, VERIFIED_SAMPLES))
+        with self._stage("search"):
+            expected = verify.expected_outputs(original, compared).exact
+            facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
+            found = search(structured, facts, plan, compared, expected, goal, accumulation)
+        self.search_check = Check("tolerance", found.met, found.summary, seconds=self.seconds["search"])
+        return found.plan
 
     def _check_structure(
         self, expected: verify.Expected | None, structured: Model, samples: Samples
@@ -174,9 +203,19 @@ class Job:
     def _check_emulation(
         self, expected: verify.Expected, fixed: Model, samples: Samples, plan: Plan
     ) -> Check:
+        accumulation, compared = self.options.accumulation, list(islice(samples, VERIFIED_SAMPLES))
         with self._stage("verify"):
-            compared = islice(samples, VERIFIED_SAMPLES)
-            return verify.check_emulation(expected, fixed, plan.precision, compared)
+            check = verify.check_emulation(expected, fixed, plan.precision, compared, accumulation)
+        structural, measuring, _ = _split(self.options.steps)
+        if check.passed is not False or measuring:  # what ranges changed cannot be made again without them
+            return check
+        with self._stage("explain"):
+            return verify.explained(check, self._structured_again(structural), fixed, compared, accumulation)
+
+    def _structured_again(self, structural: Sequence[Pass]) -> Model:
+        """What the precision passes saw; made anew, for its weights were given back."""
+        context = Context(self.options.opset, self.options.target, None)
+        return Driver(lambda step: None).run(load(self.options.source), structural, context)[0]
 
     def _changed(self) -> list[Pass]:
         """The passes before the plan that changed something."""

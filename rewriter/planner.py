@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx import NodeProto, TensorProto
 
@@ -78,10 +78,30 @@ def _in_range(survey: Survey) -> Iterator[str]:
                 yield logical_name(node.output[0])
 
 
+def extend_plan(model: Model, facts: Facts, plan: Plan, extra: Mapping[str, str]) -> Plan:
+    """`plan` with more nodes in FP32, by key with the reason; islands that meet are merged as always."""
+    if not extra:
+        return plan
+    given = {decision.key: decision for decision in plan.decisions}
+    decisions: list[Decision] = []
+    for survey in surveys(model, facts, {}, Settings(LOW_TYPES[plan.precision], plan.io)):
+        found: dict[int, Hazard] = {}
+        for node in survey.nodes:
+            old = given.get(key := node_key(survey.scope, node))
+            if old is not None:
+                found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
+            elif key in extra:
+                found[id(node)] = Hazard(node, "tolerance", extra[key])
+        _keep_adjacent(survey, found)
+        _absorb(survey, found)
+        decisions += [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
+    return replace(plan, decisions=tuple(decisions))
+
+
 def surveys(
     model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: Settings
 ) -> Iterator[Survey]:
-    """What the rules see of each graph, the main one first, in the order of `Facts.scopes`."""
+    """Every graph of the model as the rules see it, in the order of `Facts.scopes`."""
     opsets = {o.domain: o.version for o in model.proto.opset_import}
     opsets.setdefault("", opsets.get("ai.onnx", 1))
     graphs = open_graphs(model, facts)

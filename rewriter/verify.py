@@ -13,7 +13,8 @@ from rewriter import facts as tensor_facts
 from rewriter.base import Pass
 from rewriter.build_check import check_build, expectation
 from rewriter.compare import compare, worst
-from rewriter.emulate import emulation, reference
+from rewriter.divergence import NodeError, diverge
+from rewriter.emulate import Accumulation, emulation, reference
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.tensorrt import Span
 from rewriter.errors import ArithmeticRunError
@@ -23,6 +24,9 @@ from rewriter.result import Check, OutputComparison
 EMULATION_TOLERANCE = {"fp16": 5e-3, "bf16": 4e-2}
 """Relative L2 error per output. FP16: well-conditioned networks reach 6e-4 to 2.4e-3 on real engines
 (measured on one H200); BF16 has 8 bits of significand where FP16 has 11, so 8 times as much."""
+
+EXPLAINED = 3
+"""Nodes that a failed emulation names for the error that they add."""
 
 Outputs = dict[str, Array]
 
@@ -88,17 +92,48 @@ def check_emulation(
     fixed: Model,
     precision: str,
     samples: Iterable[Mapping[str, Array]],
+    accumulation: Accumulation = "fp32",
 ) -> Check:
-    """Compare the emulated reduced-precision model with the original in FP32."""
+    """Compare the emulated reduced-precision model with the original in FP32.
+
+    Args:
+        accumulation: Type in which FP16 MatMul, Gemm and Conv sum up, as for `emulate.emulation`.
+    """
     tolerance = EMULATION_TOLERANCE[precision]
-    check = _compare_run("emulation", expected.exact, fixed, samples, tolerance)
+    check = _compare_run("emulation", expected.exact, fixed, samples, tolerance, accumulation)
     if check.passed is None:
         return check
     error = max((c.relative_l2 for c in check.outputs), default=0.0)
     relation = "within" if check.passed else "NOT within"
-    return replace(
-        check, summary=f"{precision.upper()} emulated: largest error {error:.2g}, {relation} {tolerance:.2g}"
-    )
+    how = f"{precision.upper()} emulated" + (", FP16 accumulators" if accumulation == "fp16" else "")
+    return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {tolerance:.2g}")
+
+
+def explained(
+    check: Check,
+    original: Model,
+    fixed: Model,
+    samples: Iterable[Mapping[str, Array]],
+    accumulation: Accumulation = "fp32",
+) -> Check:
+    """A failed emulation with the tensor that diverges first and the nodes that add most, as details.
+
+    Args:
+        original: The model before its types changed.
+    """
+    tolerance = max((c.tolerance for c in check.outputs), default=0.0)
+    try:
+        found = diverge(original, fixed, samples, accumulation)
+    except ArithmeticRunError as error:
+        return replace(check, details=(*check.details, f"not explained: {error.what}"))
+    first = found.first(tolerance)
+    lines = [f"first beyond {tolerance:.2g}: {_told(first)}, {first.total:.2g}"] if first else []
+    lines += [f"adds {n.added:.2g}: {_told(n)}" for n in found.worst(EXPLAINED)]
+    return replace(check, details=(*check.details, *lines))
+
+
+def _told(node: NodeError) -> str:
+    return f"{node.tensor} of {node.node} ({node.op})"
 
 
 def check_engine(
@@ -136,12 +171,13 @@ def _compare_run(
     model: Model,
     samples: Iterable[Mapping[str, Array]],
     tolerance: float,
+    accumulation: Accumulation = "fp32",
 ) -> Check:
     """Compare a model, rounded where it says FP16 or BF16, with what was expected of it."""
     start = time.perf_counter()
-    fed = (_as_declared(model, sample) for sample in samples)
+    fed = (as_declared(model, sample) for sample in samples)
     try:
-        actual = run_all(emulation(model, tensor_facts.infer(model)), fed)
+        actual = run_all(emulation(model, tensor_facts.infer(model), accumulation), fed)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
     as_sets = _selects_rows(model)
@@ -153,7 +189,7 @@ def _compare_run(
     return Check(name, passed, "", outputs, seconds=time.perf_counter() - start)
 
 
-def _as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
+def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
     """The sample in the types of the model's inputs, which `--io` may have changed."""
     from rewriter.stored import NUMPY_TYPES
 

@@ -145,10 +145,11 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     foreign: set[str] = set()
+    local = {(f.domain, f.name) for f in proto.functions}  # inlined: ordinary operators take any tensor
     for graph in walk_graphs(proto.graph):
         for node in graph.node:
             node.name = label(node)
-            if node.domain not in ("", "ai.onnx"):
+            if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in local:
                 foreign.update(node.input)
     kept, inputs, constants = [], [], []
     listed = {v.name for v in proto.graph.input}

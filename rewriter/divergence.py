@@ -1,0 +1,96 @@
+"""Where a reduced-precision model leaves the original: the error that every node adds, in one run.
+
+One session holds three computations side by side: the original in FP32; the emulated model; and each
+node of the emulated model on its own, fed with what the original computed. Their distances are reduced
+inside the graph, right after the tensors exist, so memory is a small multiple of the largest activation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter import facts as tensor_facts
+from rewriter.emulate import Accumulation, emulation, reference
+from rewriter.engines.onnxruntime import Session
+from rewriter.model import Array, Model
+from rewriter.side_by_side import Row, SideBySide
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """What one node does to its result; errors are relative L2, infinite where NaN or infinity appeared.
+
+    Attributes:
+        node, op, key: The node of the original, with its key in a plan. `op` is Cast for the rounding
+            of an FP32 result that FP16 nodes read, and Input for that of an input of the model.
+        tensor: Its output.
+        added: Error of the node alone, on the original's exact values: its weights, its arithmetic, and
+            the rounding of its result.
+        total: Error of the tensor in the emulated model, which all nodes before it share in.
+    """
+
+    node: str
+    op: str
+    key: str
+    tensor: str
+    added: float
+    total: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The errors of all float tensors of the main graph, in the order in which they are computed."""
+
+    nodes: tuple[NodeError, ...]
+
+    def first(self, tolerance: float) -> NodeError | None:
+        """The first tensor that is further than `tolerance` (relative L2) from the original."""
+        return next((n for n in self.nodes if not n.total <= tolerance), None)
+
+    def worst(self, count: int) -> tuple[NodeError, ...]:
+        """The nodes that add most, largest first; equal ones in the model's order."""
+        return tuple(sorted(self.nodes, key=lambda n: -n.added)[:count])
+
+
+def diverge(
+    original: Model,
+    fixed: Model,
+    samples: Iterable[Mapping[str, Array]],
+    accumulation: Accumulation = "fp16",
+) -> Divergence:
+    """Compare `fixed` with `original`, tensor by tensor, over all samples together.
+
+    Args:
+        original: The model before `mixed-precision`, with inputs of the samples' types.
+        fixed: The same nodes in reduced precision.
+        accumulation: As for `emulate.emulation`.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run one of the two.
+    """
+    exact = reference(original, tensor_facts.infer(original))
+    pair = SideBySide(
+        exact, emulation(fixed, tensor_facts.infer(fixed), accumulation), tensor_facts.infer(exact)
+    )
+    squares = np.zeros((len(pair.rows), 3))
+    with Session(pair.model) as session:
+        for sample in samples:
+            found = {name: float(value) for name, value in session.run(sample).items()}
+            norms = [[found.get(name, 0.0) for name in row.norms] for row in pair.rows]
+            squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
+    rows = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)
+    return Divergence(tuple(_node_error(row, *norms) for row, norms in rows))
+
+
+def _node_error(row: Row, scale: float, total: float, added: float) -> NodeError:
+    return NodeError(row.node, row.op, row.key, row.tensor, _ratio(added, scale), _ratio(total, scale))
+
+
+def _ratio(error: float, scale: float) -> float:
+    if not math.isfinite(error):
+        return math.inf
+    return error / (scale or 1.0) if math.isfinite(scale) else 0.0

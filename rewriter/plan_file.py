@@ -1,0 +1,187 @@
+"""A plan as a JSON file: written by `--save-plan`, edited by hand, applied by `--plan`.
+
+The file names nodes by their key, which is the index of the node's graph and the node's first
+output: both survive a change of types, and neither depends on how the model is stored. A line that
+somebody adds by hand may give the node's name instead; `plan_fit.fit` finds its key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rewriter.errors import OutputError, UsageError
+from rewriter.model import replacing
+from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
+
+SCHEMA = "rewriter-plan"
+VERSION = 1
+"""Rises when a field changes its meaning or goes away; a new optional field leaves it."""
+
+LOWER: tuple[Precision, ...] = ("fp16", "bf16")
+"""What the nodes that a plan does not list compute in."""
+
+FIELDS: dict[str, tuple[type, ...]] = {
+    "schema": (str,),
+    "version": (int,),
+    "precision": (str,),
+    "io": (str,),
+    "float_nodes": (int,),
+    "fp32": (list,),
+}
+"""Of the whole file. All but the first three may be left out."""
+
+NODE_FIELDS: dict[str, tuple[type, ...]] = {
+    "node": (str,),
+    "op": (str,),
+    "key": (str,),
+    "rule": (str,),
+    "reason": (str,),
+    "tensor": (str, type(None)),
+    "range": (dict, type(None)),
+}
+"""Of a node that stays in FP32. `key` or `node` must be there."""
+
+RANGE_FIELDS: dict[str, tuple[type, ...]] = {
+    "low": (int, float, str),
+    "high": (int, float, str),
+    "mean_abs": (int, float, str),
+    "finite": (bool,),
+}
+
+
+def to_text(plan: Plan) -> str:
+    """The plan as JSON, ending in a newline: the same plan gives the same bytes."""
+    fields = {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "precision": plan.precision,
+        "io": plan.io,
+        "float_nodes": plan.float_nodes,
+        "fp32": [_decision_fields(decision) for decision in plan.decisions],
+    }
+    return json.dumps(fields, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def from_text(text: str, where: str = "plan") -> Plan:
+    """The plan that a file holds; nodes that it gives by name alone still have the key "".
+
+    Args:
+        where: The file, for messages.
+
+    Raises:
+        UsageError: no JSON, another schema or version, or a field that does not fit; it is named.
+    """
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        hint = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"not JSON: {error.msg}", where=where, hint=f"correct {hint}") from error
+    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+        raise UsageError("not a plan", where=where, hint=f'--save-plan writes one; "schema" is "{SCHEMA}"')
+    if fields.get("version") != VERSION:
+        found = f"a plan of version {fields.get('version')!r}, this is version {VERSION}"
+        raise UsageError(found, where=where, hint="save it again with this release: --save-plan")
+    _check(fields, FIELDS, where)
+    decisions = tuple(
+        _decision(entry, f"{where}: fp32[{index}]") for index, entry in enumerate(fields.get("fp32", []))
+    )
+    precision: Precision = _chosen(fields, "precision", LOWER, where)
+    io: InputsOutputs = _chosen({"io": "keep"} | fields, "io", get_args(InputsOutputs), where)
+    return Plan(precision, io, decisions, fields.get("float_nodes", 0))
+
+
+def read(path: Path) -> Plan:
+    """The plan in a file, as `from_text`.
+
+    Raises:
+        UsageError: it cannot be read, or is no plan.
+    """
+    try:
+        return from_text(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        hint = "--save-plan writes a plan"
+        raise UsageError(f"cannot read it: {error.strerror}", where=str(path), hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("not a plan: no UTF-8 text", where=str(path), hint="is it the model?") from error
+
+
+def write(plan: Plan, path: Path) -> None:
+    """Write a plan; `path` is replaced only when all is written.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(to_text(plan), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the plan: {error.strerror or error}",
+            where=str(path),
+            hint="check the folder, its permissions and the free space",
+        ) from error
+
+
+def _decision_fields(decision: Decision) -> dict[str, Any]:
+    fields = asdict(decision)
+    if decision.range is not None:
+        fields["range"] = {name: _plain(value) for name, value in fields["range"].items()}
+    return fields
+
+
+def _decision(entry: object, where: str) -> Decision:
+    if not isinstance(entry, dict):
+        hint = 'such as {"node": "/encoder/Softmax"}'
+        raise UsageError("a node is an object with fields", where=where, hint=hint)
+    _check(entry, NODE_FIELDS, where)
+    if not entry.get("key") and not entry.get("node"):
+        raise UsageError("which node?", where=where, hint='give its name as "node", or its "key"')
+    measured = entry.get("range")
+    return Decision(
+        entry.get("node", ""),
+        entry.get("op", ""),
+        entry.get("key", ""),
+        entry.get("rule", "user"),
+        entry.get("reason", "kept by the plan"),
+        entry.get("tensor"),
+        _range(measured, f"{where}: range") if measured is not None else None,
+    )
+
+
+def _range(entry: dict[str, Any], where: str) -> Range:
+    _check(entry, RANGE_FIELDS, where)
+    try:
+        low, high, mean_abs = (float(entry[name]) for name in ("low", "high", "mean_abs"))
+        return Range(low, high, mean_abs, entry["finite"])
+    except (KeyError, ValueError) as error:
+        hint = f"it has {', '.join(RANGE_FIELDS)}; or leave the range out"
+        raise UsageError(f"not a range: {error}", where=where, hint=hint) from error
+
+
+def _check(fields: Mapping[str, Any], known: Mapping[str, tuple[type, ...]], where: str) -> None:
+    for name, value in fields.items():
+        if name not in known:
+            raise UsageError(f"no field {name!r}", where=where, hint=f"there are {', '.join(known)}")
+        kinds = known[name]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            names = " or ".join("null" if k is type(None) else k.__name__ for k in kinds)
+            raise UsageError(f"{name!r} cannot be {value!r}", where=where, hint=f"it takes {names}")
+
+
+def _chosen(fields: Mapping[str, Any], name: str, options: tuple[str, ...], where: str) -> Any:
+    if fields.get(name) not in options:
+        hint = f"choose from {', '.join(options)}"
+        raise UsageError(f"{name!r} cannot be {fields.get(name)!r}", where=where, hint=hint)
+    return fields[name]
+
+
+def _plain(value: float | bool) -> float | bool | Literal["nan", "inf", "-inf"]:
+    """The number, or the text of one that JSON lacks; `float` reads both."""
+    if math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

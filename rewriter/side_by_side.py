@@ -1,0 +1,223 @@
+"""A model that computes another one twice beside it: as an emulation, and node by node on exact inputs.
+
+The distances between them are reduced inside the graph, right after the tensors exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import NodeProto, TensorProto, helper
+
+from rewriter.edits import attribute, captured, label, reads
+from rewriter.facts import Facts
+from rewriter.model import Model, subgraphs
+from rewriter.planner import node_key
+from rewriter.stored import logical_name
+
+REFERENCE, EMULATED, LOCAL, DISTANCE = (f"rewriter/{c}/" for c in "reld")
+"""Prefixes of the three computations' tensors, and of what compares them."""
+
+ZERO = f"{DISTANCE}zero"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor that both models have, with the node that made it.
+
+    `norms` are outputs: the L2 norms of the tensor, of its error, and of the node's own error ("": none).
+    """
+
+    node: str
+    op: str
+    key: str
+    tensor: str
+    norms: tuple[str, str, str]
+
+
+class SideBySide:
+    """Builds the model of the three computations.
+
+    Attributes:
+        model: Its outputs are the norms of all `rows`.
+        known: Position of the node that makes each tensor of the original; -1 for its inputs.
+        constants: Initializers and Constants of the emulated model.
+        narrowed: What its roundings make in FP16 or BF16, with what they read.
+    """
+
+    def __init__(self, original: Model, emulated: Model, facts: Facts) -> None:
+        self.original, self.emulated, self.facts = original, emulated, facts
+        self.nodes: list[NodeProto] = []
+        self.rows: list[Row] = []
+        graph, other = original.proto.graph, emulated.proto.graph
+        self.exact = list(graph.node)
+        self.known = {port.name: -1 for port in original.signature.inputs}
+        self.known |= {name: i for i, node in enumerate(self.exact) for name in node.output if name}
+        self.constants = {t.name for t in other.initializer}
+        self.constants |= {n.output[0] for n in other.node if n.op_type == "Constant"}
+        self.narrowed = {n.output[0]: n.input[0] for n in other.node if _narrows(n)}
+        self._begin()
+        done = 0
+        for node in other.node:
+            done = self._advance(done, node)
+            self._emulate(node)
+        self.model = self._assembled()
+
+    def _begin(self) -> None:
+        """The emulated model's inputs, which `--io` may have given another type."""
+        zero = helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])
+        self.nodes.append(helper.make_node("Constant", [], [ZERO], value=zero))
+        given = {port.name: port.dtype for port in self.original.signature.inputs}
+        for port in self.emulated.signature.inputs:
+            same = port.dtype == given[port.name]
+            kind: dict[str, Any] = {} if same else {"to": port.dtype}
+            out = EMULATED + port.name
+            self.nodes.append(helper.make_node("Identity" if same else "Cast", [port.name], [out], **kind))
+
+    def _advance(self, done: int, node: NodeProto) -> int:
+        """Compute of the original what an emulated node reads and makes, and no more."""
+        names = (*reads(node), *node.output)
+        needed = max((self.known.get(self._match(name), -1) for name in names), default=-1) + 1
+        self.nodes.extend(_renamed(n, self._reference, self._reference) for n in self.exact[done:needed])
+        return max(done, needed)
+
+    def _emulate(self, node: NodeProto) -> None:
+        """The emulated node; if it may err by itself, once more on exact inputs; and the distances."""
+        self.nodes.append(_renamed(node, _emulated, _emulated))
+        if node.op_type == "Constant":
+            return
+        errs = self._errs(node)
+        if errs:
+            self.nodes.append(_renamed(node, self._local, lambda name: LOCAL + name))
+        for name in node.output:
+            match = self._match(name)
+            if match and self._is_fp32(match) and (errs or node.op_type != "Cast"):
+                self._compare(match, name, errs, op=self._border(node))
+
+    def _errs(self, node: NodeProto) -> bool:
+        """Whether the node could differ from the original's on exact inputs."""
+        constant = any(name in self.constants for name in reads(node))
+        return constant or not all(self._match(name) for name in (*reads(node), *node.output) if name)
+
+    def _match(self, name: str) -> str:
+        """The original's name of a tensor of the emulated model; "" if it has none."""
+        if name in self.narrowed:
+            return ""
+        if name in self.known:
+            return name
+        base = logical_name(name)
+        return base if base in self.known else ""
+
+    def _reference(self, name: str) -> str:
+        return name if self.known.get(name) == -1 or not name else REFERENCE + name
+
+    def _local(self, name: str) -> str:
+        if name in self.constants:
+            return EMULATED + name
+        match = self._match(name)
+        return self._reference(match) if match else LOCAL + name
+
+    def _is_fp32(self, name: str) -> bool:
+        found = self.facts.main.get(name)
+        return found is not None and found.dtype == TensorProto.FLOAT
+
+    def _border(self, node: NodeProto) -> str:
+        """Cast if the node ends the rounding of a tensor that exists unrounded, too."""
+        source = self.narrowed.get(node.input[0], "") if node.input else ""
+        return "Cast" if source and self._match(source) else ""
+
+    def _compare(self, match: str, name: str, errs: bool, op: str) -> None:
+        exact = self._reference(match)
+        own = self._distance(LOCAL + name, exact) if errs else ""
+        norms = (self._norm(exact), self._distance(EMULATED + name, exact), own)
+        position = self.known[match]
+        if position < 0:
+            self.rows.append(Row(match, "Input", "", match, norms))
+            return
+        node = self.exact[position]
+        self.rows.append(Row(label(node), op or node.op_type, node_key(0, node), match, norms))
+
+    def _distance(self, tensor: str, exact: str) -> str:
+        """L2 norm of the difference; equal infinities differ by nothing."""
+        same = self._add("Equal", tensor, exact)
+        return self._norm(self._add("Where", same, ZERO, self._add("Sub", tensor, exact)))
+
+    def _norm(self, tensor: str) -> str:
+        return self._add("ReduceL2", tensor, keepdims=0)
+
+    def _add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        out = f"{DISTANCE}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [out], **attributes))
+        return out
+
+    def _assembled(self) -> Model:
+        """A model of all nodes, with both models' weights by reference."""
+        model = self.original.copy()
+        graph, other = model.proto.graph, self.emulated.proto
+        both = ((graph, REFERENCE, self.original.weights), (other.graph, EMULATED, self.emulated.weights))
+        tensors = [_named(t, prefix) for g, prefix, _ in both for t in g.initializer]
+        model.weights = {prefix + name: a for _, prefix, weights in both for name, a in weights.items()}
+        for part in (graph.initializer, graph.node, graph.output, graph.value_info):
+            del part[:]
+        given = {port.name for port in self.original.signature.inputs}
+        listed = [v for v in graph.input if v.name in given]
+        del graph.input[:]
+        graph.input.extend(listed)
+        graph.initializer.extend(tensors)
+        graph.node.extend(self.nodes)
+        norms = (name for row in self.rows for name in row.norms if name)
+        graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in norms)
+        self._import(model)
+        return model
+
+    def _import(self, model: Model) -> None:
+        """The local functions and operator sets that the emulated model has on top."""
+        proto, other = model.proto, self.emulated.proto
+        known = {o.domain for o in proto.opset_import}
+        proto.opset_import.extend(o for o in other.opset_import if o.domain not in known)
+        functions = {(f.domain, f.name) for f in proto.functions}
+        proto.functions.extend(f for f in other.functions if (f.domain, f.name) not in functions)
+        proto.ir_version = max(proto.ir_version, other.ir_version)
+
+
+def _emulated(name: str) -> str:
+    return EMULATED + name
+
+
+def _named(tensor: TensorProto, prefix: str) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = prefix + tensor.name
+    return copy
+
+
+def _narrows(node: NodeProto) -> bool:
+    return node.op_type == "Cast" and attribute(node, "to") in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+Naming = Callable[[str], str]
+
+
+def _renamed(node: NodeProto, read: Naming, written: Naming) -> NodeProto:
+    """A copy of the node under other names; what its subgraphs make keeps its own."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.name = written(node.name) if node.name else ""
+    _rename_reads(copy, read, captured(node))
+    for index, name in enumerate(node.output):
+        copy.output[index] = written(name) if name else ""
+    return copy
+
+
+def _rename_reads(node: NodeProto, read: Naming, outer: set[str], *, inside: bool = False) -> None:
+    for index, name in enumerate(node.input):
+        if name and (name in outer or not inside):
+            node.input[index] = read(name)
+    for graph in subgraphs(node):
+        for child in graph.node:
+            _rename_reads(child, read, outer, inside=True)
+        for value in graph.output:
+            if value.name in outer:
+                value.name = read(value.name)

@@ -1,0 +1,210 @@
+"""The search: the cheapest plan that meets a tolerance, or the number that says why there is none."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import graphs
+import numpy as np
+import onnx.parser
+import pytest
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter import cli, facts
+from rewriter.costs import extra_us
+from rewriter.emulate import reference
+from rewriter.errors import UsageError
+from rewriter.model import Array, Model, save
+from rewriter.plan import Decision, InputsOutputs, Plan
+from rewriter.planner import extend_plan
+from rewriter.search import Found, Goal, most_emulations, search
+from rewriter.verify import run_all
+
+CANCELLING = """
+    g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
+        p = Sin(x)
+        a = Add(p, big)
+        s = Sub(a, big)
+        b = Mul(s, k)
+        c = Tanh(b)
+        d = Exp(c)
+        e = Atan(d)
+        f = Cos(e)
+        y = Exp(f)
+    }"""
+"""The spacing of FP16 at 64 is 1/16: what is added there is lost, and all else rounds harmlessly."""
+
+
+def searched(
+    source: Model, goal: Goal, plan: Plan | None = None, feeds: dict[str, Array] | None = None
+) -> Found:
+    known = facts.infer(source)
+    samples = [feeds or graphs.random_feeds(source)]
+    expected = run_all(reference(source, known), samples)
+    return search(source, known, plan or Plan("fp16"), samples, expected, goal)
+
+
+def test_the_culprit_is_found_and_the_rest_stays_low() -> None:
+    found = searched(graphs.graph(CANCELLING), Goal(2e-3))
+    assert found.met
+    assert found.before > 2e-3 >= found.value
+    assert {"0:a", "0:s"} <= found.plan.fp32
+    assert not found.plan.fp32 & {"0:d", "0:e", "0:f", "0:y"}
+    assert {d.rule for d in found.plan.decisions} <= {"tolerance", "between-islands"}
+    assert found.emulations <= most_emulations(9)
+    assert found.cost_us > 0.0
+
+
+def test_a_tolerance_that_is_met_costs_one_emulation() -> None:
+    found = searched(graphs.graph(CANCELLING), Goal(0.5))
+    assert (found.met, found.emulations, found.plan, found.cost_us) == (True, 1, Plan("fp16"), 0.0)
+
+
+def test_two_searches_find_the_same() -> None:
+    first, again = (searched(graphs.graph(CANCELLING), Goal(1e-3)) for _ in range(2))
+    assert first == again
+
+
+@pytest.mark.parametrize(
+    ("metric", "tolerance"), [("max-abs", 2e-3), ("cosine", 0.999999), ("psnr", 55.0)], ids=str
+)
+def test_every_metric_can_be_the_goal(metric: str, tolerance: float) -> None:
+    found = searched(graphs.graph(CANCELLING), Goal(tolerance, metric))
+    assert found.met
+    assert not found.goal.meets(found.before)
+    assert {"0:a", "0:s"} <= found.plan.fp32
+
+
+def test_what_the_rules_keep_stays_kept() -> None:
+    kept = Decision("Exp(y)", "Exp", "0:y", "overflow", "a reason")
+    found = searched(graphs.graph(CANCELLING), Goal(2e-3), Plan("fp16", decisions=(kept,)))
+    assert found.met
+    assert kept in found.plan.decisions
+
+
+ILL = """
+    g (float[1,2] x) => (float[1,1] y) <float[2,1] w = {1.0004, -1.0001}> { m = MatMul(x, w)
+        y = Relu(m) }"""
+
+
+def test_weights_that_break_it_alone_are_told_with_the_number() -> None:
+    found = searched(graphs.graph(ILL), Goal(1e-2), feeds={"x": np.ones((1, 2), np.float32)})
+    assert not found.met
+    assert found.weights == pytest.approx(1.0, abs=0.01), "both weights round to 1: the result is 0"
+    assert found.plan == Plan("fp16"), "and not everything in FP32"
+    assert found.summary.startswith(
+        "relative-l2 at most 0.01 cannot be met: rounding the weights alone gives 1"
+    )
+
+
+def test_outputs_in_fp16_set_a_limit() -> None:
+    source = graphs.graph("g (float[8] x) => (float[8] y) { a = Exp(x)\n y = Tanh(a) }")
+    feeds: dict[str, Array] = {"x": np.arange(8, dtype=np.float32) / 8}
+    io: InputsOutputs = "fp16"
+    found = searched(source, Goal(1e-6), Plan("fp16", io), feeds)
+    assert not found.met
+    assert "with every node in FP32 it is" in found.summary
+    assert 1e-5 < found.value < 1e-3
+
+
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_the_number_of_emulations_is_bounded(length: int) -> None:
+    names = ["x", *(f"t{i}" for i in range(length - 1)), "y"]
+    body = "\n".join(f"{out} = Tanh({name})" for name, out in pairwise(names))
+    found = searched(graphs.graph(f"g (float[32] x) => (float[32] y) {{ {body} }}"), Goal(1e-5))
+    assert found.met
+    assert found.emulations <= most_emulations(length)
+
+
+def test_extending_merges_islands() -> None:
+    source = graphs.graph(CANCELLING)
+    plan = extend_plan(source, facts.infer(source), Plan("fp16", float_nodes=9), {"0:a": "why", "0:b": "why"})
+    assert {d.key: d.rule for d in plan.decisions} == {
+        "0:p": "between-islands",
+        "0:a": "tolerance",
+        "0:s": "between-islands",
+        "0:b": "tolerance",
+    }
+    assert plan.float_nodes == 9
+
+
+COSTS = """
+    g (float[1,512,32,32] x, float[8,64,128] q, float[8,128,64] k, float[64,128] r)
+    => (float[1,512,32,32] y, float[8,64,64] z)
+    <float[512,512,3,3] w, float[128,4096] v> {
+        y = Conv<pads = [1,1,1,1]>(x, w)
+        n = Neg(x)
+        z = MatMul(q, k)
+        o = MatMul(r, v)
+    }"""
+
+
+def test_costs_rank_operators_as_measured() -> None:
+    nodes = {n.output[0]: n for n in onnx.parser.parse_graph(COSTS).node}
+    shapes: dict[str, Any] = {
+        **dict.fromkeys("xyn", (1, 512, 32, 32)),
+        "w": (512, 512, 3, 3),
+        "q": (8, 64, 128),
+        "k": (8, 128, 64),
+        "z": (8, 64, 64),
+        "r": (64, 128),
+        "v": (128, 4096),
+        "o": (64, 4096),
+    }
+    cost = {name: extra_us(node, shapes, {"w", "v"}) for name, node in nodes.items()}
+    assert cost["y"] == pytest.approx(1.08 * 512 * 32 * 32 * 512 * 9 / 3.4e8)
+    assert cost["n"] == pytest.approx(2 * 2 * 512 * 32 * 32 / 4.8e6)
+    assert cost["o"] == pytest.approx(0.08 * 64 * 4096 * 128 / 3.4e8)
+    assert cost["z"] == pytest.approx(2.4 * 8 * 64 * 64 * 128 / 3.4e8)
+
+
+# -- through fix ---------------------------------------------------------------------------------
+
+
+def fixed(source: Model, **options: Any) -> rewriter.FixResult:
+    return rewriter.fix(
+        source.whole(), inputs=graphs.random_feeds(source), build=False, skip=("simplify",), **options
+    )
+
+
+def test_fix_searches_and_tells() -> None:
+    result = fixed(graphs.graph(CANCELLING), tolerance=2e-3)
+    assert result.verdict is not None and result.verdict.passed
+    check = next(c for c in result.verdict.checks if c.name == "tolerance")
+    assert "relative-l2 at most 0.002 is met" in check.summary and "emulations" in check.summary
+    assert result.plan is not None and {"0:a", "0:s"} <= result.plan.fp32
+
+
+def test_a_searched_plan_can_be_saved_and_applied(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    first = fixed(graphs.graph(CANCELLING), tolerance=2e-3, save_plan=path)
+    again = fixed(graphs.graph(CANCELLING), plan=path)
+    assert first.plan == again.plan
+    assert first.proto == again.proto
+
+
+def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> None:
+    path = save(graphs.graph(ILL), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((1, 2), np.float32))
+    arguments = [path, "--inputs", tmp_path / "d.npz", "--dry-run", "--no-build", "--skip", "simplify"]
+    outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), "--tolerance", "1e-2"])
+    assert outcome.exit_code == cli.FAILED
+    assert "rounding the weights alone" in " ".join(outcome.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"metric": "mse"}, "--metric.*relative-l2", id="an unknown metric"),
+        pytest.param({"tolerance": -1.0}, "--tolerance", id="a negative error"),
+        pytest.param({"tolerance": float("nan")}, "--tolerance", id="no number"),
+        pytest.param({"tolerance": 1.0, "plan": Plan("fp16")}, "--tolerance", id="a plan that is given"),
+        pytest.param({"tolerance": 1.0, "passes": "isolate-clip"}, "--tolerance", id="nothing to plan"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=rf"(?s){words}"):
+        fixed(graphs.graph(CANCELLING), **options)
