@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.edits import GraphEditor, attribute, label, reads
-from rewriter.model import Array, subgraphs
+from rewriter.model import Array, holds_graphs
 from rewriter.schemas import TYPE_ATTRIBUTES, schema_of
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
@@ -206,7 +206,7 @@ class _Walk:
     def _converts(self, node: NodeProto) -> bool:
         if id(node) in self.kept or self._takes_any(node) or node.op_type in ("Cast", "Constant", "BitCast"):
             return False
-        if any(True for _ in subgraphs(node)) or node.op_type.startswith(_CONTAINERS):
+        if holds_graphs(node) or node.op_type.startswith(_CONTAINERS):
             return False
         if schema_of(node.op_type, node.domain, self.graph.model.opset) is None:
             return False

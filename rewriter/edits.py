@@ -6,7 +6,7 @@ edit costs the size of what it touches. Nothing reaches the model before `commit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.facts import Facts, Shape, TensorFacts
-from rewriter.model import Array, Model, subgraphs
+from rewriter.model import Array, Model, holds_graphs, subgraphs
 
 TAG = "rewriter.pass"
 """Key of the node metadata that names the pass which made the node; Netron shows it."""
@@ -141,12 +141,7 @@ class GraphEditor:
 
     def fresh(self, base: str) -> str:
         """A name that nothing in the model has, made of `base`."""
-        name, count = base, 0
-        while name in self._names:
-            count += 1
-            name = f"{base}_{count}"
-        self._names.add(name)
-        return name
+        return fresh_name(base, self._names)
 
     def add_constant(self, base: str, value: Array) -> str:
         """Add an initializer to this graph; returns its name, made of `base`."""
@@ -273,7 +268,7 @@ class GraphEditor:
     def refresh(self) -> None:
         """Index again what subgraphs read, after they were edited."""
         for node in self.nodes:
-            if any(True for _ in subgraphs(node)):
+            if holds_graphs(node):
                 self._index(node)
 
     def commit(self) -> None:
@@ -365,6 +360,34 @@ def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
     return list(visit(model.proto.graph, None, None))
 
 
+def fresh_name(base: str, taken: set[str]) -> str:
+    """A name that is not in `taken`, made of `base`; it is added there."""
+    name, count = base, 0
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    return name
+
+
+def without_unread(
+    nodes: Sequence[NodeProto], outputs: Iterable[str], may_go: Callable[[NodeProto], bool]
+) -> tuple[list[NodeProto], set[str]]:
+    """The nodes, in topological order, less those that `may_go` and whose outputs nothing reads.
+
+    Returns:
+        The nodes that stay, and the names that they and `outputs` read.
+    """
+    read = set(outputs)
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if may_go(node) and read.isdisjoint(node.output):
+            continue
+        kept.append(node)
+        read.update(reads(node))
+    return kept[::-1], read
+
+
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     """Value of a node's attribute as a Python object (strings as str), or `default`."""
     for item in node.attribute:
@@ -413,7 +436,7 @@ def _free_names(graph: onnx.GraphProto) -> set[str]:
 def reads(node: NodeProto) -> dict[str, None]:
     """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
     reads = dict.fromkeys(name for name in node.input if name)
-    if any(True for _ in subgraphs(node)):
+    if holds_graphs(node):
         reads.update(dict.fromkeys(sorted(captured(node))))
     return reads
 

@@ -29,7 +29,7 @@ from rewriter.internal_rules import (
     steep_powers,
 )
 from rewriter.loss_rules import cancellation, flushed_constants, overflowing, vanishing, weights
-from rewriter.model import subgraphs
+from rewriter.model import holds_graphs
 from rewriter.quirks import known_defects
 from rewriter.range_rules import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
 from rewriter.resolution_rules import comparisons, coordinates, integers, order, phase, positions
@@ -99,7 +99,7 @@ def accumulation(survey: Survey) -> Iterator[Hazard]:
     for node in survey.nodes:
         if node.op_type in {"Loop", "Scan", "CumSum"}:
             yield Hazard(node, "accumulation", "rounding would add up from step to step")
-        elif any(True for _ in subgraphs(node)) and node.op_type != "If":
+        elif holds_graphs(node) and node.op_type != "If":
             yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")
 
 

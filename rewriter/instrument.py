@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from rewriter.edits import attribute, reads
 from rewriter.facts import FLOATS, Facts
-from rewriter.model import Array, Model, subgraphs, walk_graphs
+from rewriter.model import Array, Model, holds_graphs, subgraphs, walk_graphs
 from rewriter.statistics import Emitter, Key, Names, Pack, Statistics, joined
 
 SAME_VALUES = frozenset(
@@ -126,7 +126,7 @@ class _Scope:
 
     def _visit(self, node: NodeProto) -> None:
         self.nodes.append(node)
-        if any(True for _ in subgraphs(node)):
+        if holds_graphs(node):
             self._lift(node)
         for name in node.output:
             if node.op_type == "Constant":

@@ -217,6 +217,11 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
+def holds_graphs(node: onnx.NodeProto) -> bool:
+    """Whether a node holds a graph as an attribute."""
+    return any(True for _ in subgraphs(node))
+
+
 @lru_cache(maxsize=4096)
 def _may_hold_graphs(op_type: str, domain: str) -> bool:
     if not onnx.defs.has(op_type, domain):

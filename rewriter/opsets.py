@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper, version_converter
 
 from rewriter.facts import TensorFacts
-from rewriter.model import DETACH_BYTES, Array, subgraphs
+from rewriter.model import DETACH_BYTES, Array, holds_graphs
 from rewriter.opset_rules import RULES, CannotConvertError, Mend, Rule
 from rewriter.schemas import schema_of
 
@@ -181,7 +181,7 @@ def _reason(text: str) -> str:
 
 def _keeps_meaning(node: NodeProto) -> bool:
     """Operators that only gained types, and carry graphs or data that the library need not see."""
-    return node.op_type == "Constant" or any(True for _ in subgraphs(node))
+    return node.op_type == "Constant" or holds_graphs(node)
 
 
 def _draft(

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.edits import all_names, attribute, label, reads
+from rewriter.edits import all_names, attribute, label, without_unread
 from rewriter.facts import Facts
-from rewriter.model import Model, subgraphs
+from rewriter.model import Model, holds_graphs, subgraphs
 from rewriter.schemas import Port, Ports, ports, set_type_attributes
 from rewriter.stored import EXCHANGEABLE, Book, Tensors, convert
 
@@ -95,7 +95,8 @@ class _Walk:
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
         given = list(graph.node)
         self._release_names(tensors, given)
-        given = _without_unread_casts(tensors, given)
+        # a Cast that nothing reads would count as a reader of what it casts
+        given, _ = without_unread(given, [v.name for v in graph.output], lambda n: _is_float_cast(tensors, n))
         for tensor in graph.initializer:
             if tensor.data_type in EXCHANGEABLE:
                 tensors.add_initializer(tensor)
@@ -121,7 +122,7 @@ class _Walk:
             tensors.add_constant(node)
         elif _is_float_cast(tensors, node):
             self._visit_float_cast(tensors, node, detour=id(node) in detours)
-        elif any(True for _ in subgraphs(node)):
+        elif holds_graphs(node):
             self._visit_control_flow(tensors, scope, node)
         else:
             self._visit_plain(tensors, scope, node)
@@ -200,18 +201,6 @@ def _is_float_cast(tensors: Tensors, node: NodeProto) -> bool:
     if node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
         return False
     return tensors.is_float(node.input[0]) and tensors.is_float(node.output[0])
-
-
-def _without_unread_casts(tensors: Tensors, nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """The nodes without float Casts that nothing reads: they would count as readers."""
-    read = {v.name for v in tensors.graph.output}
-    kept: list[NodeProto] = []
-    for node in reversed(nodes):
-        if _is_float_cast(tensors, node) and node.output[0] not in read:
-            continue
-        kept.append(node)
-        read.update(reads(node))
-    return kept[::-1]
 
 
 def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:

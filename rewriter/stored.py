@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.edits import TAG, constant_value, reads
+from rewriter.edits import TAG, constant_value, fresh_name, without_unread
 from rewriter.errors import PassError
 from rewriter.facts import TensorFacts
 from rewriter.model import Array, Model, subgraphs
@@ -44,12 +44,7 @@ class Book:
 
     def fresh(self, base: str) -> str:
         """A name that nothing in the model has, made of `base`."""
-        name, count = base, 0
-        while name in self.names:
-            count += 1
-            name = f"{base}_{count}"
-        self.names.add(name)
-        return name
+        return fresh_name(base, self.names)
 
 
 @dataclass(frozen=True)
@@ -188,7 +183,9 @@ class Tensors:
 
     def write(self) -> None:
         """Put nodes, initializers and value_info into the graph."""
-        read = self._drop_unread_casts()
+        outputs = [v.name for v in self.graph.output]
+        # Casts of our making that only dissolved Casts led on
+        self.nodes, read = without_unread(self.nodes, outputs, lambda node: id(node) in self._own)
         self._take_over_names(read)
         nodes = [n for n in self.nodes if n.op_type != "Constant" or n.output[0] in read]
         nodes = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
@@ -198,18 +195,6 @@ class Tensors:
         self._write_value_info()
 
     # -- inside ------------------------------------------------------------------------------
-
-    def _drop_unread_casts(self) -> set[str]:
-        """Remove Casts of our making that only dissolved Casts led on; returns what is read."""
-        read = {v.name for v in self.graph.output}
-        kept: list[NodeProto] = []
-        for node in reversed(self.nodes):
-            if id(node) in self._own and not read & set(node.output):
-                continue
-            kept.append(node)
-            read.update(reads(node))
-        self.nodes = kept[::-1]
-        return read
 
     def _differs(self, name: str, dtype: int) -> bool:
         """Whether `name` is a graph output that shall have another type: then a Cast writes it."""
