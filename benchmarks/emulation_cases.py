@@ -20,7 +20,7 @@ import numpy as np
 import rewriter
 from rewriter import facts, verify
 from rewriter.compare import compare
-from rewriter.emulate import Accumulation, emulation
+from rewriter.emulation import Accumulation, emulation
 from rewriter.model import Array, Model, load
 
 ENGINES = Path(__file__).with_name("gpu_cases.json")

@@ -96,7 +96,9 @@ def measure(folder: Path, name: str) -> dict[str, object]:
 
 def _operators(count: str, path: Path) -> list[str]:
     """Operators of a model, read by another process: a child starts with the peak memory of its parent."""
-    done = subprocess.run([sys.executable, "-c", count, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", count, str(path)], capture_output=True, text=True, check=True
+    )
     return done.stdout.split()
 
 
@@ -119,14 +121,20 @@ def table(rows: list[dict[str, object]]) -> str:
 
 def main() -> None:
     """Measure every model of `GOALS` that the folder holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = [measure(arguments.folder, name) for name in GOALS if (arguments.folder / f"{name}.onnx").exists()]
     print(table(rows))
     if arguments.json:
-        host = {"cpu_count": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+        host = {
+            "cpu_count": os.cpu_count(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        }
         arguments.json.write_text(json.dumps({"host": host, "rows": rows}, indent=1) + "\n")
 
 

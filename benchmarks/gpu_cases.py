@@ -24,7 +24,7 @@ from onnx import TensorProto
 import rewriter
 from rewriter import facts, verify
 from rewriter.compare import compare
-from rewriter.emulate import emulation
+from rewriter.emulation import emulation
 from rewriter.model import Array, Model, load
 from rewriter.pipeline import PRESETS
 from rewriter.retype import Request, retype
@@ -184,7 +184,9 @@ def measure(folder: Path, name: str) -> list[Row]:
 
 def main() -> None:
     """Measure the named models, or all in the folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--json", type=Path)
@@ -195,14 +197,20 @@ def main() -> None:
         try:
             rows += measure(arguments.folder, name)
         except Exception as error:
-            rows.append(Row(name, "-", False, note=f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"))
+            rows.append(
+                Row(name, "-", False, note=f"{type(error).__name__}: {str(error).splitlines()[0][:160]}")
+            )
         if arguments.json:
             host = {"gpu": torch.cuda.get_device_name(), "library": trt.__name__, "version": trt.__version__}
             arguments.json.write_text(json.dumps({"host": host, "rows": [asdict(r) for r in rows]}, indent=1))
-    print("| model | variant | error | emulated | us | +- | FP32 nodes | note |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "| model | variant | error | emulated | us | +- | FP32 nodes | note |\n|---|---|---|---|---|---|---|---|"
+    )
     for r in rows:
-        shown = ["" if v is None else (f"{v:.2g}" if isinstance(v, float) and v < 1 else str(v)) for v in
-                 (r.error, r.emulated_error, r.latency_us, r.spread_us, r.fp32_nodes)]
+        shown = [
+            "" if v is None else (f"{v:.2g}" if isinstance(v, float) and v < 1 else str(v))
+            for v in (r.error, r.emulated_error, r.latency_us, r.spread_us, r.fp32_nodes)
+        ]
         print(f"| {r.model} | {r.variant} | " + " | ".join(shown) + f" | {r.note} |")
 
 

@@ -49,7 +49,7 @@ def in_child(path: Path, samples: int) -> dict[str, Any]:
 def measured(path: Path, count: int) -> dict[str, Any]:
     """Figures of one model; `create_s` is what the first sample takes longer than the others (one sample: 0)."""
     from rewriter import facts
-    from rewriter.emulate import reference
+    from rewriter.emulation import reference
     from rewriter.engines.onnxruntime import Session
     from rewriter.inputs import load_samples
     from rewriter.model import load

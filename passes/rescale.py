@@ -10,9 +10,9 @@ from onnx import TensorProto
 from rewriter import facts
 from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Rescaled
 from rewriter.edits import GraphEditor, label, open_graphs
+from rewriter.hazards.survey import Settings, Survey
 from rewriter.model import Model
 from rewriter.rescaling import Part, Rescaling, rescale
-from rewriter.survey import Settings, Survey
 
 NAMED = 3
 """How many tensors a message names."""

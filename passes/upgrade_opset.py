@@ -13,8 +13,8 @@ from rewriter import facts
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.model import Model
-from rewriter.opset_rules import CannotConvertError
 from rewriter.opsets import NodeConverter, Request
+from rewriter.opsets.rules import CannotConvertError
 from rewriter.passes.inline_functions import inline
 
 Replacements = list[tuple[NodeProto, GraphProto]]

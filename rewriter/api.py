@@ -11,7 +11,7 @@ from typing import Any, get_args
 import onnx
 
 from rewriter.base import Target
-from rewriter.emulate import Accumulation
+from rewriter.emulation import Accumulation
 from rewriter.errors import UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import METRICS

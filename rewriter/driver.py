@@ -38,9 +38,7 @@ class Driver:
 
     on_pass: Callable[[Pass], None] = lambda _: None
 
-    def run(
-        self, model: Model, passes: Sequence[Pass], context: Context
-    ) -> tuple[Model, list[PassResult]]:
+    def run(self, model: Model, passes: Sequence[Pass], context: Context) -> tuple[Model, list[PassResult]]:
         """The rewritten model and one result for each pass; `model` itself stays as it is.
 
         Raises:
@@ -72,9 +70,7 @@ class _State:
             return cls(model, tensor_facts.infer(model), False)
 
 
-def _run_one(
-    state: _State, step: Pass, context: Context, earlier: list[str]
-) -> tuple[_State, list[Event]]:
+def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) -> tuple[_State, list[Event]]:
     model = state.model.copy()
     try:
         events = list(_apply(step, model, state.facts, context))

@@ -147,9 +147,7 @@ class GraphEditor:
         """Add an initializer to this graph; returns its name, made of `base`."""
         name = self.fresh(base)
         tensor = (
-            self.model.detached_tensor(name, value)
-            if self.is_main
-            else numpy_helper.from_array(value, name)
+            self.model.detached_tensor(name, value) if self.is_main else numpy_helper.from_array(value, name)
         )
         self._new_initializers[name] = tensor
         self._facts[name] = TensorFacts(tensor.data_type, tuple(tensor.dims))

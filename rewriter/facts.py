@@ -12,9 +12,7 @@ from rewriter.model import Model, shape_of, walk_graphs
 
 Shape = tuple[int | str | None, ...]
 
-FLOATS = frozenset(
-    {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
-)
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 """The element types that a precision pass may exchange for one another."""
 
 

@@ -16,7 +16,7 @@ from rewriter import facts as tensor_facts
 from rewriter import pipeline, plan_file, verify
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
-from rewriter.emulate import Accumulation, reference
+from rewriter.emulation import Accumulation, reference
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.model import Model, load, save

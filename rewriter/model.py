@@ -88,9 +88,7 @@ class Model:
     @property
     def signature(self) -> Signature:
         graph = self.proto.graph
-        constants = {t.name for t in graph.initializer} | {
-            t.values.name for t in graph.sparse_initializer
-        }
+        constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
         return Signature(
             tuple(_port(v) for v in graph.input if v.name not in constants),
             tuple(_port(v) for v in graph.output),
@@ -307,9 +305,7 @@ def shape_of(tensor: onnx.TypeProto.Tensor) -> tuple[int | str | None, ...] | No
     """Dims of a tensor type: an int, a name, or None for each axis; None if the rank is unknown."""
     if not tensor.HasField("shape"):
         return None
-    return tuple(
-        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
-    )
+    return tuple(d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim)
 
 
 def _read(path: Path) -> onnx.ModelProto:

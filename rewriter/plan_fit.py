@@ -11,10 +11,10 @@ from onnx import NodeProto
 from rewriter.edits import label
 from rewriter.errors import UsageError
 from rewriter.facts import Facts
+from rewriter.hazards.survey import Settings
 from rewriter.model import Model
 from rewriter.plan import Decision, Plan
 from rewriter.planner import LOW_TYPES, node_key, surveys
-from rewriter.survey import Settings
 
 SAME_MODEL = (
     "a plan fits the model that it was saved for, with the same --passes, --skip, --opset and --target; "

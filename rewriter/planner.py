@@ -10,12 +10,12 @@ from onnx import NodeProto, TensorProto
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
+from rewriter.hazards.magnitude import fits_inside
+from rewriter.hazards.survey import CHEAP, VIEWS, Settings, Survey
 from rewriter.model import Model
 from rewriter.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
-from rewriter.range_rules import fits_inside
 from rewriter.stored import logical_name
-from rewriter.survey import CHEAP, VIEWS, Settings, Survey
 
 LOW_TYPES: dict[Precision, int] = {
     "fp32": TensorProto.FLOAT,

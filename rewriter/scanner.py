@@ -14,7 +14,7 @@ from rewriter import pipeline
 from rewriter.base import Context, Target
 from rewriter.driver import Driver
 from rewriter.edits import label
-from rewriter.emulate import reference
+from rewriter.emulation import reference
 from rewriter.errors import UsageError
 from rewriter.findings import Finding, ScanResult
 from rewriter.hazards import SCAN_RULES, Hazard, Settings, Survey

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from rewriter import facts as tensor_facts
 from rewriter.costs import extra_us
-from rewriter.divergence import Divergence, diverge
-from rewriter.emulate import Accumulation, emulation, reference
+from rewriter.emulation import Accumulation, emulation, reference
+from rewriter.emulation.divergence import Divergence, diverge
 from rewriter.engines.onnxruntime import Session
 from rewriter.facts import Facts
 from rewriter.metrics import METRICS

@@ -13,8 +13,8 @@ from rewriter import facts as tensor_facts
 from rewriter.base import Pass
 from rewriter.build_check import check_build, expectation
 from rewriter.compare import compare, worst
-from rewriter.divergence import NodeError, diverge
-from rewriter.emulate import Accumulation, emulation, reference
+from rewriter.emulation import Accumulation, emulation, reference
+from rewriter.emulation.divergence import NodeError, diverge
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.tensorrt import Span
 from rewriter.errors import ArithmeticRunError
@@ -97,7 +97,7 @@ def check_emulation(
     """Compare the emulated reduced-precision model with the original in FP32.
 
     Args:
-        accumulation: Type in which FP16 MatMul, Gemm and Conv sum up, as for `emulate.emulation`.
+        accumulation: Type in which FP16 MatMul, Gemm and Conv sum up, as for `emulation.emulation`.
     """
     tolerance = EMULATION_TOLERANCE[precision]
     check = _compare_run("emulation", expected.exact, fixed, samples, tolerance, accumulation)

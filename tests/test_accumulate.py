@@ -10,10 +10,10 @@ import pytest
 
 import rewriter
 from rewriter import facts
-from rewriter.accumulate import DOMAIN
 from rewriter.compare import relative_l2
-from rewriter.emulate import Accumulation, emulation
-from rewriter.kernel_chunks import CHUNK, boxes
+from rewriter.emulation import Accumulation, emulation
+from rewriter.emulation.accumulate import DOMAIN
+from rewriter.emulation.kernel_chunks import CHUNK, boxes
 from rewriter.model import Array, Model
 from rewriter.verify import run_all
 

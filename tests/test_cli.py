@@ -19,6 +19,8 @@ from onnx import external_data_helper
 from typer.testing import CliRunner
 
 from rewriter import cli
+from rewriter.cli import exits
+from rewriter.cli.options import shape
 from rewriter.errors import UsageError
 from rewriter.model import Array, save
 from rewriter.report.progress import progress
@@ -53,7 +55,7 @@ def model(tmp_path: Path) -> Path:
 
 def rewriter(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """`python -m rewriter` as a user runs it, from another folder than the checkout's."""
-    root = Path(cli.__file__).resolve().parent.parent
+    root = Path(cli.__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-m", "rewriter", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
@@ -103,7 +105,7 @@ def test_dynamic_shapes_are_in_the_next_command(tmp_path: Path) -> None:
 def test_a_failed_verification_is_1_and_the_file_is_written(tmp_path: Path) -> None:
     source = save(graph(CANCELLATION), tmp_path / "m.onnx")
     code, out, _ = quick("fix", source, "-o", tmp_path / "f.onnx")
-    assert code == cli.FAILED, out
+    assert code == exits.FAILED, out
     assert "VERIFICATION FAILED (emulation)" in flat(out)
     assert (tmp_path / "f.onnx").is_file()
 
@@ -111,7 +113,7 @@ def test_a_failed_verification_is_1_and_the_file_is_written(tmp_path: Path) -> N
 def test_strict_writes_nothing_when_verification_fails(tmp_path: Path) -> None:
     source = save(graph(CANCELLATION), tmp_path / "m.onnx")
     code, out, _ = quick("fix", source, "-o", tmp_path / "f.onnx", "--strict")
-    assert code == cli.FAILED, out
+    assert code == exits.FAILED, out
     assert "nothing written" in out
     assert list(tmp_path.iterdir()) == [source]
 
@@ -242,7 +244,7 @@ def test_bad_input_is_2_with_a_message_and_nothing_written(
     given = arguments(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     code, out, error = quick("fix", *given, "-o", tmp_path / "f.onnx", "--report", tmp_path / "r.json")
-    assert code == cli.BAD_INPUT, out
+    assert code == exits.BAD_INPUT, out
     for word in words:
         assert word in error
     assert sorted(tmp_path.rglob("*")) == before
@@ -273,7 +275,7 @@ def hard_link(model: Path) -> Path:
 def test_the_model_is_not_overwritten_by_accident(model: Path, alias: Callable[[Path], Path]) -> None:
     before = model.read_bytes()
     code, _, error = quick("fix", model, "-o", alias(model), *STRUCTURE, "--no-verify")
-    assert code == cli.BAD_INPUT
+    assert code == exits.BAD_INPUT
     assert "--in-place" in error
     assert model.read_bytes() == before
 
@@ -296,14 +298,14 @@ def test_bad_outputs_are_refused_before_the_work(
     model: Path, tmp_path: Path, arguments: list[str], words: str
 ) -> None:
     code, _, error = quick("fix", model, *(a.format(tmp_path) for a in arguments), *STRUCTURE)
-    assert code == cli.BAD_INPUT
+    assert code == exits.BAD_INPUT
     assert words in error
     assert list(tmp_path.iterdir()) == [model]
 
 
 def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """A script that calls `main()` after some preparation of the process."""
-    root = Path(cli.__file__).resolve().parent.parent
+    root = Path(cli.__file__).resolve().parents[2]
     command = [sys.executable, "-c", f"{code}; from rewriter.cli import main; main()", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300)
 
@@ -323,14 +325,14 @@ def test_a_full_disk_is_an_error_of_ours(model: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
 @pytest.mark.parametrize("seconds", [0.5, 1.5])
 def test_an_interrupt_leaves_no_half_of_a_file(tmp_path: Path, seconds: float) -> None:
-    large = Path(cli.__file__).resolve().parent.parent / "models" / "rtdetr.onnx"
+    large = Path(cli.__file__).resolve().parents[2] / "models" / "rtdetr.onnx"
     soon = (
         "import os, rewriter.cli, signal, threading;"
         f"timer = threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT));"
         "timer.daemon = True; timer.start()"
     )
     done = python(soon, "fix", large, "-o", tmp_path / "f.onnx")
-    assert (done.returncode, done.stdout) == (cli.INTERRUPTED, "")
+    assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
     assert done.stderr in ("interrupted\n", ""), "Typer says nothing before the command has begun"
     assert {path.name for path in tmp_path.iterdir()} <= {"f.onnx"}, "the model is written before it is built"
     for path in tmp_path.iterdir():
@@ -351,7 +353,7 @@ def test_a_terminal_sees_progress_and_the_pipe_only_the_report(model: Path) -> N
     import pty
 
     master, slave = pty.openpty()
-    root = Path(cli.__file__).resolve().parent.parent
+    root = Path(cli.__file__).resolve().parents[2]
     command = [sys.executable, "-m", "rewriter", "fix", str(model), "--dry-run"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=slave, cwd=root, timeout=300, check=True)
     os.close(slave)
@@ -375,17 +377,17 @@ def test_a_terminal_sees_progress_and_the_pipe_only_the_report(model: Path) -> N
 )
 def test_a_reader_that_leaves_early_is_no_error(model: Path, arguments: str) -> None:
     command = f"{sys.executable} -m rewriter {arguments.format(model)} | true"
-    root = Path(cli.__file__).resolve().parent.parent
+    root = Path(cli.__file__).resolve().parents[2]
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=root)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_reader_that_leaves_early_does_not_hide_a_failure(tmp_path: Path) -> None:
     source = save(graph(CANCELLATION), tmp_path / "m.onnx")
-    root = Path(cli.__file__).resolve().parent.parent
+    root = Path(cli.__file__).resolve().parents[2]
     command = f"{sys.executable} -m rewriter fix {source} --dry-run | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=root)
-    assert (done.returncode, done.stderr) == (cli.FAILED, "")
+    assert (done.returncode, done.stderr) == (exits.FAILED, "")
 
 
 def test_a_defect_of_ours_is_neither_1_nor_2(
@@ -396,7 +398,7 @@ def test_a_defect_of_ours_is_neither_1_nor_2(
 
     monkeypatch.setattr("rewriter.api.fix", broken)
     code, _, error = quick("fix", model, "-o", tmp_path / "f.onnx")
-    assert code == cli.DEFECT
+    assert code == exits.DEFECT
     assert "ZeroDivisionError: a defect" in error
 
 
@@ -409,13 +411,13 @@ SHAPES = [
 
 @pytest.mark.parametrize(("text", "expected"), SHAPES)
 def test_shapes(text: str, expected: tuple[str, tuple[int, ...]]) -> None:
-    assert cli._shape(text) == expected
+    assert shape(text) == expected
 
 
 @pytest.mark.parametrize("text", ["x", ":1x2", "x:1x", "x:0x3", "x:-1", "x:1,2"])
 def test_what_is_no_shape(text: str) -> None:
     with pytest.raises(UsageError, match="is not a shape"):
-        cli._shape(text)
+        shape(text)
 
 
 def test_help_fits_a_screen() -> None:

@@ -14,8 +14,8 @@ import rewriter
 from rewriter import facts
 from rewriter.base import Context
 from rewriter.compare import relative_l2
-from rewriter.divergence import Divergence, NodeError, diverge
-from rewriter.emulate import Accumulation, emulation, reference
+from rewriter.emulation import Accumulation, emulation, reference
+from rewriter.emulation.divergence import Divergence, NodeError, diverge
 from rewriter.model import Array, Model, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.plan import Decision, InputsOutputs, Plan

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto
 
 from rewriter import facts
-from rewriter.emulate import emulation, reference
+from rewriter.emulation import emulation, reference
 from rewriter.model import Array, Model
 
 HALF = np.dtype(np.float16)

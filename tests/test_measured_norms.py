@@ -8,8 +8,8 @@ import pytest
 from onnx import TensorProto
 from test_hazards import found
 
+from rewriter.hazards.survey import Settings
 from rewriter.plan import Range
-from rewriter.survey import Settings
 
 TRUSTING = Settings(TensorProto.FLOAT16, measured_norms=True)
 

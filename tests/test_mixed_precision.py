@@ -15,7 +15,7 @@ from rewriter import facts
 from rewriter.base import Change, Context, Refusal
 from rewriter.compare import compare
 from rewriter.driver import Driver
-from rewriter.emulate import emulation, reference
+from rewriter.emulation import emulation, reference
 from rewriter.errors import PassError
 from rewriter.model import Array, Model, load
 from rewriter.passes.mixed_precision import MixedPrecision

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli, facts, plan_file
+from rewriter.cli import exits
 from rewriter.errors import OutputError, UsageError
 from rewriter.model import Model, save
 from rewriter.plan import Decision, Plan, Range
@@ -239,7 +240,7 @@ def test_a_plan_of_another_model_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text(plan_of({"key": "0:elsewhere", "node": "/enc/Softmax"}))
     arguments = ["fix", path, "-o", tmp_path / "f.onnx", "--plan", tmp_path / "p.json", "--no-build"]
     outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments])
-    assert outcome.exit_code == cli.BAD_INPUT
+    assert outcome.exit_code == exits.BAD_INPUT
     assert "/enc/Softmax" in outcome.stderr and "p.json" in outcome.stderr
     assert not (tmp_path / "f.onnx").exists()
 
@@ -247,7 +248,7 @@ def test_a_plan_of_another_model_writes_nothing(tmp_path: Path) -> None:
 def test_a_plan_must_not_overwrite_the_model(tmp_path: Path) -> None:
     path = save(graphs.graph(LARGE), tmp_path / "m.onnx")
     outcome = CliRunner().invoke(cli.app, ["fix", str(path), "--dry-run", "--save-plan", str(path)])
-    assert outcome.exit_code == cli.BAD_INPUT
+    assert outcome.exit_code == exits.BAD_INPUT
     assert "would overwrite" in outcome.stderr
 
 

@@ -11,8 +11,8 @@ from rewriter import facts
 from rewriter.base import Target
 from rewriter.edits import open_graphs
 from rewriter.hazards import Settings, Survey
+from rewriter.hazards.quirks import known_defects, places, table
 from rewriter.planner import LOW_TYPES
-from rewriter.quirks import known_defects, places, table
 
 BY_ID = {quirk.id: quirk for quirk in table()}
 

@@ -17,14 +17,14 @@ import onnx
 import pytest
 
 from rewriter import facts as tensor_facts
-from rewriter.emulate import reference
+from rewriter.emulation import reference
 from rewriter.engines.onnxruntime import Session
 from rewriter.errors import ArithmeticRunError
-from rewriter.instrument import instrument
 from rewriter.model import Array, Model, load
 from rewriter.plan import Range
 from rewriter.ranges import Ranges, measure, range_of
-from rewriter.statistics import BLOCK, SMALL
+from rewriter.ranges.instrument import instrument
+from rewriter.ranges.statistics import BLOCK, SMALL
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "models"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter import facts
-from rewriter.emulate import emulation, reference
+from rewriter.emulation import emulation, reference
 from rewriter.errors import PassError
 from rewriter.model import Array, Model, load, walk_graphs
 from rewriter.retype import Request, retype

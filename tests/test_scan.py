@@ -165,7 +165,7 @@ class TestReports:
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """`python -m rewriter scan` from the checkout's root."""
-    root = Path(cli.__file__).resolve().parent.parent
+    root = Path(cli.__file__).resolve().parents[2]
     words = [sys.executable, "-m", "rewriter", "scan", *map(str, arguments)]
     return subprocess.run(words, capture_output=True, text=True, cwd=root, timeout=120)
 

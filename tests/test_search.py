@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli, facts
+from rewriter.cli import exits
 from rewriter.costs import extra_us
-from rewriter.emulate import reference
+from rewriter.emulation import reference
 from rewriter.errors import UsageError
 from rewriter.model import Array, Model, save
 from rewriter.plan import Decision, InputsOutputs, Plan
@@ -191,7 +192,7 @@ def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> No
     np.savez(tmp_path / "d.npz", x=np.ones((1, 2), np.float32))
     arguments = [path, "--inputs", tmp_path / "d.npz", "--dry-run", "--no-build", "--skip", "simplify"]
     outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), "--tolerance", "1e-2"])
-    assert outcome.exit_code == cli.FAILED
+    assert outcome.exit_code == exits.FAILED
     assert "rounding the weights alone" in " ".join(outcome.stdout.split())
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rewriter.edits import GraphEditor
+from rewriter.hazards.survey import Survey
 from rewriter.rescaling.apply import apply
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.demands import Demand, Demands, demands
 from rewriter.rescaling.freedom import Freedom, analyse
 from rewriter.rescaling.solver import solve
-from rewriter.survey import Survey
 
 __all__ = ["Part", "Rescaling", "rescale"]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess, inside_limit, smallest_epsilon
+from rewriter.hazards.survey import Survey
 from rewriter.model import Array
 from rewriter.norms import find_norms
-from rewriter.range_rules import FP16_MIN_NORMAL, UNDERFLOW, excess, inside_limit, smallest_epsilon
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.freedom import ConstantUse, Freedom
-from rewriter.survey import Survey
 
 MAX_EXPONENT = 32
 """Largest exponent either way: FP16 spans 40 binades, and FP32's 254 hold squares of what is scaled so."""

@@ -8,9 +8,9 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.edits import label
+from rewriter.hazards.survey import CHEAP, Hazard, Survey
 from rewriter.kinds import Severity
 from rewriter.masks import LARGEST_BIAS, Follower, Use, huge_uses
-from rewriter.survey import CHEAP, Hazard, Survey
 
 
 def masks(survey: Survey) -> Iterator[Hazard]:

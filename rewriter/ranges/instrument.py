@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from rewriter.edits import attribute, reads
 from rewriter.facts import FLOATS, Facts
 from rewriter.model import Array, Model, holds_graphs, subgraphs, walk_graphs
-from rewriter.statistics import Emitter, Key, Names, Pack, Statistics, joined
+from rewriter.ranges.statistics import Emitter, Key, Names, Pack, Statistics, joined
 
 SAME_VALUES = frozenset(
     "Reshape Transpose Squeeze Unsqueeze Flatten Identity DepthToSpace SpaceToDepth Expand Tile".split()

@@ -11,7 +11,7 @@ from typing import Literal
 
 from onnx import TensorProto
 
-from rewriter.accumulate import accumulate_in_fp16
+from rewriter.emulation.accumulate import accumulate_in_fp16
 from rewriter.facts import Facts
 from rewriter.model import Model
 from rewriter.retype import Request, retype

@@ -21,8 +21,8 @@ import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.edits import attribute
+from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
 from rewriter.facts import Facts, Shape
-from rewriter.kernel_chunks import CHUNK, boxes, slices
 from rewriter.model import Model, walk_graphs
 
 ACCUMULATING = frozenset({"MatMul", "Gemm", "Conv"})

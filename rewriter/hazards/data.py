@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rewriter.edits import label
-from rewriter.survey import Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 
 DEVIATIONS = 50.0
 """Standard deviations from the mean, both as a BatchNormalization learned them: no data is that far out."""

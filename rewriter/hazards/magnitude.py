@@ -9,10 +9,10 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import label
+from rewriter.hazards.survey import VIEWS, Hazard, Survey
 from rewriter.kinds import Severity
 from rewriter.norms import Norm, find_norms
 from rewriter.plan import Range
-from rewriter.survey import VIEWS, Hazard, Survey
 
 FP16_MIN_NORMAL = 2.0**-14
 """IEEE 754 binary16: below it, numbers lose bits."""

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.accumulation_rules import accumulator_error, partial_sums, running_sums
-from rewriter.attention_rules import linear_attention, masks
-from rewriter.data_rules import fp16_reference, outside_statistics
 from rewriter.edits import GraphEditor, attribute
-from rewriter.internal_rules import (
+from rewriter.hazards.accumulation import accumulator_error, partial_sums, running_sums
+from rewriter.hazards.attention import linear_attention, masks
+from rewriter.hazards.data import fp16_reference, outside_statistics
+from rewriter.hazards.internal import (
     hidden_sums,
     inner_cube,
     inner_exponentials,
@@ -28,12 +28,12 @@ from rewriter.internal_rules import (
     long_softmax,
     steep_powers,
 )
-from rewriter.loss_rules import cancellation, flushed_constants, overflowing, vanishing, weights
+from rewriter.hazards.loss import cancellation, flushed_constants, overflowing, vanishing, weights
+from rewriter.hazards.magnitude import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
+from rewriter.hazards.quirks import known_defects
+from rewriter.hazards.resolution import comparisons, coordinates, integers, order, phase, positions
+from rewriter.hazards.survey import CHEAP, Hazard, Settings, Survey
 from rewriter.model import holds_graphs
-from rewriter.quirks import known_defects
-from rewriter.range_rules import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
-from rewriter.resolution_rules import comparisons, coordinates, integers, order, phase, positions
-from rewriter.survey import CHEAP, Hazard, Settings, Survey
 
 __all__ = ["RULES", "SCAN_RULES", "Hazard", "Rule", "Settings", "Survey"]
 

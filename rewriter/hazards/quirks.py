@@ -14,8 +14,8 @@ from onnx import NodeProto
 
 from rewriter.base import Target
 from rewriter.edits import GraphEditor, attribute
+from rewriter.hazards.survey import Hazard, Survey
 from rewriter.kinds import Severity
-from rewriter.survey import Hazard, Survey
 
 PATCH = 8
 """Smallest kernel that `kernel-is-stride` means: patches of vision transformers have 8 to 32."""
@@ -69,7 +69,9 @@ class Quirk:
 @functools.cache
 def table() -> tuple[Quirk, ...]:
     """The whole table, in its order."""
-    rows = tomllib.loads(files("rewriter").joinpath("quirks.toml").read_text(encoding="utf-8"))["quirk"]
+    rows = tomllib.loads(files("rewriter.hazards").joinpath("quirks.toml").read_text(encoding="utf-8"))[
+        "quirk"
+    ]
     return tuple(Quirk(**{**row, "chain": tuple(row["chain"])}) for row in rows)
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.attention_rules import mask_uses
 from rewriter.edits import label
+from rewriter.hazards.attention import mask_uses
+from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
+from rewriter.hazards.resolution import made_of_integers
+from rewriter.hazards.survey import CHEAP, VIEWS, Hazard, Survey
 from rewriter.kinds import Severity
 from rewriter.model import Array
 from rewriter.norms import find_norms
 from rewriter.plan import Range
-from rewriter.range_rules import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
-from rewriter.resolution_rules import made_of_integers
-from rewriter.survey import CHEAP, VIEWS, Hazard, Survey
 
 WEIGHT_ERROR = 1e-3
 """Relative L2 error of rounded weights; 2^-11 = 4.9e-4 is the most that normal numbers lose."""

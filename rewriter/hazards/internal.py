@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import attribute
+from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
+from rewriter.hazards.survey import Hazard, Survey
 from rewriter.kinds import Severity
-from rewriter.range_rules import FP16_FLUSH, FP16_MIN_NORMAL
-from rewriter.survey import Hazard, Survey
 
 NAIVE_LOG_SUM_EXP = "https://github.com/NVIDIA/TensorRT/issues/4772"
 

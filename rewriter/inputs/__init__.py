@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from rewriter.errors import InputsError
+from rewriter.inputs.random import random_samples
+from rewriter.inputs.samples import Sample, Samples
 from rewriter.model import Array, Model, Signature
-from rewriter.random_inputs import random_samples
-from rewriter.samples import Sample, Samples
 
 __all__ = ["Samples", "load_samples", "random_samples"]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rewriter import facts as tensor_facts
-from rewriter.emulate import Accumulation, emulation, reference
+from rewriter.emulation import Accumulation, emulation, reference
+from rewriter.emulation.side_by_side import Row, SideBySide
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
-from rewriter.side_by_side import Row, SideBySide
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def diverge(
     Args:
         original: The model before `mixed-precision`, with inputs of the samples' types.
         fixed: The same nodes in reduced precision.
-        accumulation: As for `emulate.emulation`.
+        accumulation: As for `emulation.emulation`.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run one of the two.

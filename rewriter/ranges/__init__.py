@@ -15,11 +15,11 @@ from onnx import NodeProto, helper
 from rewriter.edits import constant_value, label
 from rewriter.engines.onnxruntime import NoKernelError, Session, qualified
 from rewriter.facts import FLOATS, Facts
-from rewriter.instrument import Instrumented, instrument
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.plan import Range
+from rewriter.ranges.instrument import Instrumented, instrument
+from rewriter.ranges.statistics import Key
 from rewriter.schemas import schema_of
-from rewriter.statistics import Key
 
 BLOCK = 2**20
 """Elements of a constant that are looked at together: 4 MiB of FP32, about a cache."""
@@ -59,7 +59,7 @@ def measure(
     """Ranges of all float tensors, subgraphs included, over all samples.
 
     Args:
-        model: Computes in FP32; see `emulate.reference`.
+        model: Computes in FP32; see `emulation.reference`.
         samples: Feeds, one after the other; only one is held at a time.
         facts: Of `model`.
         progress: Called with the number of samples done.

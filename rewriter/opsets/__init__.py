@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper, versio
 
 from rewriter.facts import TensorFacts
 from rewriter.model import DETACH_BYTES, Array, holds_graphs
-from rewriter.opset_rules import RULES, CannotConvertError, Mend, Rule
+from rewriter.opsets.rules import RULES, CannotConvertError, Mend, Rule
 from rewriter.schemas import schema_of
 
 

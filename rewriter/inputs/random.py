@@ -12,8 +12,8 @@ from onnx import NodeProto, TensorProto, helper
 from rewriter import facts as tensor_facts
 from rewriter.edits import attribute
 from rewriter.errors import InputsError
+from rewriter.inputs.samples import Sample, Samples, nearest
 from rewriter.model import Array, Model, Port
-from rewriter.samples import Sample, Samples, nearest
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: axis 0 and names with `batch`; axes 2 and 3 of four; all others."""

@@ -1,0 +1,52 @@
+"""How a command ends: its exit code, and what it says on stderr.
+
+Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
+something; 2 bad usage or bad model, nothing written;
+70 a defect of this program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from rewriter.errors import RewriterError
+
+FAILED, BAD_INPUT, DEFECT, INTERRUPTED = 1, 2, 70, 130
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Errors of ours go to stderr as they read; anything else is a defect and shows its traceback."""
+    try:
+        yield
+    except RewriterError as error:
+        _stop(f"error: {error}", BAD_INPUT)
+    except KeyboardInterrupt:
+        _stop("interrupted", INTERRUPTED)
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception:
+        traceback.print_exc()
+        _stop("this is a defect of rewriter: please report it with the lines above", DEFECT)
+
+
+def _stop(message: str, code: int) -> NoReturn:
+    typer.echo(message, err=True)
+    raise typer.Exit(code) from None
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """`| head` may have read enough: no error, and the exit code still tells the verdict."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more

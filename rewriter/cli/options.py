@@ -1,0 +1,61 @@
+"""Options that several commands share, and how their text is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rewriter.errors import OutputError, UsageError
+
+PASSES, PRECISION, OUTCOME = "Passes", "Precision", "Verification and report"
+
+FLAG = " "
+"""Metavar of an option without a value; Typer would print `<bool>`."""
+
+
+def option(panel: str, metavar: str, text: str, *names: str) -> Any:
+    """An option of the panel `panel` of a command's help."""
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+
+
+ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", hidden=True)]
+Inputs = Annotated[Path | None, typer.Option(metavar="DATA", help="Samples: npz, folder, Polygraphy JSON")]
+InputShape = Annotated[
+    list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
+]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of random data [0]", show_default=False)]
+Verbose = Annotated[bool, option(OUTCOME, FLAG, "List everything", "-v", "--verbose")]
+
+
+def check_extra(option: str, path: Path | None, others: list[Path]) -> None:
+    """Refuse before the work starts a file beside the model that could not be written after it."""
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise OutputError("its folder does not exist", where=f"{option} {path}", hint="make it first")
+    for other in others:
+        if path.resolve() == other.resolve():
+            raise UsageError(
+                f"it would overwrite {other}", where=f"{option} {path}", hint="name another file"
+            )
+
+
+def split(texts: list[str] | None) -> list[str]:
+    """`["a,b", "c"]` as `["a", "b", "c"]`."""
+    return [part.strip() for text in texts or () for part in text.split(",") if part.strip()]
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`image:1x3x224x224`: the name may hold colons, the shape may be empty for a scalar."""
+    name, colon, dims = text.rpartition(":")
+    try:
+        shape = tuple(int(dim) for dim in dims.split("x") if dim or dims)
+    except ValueError:
+        shape = (0,)
+    if not (name and colon) or any(dim < 1 for dim in shape):
+        raise UsageError(
+            f"{text!r} is not a shape", where="--input-shape", hint="NAME:1x3x224x224, sizes from 1"
+        )
+    return name, shape

@@ -1,0 +1,83 @@
+"""`rewriter scan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
+from rewriter.cli.options import (
+    FLAG,
+    OUTCOME,
+    PRECISION,
+    Inputs,
+    InputShape,
+    ModelPath,
+    Seed,
+    Verbose,
+    check_extra,
+    option,
+    shape,
+)
+
+if TYPE_CHECKING:
+    from rewriter.findings import ScanResult
+
+
+def scan(
+    model: ModelPath,
+    inputs: Inputs = None,
+    input_shape: InputShape = None,
+    seed: Seed = 0,
+    precision: Annotated[
+        Literal["fp16", "bf16"], option(PRECISION, "TYPE", "What MODEL shall compute in: fp16 or bf16")
+    ] = "fp16",
+    target: Annotated[
+        str, option(PRECISION, "NAME", "tensorrt (default), tensorrt-rtx or 10.3: known defects")
+    ] = "tensorrt",
+    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the findings as JSON, too")] = None,
+    sarif: Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too")] = None,
+    fail_on: Annotated[
+        Literal["warning", "error"] | None, option(OUTCOME, "LEVEL", "Exit with 1 from warning or error on")
+    ] = None,
+    verbose: Verbose = False,
+    quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the counts alone", "-q", "--quiet")] = False,
+) -> None:
+    """Find where MODEL goes wrong in FP16, and what would repair it; change nothing.
+
+    Exits with 0, with 1 if --fail-on says so, with 2 on bad usage or model.
+    """
+    with exit_codes():
+        from rewriter import scanner
+        from rewriter.report.progress import progress
+
+        for option, path in (("--json", json), ("--sarif", sarif)):
+            check_extra(option, path, [model])
+        with progress(shown=not quiet) as shown:
+            result = scanner.scan(
+                model,
+                inputs=inputs,
+                precision=precision,
+                input_shapes=dict(map(shape, input_shape or ())),
+                target=target,
+                seed=seed,
+                progress=shown,
+            )
+        _show_findings(result, json, sarif, verbosity=int(verbose) - int(quiet))
+        if fail_on is not None and result.reaches(fail_on):
+            raise typer.Exit(FAILED)
+
+
+def _show_findings(result: ScanResult, json: Path | None, sarif: Path | None, *, verbosity: int) -> None:
+    from rewriter.report import sarif as sarif_report
+    from rewriter.report import scan as scan_report
+    from rewriter.report import terminal
+
+    if json is not None:
+        scan_report.write_json(result, json)
+    if sarif is not None:
+        sarif_report.write(result, sarif)
+    with reader_may_leave():
+        scan_report.print_result(result, terminal.console(), verbosity=verbosity)
