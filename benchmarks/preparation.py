@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,16 @@ def _extra(name: str, work: Path) -> list[str]:
     return ["--tolerance", f"{error * ACCURATE_SHARE:.3g}"]
 
 
-def child(command: Sequence[str], log: Path, limit_s: float) -> dict[str, Any]:
+def child(
+    command: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Run a command from the repository's root: seconds, peak memory in MB with its children, and how it ended."""
     start = time.perf_counter()
-    with log.open("wb") as stream, subprocess.Popen(command, stdout=stream, stderr=stream, cwd=ROOT) as process:
+    variables = {**os.environ, **(environment or {})}
+    with (
+        log.open("wb") as stream,
+        subprocess.Popen(command, stdout=stream, stderr=stream, cwd=ROOT, env=variables) as process,
+    ):
         stopped = False
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
@@ -98,7 +104,9 @@ def child(command: Sequence[str], log: Path, limit_s: float) -> dict[str, Any]:
         "user_s": round(usage.ru_utime, 2),
         "peak_mb": round(usage.ru_maxrss / 1024),
         "exit_code": process.returncode,
-        "note": (f"stopped after {limit_s:.0f} s" if stopped else lines[-1][:200] if failed and lines else ""),
+        "note": (
+            f"stopped after {limit_s:.0f} s" if stopped else lines[-1][:200] if failed and lines else ""
+        ),
     }
 
 
@@ -127,9 +135,7 @@ def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -
     as_sets = any(node.op_type in SELECTING for node in model.proto.graph.node)
     actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
     rows = compare(expected, actual, verify.EMULATION_TOLERANCE["fp16"], as_sets=as_sets)
-    return {
-        r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows
-    }
+    return {r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows}
 
 
 def expect(path: Path, samples: Path, work: Path) -> None:
@@ -148,7 +154,8 @@ def emulate(path: Path, samples: Path, work: Path, name: str, accumulation: Accu
     model = load(work / f"{name}.onnx")
     start = time.perf_counter()
     (outputs,) = verify.run_all(
-        emulation(model, facts.infer(model), accumulation), [verify.as_declared(model, feeds_of(samples))]
+        emulation(model, facts.infer(model), accumulation, tf32=True),
+        [verify.as_declared(model, feeds_of(samples))],
     )
     found = {
         "errors": errors(model, expected, outputs),
