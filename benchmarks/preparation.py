@@ -23,7 +23,6 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.census import census
-from benchmarks.variants import VARIANTS
 from rewriter import facts, verify
 from rewriter.compare import compare
 from rewriter.emulation import Accumulation, emulation

@@ -16,7 +16,6 @@ of its own. Every stage goes on where it was stopped; what is to be done again h
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

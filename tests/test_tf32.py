@@ -42,7 +42,7 @@ def feeds() -> dict[str, np.ndarray]:
 
 
 def eleven_bits(x: np.ndarray) -> np.ndarray:
-    """Rounded to nearest with 11 significant bits, by another way than the emulation's: integer arithmetic."""
+    """Rounded to nearest with 11 significant bits, by another way than the emulation's."""
     mantissa, exponent = np.frexp(x.astype(np.float64))
     return np.ldexp(np.rint(mantissa * 2**11), exponent - 11).astype(np.float32)
 

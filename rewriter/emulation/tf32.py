@@ -1,13 +1,15 @@
 """TF32 in an emulation: what a GPU makes of the FP32 operands of a MatMul, Gemm or Conv.
 
-TensorRT lets Tensor Cores multiply FP32 matrices in TF32 unless it is told not to: operands keep 11 significant bits, as
-many as FP16 has, and FP32's range; sums are FP32. Measured on one H200 (TensorRT-RTX 1.6.1), random operands: relative L2
-error 2.9e-4, which is two roundings to nearest of 2.1e-4 each. So an FP32 island round such a node has FP32 sums and
-range, and no better weights than FP16 has.
+TensorRT lets Tensor Cores multiply FP32 matrices in TF32 unless it is told not to: operands keep 11
+significant bits, as many as FP16 has, and FP32's range; sums are FP32. Measured on one H200
+(TensorRT-RTX 1.6.1), random operands: relative L2 error 2.9e-4, which is two roundings to nearest of
+2.1e-4 each. So an FP32 island round such a node has FP32 sums and range, and no better weights than
+FP16 has.
 
-The rounding is Veltkamp's splitting (Dekker, "A floating-point technique for extending the available precision", 1971):
-with c = (2^13 + 1) x in FP32, c - (c - x) is x with 24 - 13 bits. Scaled by 2^-14, so that the largest float does not
-overflow on the way.
+The rounding is Veltkamp's splitting (Dekker, "A floating-point technique for extending the available
+precision", 1971):
+with c = (2^13 + 1) x in FP32, c - (c - x) is x with 24 - 13 bits. Scaled by 2^-14, so that the largest
+float does not overflow on the way.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ def multiply_in_tf32(emulated: Model, given: Model, facts: Facts) -> None:
     """Round the operands of every MatMul, Gemm, Conv and ConvTranspose that `given` computes in FP32.
 
     Args:
-        emulated: What `retype` made of `given`; changed in place. It has the same nodes of these operators in the same
-            order.
+        emulated: What `retype` made of `given`; changed in place. It has the same nodes of these
+            operators in the same order.
         facts: Of `given`.
     """
     used = False
