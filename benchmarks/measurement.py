@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.preparation import child, errors, feeds_of
+from benchmarks.preparation import Limits, child, errors, feeds_of
 from benchmarks.variants import VARIANTS
 from rewriter.model import load
 
@@ -29,7 +29,7 @@ TF32_OFF = {"NVIDIA_TF32_OVERRIDE": "0"}
 """On TensorRT-RTX 1.6.1 clearing the builder's flag changes nothing; this does."""
 
 
-def build_all(models: Sequence[Path], jobs: int, limit_s: float) -> None:
+def build_all(models: Sequence[Path], jobs: int, limits: Limits) -> None:
     """Engines beside the variants of each model's folder, for the GPU at hand or for none."""
 
     def one(path: Path, stem: str, environment: dict[str, str]) -> None:
@@ -37,7 +37,7 @@ def build_all(models: Sequence[Path], jobs: int, limit_s: float) -> None:
         if note.exists():
             return
         command = [sys.executable, "benchmarks/gpu.py", str(path), str(engine)]
-        built = child(command, path.parent / f"{stem}.build.log", limit_s, environment)
+        built = child(command, path.parent / f"{stem}.build.log", limits, environment)
         built["builds"] = engine.exists() and built["exit_code"] == 0
         note.write_text(json.dumps(built, indent=1))
 
@@ -47,17 +47,17 @@ def build_all(models: Sequence[Path], jobs: int, limit_s: float) -> None:
         list(pool.map(lambda job: one(*job), wanted))
 
 
-def measure(work: Path, samples: Path, limit_s: float) -> None:
+def measure(work: Path, samples: Path, limits: Limits) -> None:
     """Errors and latencies of one model into WORK/measured.json, and FP32 without TF32 beside it."""
     names = [v for v in VARIANTS if (work / f"{v}.engine").exists()]
     died: dict[str, Any] = {}
-    done = _runs(work, samples, names, "measured", limit_s)
+    done = _runs(work, samples, names, "measured", limits)
     if done["exit_code"]:
-        alone = {v: _runs(work, samples, [v], "alone", limit_s) for v in names}
+        alone = {v: _runs(work, samples, [v], "alone", limits) for v in names}
         died = {v: {"note": f"the run died: {a['note']}"} for v, a in alone.items() if a["exit_code"]}
-        _runs(work, samples, [v for v in names if v not in died], "measured", limit_s)
+        _runs(work, samples, [v for v in names if v not in died], "measured", limits)
     if (work / "fp32-tf32-off.engine").exists():
-        _runs(work, samples, ["fp32-tf32-off"], "measured-tf32-off", limit_s, TF32_OFF)
+        _runs(work, samples, ["fp32-tf32-off"], "measured-tf32-off", limits, TF32_OFF)
     found = work / "measured.json"
     if died:
         rows = json.loads(found.read_text()) if found.exists() else {}
@@ -65,10 +65,10 @@ def measure(work: Path, samples: Path, limit_s: float) -> None:
 
 
 def _runs(
-    work: Path, samples: Path, names: Sequence[str], out: str, limit_s: float, environment: Any = None
+    work: Path, samples: Path, names: Sequence[str], out: str, limits: Limits, environment: Any = None
 ) -> dict[str, Any]:
     command = [sys.executable, str(Path(__file__)), str(work), str(samples), out, *names]
-    return child(command, work / f"{out}.log", limit_s, environment)
+    return child(command, work / f"{out}.log", limits, environment)
 
 
 def run(work: Path, samples: Path, out: str, names: Sequence[str]) -> None:

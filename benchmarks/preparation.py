@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def prepare(
     variants: Sequence[str],
     python: str,
     accumulations: Sequence[str],
-    limit_s: float,
+    limits: Limits,
 ) -> None:
     """All variants of one model into `work`; `python` is the interpreter that has the other tools."""
     work.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def prepare(
             foreign = name in {"autocast", "onnxconverter-common"}
             command = [python if foreign else sys.executable, "benchmarks/variants.py", name]
             command += [str(path), str(samples), str(out), *_extra(name, work)]
-            row["tool"] = child(command, work / f"{name}.log", limit_s)
+            row["tool"] = child(command, work / f"{name}.log", limits)
             row["made"] = out.exists() and row["tool"]["exit_code"] == 0
             stats.write_text(json.dumps(row, indent=1))
         if row["made"] and "fp32_nodes" not in row:
@@ -76,8 +76,16 @@ def _extra(name: str, work: Path) -> list[str]:
     return ["--tolerance", f"{error * ACCURATE_SHARE:.3g}"]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a child process may use before it is stopped: seconds, and resident memory in GB (of itself alone)."""
+
+    seconds: float = 1800.0
+    gigabytes: float = math.inf
+
+
 def child(
-    command: Sequence[str], log: Path, limit_s: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str], log: Path, limits: Limits, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """Run a command from the repository's root: seconds, peak memory in MB with its children, and how it ended."""
     start = time.perf_counter()
@@ -86,14 +94,15 @@ def child(
         log.open("wb") as stream,
         subprocess.Popen(command, stdout=stream, stderr=stream, cwd=ROOT, env=variables) as process,
     ):
-        stopped = False
+        stopped = ""
         while True:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
-            if time.perf_counter() - start > limit_s and not stopped:
-                process.kill()
-                stopped = True
+            if not stopped:
+                stopped = _exceeded(process.pid, time.perf_counter() - start, limits)
+                if stopped:
+                    process.kill()
             time.sleep(0.02)
         process.returncode = os.waitstatus_to_exitcode(status)
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -103,10 +112,20 @@ def child(
         "user_s": round(usage.ru_utime, 2),
         "peak_mb": round(usage.ru_maxrss / 1024),
         "exit_code": process.returncode,
-        "note": (
-            f"stopped after {limit_s:.0f} s" if stopped else lines[-1][:200] if failed and lines else ""
-        ),
+        "note": stopped or (lines[-1][:200] if failed and lines else ""),
     }
+
+
+def _exceeded(pid: int, seconds: float, limits: Limits) -> str:
+    """Which limit a running process is beyond, in words; "" if none."""
+    if seconds > limits.seconds:
+        return f"stopped after {limits.seconds:.0f} s"
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return ""
+    used = pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+    return f"stopped at {used:.1f} GB" if used > limits.gigabytes else ""
 
 
 def _own(step: str, path: Path, samples: Path, work: Path, *more: str) -> None:

@@ -16,6 +16,7 @@ of its own. Every stage goes on where it was stopped; what is to be done again h
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measurement import build_all, measure
-from benchmarks.preparation import prepare
+from benchmarks.preparation import Limits, prepare
 from benchmarks.report import write
 from benchmarks.variants import VARIANTS
 
@@ -60,11 +61,13 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for one tool")
+    parser.add_argument("--memory", type=float, default=math.inf, metavar="GB", help="for one tool")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = arguments.names or [n for n in MODELS if (arguments.folder / f"{n}.onnx").exists()]
 
     folder, work = arguments.folder.resolve(), arguments.work.resolve()
+    limits = Limits(arguments.limit, arguments.memory)
     accumulations = [a for a in arguments.accumulations.split(",") if a]
 
     def prepare_one(name: str) -> None:
@@ -75,7 +78,7 @@ def main() -> None:
             arguments.variants.split(","),
             arguments.python,
             accumulations,
-            arguments.limit,
+            limits,
         )
         print(f"{name}: prepared", flush=True)
 
@@ -83,11 +86,11 @@ def main() -> None:
         with ThreadPoolExecutor(arguments.jobs) as pool:
             list(pool.map(prepare_one, names))
     elif arguments.stage == "build":
-        build_all([work / name for name in names], arguments.jobs, arguments.limit)
+        build_all([work / name for name in names], arguments.jobs, limits)
     elif arguments.stage == "measure":
         for name in names:
             if not (work / name / "measured.json").exists():
-                measure(work / name, folder / name, arguments.limit)
+                measure(work / name, folder / name, limits)
                 print(f"{name}: measured", flush=True)
     elif arguments.json is None:
         parser.error("report needs --json FILE")

@@ -147,7 +147,7 @@ class TestSmallWeights:
             ),
             pytest.param(TEXT.replace("e-6", "e-30"), FP16, "y", id="zero in FP16"),
             pytest.param(
-                "g (float[2,4] x) => (float[2,4] y) <float[4] w = {3e-6, 2e-6, 1e-6, 4.7e-6}> { y = Add(x, w) }",
+                "g (float[2,4] x) => (float[2,4] y) <float[4] w = {3e-6, 2e-6, 1e-6, 5e-6}> {y = Add(x, w)}",
                 FP16,
                 "",
                 id="an addend loses nothing that counts",
