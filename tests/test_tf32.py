@@ -8,7 +8,7 @@ import pytest
 
 from rewriter import facts, verify
 from rewriter.emulation import emulation
-from rewriter.model import Model, load
+from rewriter.model import Array, Model, load
 
 PRODUCT = """
     <ir_version: 8, opset_import: ["" : 17]>
@@ -29,37 +29,53 @@ def model(text: str) -> Model:
     return load(onnx.parser.parse_model(text.replace("K", "768")))
 
 
-def ran(given: Model, feeds: dict[str, np.ndarray], tf32: bool) -> np.ndarray:
+def ran(given: Model, feeds: dict[str, Array], tf32: bool) -> Array:
     (outputs,) = verify.run_all(emulation(given, facts.infer(given), tf32=tf32), [feeds])
     return outputs["y"]
 
 
 @pytest.fixture
-def feeds() -> dict[str, np.ndarray]:
+def feeds() -> dict[str, Array]:
     rng = np.random.default_rng(0)
     shapes = {"a": (64, 768), "b": (768, 32)}
     return {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
 
 
-def eleven_bits(x: np.ndarray) -> np.ndarray:
+def eleven_bits(x: Array) -> Array:
     """Rounded to nearest with 11 significant bits, by another way than the emulation's."""
     mantissa, exponent = np.frexp(x.astype(np.float64))
-    return np.ldexp(np.rint(mantissa * 2**11), exponent - 11).astype(np.float32)
+    rounded: Array = np.ldexp(np.rint(mantissa * 2**11), exponent - 11).astype(np.float32)
+    return rounded
 
 
-def test_an_fp32_product_errs_as_measured_on_a_gpu(feeds: dict[str, np.ndarray]) -> None:
+def test_an_fp32_product_errs_as_measured_on_a_gpu(feeds: dict[str, Array]) -> None:
     exact = feeds["a"].astype(np.float64) @ feeds["b"].astype(np.float64)
     error = np.linalg.norm(ran(model(PRODUCT), feeds, True) - exact) / np.linalg.norm(exact)
     assert 2.6e-4 < error < 3.2e-4  # measured: 2.9e-4
 
 
-def test_operands_are_rounded_to_nearest(feeds: dict[str, np.ndarray]) -> None:
+def test_operands_are_rounded_to_nearest(feeds: dict[str, Array]) -> None:
     rounded = {n: eleven_bits(x) for n, x in feeds.items()}
     np.testing.assert_array_equal(ran(model(PRODUCT), feeds, True), ran(model(PRODUCT), rounded, False))
 
 
-def test_fp16_products_stay_as_they_are(feeds: dict[str, np.ndarray]) -> None:
+def test_fp16_products_stay_as_they_are(feeds: dict[str, Array]) -> None:
     np.testing.assert_array_equal(ran(model(HALVES), feeds, True), ran(model(HALVES), feeds, False))
+
+
+def test_dequantized_operands_stay_as_they_are(feeds: dict[str, Array]) -> None:
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[64,768] a, float[768,32] b) => (float[64,32] y)
+        <float s = {0.0173}, int8 z = {0}>
+        {
+            q = QuantizeLinear (a, s, z)
+            d = DequantizeLinear (q, s, z)
+            t = Transpose <perm = [0, 1]> (d)
+            y = MatMul (t, b)
+        }
+    """
+    np.testing.assert_array_equal(ran(model(text), feeds, True), ran(model(text), feeds, False))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.4e38, 1e-30, 2.0**-100])

@@ -4,7 +4,7 @@ TensorRT lets Tensor Cores multiply FP32 matrices in TF32 unless it is told not 
 significant bits, as many as FP16 has, and FP32's range; sums are FP32. Measured on one H200
 (TensorRT-RTX 1.6.1), random operands: relative L2 error 2.9e-4, which is two roundings to nearest of
 2.1e-4 each. So an FP32 island round such a node has FP32 sums and range, and no better weights than
-FP16 has.
+FP16 has. What reads dequantised operands is left alone: TensorRT runs it in INT8.
 
 The rounding is Veltkamp's splitting (Dekker, "A floating-point technique for extending the available
 precision", 1971):
@@ -14,6 +14,8 @@ float does not overflow on the way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
 import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, helper
@@ -22,6 +24,8 @@ from rewriter.facts import Facts
 from rewriter.model import Model, walk_graphs
 
 MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+
+_ARRANGING = frozenset({"Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 DOMAIN = "rewriter.tf32"
 
@@ -58,10 +62,13 @@ def multiply_in_tf32(emulated: Model, given: Model, facts: Facts) -> None:
         known = facts.main | facts.scopes[scope]
         originals = [n for n in source.node if n.op_type in MULTIPLYING]
         copies = [n for n in target.node if n.op_type in MULTIPLYING]
+        makers = {name: node for node in source.node for name in node.output}
         wide = [
             copy
             for node, copy in zip(originals, copies, strict=True)
-            if (result := known.get(node.output[0])) is not None and result.dtype == TensorProto.FLOAT
+            if (result := known.get(node.output[0])) is not None
+            and result.dtype == TensorProto.FLOAT
+            and not any(_is_dequantized(name, makers) for name in node.input[:2])
         ]
         if wide:
             used = True
@@ -72,6 +79,14 @@ def multiply_in_tf32(emulated: Model, given: Model, facts: Facts) -> None:
         emulated.proto.functions.append(
             onnx.parser.parse_function(_ROUND.replace("OPSET", str(emulated.opset)))
         )
+
+
+def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
+    """Whether a DequantizeLinear makes the tensor, through what only arranges or casts it."""
+    node = makers.get(name)
+    while node is not None and node.op_type in _ARRANGING:
+        node = makers.get(node.input[0])
+    return node is not None and node.op_type == "DequantizeLinear"
 
 
 def _round_operands(graph: GraphProto, wide: set[int]) -> None:
