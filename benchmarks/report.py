@@ -111,11 +111,6 @@ def engine_error(row: Row) -> float | None:
     return worst(row.get("engine"))
 
 
-def emulated(row: Row) -> float | None:
-    """With FP16 accumulators where that was emulated, else with FP32 sums."""
-    return worst(row.get("emulated_fp16")) or worst(row.get("emulated_fp32"))
-
-
 def latency(row: Row) -> float | None:
     return row.get("engine", {}).get("latency_us")
 
@@ -175,7 +170,8 @@ def _duel(rows: Sequence[Row]) -> str:
     measures: dict[str, Callable[[Row], float | None]] = {
         "FP32 nodes": lambda r: r.get("fp32_nodes"),
         "Casts": lambda r: r.get("casts"),
-        "emulated error": emulated,
+        "emulated, FP32 sums": lambda r: worst(r.get("emulated_fp32")),
+        "emulated, FP16 sums": lambda r: worst(r.get("emulated_fp16")),
         "error": engine_error,
         "latency": latency,
         "tool s": lambda r: r.get("tool", {}).get("user_s"),

@@ -130,7 +130,10 @@ def _decide(survey: Survey) -> list[Decision]:
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
     _keep_adjacent(survey, found)
-    grow(survey, found)
+    if (
+        not survey.settings.measured_norms
+    ):  # rescaling brings streams into FP16's range, and leaves them there
+        grow(survey, found)
     _absorb(survey, found)
     return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
 
