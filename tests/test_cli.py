@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.cli import exits
-from rewriter.cli.options import shape
+from rewriter.cli.options import shapes
 from rewriter.errors import UsageError
 from rewriter.model import Array, save
 from rewriter.report.progress import progress
@@ -411,13 +411,13 @@ SHAPES = [
 
 @pytest.mark.parametrize(("text", "expected"), SHAPES)
 def test_shapes(text: str, expected: tuple[str, tuple[int, ...]]) -> None:
-    assert shape(text) == expected
+    assert shapes([text]) == dict([expected])
 
 
 @pytest.mark.parametrize("text", ["x", ":1x2", "x:1x", "x:0x3", "x:-1", "x:1,2"])
 def test_what_is_no_shape(text: str) -> None:
     with pytest.raises(UsageError, match="is not a shape"):
-        shape(text)
+        shapes(["image:1x3", text])
 
 
 def test_help_fits_a_screen() -> None:
