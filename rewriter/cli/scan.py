@@ -42,7 +42,7 @@ def scan(
         option(
             PRECISION,
             "NAME",
-            "tensorrt (default), tensorrt-rtx or 10.3: known defects",
+            "tensorrt (default), tensorrt-rtx or 10.3",
             autocompletion=complete.targets,
         ),
     ] = None,

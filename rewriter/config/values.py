@@ -53,7 +53,7 @@ def from_toml(key: Key, value: Any, folder: Path) -> Any:
         return ",".join(value)
     if get_origin(kind) is Literal and isinstance(value, str):
         return _choice(value, get_args(kind))
-    if kind is tuple[str, ...] and _texts(value):
+    if kind == tuple[str, ...] and _texts(value):
         return tuple(value)
     if kind == Shapes and isinstance(value, Mapping):
         return {name: _shape(dims) for name, dims in value.items()}
@@ -74,8 +74,10 @@ def from_text(key: Key, text: str) -> Any:
     """
     kind = key.kind
     if kind is bool:
-        return TRUTH[_choice(text.lower(), tuple(TRUTH))]
-    if kind is tuple[str, ...]:
+        if text.lower() not in TRUTH:
+            raise ValueError(f"it takes {expected(key)}")
+        return TRUTH[text.lower()]
+    if kind == tuple[str, ...]:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if kind == Shapes:
         return dict(shape_from_text(part) for part in text.split(","))
