@@ -89,10 +89,11 @@ def fix(
     if given is not None:
         precision, io = given.precision, given.io
     chosen_precision = precision or chosen.precision
-    io, accumulation = chosen.choose("io", io), chosen.choose("accumulation", accumulation)
+    chosen_io: InputsOutputs = chosen.choose("io", io)
+    sums: Accumulation = chosen.choose("accumulation", accumulation)
     _require("precision", chosen_precision, get_args(Precision))
-    _require("io", io, get_args(InputsOutputs))
-    _require("accumulation", accumulation, get_args(Accumulation))
+    _require("io", chosen_io, get_args(InputsOutputs))
+    _require("accumulation", sums, get_args(Accumulation))
     opset = chosen.choose("opset", opset)
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
@@ -111,7 +112,7 @@ def fix(
             steps=steps,
             wish=Wish(
                 chosen_precision,
-                io,
+                chosen_io,
                 tuple(keep_fp32),
                 tuple(keep_fp32_op),
                 measured_norms=any(step.name == "rescale" for step in steps),
@@ -130,7 +131,7 @@ def fix(
             progress=progress or (lambda stage, done, total: None),
             plan=given,
             plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
-            accumulation=accumulation,
+            accumulation=sums,
             goal=goal,
             save_plan=None if save_plan is None else Path(save_plan),
         )

@@ -257,6 +257,11 @@ def test_a_plan_puts_the_wishes_of_later_sources_out_of_force(tmp_path: Path) ->
     assert arguments == {"plan": Path("plan.json"), "seed": 3}
 
 
+def test_shapes_on_the_command_line_ask_for_random_data(tmp_path: Path) -> None:
+    own(tmp_path, 'inputs = "data.npz"\n')
+    assert loaded(tmp_path).with_options(input_shapes={"x": (1,)}).settings.inputs is None
+
+
 def test_passes_and_preset_of_one_file_go_together(tmp_path: Path) -> None:
     own(tmp_path, 'passes = "clean-casts"\npreset = "trt-bf16"\n')
     assert set(loaded(tmp_path).with_options().arguments("fix")) == {"passes", "preset"}
@@ -413,6 +418,19 @@ def test_fix_is_configured_and_the_command_line_comes_first(model: Path, tmp_pat
 
 def onnx_opset(path: Path) -> int:
     return int(onnx.load(path).opset_import[0].version)
+
+
+def test_stderr_tells_what_was_configured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(tmp_path, 'passes = "clean-casts"\nverify = false\nseed = 1\n')
+    monkeypatch.setenv("REWRITER_BUILD", "false")
+    _, _, error = quick("fix", model, "--dry-run", "--seed", "2")
+    assert error.splitlines() == [
+        "configuration: rewriter.toml sets passes, verify",
+        "configuration: the environment sets build",
+    ]
+    assert quick("fix", model, "--dry-run", "-q")[2] == ""
 
 
 def test_a_switch_is_turned_back_on(model: Path, tmp_path: Path) -> None:

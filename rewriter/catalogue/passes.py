@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -77,8 +78,9 @@ def overview() -> RenderableType:
     own = own_passes()
     for kind in own.values():
         table.add_row(kind.name, exactness_text(kind.exactness), summary(kind))
+    names = Counter([*own, *(plugin.name for plugin in found)])
     for plugin in found:
-        if plugin.name in own:
+        if names[plugin.name] > 1:
             continue
         try:
             kind = plugin.load()

@@ -113,6 +113,7 @@ def fix(
             raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
         in_force = configured(
             model,
+            quiet=quiet,
             inputs=inputs,
             input_shapes=shapes(input_shape),
             seed=seed,

@@ -75,11 +75,14 @@ def shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def configured(model: Path, **given: Any) -> InForce:
-    """Everything in force for `model` with these options of the command line; warnings go to stderr."""
+def configured(model: Path, *, quiet: bool, **given: Any) -> InForce:
+    """Everything in force for `model` with these options of the command line; stderr tells what was read."""
     from rewriter import config
 
     configuration = config.load(model)
     for warning in configuration.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    return configuration.with_options(**given)
+    in_force = configuration.with_options(**given)
+    for sentence in () if quiet else in_force.told():
+        typer.echo(f"configuration: {sentence}", err=True)
+    return in_force

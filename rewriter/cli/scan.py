@@ -64,6 +64,7 @@ def scan(
 
         in_force = configured(
             model,
+            quiet=quiet,
             inputs=inputs,
             input_shapes=shapes(input_shape),
             seed=seed,

@@ -24,6 +24,7 @@ CONFIG = f"{PREFIX}CONFIG"
 HIDES: Mapping[str, tuple[str, ...]] = {
     "preset": ("passes",),
     "plan": ("keep_fp32", "keep_fp32_op", "precision", "io", "tolerance"),
+    "input_shapes": ("inputs",),
 }
 """Options that make sense of others: set in one source, they put out of force the others of later sources."""
 
@@ -87,6 +88,15 @@ class InForce:
             return {name: value for name, value in values.items() if self.origins[name].source}
         del values["preset"]
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}
+
+    def told(self) -> Iterator[str]:
+        """A sentence for each source but the command line that decides something, and for what is hidden."""
+        by_source: dict[str, list[str]] = {}
+        for name, origin in self.origins.items():
+            if origin.source and origin.source.kind != "command line":
+                by_source.setdefault(origin.source.title, []).append(KEYS[name].key)
+        yield from (f"{title} sets {', '.join(keys)}" for title, keys in by_source.items())
+        yield from self.hidden
 
     @contextmanager
     def blaming(self) -> Iterator[None]:
@@ -152,7 +162,7 @@ def load(near: Path | None = None, environment: Mapping[str, str] | None = None)
     variables = os.environ if environment is None else environment
     where = Path.cwd() if near is None else near
     file = _file(where if where.is_dir() else where.parent, variables.get(CONFIG, ""))
-    sources = [Source("environment", "environment", dict(_from_environment(variables)))]
+    sources = [Source("environment", "the environment", dict(_from_environment(variables)))]
     if file:
         sources.append(Source("file", file.title, dict(_from_file(file))))
     warnings = (*(file.notes if file else ()), *_misspelt(variables))

@@ -97,12 +97,11 @@ def shape_from_text(text: str) -> tuple[str, tuple[int, ...]]:
     """
     name, colon, dims = text.strip().rpartition(":")
     try:
-        shape = _shape([int(dim) for dim in dims.split("x") if dim or dims])
+        if name and colon:
+            return name, _shape([int(dim) for dim in dims.split("x") if dim or dims])
     except ValueError:
-        name = ""
-    if not (name and colon):
-        raise ValueError("it takes NAME:1x3x224x224, sizes from 1")
-    return name, shape
+        pass
+    raise ValueError("it takes NAME:1x3x224x224, sizes from 1")
 
 
 def to_text(value: Any) -> str:
