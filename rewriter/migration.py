@@ -13,9 +13,9 @@ ABOUT = """\
 With `--fp16`, TensorRT 10 and earlier chose FP16 layer by layer, where it was faster, and left inputs and
 outputs as the model had them. TensorRT 11 has no such flag: it runs the types that the model says. This
 preset writes them into the model: FP16 where the measured ranges allow it, FP32 where they do not, inputs
-and outputs as they were. Two steps take the place of one:
+and outputs as they were. Two steps take the place of one (add `--inputs` with data of yours):
 
-    rewriter fix model.onnx -o fixed.onnx --preset trt11-migrate --inputs data.npz
+    rewriter fix model.onnx -o fixed.onnx --preset trt11-migrate
     trtexec --onnx=fixed.onnx --saveEngine=model.plan
 
 What the old flag did not do: look at the data. Numbers that left FP16 became Inf; here their nodes stay in

@@ -458,6 +458,13 @@ def test_an_error_about_an_option_names_the_file_that_set_it(model: Path, tmp_pa
     assert "rewriter.toml, key 'tolerance': no plan is needed" in error
 
 
+def test_a_report_that_cannot_be_written_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
+    own(tmp_path, 'report = "gone/r.json"\n')
+    code, _, error = quick("fix", model, "--dry-run")
+    assert code == 2
+    assert f"rewriter.toml, key 'report' {tmp_path / 'gone/r.json'}: its folder does not exist" in error
+
+
 def test_a_contradiction_with_a_plan_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
     code, _, error = quick("fix", model, "--dry-run", "--no-build", "--save-plan", tmp_path / "plan.json")
     assert code == 0, error

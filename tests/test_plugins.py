@@ -85,6 +85,25 @@ def test_it_is_listed_with_its_package(good: Path) -> None:
     assert "warning" not in done.stdout
 
 
+def test_its_example_is_true(good: Path) -> None:
+    """`before` becomes `after`, and a second run changes nothing."""
+    code = """
+import onnx.parser
+from rewriter.base import Context
+from rewriter.driver import Driver
+from rewriter.model import load
+from rewriter.registry import find
+kind = find("drop-double-neg", "")
+model = load(onnx.parser.parse_model(kind.before))
+once, _ = Driver().run(model, [kind()], Context())
+twice, (second,) = Driver().run(once, [kind()], Context())
+assert [n.op_type for n in once.proto.graph.node] == ["Relu"]
+assert twice is once and not second.changes
+"""
+    paths = os.pathsep.join(map(str, [good, TESTS.parent]))
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, check=True)
+
+
 def test_it_is_explained_as_ours_are(good: Path) -> None:
     done = rewriter("passes", "show", "drop-double-neg", sites=(good,))
     assert done.returncode == 0, done.stderr
@@ -167,6 +186,12 @@ def test_a_broken_one_is_an_error_that_names_its_package(
     for word in words:
         assert word in flat(done.stderr)
     assert not (tmp_path / "fixed.onnx").exists()
+
+
+def test_verification_holds_it_to_the_exactness_that_it_claims(bad: Path, model: Path) -> None:
+    done = rewriter("fix", model, "--dry-run", "--passes", "neg-to-abs", "--no-build", sites=(bad,))
+    assert done.returncode == 1, done.stderr
+    assert "VERIFICATION FAILED (structure)" in flat(done.stdout)
 
 
 def test_broken_ones_are_in_nobodys_way(bad: Path, model: Path, tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ def page(preset: Preset) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    head = f"{preset.name}: {preset.summary}\n\n{preset.about}\n\nSets {_defaults(preset)}. Pipeline:\n"
+    about = "\n\n".join(map(_unfolded, preset.about.split("\n\n")))
+    head = f"{preset.name}: {preset.summary}\n\n{about}\n\nSets {_defaults(preset)}. Pipeline:\n"
     parts: list[RenderableType] = [Text(head + _folded(preset.pipeline))]
     if preset.table:
         parts += ["", _rich_table(preset)]
@@ -69,6 +70,11 @@ def migration_page() -> str:
 def _defaults(preset: Preset) -> str:
     """`precision = "fp16", tolerance = 0.001`, as a file would have them."""
     return ", ".join(f"{name.replace('_', '-')} = {to_text(v)}" for name, v in preset.defaults.items())
+
+
+def _unfolded(paragraph: str) -> str:
+    """A paragraph as one line, for the terminal to fold; what is indented stays as it is."""
+    return paragraph if paragraph.startswith(" ") else " ".join(paragraph.split())
 
 
 def _folded(pipeline: str) -> str:

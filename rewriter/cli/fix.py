@@ -138,7 +138,7 @@ def fix(
         )
         chosen = in_force.settings
         read = [path for path in (model, output, chosen.plan) if path is not None]
-        check_extra("--report", chosen.report, [*read, *([save_plan] if save_plan else [])])
+        check_extra(in_force.where("report"), chosen.report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
         with in_force.blaming(), progress(shown=not quiet) as shown:
             result = api.fix(

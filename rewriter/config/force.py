@@ -89,6 +89,11 @@ class InForce:
         del values["preset"]
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}
 
+    def where(self, name: str) -> str:
+        """An option as the user wrote it; as on the command line for presets and defaults."""
+        source = self.origins[name].source
+        return source.where(name) if source else f"--{KEYS[name].key}"
+
     def told(self) -> Iterator[str]:
         """A sentence for each source but the command line that decides something, and for what is hidden."""
         by_source: dict[str, list[str]] = {}
@@ -110,8 +115,7 @@ class InForce:
                 source = self.origins[other].source
                 if source and source.kind != "command line":
                     hint = f"{hint} ({other} is set by {source.where(other)})"
-            source = self.origins[name].source if name in self.origins else None
-            where = source.where(name) if source else error.where
+            where = self.where(name) if name in self.origins else error.where
             raise UsageError(error.what, where=where, hint=hint) from error
 
 

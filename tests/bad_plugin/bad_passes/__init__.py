@@ -28,6 +28,20 @@ class RenameOutput(ModelPass):
 
 
 @dataclass(frozen=True)
+class NegToAbs(ModelPass):
+    """It says that results stay bit-equal, and changes them."""
+
+    name = "neg-to-abs"
+    before = after = ""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        for node in model.proto.graph.node:
+            if node.op_type == "Neg":
+                node.op_type = "Abs"
+                yield Change(node.name, "Neg became Abs")
+
+
+@dataclass(frozen=True)
 class DivideByZero(ModelPass):
     """It raises what is no error of rewriter's."""
 
