@@ -2,7 +2,7 @@
 
     python benchmarks/emulation_cases.py FOLDER [NAME ...] [--json FILE]
 
-FOLDER as for gpu_cases.py, whose results (gpu_cases.json) are the engines' side. Needs no GPU.
+FOLDER as for side_by_side.py. The engines' side is gpu_cases.json, recorded on one H200. Needs no GPU.
 """
 
 from __future__ import annotations

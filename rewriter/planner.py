@@ -12,6 +12,7 @@ from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
 from rewriter.hazards.survey import CHEAP, VIEWS, Settings, Survey
+from rewriter.islands import grow
 from rewriter.model import Model
 from rewriter.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
@@ -129,6 +130,10 @@ def _decide(survey: Survey) -> list[Decision]:
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
     _keep_adjacent(survey, found)
+    if (
+        not survey.settings.measured_norms
+    ):  # rescaling brings streams into FP16's range, and leaves them there
+        grow(survey, found)
     _absorb(survey, found)
     return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
 

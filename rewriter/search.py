@@ -197,7 +197,7 @@ class _Trials:
         return self._values[plan.fp32]
 
     def _emulated(self, model: Model, facts: Facts) -> Model:
-        return emulation(model, facts, self.accumulation)
+        return emulation(model, facts, self.accumulation, tf32=True)
 
     def run(self, stand_in: Standin, plan: Plan | None = None) -> float:
         """The metric of one run of the lowered model's stand-in in FP32."""

@@ -129,6 +129,39 @@ class TestTypes:
         assert found("generated", text) == "r"
 
 
+class TestSmallWeights:
+    TEXT = """
+        g (float[2,4] x) => (float[2,2] y)
+        <float[4,2] w = {3.3e-6, -2.1e-6, 1.3e-6, 4.7e-6, -3.7e-6, 1.9e-6, 2.9e-6, -4.1e-6}>
+        { y = MatMul(x, w) }"""
+
+    @pytest.mark.parametrize(
+        ("text", "low", "expected"),
+        [
+            pytest.param(TEXT, FP16, "y", id="subnormal in FP16"),
+            pytest.param(TEXT, BF16, "", id="normal in BF16"),
+            pytest.param(TEXT.replace("e-6", "e-4"), FP16, "", id="normal in FP16"),
+            pytest.param(TEXT.replace("3.3e-6", "3.3e-2"), FP16, "", id="small beside a large one"),
+            pytest.param(
+                TEXT.replace("3.3e-6", "3.3e6"), FP16, "", id="too large is the overflow's business"
+            ),
+            pytest.param(TEXT.replace("e-6", "e-30"), FP16, "y", id="zero in FP16"),
+            pytest.param(
+                "g (float[2,4] x) => (float[2,4] y) <float[4] w = {3e-6, 2e-6, 1e-6, 5e-6}> {y = Add(x, w)}",
+                FP16,
+                "",
+                id="an addend loses nothing that counts",
+            ),
+        ],
+    )
+    def test_small_weights(self, text: str, low: int, expected: str) -> None:
+        assert found("small_weights", text, settings=Settings(low)) == expected
+
+    def test_the_range_alone_can_say_that_nothing_is_lost(self) -> None:
+        ranges = {"w": Range(-5.0, 5.0, 1.0, True)}
+        assert found("small_weights", self.TEXT, ranges) == ""
+
+
 class TestUnderflow:
     @pytest.mark.parametrize(
         ("largest", "low", "expected"),
@@ -533,6 +566,7 @@ def test_every_rule_is_tried_here() -> None:
         "unfused_norm",
         "lost_epsilon",
         "underflow",
+        "small_weights",
         "phase",
         "positions",
         "integers",

@@ -74,7 +74,7 @@ def diverge(
     """
     exact = reference(original, tensor_facts.infer(original))
     pair = SideBySide(
-        exact, emulation(fixed, tensor_facts.infer(fixed), accumulation), tensor_facts.infer(exact)
+        exact, emulation(fixed, tensor_facts.infer(fixed), accumulation, tf32=True), tensor_facts.infer(exact)
     )
     squares = np.zeros((len(pair.rows), 3))
     with Session(pair.model) as session:

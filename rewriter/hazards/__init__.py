@@ -28,7 +28,14 @@ from rewriter.hazards.internal import (
     long_softmax,
     steep_powers,
 )
-from rewriter.hazards.loss import cancellation, flushed_constants, overflowing, vanishing, weights
+from rewriter.hazards.loss import (
+    cancellation,
+    flushed_constants,
+    overflowing,
+    small_weights,
+    vanishing,
+    weights,
+)
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
 from rewriter.hazards.quirks import known_defects
 from rewriter.hazards.resolution import comparisons, coordinates, integers, order, phase, positions
@@ -138,6 +145,7 @@ RULES: tuple[Rule, ...] = (
     long_softmax,
     lost_epsilon,
     underflow,
+    small_weights,
     phase,
     positions,
     integers,

@@ -27,6 +27,9 @@ CONSTANT_ERROR = 2e-3
 CANCELLATION = 32.0
 """How much larger than their difference two operands are: 2^-12 of them is then 0.8 % of it."""
 
+_SMALL = "its values are below FP16's normal numbers"
+
+MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 BOUNDS = frozenset("Clip Min Max Greater Less GreaterOrEqual LessOrEqual".split())
 """Operators in which an infinite constant does what a huge one did."""
@@ -194,16 +197,44 @@ def _weights(survey: Survey, node: NodeProto, tensor: str, value: Array) -> Iter
     measured = survey.range(tensor)
     if measured is not None and _cannot_lose(survey, measured):
         return
-    finite = value[np.isfinite(value)].astype(np.float64)
-    largest = float(np.abs(finite).max(initial=0.0))
+    largest = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
     if largest > survey.settings.largest:
         yield Hazard(node, "weights", f"{tensor} holds {largest:.4g}", tensor, measured)
     elif survey.settings.low == TensorProto.FLOAT16 and value.size > 1:
-        norm = float(np.linalg.norm(finite))
-        error = float(np.linalg.norm(finite - finite.astype(np.float16))) / norm if norm else 0.0
+        error = _rounding_error(value)
         if error > WEIGHT_ERROR:
-            text = f"{tensor} is rounded by {error:.1%}: its values are below FP16's normal numbers"
+            text = f"{tensor} is rounded by {error:.1%}: {_SMALL}"
             yield Hazard(node, "weights", text, tensor, measured, "error" if error > 0.5 else "warning")
+
+
+def _rounding_error(value: Array) -> float:
+    """Relative L2 error of a constant in FP16; 0 for one that is zero throughout."""
+    finite = value[np.isfinite(value)].astype(np.float64)
+    norm = float(np.linalg.norm(finite))
+    return float(np.linalg.norm(finite - finite.astype(np.float16))) / norm if norm else 0.0
+
+
+def small_weights(survey: Survey) -> Iterator[Hazard]:
+    """Multiplications by weights so small that FP16 holds them as subnormal numbers, with a few bits each.
+
+    In FP32 a Tensor Core rounds them to TF32: 11 bits, as FP16's normal numbers have. One such Conv, the
+    last of a NAFNet whose stream is in the thousands, made up most of that model's error.
+    """
+    if survey.settings.low != TensorProto.FLOAT16:
+        return
+    errors: dict[str, float] = {}
+    for node in survey.nodes:
+        for tensor in map(survey.source, node.input[:2] if node.op_type in MULTIPLYING else ()):
+            value = survey.graph.constant(tensor)
+            if value is None or value.size < 2 or np.abs(value).max() > survey.settings.largest:
+                continue
+            if tensor not in errors:
+                measured = survey.range(tensor)
+                normal = measured is not None and _cannot_lose(survey, measured)
+                errors[tensor] = 0.0 if normal else _rounding_error(value)
+            if errors[tensor] > WEIGHT_ERROR:
+                text = f"{tensor} would be rounded by {errors[tensor]:.1%}: {_SMALL}"
+                yield Hazard(node, "weights", text, tensor, survey.range(tensor))
 
 
 def _cannot_lose(survey: Survey, measured: Range) -> bool:

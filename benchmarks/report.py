@@ -1,0 +1,230 @@
+"""The third stage of side_by_side.py: what the first two left in WORK, as JSON and as Markdown."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.variants import VARIANTS
+
+Row = dict[str, Any]
+
+OURS = ("fix", "fix-rescaled", "fix-accurate")
+RIVAL = "autocast"
+NOISE = 1.02
+"""Two latencies within 2 % of one another are equal (issue 5)."""
+
+PACKAGES = (
+    "onnx",
+    "onnxruntime",
+    "numpy",
+    "nvidia-modelopt",
+    "onnxconverter-common",
+    "torch",
+    "tensorrt-rtx",
+)
+
+
+def collect(work: Path, models: Sequence[str]) -> list[Row]:
+    """One row for each variant of each model, with all that was measured of it."""
+    rows = []
+    for model in models:
+        folder = work / model
+        measured = {**_read(folder / "measured.json"), **_read(folder / "measured-tf32-off.json")}
+        for variant in [*VARIANTS, "fp32-tf32-off"]:
+            row = _read(folder / f"{variant}.json")
+            built = _read(folder / f"{variant}.built")
+            if not row and not built:
+                continue
+            row = {"model": model, "variant": variant} | row
+            if built:
+                row |= {"builds": built["builds"], "build_s": built["wall_s"], "build_note": built["note"]}
+            if variant in measured:
+                row["engine"] = measured[variant]
+            rows.append(row)
+    return rows
+
+
+def versions(python: str, work: Path) -> dict[str, Any]:
+    """Of the house, of the other tools' environment, and of the GPU and its library."""
+    code = (
+        "import json; from importlib.metadata import version, PackageNotFoundError\n"
+        "def v(p):\n try: return version(p)\n except PackageNotFoundError: return None\n"
+        f"print(json.dumps({{p: x for p in {PACKAGES!r} if (x := v(p))}}))"
+    )
+    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
+    for title, interpreter in (("rewriter's", sys.executable), ("other tools'", python)):
+        done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True)
+        found[title] = json.loads(done.stdout)
+    describe = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    found["commit"] = describe.stdout.strip()
+    hosts = [_read(path).get("host") for path in sorted(work.glob("*/measured.json"))]
+    return found | (hosts[0] if hosts and hosts[0] else {})
+
+
+def write(work: Path, models: Sequence[str], python: str, out: Path) -> None:
+    """`out` as JSON, and beside it the same as Markdown."""
+    found = {"versions": versions(python, work), "rows": collect(work, models)}
+    out.write_text(json.dumps(found, indent=1) + "\n")
+    out.with_suffix(".md").write_text(markdown(found))
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The whole page."""
+    rows: list[Row] = found["rows"]
+    return (
+        "\n\n".join(
+            [
+                "# Side by side",
+                "Written by `benchmarks/side_by_side.py report`; do not edit. Errors are relative L2 of the worst output "
+                "against the original in FP32 on ONNX Runtime's CPU, as a set for models that select their rows; `inf` is "
+                "not finite. FP32 nodes and Casts as `benchmarks/census.py` defines them. Tool seconds are user seconds.",
+                "Versions: " + json.dumps(found["versions"]),
+                _table(rows),
+                "## Against AutoCast",
+                _duel(rows),
+            ]
+        )
+        + "\n"
+    )
+
+
+def worst(found: Row | None) -> float | None:
+    """The worst output's error; infinity where one is not finite, None if nothing was measured."""
+    if not found or not found.get("errors"):
+        return None
+    return max(math.inf if e is None else e for e in found["errors"].values())
+
+
+def engine_error(row: Row) -> float | None:
+    return worst(row.get("engine"))
+
+
+def latency(row: Row) -> float | None:
+    return row.get("engine", {}).get("latency_us")
+
+
+def _table(rows: Sequence[Row]) -> str:
+    head = (
+        "model",
+        "variant",
+        "builds",
+        "error",
+        "emulated: FP32 sums",
+        "FP16 sums",
+        "us",
+        "+-",
+        "FP32 nodes",
+        "Casts",
+        "tool s",
+        "MB",
+        "note",
+    )
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        tool, engine = row.get("tool", {}), row.get("engine", {})
+        cells = [
+            row["model"],
+            row["variant"],
+            _yes(row.get("builds", False if row.get("made") is False else None)),
+            _short(engine_error(row)),
+            _short(worst(row.get("emulated_fp32"))),
+            _short(worst(row.get("emulated_fp16"))),
+            _plain(engine.get("latency_us")),
+            _plain(engine.get("spread_us")),
+            _plain(row.get("fp32_nodes")),
+            _plain(row.get("casts")),
+            _plain(tool.get("user_s")),
+            _plain(tool.get("peak_mb")),
+            _note(row),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _note(row: Row) -> str:
+    notes = (
+        row.get("tool", {}).get("note"),
+        row.get("emulate_failed"),
+        row.get("build_note"),
+        row.get("engine", {}).get("note"),
+    )
+    return next((str(n).strip().splitlines()[-1][:110].replace("|", "/") for n in notes if n), "")
+
+
+def _duel(rows: Sequence[Row]) -> str:
+    """Ratios of ours to AutoCast's for each model, their geometric means, and where a target is missed."""
+    by = {(r["model"], r["variant"]): r for r in rows}
+    models = list(dict.fromkeys(r["model"] for r in rows))
+    measures: dict[str, Callable[[Row], float | None]] = {
+        "FP32 nodes": lambda r: r.get("fp32_nodes"),
+        "Casts": lambda r: r.get("casts"),
+        "emulated, FP32 sums": lambda r: worst(r.get("emulated_fp32")),
+        "emulated, FP16 sums": lambda r: worst(r.get("emulated_fp16")),
+        "error": engine_error,
+        "latency": latency,
+        "tool s": lambda r: r.get("tool", {}).get("user_s"),
+        "tool MB": lambda r: r.get("tool", {}).get("peak_mb"),
+    }
+    lines = [
+        "Ours in AutoCast's; of counts, (ours + 1) / (AutoCast's + 1), for zeros are common. The last line of each "
+        "variant is the geometric mean over the models where both were measured.",
+        "",
+        "| model | variant | " + " | ".join(measures) + " |",
+        "|---|---|" + "---|" * len(measures),
+    ]
+    for variant in OURS:
+        ratios: dict[str, list[float]] = {m: [] for m in measures}
+        for model in models:
+            ours, rival = by.get((model, variant)), by.get((model, RIVAL))
+            if not ours or not rival or not ours.get("made"):
+                continue
+            cells = []
+            for title, value in measures.items():
+                a, b = value(ours), value(rival)
+                one = 1 if title in ("FP32 nodes", "Casts") else 0
+                known = (
+                    a is not None and b is not None and math.isfinite(a) and math.isfinite(b) and b + one > 0
+                )
+                if known:
+                    ratios[title].append((a + one) / (b + one))
+                shown = "" if a is None and b is None else f"{_short(a)} / {_short(b)}"
+                cells.append(f"{ratios[title][-1]:.2f} ({shown})" if known else shown)
+            lines.append(f"| {model} | {variant} | " + " | ".join(cells) + " |")
+        if any(ratios.values()):
+            means = [f"**{_mean(r):.3f}**" if r else "" for r in ratios.values()]
+            lines.append(f"| **geometric mean** | {variant} | " + " | ".join(means) + " |")
+    return "\n".join(lines)
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return math.exp(math.fsum(math.log(max(r, 1e-9)) for r in ratios) / len(ratios))
+
+
+def _read(path: Path) -> Row:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _yes(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2g}" if value < 1 else f"{value:g}"
+
+
+def _plain(value: object) -> str:
+    return "" if value is None else str(value)

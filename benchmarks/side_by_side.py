@@ -1,0 +1,102 @@
+"""rewriter beside AutoCast and others: every model, every variant, counted, emulated, built, run and timed.
+
+    python models/build.py nafnet vit ... --full --samples 4 -o FOLDER
+    python benchmarks/side_by_side.py prepare FOLDER WORK [NAME ...] [--python OTHER] [--jobs N]
+    python benchmarks/side_by_side.py build FOLDER WORK [NAME ...] [--jobs N]
+    python benchmarks/side_by_side.py measure FOLDER WORK [NAME ...]
+    python benchmarks/side_by_side.py report FOLDER WORK [--python OTHER] --json FILE
+
+`prepare` needs no GPU: each tool makes its variant in a child process (benchmarks/variants.py), which is counted
+(benchmarks/census.py) and emulated. `--python` is an interpreter with nvidia-modelopt and onnxconverter-common.
+`build` needs TensorRT or TensorRT-RTX, `measure` a GPU and torch for its buffers: latency is the median over CUDA events of
+single replays of a CUDA graph, all variants of a model interleaved in one process. FP32 without TF32 runs in a process
+of its own. Every stage goes on where it was stopped; what is to be done again has to be deleted from WORK.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.measurement import build_all, measure
+from benchmarks.preparation import Limits, prepare
+from benchmarks.report import write
+from benchmarks.variants import VARIANTS
+
+MODELS = (
+    "nafnet",
+    "vit",
+    "vit_massive",
+    "bert",
+    "t5_encoder",
+    "convnext",
+    "swin",
+    "rtdetr",
+    "segformer",
+    "whisper_encoder",
+    "unet",
+    "llama_block",
+    "mobilenet_v2",
+    "resnet",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=("prepare", "build", "measure", "report"))
+    parser.add_argument("folder", type=Path, help="NAME.onnx beside NAME/0.npz, 1.npz ...")
+    parser.add_argument("work", type=Path, help="where variants and what was measured of them are kept")
+    parser.add_argument("names", nargs="*", help="models; default: all that the folder holds")
+    parser.add_argument("--python", default=sys.executable, help="interpreter for the other tools")
+    parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v != "fix-accurate"))
+    parser.add_argument(
+        "--accumulations", default="fp32", help="of the emulation: fp32, fp16 or both, by comma"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time")
+    parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for one tool")
+    parser.add_argument("--memory", type=float, default=math.inf, metavar="GB", help="for one tool")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    names = arguments.names or [n for n in MODELS if (arguments.folder / f"{n}.onnx").exists()]
+
+    folder, work = arguments.folder.resolve(), arguments.work.resolve()
+    limits = Limits(arguments.limit, arguments.memory)
+    accumulations = [a for a in arguments.accumulations.split(",") if a]
+
+    def prepare_one(name: str) -> None:
+        prepare(
+            folder / f"{name}.onnx",
+            folder / name,
+            work / name,
+            arguments.variants.split(","),
+            arguments.python,
+            accumulations,
+            limits,
+        )
+        print(f"{name}: prepared", flush=True)
+
+    if arguments.stage == "prepare":
+        with ThreadPoolExecutor(arguments.jobs) as pool:
+            list(pool.map(prepare_one, names))
+    elif arguments.stage == "build":
+        build_all([work / name for name in names], arguments.jobs, limits)
+    elif arguments.stage == "measure":
+        for name in names:
+            if not (work / name / "measured.json").exists():
+                measure(work / name, folder / name, limits)
+                print(f"{name}: measured", flush=True)
+    elif arguments.json is None:
+        parser.error("report needs --json FILE")
+    else:
+        write(work, names, arguments.python, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The variants of a model that are compared, each made by its tool in a process of its own.
+
+    python benchmarks/variants.py VARIANT MODEL.onnx SAMPLES OUT.onnx
+
+SAMPLES is a folder of .npz files; every tool that takes data gets all of them. Graph inputs and outputs keep their
+types. This script imports nothing of rewriter but for `naive`, so a tool can run in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def fp32(model: Path, samples: Path, out: Path) -> None:
+    """The user's file as it is."""
+    shutil.copyfile(model, out)
+
+
+def naive(model: Path, samples: Path, out: Path) -> None:
+    """Every FP32 tensor FP16, weights included; constants beyond FP16's range become infinities, as casting them does."""
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, numpy_helper
+
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from rewriter import facts
+    from rewriter.model import load, save, walk_graphs
+    from rewriter.retype import Request, retype
+
+    proto = onnx.load(model)
+    graphs = list(walk_graphs(proto.graph))
+    values = [
+        a.t
+        for g in graphs
+        for n in g.node
+        if n.op_type == "Constant"
+        for a in n.attribute
+        if a.name == "value"
+    ]
+    for tensor in [*values, *(t for g in graphs for t in g.initializer)]:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor)
+            if np.abs(array).max(initial=0.0) > np.finfo(np.float16).max:
+                with np.errstate(over="ignore"):
+                    array = array.astype(np.float16).astype(np.float32)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    loaded = load(proto)
+    wanted = Request(lambda _scope, _node: TensorProto.FLOAT16, TensorProto.FLOAT16)
+    save(retype(loaded, facts.infer(loaded), wanted), out)
+
+
+def converter_common(model: Path, samples: Path, out: Path) -> None:
+    """onnxconverter-common's float16, which takes no data."""
+    import onnx
+    from onnxconverter_common import float16
+
+    onnx.save(float16.convert_float_to_float16(onnx.load(model), keep_io_types=True), out)
+
+
+def autocast(model: Path, samples: Path, out: Path) -> None:
+    """NVIDIA's AutoCast (nvidia-modelopt) with the samples as its calibration data, all else at its defaults."""
+    import onnx
+    from modelopt.onnx.autocast import convert_to_mixed_precision
+
+    made = convert_to_mixed_precision(
+        str(model), low_precision_type="fp16", calibration_data=str(samples), keep_io_types=True
+    )
+    onnx.save(made, out)
+
+
+def fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
+    """`rewriter fix` as a user calls it. AutoCast compares and builds nothing, so neither happens here."""
+    command = [sys.executable, "-m", "rewriter", "fix", str(model), "--inputs", str(samples), "-o", str(out)]
+    command += ["--save-plan", str(out.with_suffix(".plan")), "--no-verify", "-q", *extra]
+    done = subprocess.run(command, check=False)
+    if not out.exists():
+        raise SystemExit(done.returncode)
+
+
+def rescaled(model: Path, samples: Path, out: Path) -> None:
+    """`rewriter fix --preset trt-fp16-rescaled`."""
+    fix(model, samples, out, "--preset", "trt-fp16-rescaled")
+
+
+def accurate(model: Path, samples: Path, out: Path, *extra: str) -> None:
+    """`rewriter fix` with a tolerance, which `side_by_side.py` hands over."""
+    fix(model, samples, out, *extra)
+
+
+VARIANTS = {
+    "fp32": fp32,
+    "naive": naive,
+    "onnxconverter-common": converter_common,
+    "autocast": autocast,
+    "fix": fix,
+    "fix-rescaled": rescaled,
+    "fix-accurate": accurate,
+}
+"""In the order of the table; `fix-accurate` comes after `autocast`, whose error it is held against."""
+
+
+if __name__ == "__main__":
+    name, source, data, target, *more = sys.argv[1:]
+    VARIANTS[name](Path(source), Path(data), Path(target), *more)
