@@ -16,7 +16,7 @@ import numpy as np
 from onnx import TensorProto
 
 from rewriter.edits import GraphEditor, attribute
-from rewriter.hazards.accumulation import accumulator_error, partial_sums, running_sums
+from rewriter.hazards.accumulation import accumulator_error, likely_partial_sums, partial_sums, running_sums
 from rewriter.hazards.attention import linear_attention, masks
 from rewriter.hazards.data import fp16_reference, outside_statistics
 from rewriter.hazards.internal import (
@@ -136,6 +136,7 @@ RULES: tuple[Rule, ...] = (
     overflow,
     hidden_sums,
     long_softmax,
+    likely_partial_sums,
     lost_epsilon,
     underflow,
     phase,

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from rewriter.costs import Prices
 from rewriter.emulation.divergence import Divergence
+from rewriter.hazards.survey import MATRIX_OPS
 from rewriter.plan import Plan
-from rewriter.planner import extend_plan
+from rewriter.planner import extend_plan, node_key
 from rewriter.search.evaluate import Emulator, Evaluator, Problem
 from rewriter.search.goal import Found, Goal, most_emulations
 
@@ -39,7 +40,7 @@ def search(problem: Problem, plan: Plan, goal: Goal, evaluator: Evaluator | None
     if goal.meets(before):
         return trials.found((), before, None)
     trials.count += 1
-    weights = emulator.weights_alone(plan)
+    weights = emulator.weights_alone(trials.weighted())
     if not goal.meets(weights):
         return trials.missed(before, before, weights)
     trials.count += 1
@@ -96,12 +97,29 @@ class _Trials:
 
     def ranking(self, found: Divergence) -> list[str]:
         """Keys of the nodes that add an error and are not kept yet, best first."""
-        extra = self.prices.extra
+        extra, errors = self.prices.extra, self._errors(found)
+        open_keys = [key for key in errors if key in extra and key not in self.plan.fp32]
+        return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
+
+    def _errors(self, found: Divergence) -> dict[str, float]:
+        """The error that each node adds; one that makes no floats, as Greater, has that of what it reads."""
+        tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
-        for node in found.nodes:
-            if node.key in extra and node.key not in self.plan.fp32 and node.added > 0.0:
-                errors[node.key] = max(errors.get(node.key, 0.0), node.added)
-        return sorted(errors, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
+        for row in found.nodes:
+            if row.added > 0.0:
+                tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
+                errors[row.key] = max(errors.get(row.key, 0.0), row.added)
+        measured = {row.key for row in found.nodes}
+        for node in self.problem.model.proto.graph.node:
+            key, read = node_key(0, node), [tensors[name] for name in node.input if name in tensors]
+            if key not in measured and read:
+                errors[key] = max(read)
+        return errors
+
+    def weighted(self) -> Plan:
+        """The rules' plan with every node in FP32 but MatMul, Conv and their like, which hold the weights."""
+        graph = self.problem.model.proto.graph
+        return self.extended([node_key(0, n) for n in graph.node if n.op_type not in MATRIX_OPS])
 
     def extended(self, keys: Sequence[str]) -> Plan:
         reason = f"added by the search for {self.goal}"

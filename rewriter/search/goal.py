@@ -35,7 +35,8 @@ class Found:
         plan: The cheapest that meets the goal; the rules' plan if none does.
         value: The metric of `plan`, as evaluated.
         before: That of the rules' plan.
-        weights: That of FP32 arithmetic with the rules' plan's rounded weights; None if not measured.
+        weights: That of FP32 arithmetic with the rounded weights of MatMul, Conv and their like alone; None
+            if not measured.
         emulations: How many whole emulations were run, the one for the errors of the nodes included.
         cost_us: Extra time of `plan` over that of the rules' plan.
         origin: Where `cost_us` comes from, e.g. "recorded on an H200, not measured here".
@@ -57,7 +58,7 @@ class Found:
         if self.weights is not None and not self.goal.meets(self.weights):
             return (
                 f"{self.goal} cannot be met: rounding the weights alone gives {self.weights:.3g}, with all "
-                "arithmetic in FP32"
+                "arithmetic and all other constants in FP32"
             )
         if not self.met:
             return f"{self.goal} cannot be met: with every node in FP32 it is {self.value:.3g}"
