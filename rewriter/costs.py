@@ -1,10 +1,16 @@
-"""What it costs to keep a node in FP32, without a GPU: recorded times, scaled by the node's size.
+"""What a node costs in FP16 and in FP32, without a GPU: recorded times, scaled by the node's size.
 
-Source: one H200, TensorRT-RTX 1.6.1, strongly typed, medians of repeated runs. MatMul 4096^3 took 200 us
-in FP16 and 207 us between Casts from and to FP32, 8192x768x3072 took 59 and 64 us, and attention whose
-QK^T was in FP32 471 instead of 139 us, because it was not fused any more. Conv with 64, 256 and 512
-channels took 23, 21 and 26 us in FP16 and 26, 29 and 54 us in FP32. Of memory-bound operators FP32 reads
-and writes twice the bytes. Another GPU or release gives other figures: they rank nodes, and no more.
+Source: one H200, TensorRT-RTX 1.6.1, strongly typed, medians of repeated runs.
+
+Whole networks at batch 1 (benchmarks/gpu_cases.json) are made of small kernels, which cost a fixed time each
+and little for their size. The constants here are the non-negative least squares fit of the relative error on
+nine of them, in FP16 and in FP32; benchmarks/latency_estimate.py makes it again and says how good it is: a
+network that was left out of the fit is estimated at 0.7 to 1.9 times its FP16 latency.
+
+Large single operators: MatMul 4096^3 took 200 us in FP16 and 207 us between Casts from and to FP32,
+8192x768x3072 took 59 and 64 us, and attention whose QK^T was in FP32 471 instead of 139 us, because it was not
+fused any more. Conv with 64, 256 and 512 channels took 23, 21 and 26 us in FP16 and 26, 29 and 54 us in FP32.
+Of memory-bound operators FP32 reads and writes twice the bytes. Another GPU or release gives other figures.
 """
 
 from __future__ import annotations
@@ -23,8 +29,17 @@ from rewriter.planner import node_key
 
 ORIGIN = "recorded on an H200, not measured here"
 
+KERNEL_US, SMALL_PRODUCTS_PER_US, ELEMENTS_PER_US = 3.9, 1.1e8, 1.14e6
+"""The fit in FP16: microseconds of each matrix operator, its multiply-adds, and elements moved by others."""
+
+FP32_KERNEL_US, FP32_PRODUCTS_PER_US = 0.4, 2.5e7
+"""The fit of what FP32 takes longer: for each matrix operator, and its multiply-adds."""
+
+LARGE_PRODUCTS = 1.9e10
+"""Multiply-adds of 8192x768x3072, from which on the large single operators tell more."""
+
 PRODUCTS_PER_US = 3.4e8
-"""Multiply-adds of an FP16 MatMul: 4096^3 in 200 us, 8192x768x3072 in 59 us (3.3e8)."""
+"""Multiply-adds of a large FP16 MatMul: 4096^3 in 200 us, 8192x768x3072 in 59 us (3.3e8)."""
 
 BYTES_PER_US = 4.8e6
 """Memory bandwidth of an H200, 4.8 TB/s (NVIDIA's data sheet)."""
