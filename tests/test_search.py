@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import rewriter
 from rewriter import cli, facts
 from rewriter.cli import exits
-from rewriter.costs import extra_us
+from rewriter.costs import ELEMENTS_PER_US, base_us, extra_us
 from rewriter.emulation import reference
 from rewriter.errors import UsageError
 from rewriter.model import Array, Model, save
@@ -168,11 +168,30 @@ def test_costs_rank_operators_as_measured() -> None:
         "v": (128, 4096),
         "o": (64, 4096),
     }
-    cost = {name: extra_us(node, shapes, {"w", "v"}) for name, node in nodes.items()}
-    assert cost["y"] == pytest.approx(1.08 * 512 * 32 * 32 * 512 * 9 / 3.4e8)
-    assert cost["n"] == pytest.approx(2 * 2 * 512 * 32 * 32 / 4.8e6)
-    assert cost["o"] == pytest.approx(0.08 * 64 * 4096 * 128 / 3.4e8)
-    assert cost["z"] == pytest.approx(2.4 * 8 * 64 * 64 * 128 / 3.4e8)
+    extra = {name: extra_us(node, shapes, {"w", "v"}) for name, node in nodes.items()}
+    base = {name: base_us(node, shapes, {"w", "v"}) for name, node in nodes.items()}
+    assert extra["y"] == pytest.approx(1.08 * 21), "a small kernel of 512 channels: as the large one at most"
+    assert extra["n"] == pytest.approx(2 * 2 * 512 * 32 * 32 / 4.8e6)
+    assert extra["o"] == pytest.approx(0.4 + 64 * 4096 * 128 / 2.5e7)
+    assert extra["z"] == pytest.approx(0.4 + 8 * 64 * 64 * 128 / 1.9e7)
+    assert base["o"] == pytest.approx(3.9 + 64 * 4096 * 128 / 1.1e8 + (64 * 128 + 64 * 4096) / 1.14e6)
+    assert base["n"] == pytest.approx(2 * 512 * 32 * 32 / 1.14e6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "low", "extra"),
+    [
+        pytest.param((4096, 4096, 4096), 200.0, 7.0, id="4096^3"),
+        pytest.param((8192, 768, 3072), 59.0, 4.7, id="8192x768x3072"),
+    ],
+)
+def test_large_products_cost_what_was_measured(sizes: tuple[int, int, int], low: float, extra: float) -> None:
+    m, k, n = sizes
+    node = onnx.helper.make_node("MatMul", ["a", "b"], ["y"])
+    shapes: dict[str, Any] = {"a": (m, k), "b": (k, n), "y": (m, n)}
+    moved = (m * k + m * n) / ELEMENTS_PER_US
+    assert base_us(node, shapes, {"b"}) - moved == pytest.approx(low, rel=0.02)
+    assert extra_us(node, shapes, {"b"}) == pytest.approx(extra, rel=0.02)
 
 
 # -- through fix ---------------------------------------------------------------------------------
