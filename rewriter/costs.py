@@ -4,8 +4,9 @@ Source: one H200, TensorRT-RTX 1.6.1, strongly typed, medians of repeated runs.
 
 Whole networks at batch 1 (benchmarks/gpu_cases.json) are made of small kernels, which cost a fixed time each
 and little for their size. The constants here are the non-negative least squares fit of the relative error on
-nine of them, in FP16 and in FP32; benchmarks/latency_estimate.py makes it again and says how good it is: 0.75
-to 1.25 times the measured latency in FP16 (0.72 to 1.92 for a network that was left out), 0.61 to 1.55 in FP32.
+nine of them, in FP16 and in FP32. benchmarks/latency_estimate.py makes it again and says how good it is: 0.75
+to 1.25 times the measured latency in FP16 (0.72 to 1.92 for a network that was left out), and 0.61 to 1.55
+times in FP32.
 
 Large single operators: MatMul 4096^3 took 200 us in FP16 and 207 us between Casts from and to FP32,
 8192x768x3072 took 59 and 64 us, and attention whose QK^T was in FP32 471 instead of 139 us: it was not fused

@@ -372,3 +372,23 @@ def test_another_judge_decides_and_is_asked_once_about_each_plan() -> None:
     assert found.plan.fp32 == {"0:e"}
     assert found.summary.endswith("estimated cost 1 us (+10.00%), measured here")
     assert len(judge.asked) == len({plan.fp32 for plan in judge.asked})
+
+
+def test_weights_that_break_it_in_one_place_are_kept_in_fp32_there() -> None:
+    """Rounding all weights breaks the tolerance, but a cheap product is the culprit."""
+    source = graphs.graph(
+        """
+        g (float[1,2] x, float[64,64] z) => (float[1,1] y, float[64,64] u)
+        <float[2,1] w = {1.0004, -1.0001}, float[64,64] v> {
+            m = MatMul(x, w)
+            y = Relu(m)
+            a = MatMul(z, v)
+            b = MatMul(a, v)
+            c = MatMul(b, v)
+            u = Tanh(c)
+        }""".replace(", float[64,64] v>", ">").replace("float[64,64] z)", "float[64,64] z, float[64,64] v)")
+    )
+    feeds = graphs.random_feeds(source, scale=0.1) | {"x": np.ones((1, 2), np.float32)}
+    found = searched(source, Goal(1e-2), feeds=feeds)
+    assert found.met and "0:m" in found.plan.fp32
+    assert not {"0:a", "0:b", "0:c"} & found.plan.fp32

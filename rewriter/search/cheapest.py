@@ -6,6 +6,9 @@ dearest first. Then the plan is made cheaper in the same way: matrix products in
 rules kept for accuracy's sake goes back to FP16. That is O(k log n) evaluations, and never more than
 `most_emulations`.
 
+A plan with most matrix products in FP32 is no plan for reduced precision. If rounding their weights alone, with
+all else in FP32, breaks the tolerance, no other one could do it with less: that is said, with the number.
+
 What stays kept whatever was measured: a node that could be infinite, NaN or zero on other data (overflow, a
 mask, an epsilon, a norm's squares, partial sums), that has no lower type, or that the user named.
 """
@@ -18,6 +21,7 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
+from rewriter.hazards.survey import MATRIX_OPS
 from rewriter.planner import has_bf16, node_key
 from rewriter.search.goal import Found, Goal
 from rewriter.search.trials import Choice, Trials, added
@@ -36,6 +40,9 @@ IN_BF16 = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 FOR_RANGE = frozenset({"overflow", "partial-sums", "tolerance"})
 """Rules whose nodes BF16 repairs as FP32 does: it has FP32's range and accumulates in FP32."""
 
+MOST_PRODUCTS = 0.5
+"""Share of the matrix products' time in FP32 from which on the weights are asked what they do alone."""
+
 Move = Callable[[Choice, frozenset[str]], Choice]
 
 
@@ -49,17 +56,26 @@ def cheapest(trials: Trials, goal: Goal) -> Found:
     before = trials.value(rules)
     if goal.meets(before):
         return _found(trials, goal, _cheaper(trials, goal, rules), before, None)
-    weights = trials.weights_alone()
-    if not goal.meets(weights):
-        return replace(_found(trials, goal, rules, before, weights), met=False)
     ranked = trials.ranking()
     needed = _bisect(ranked, trials, goal)
     if needed is None:
         best = trials.value(added(ranked))
-        return replace(_found(trials, goal, rules, before, weights), met=False, value=best)
+        return replace(_found(trials, goal, rules, before, None), met=False, value=best)
     kept = ranked[:needed]
     choice = _halving(trials, goal, added(kept), kept, _give_back, len(kept) // 2)
+    weights = trials.weights_alone() if _products_share(trials, choice) > MOST_PRODUCTS else None
+    if weights is not None and not goal.meets(weights):
+        return replace(_found(trials, goal, rules, before, weights), met=False)
     return _found(trials, goal, _cheaper(trials, goal, choice), before, weights)
+
+
+def _products_share(trials: Trials, choice: Choice) -> float:
+    """The share of the matrix products' time that is spent in FP32."""
+    base = trials.prices.base
+    nodes = trials.problem.model.proto.graph.node
+    products = {node_key(0, n) for n in nodes if n.op_type in MATRIX_OPS} & base.keys()
+    total = sum(base[key] for key in products)
+    return sum(base[key] for key in products & trials.plan_of(choice).fp32) / total if total else 0.0
 
 
 def _bisect(ranked: Sequence[str], trials: Trials, goal: Goal) -> int | None:
