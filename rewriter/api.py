@@ -45,6 +45,7 @@ def fix(
     max_latency_cost: float | None = None,
     pareto: bool = False,
     metric: str = "relative-l2",
+    weak_typing: bool = False,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str = "tensorrt",
     seed: int = 0,
@@ -78,6 +79,8 @@ def fix(
             5 %) of latency more than the rules' plan. Latencies are estimated from recorded costs.
         pareto: Evaluate a row of plans, and give the frontier of accuracy and latency as `frontier`.
         metric: A name of `rewriter.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
+        weak_typing: Write the model in FP32 for TensorRT 8 to 10, and beside it the plan as constraints for
+            their builder: arguments of trtexec, and Python code.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
         verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
@@ -105,8 +108,10 @@ def fix(
         steps = tuple(step for step in steps if step.name != "mixed-precision")
     if pareto and given is not None:
         raise UsageError("the plan is given", where="--pareto", hint="leave one of the two out")
-    if (given or save_plan or goal or pareto) and not any(step.name == "mixed-precision" for step in steps):
-        option = _planning(given, save_plan, goal)
+    if (given or save_plan or goal or pareto or weak_typing) and not any(
+        step.name == "mixed-precision" for step in steps
+    ):
+        option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     return Job(
         Options(
@@ -138,6 +143,7 @@ def fix(
             goal=goal,
             metric=metric,
             pareto=pareto,
+            weak_typing=weak_typing,
             save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
@@ -168,12 +174,12 @@ def _given_plan(
     return given
 
 
-def _planning(given: Plan | None, save_plan: object, goal: Goal | Budget | None) -> str:
+def _planning(given: Plan | None, save_plan: object, goal: Goal | Budget | None, pareto: bool) -> str:
     """The option that asks for a plan."""
     if given or save_plan:
         return "--plan" if given else "--save-plan"
     if goal is None:
-        return "--pareto"
+        return "--pareto" if pareto else "--weak-typing"
     return "--tolerance" if isinstance(goal, Goal) else "--max-latency-cost"
 
 

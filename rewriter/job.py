@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter import facts as tensor_facts
-from rewriter import pipeline, plan_file, verify
+from rewriter import pipeline, plan_file, verify, weak_typing
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
@@ -65,6 +65,7 @@ class Options:
     goal: Goal | Budget | None = None
     metric: str = "relative-l2"
     pareto: bool = False
+    weak_typing: bool = False
 
 
 @dataclass
@@ -99,14 +100,17 @@ class Job:
         fixed = self._rewrite(structured, lowering, plan)
         if plan is not None and options.save_plan is not None:
             plan_file.write(plan, options.save_plan)
+        given = weak_typing.named(structured) if options.weak_typing else fixed
         del original, structured  # their FP32 weights are as large as all that is still to come
         if self.search_check is not None:
             checks.append(self.search_check)
         if expected is not None and plan is not None:
             checks.append(self._check_emulation(expected, fixed, samples, plan))
-        written = self._write_and_build(fixed, destination, samples, checks, plan)
+        written = self._write_and_build(given, destination, samples, checks, plan)
+        if options.weak_typing and written is not None and plan is not None:
+            self._write_constraints(given, plan, written)
         return FixResult(
-            fixed,
+            given,
             written,
             pipeline.render(options.steps),
             options.target,
@@ -268,6 +272,13 @@ class Job:
             sample, spans = next(iter(samples), {}), samples.source.spans
             in_range = plan.norms_in_range if plan is not None else frozenset()
             return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
+
+    def _write_constraints(self, model: Model, plan: Plan, path: Path) -> None:
+        files = weak_typing.write(model, tensor_facts.infer(model), plan, path)
+        self.warnings.append(
+            f"weak typing: {path} is FP32; build it with trtexec and the arguments in {files.trtexec}, or "
+            f"with the code in {files.python}, which finds all layers of a node that becomes several"
+        )
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

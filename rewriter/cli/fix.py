@@ -82,6 +82,9 @@ def fix(
     pareto: Annotated[
         Path | None, option(PRECISION, "FILE.html", "Plot accuracy against latency, here and there")
     ] = None,
+    weak_typing: Annotated[
+        bool, option(PRECISION, FLAG, "For TensorRT 8-10: an FP32 model and constraints", "--weak-typing")
+    ] = False,
     metric: Annotated[
         str, option(PRECISION, "NAME", "Of a search: relative-l2 (default), psnr, my.py:f ...")
     ] = "relative-l2",
@@ -128,6 +131,7 @@ def fix(
                 tolerance=tolerance,
                 max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
                 pareto=pareto is not None,
+                weak_typing=weak_typing,
                 metric=metric,
                 input_shapes=dict(map(shape, input_shape or ())),
                 target=target,

@@ -6,8 +6,8 @@ dearest first. Then the plan is made cheaper in the same way: matrix products in
 rules kept for accuracy's sake goes back to FP16. That is O(k log n) evaluations, and never more than
 `most_emulations`.
 
-A plan with most matrix products in FP32 is no plan for reduced precision. If rounding their weights alone, with
-all else in FP32, breaks the tolerance, no other one could do it with less: that is said, with the number.
+A plan with most matrix products in FP32 is none for reduced precision. If rounding their weights alone, with
+all else in FP32, breaks the tolerance, no plan could do it with less: that is said, with the number.
 
 What stays kept whatever was measured: a node that could be infinite, NaN or zero on other data (overflow, a
 mask, an epsilon, a norm's squares, partial sums), that has no lower type, or that the user named.
