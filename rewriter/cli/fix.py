@@ -14,6 +14,7 @@ from rewriter.cli.options import (
     OUTCOME,
     PASSES,
     PRECISION,
+    SEARCH,
     Inputs,
     InputShape,
     ModelPath,
@@ -79,21 +80,19 @@ def fix(
     save_plan: Annotated[
         Path | None, option(PRECISION, "PLAN.json", "Write the plan that was made, to edit it")
     ] = None,
+    weak_typing: Annotated[
+        bool | None, option(PRECISION, FLAG, "TensorRT 8-10: FP32, constraints", "--weak-typing")
+    ] = None,
     tolerance: Annotated[
-        float | None, option(PRECISION, "ERROR", "Search a plan this accurate: 1e-3")
+        float | None, option(SEARCH, "ERROR", "The cheapest plan this accurate: 1e-3")
     ] = None,
     max_latency_cost: Annotated[
-        str | None, option(PRECISION, "SHARE", "Search the most accurate plan that costs at most 5%")
+        str | None, option(SEARCH, "SHARE", "The best plan for 5% more latency")
     ] = None,
-    pareto: Annotated[
-        Path | None, option(PRECISION, "FILE.html", "Plot accuracy against latency, here and there")
-    ] = None,
-    weak_typing: Annotated[
-        bool, option(PRECISION, FLAG, "For TensorRT 8-10: an FP32 model and constraints", "--weak-typing")
-    ] = False,
+    pareto: Annotated[Path | None, option(SEARCH, "FILE.html", "Plot accuracy against latency")] = None,
     metric: Annotated[
         str | None,
-        option(PRECISION, "NAME", "Of a search; by default relative-l2", autocompletion=complete.metrics),
+        option(SEARCH, "NAME", "Of accuracy; by default relative-l2", autocompletion=complete.metrics),
     ] = None,
     verify: Annotated[
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
@@ -140,6 +139,7 @@ def fix(
             plan=plan,
             tolerance=tolerance,
             metric=metric,
+            weak_typing=weak_typing,
             verify=verify,
             build=build,
             accumulation=accumulation,
@@ -148,6 +148,9 @@ def fix(
             report=report,
         )
         chosen = in_force.settings
+        arguments = in_force.arguments("fix")
+        if max_latency_cost is not None and tolerance is None:
+            arguments["tolerance"] = None  # a file's goal gives way to that of the command line
         read = [path for path in (model, output, chosen.plan) if path is not None]
         check_extra(in_force.where("report"), chosen.report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
@@ -159,11 +162,10 @@ def fix(
                 save_plan=save_plan,
                 max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
                 pareto=pareto is not None,
-                weak_typing=weak_typing,
                 dry_run=dry_run,
                 in_place=in_place,
                 progress=shown,
-                **in_force.arguments("fix"),
+                **arguments,
             )
         _show(result, chosen.report, pareto, verbosity=int(verbose) - int(quiet))
         if result.verdict is not None and not result.verdict.passed:

@@ -13,7 +13,8 @@ from rewriter.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from rewriter.config import InForce
 
-PASSES, PRECISION, OUTCOME = "Passes", "Precision", "Verification and report"
+PASSES, PRECISION, SEARCH = "Passes", "Precision", "Search for a plan"
+OUTCOME = "Verification and report"
 
 FLAG = " "
 """Metavar of an option without a value; Typer would print `<bool>`."""
