@@ -14,14 +14,14 @@ from rewriter.base import Target
 from rewriter.emulation import Accumulation
 from rewriter.errors import UsageError
 from rewriter.job import Job, Options, Progress
-from rewriter.metrics import METRICS
+from rewriter.metrics import named
 from rewriter.pipeline import select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan_file import read
 from rewriter.planner import Wish
 from rewriter.presets import DEFAULT_OPSETS, Preset, preset_named
 from rewriter.result import FixResult
-from rewriter.search import Goal
+from rewriter.search import Budget, Goal
 
 
 def fix(
@@ -40,7 +40,10 @@ def fix(
     plan: str | os.PathLike[str] | Plan | None = None,
     save_plan: str | os.PathLike[str] | None = None,
     tolerance: float | None = None,
+    max_latency_cost: float | None = None,
+    pareto: bool = False,
     metric: str | None = None,
+    weak_typing: bool = False,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str | None = None,
     seed: int = 0,
@@ -71,7 +74,13 @@ def fix(
             measured. It excludes `keep_fp32` and `keep_fp32_op`.
         save_plan: Where to write the plan that was made, as JSON; also with `dry_run`.
         tolerance: Search for the cheapest plan that reaches this, in the emulation with `accumulation`,
-            for every output: of `metric`, one of `rewriter.metrics.METRICS` in its own unit.
+            for every output: of `metric`, in its own unit.
+        max_latency_cost: Search for the most accurate plan by `metric` that costs at most this share (0.05:
+            5 %) of latency more than the rules' plan. Latencies are estimated from recorded costs.
+        pareto: Evaluate a row of plans, and give the frontier of accuracy and latency as `frontier`.
+        metric: A name of `rewriter.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
+        weak_typing: Write the model in FP32 for TensorRT 8 to 10, and beside it the plan as constraints for
+            their builder: arguments of trtexec, and Python code.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
         verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
@@ -101,9 +110,11 @@ def fix(
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
     lowers = any(step.name == "mixed-precision" for step in steps)
-    goal = _goal(tolerance, metric, given, chosen, lowers=lowers)
-    if (given or save_plan or goal) and not lowers:
-        option = "--plan" if given else "--save-plan" if save_plan else "--tolerance"
+    goal = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
+    if pareto and given is not None:
+        raise UsageError("the plan is given", where="--pareto", hint="leave one of the two out")
+    if (given or save_plan or goal or pareto or weak_typing) and not lowers:
+        option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     return Job(
         Options(
@@ -133,6 +144,9 @@ def fix(
             plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
             accumulation=sums,
             goal=goal,
+            metric=metric or str(chosen.choose("metric")),
+            pareto=pareto,
+            weak_typing=weak_typing,
             save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
@@ -163,14 +177,29 @@ def _given_plan(
     return given
 
 
+def _planning(given: Plan | None, save_plan: object, goal: Goal | Budget | None, pareto: bool) -> str:
+    """The option that asks for a plan."""
+    if given or save_plan:
+        return "--plan" if given else "--save-plan"
+    if goal is None:
+        return "--pareto" if pareto else "--weak-typing"
+    return "--tolerance" if isinstance(goal, Goal) else "--max-latency-cost"
+
+
 def _goal(
-    tolerance: float | None, metric: str | None, given: Plan | None, preset: Preset, *, lowers: bool
-) -> Goal | None:
+    tolerance: float | None,
+    max_latency_cost: float | None,
+    metric: str | None,
+    given: Plan | None,
+    preset: Preset,
+    *,
+    lowers: bool,
+) -> Goal | Budget | None:
     """What to search for: the user's, or the preset's if there is a plan to search for."""
     usual = str(preset.choose("metric"))
     metric = metric or usual
-    _require("metric", metric, list(METRICS))
-    if tolerance is None:
+    measure = named(metric)
+    if tolerance is None and max_latency_cost is None:
         own = preset.choose("tolerance")
         if own is None or given is not None or not lowers:
             return None
@@ -178,10 +207,18 @@ def _goal(
             what = f"the tolerance of preset {preset.name} is one of {usual}"
             raise UsageError(what, where="--metric", hint=f"add --tolerance, in the unit of {metric}")
         return Goal(own, metric)
+    option = "--tolerance" if tolerance is not None else "--max-latency-cost"
     if given is not None:
-        raise UsageError("the plan is given", where="--tolerance", hint="leave one of the two out")
-    if math.isnan(tolerance) or (tolerance < 0 and metric != "psnr"):
-        raise UsageError(f"it cannot be {tolerance}", where="--tolerance", hint="such as 1e-3")
+        raise UsageError("the plan is given", where=option, hint="leave one of the two out")
+    if tolerance is not None and max_latency_cost is not None:
+        raise UsageError("one goal at a time", where=option, hint="or leave out --max-latency-cost")
+    if max_latency_cost is not None:
+        if not 0.0 <= max_latency_cost < math.inf:
+            raise UsageError(f"it cannot be {max_latency_cost}", where=option, hint="such as 5%, or 0.05")
+        return Budget(max_latency_cost, metric)
+    assert tolerance is not None
+    if math.isnan(tolerance) or (tolerance < 0 and not measure.least):
+        raise UsageError(f"it cannot be {tolerance}", where=option, hint="such as 1e-3")
     return Goal(tolerance, metric)
 
 

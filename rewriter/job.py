@@ -7,13 +7,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rewriter import facts as tensor_facts
-from rewriter import pipeline, plan_file, verify
+from rewriter import pipeline, plan_file, verify, weak_typing
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
@@ -24,14 +24,18 @@ from rewriter.plan import Plan
 from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
-from rewriter.result import Check, FixResult, Verdict
-from rewriter.search import Goal, search
+from rewriter.result import Check, FixResult, Frontier, Verdict
+from rewriter.search import Budget, Goal, Problem, begin, frontier, reach
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much (0: not known)."""
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use them all."""
+
+
+SEARCHED_SAMPLES = 4
+"""How many samples a search evaluates each plan on; `Found.emulations` counts plans, not samples."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,10 @@ class Options:
     plan_source: str = "the plan"
     save_plan: Path | None = None
     accumulation: Accumulation = "fp32"
-    goal: Goal | None = None
+    goal: Goal | Budget | None = None
+    metric: str = "relative-l2"
+    pareto: bool = False
+    weak_typing: bool = False
 
 
 @dataclass
@@ -70,6 +77,7 @@ class Job:
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     search_check: Check | None = None
+    frontier: Frontier | None = None
 
     def run(self) -> FixResult:
         """From the file to the verdict."""
@@ -87,19 +95,24 @@ class Job:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         checks = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
-        if plan is not None and options.goal is not None:
+        if plan is not None and (options.goal is not None or options.pareto):
             plan = self._searched(original, structured, samples, plan, options.goal)
         fixed = self._rewrite(structured, lowering, plan)
         if plan is not None and options.save_plan is not None:
             plan_file.write(plan, options.save_plan)
+        given = weak_typing.named(structured) if options.weak_typing else fixed
         del original, structured  # their FP32 weights are as large as all that is still to come
         if self.search_check is not None:
             checks.append(self.search_check)
         if expected is not None and plan is not None:
             checks.append(self._check_emulation(expected, fixed, samples, plan))
-        written = self._write_and_build(fixed, destination, samples, checks, plan)
+        elif expected is not None and options.wish.precision == "fp32":
+            checks.append(self._check_tf32(expected, fixed, samples))
+        written = self._write_and_build(given, destination, samples, checks, plan)
+        if options.weak_typing and written is not None and plan is not None:
+            self._write_constraints(given, plan, written)
         return FixResult(
-            fixed,
+            given,
             written,
             pipeline.render(options.steps),
             options.target,
@@ -107,6 +120,7 @@ class Job:
             plan,
             samples.source,
             Verdict(tuple(checks)) if options.verify or checks else None,
+            self.frontier,
             self.warnings,
             self.seconds,
         )
@@ -181,15 +195,24 @@ class Job:
         self.warnings.extend(_unmatched(self.options.wish, plan))
         return plan
 
-    def _searched(self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal) -> Plan:
-        """The cheapest plan that meets the goal; a goal out of reach is a failed check, and told."""
-        compared = list(islice(samples, VERIFIED_SAMPLES))
+    def _searched(
+        self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal | Budget | None
+    ) -> Plan:
+        """The plan that reaches the goal; a goal out of reach is a failed check, and told."""
+        compared = list(islice(samples, SEARCHED_SAMPLES))
         with self._stage("search"):
             expected = verify.expected_outputs(original, compared).exact
             facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
-            found = search(structured, facts, plan, compared, expected, goal, accumulation)
-        self.search_check = Check("tolerance", found.met, found.summary, seconds=self.seconds["search"])
-        return found.plan
+            problem = Problem(structured, facts, compared, expected, accumulation)
+            trials = begin(problem, plan, goal or Budget(0.0, self.options.metric))
+            found = reach(trials, goal) if goal is not None else None
+            chosen = found.plan if found is not None else plan
+            if self.options.pareto:
+                self.frontier = replace(frontier(trials, self.options.metric), chosen=chosen)
+        if found is not None:
+            name = "tolerance" if isinstance(goal, Goal) else "max-latency-cost"
+            self.search_check = Check(name, found.met, found.summary, seconds=self.seconds["search"])
+        return chosen
 
     def _check_structure(
         self, expected: verify.Expected | None, structured: Model, samples: Samples
@@ -211,6 +234,11 @@ class Job:
             return check
         with self._stage("explain"):
             return verify.explained(check, self._structured_again(structural), fixed, compared, accumulation)
+
+    def _check_tf32(self, expected: verify.Expected, fixed: Model, samples: Samples) -> Check:
+        """TensorRT's FP32 engines use TF32: what that does is told before one is built."""
+        with self._stage("verify"):
+            return verify.check_tf32(expected, fixed, list(islice(samples, VERIFIED_SAMPLES)))
 
     def _structured_again(self, structural: Sequence[Pass]) -> Model:
         """What the precision passes saw; made anew, for its weights were given back."""
@@ -251,6 +279,13 @@ class Job:
             sample, spans = next(iter(samples), {}), samples.source.spans
             in_range = plan.norms_in_range if plan is not None else frozenset()
             return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
+
+    def _write_constraints(self, model: Model, plan: Plan, path: Path) -> None:
+        files = weak_typing.write(model, tensor_facts.infer(model), plan, path)
+        self.warnings.append(
+            f"weak typing: {path} is FP32; build it with trtexec and the arguments in {files.trtexec}, or "
+            f"with the code in {files.python}, which finds all layers of a node that becomes several"
+        )
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline", "result"),
     ("findings",),
     ("build_check", "compare", "inputs", "report"),
-    ("metrics", "verify"),
+    ("metrics", "verify", "weak_typing"),
     ("search",),
     ("job", "scanner"),
     ("api", "config"),

@@ -14,6 +14,7 @@ from rewriter.cli.options import (
     OUTCOME,
     PASSES,
     PRECISION,
+    SEARCH,
     Inputs,
     InputShape,
     ModelPath,
@@ -22,9 +23,11 @@ from rewriter.cli.options import (
     Target,
     Verbose,
     check_extra,
+    check_pareto,
     configured,
     option,
     shapes,
+    share,
     split,
 )
 from rewriter.errors import UsageError
@@ -77,12 +80,19 @@ def fix(
     save_plan: Annotated[
         Path | None, option(PRECISION, "PLAN.json", "Write the plan that was made, to edit it")
     ] = None,
-    tolerance: Annotated[
-        float | None, option(PRECISION, "ERROR", "Search a plan this accurate: 1e-3")
+    weak_typing: Annotated[
+        bool | None, option(PRECISION, FLAG, "TensorRT 8-10: FP32, constraints", "--weak-typing")
     ] = None,
+    tolerance: Annotated[
+        float | None, option(SEARCH, "ERROR", "The cheapest plan this accurate: 1e-3")
+    ] = None,
+    max_latency_cost: Annotated[
+        str | None, option(SEARCH, "SHARE", "The best plan for 5% more latency")
+    ] = None,
+    pareto: Annotated[Path | None, option(SEARCH, "FILE.html", "Plot accuracy against latency")] = None,
     metric: Annotated[
         str | None,
-        option(PRECISION, "NAME", "Of --tolerance; by default relative-l2", autocompletion=complete.metrics),
+        option(SEARCH, "NAME", "Of accuracy; by default relative-l2", autocompletion=complete.metrics),
     ] = None,
     verify: Annotated[
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
@@ -129,6 +139,7 @@ def fix(
             plan=plan,
             tolerance=tolerance,
             metric=metric,
+            weak_typing=weak_typing,
             verify=verify,
             build=build,
             accumulation=accumulation,
@@ -137,27 +148,35 @@ def fix(
             report=report,
         )
         chosen = in_force.settings
+        arguments = in_force.arguments("fix")
+        if max_latency_cost is not None and tolerance is None:
+            arguments["tolerance"] = None  # a file's goal gives way to that of the command line
         read = [path for path in (model, output, chosen.plan) if path is not None]
         check_extra(in_force.where("report"), chosen.report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
+        check_pareto(pareto, read)
         with in_force.blaming(), progress(shown=not quiet) as shown:
             result = api.fix(
                 model,
                 output or (model if in_place else None),
                 save_plan=save_plan,
+                max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
+                pareto=pareto is not None,
                 dry_run=dry_run,
                 in_place=in_place,
                 progress=shown,
-                **in_force.arguments("fix"),
+                **arguments,
             )
-        _show(result, chosen.report, verbosity=int(verbose) - int(quiet))
+        _show(result, chosen.report, pareto, verbosity=int(verbose) - int(quiet))
         if result.verdict is not None and not result.verdict.passed:
             raise typer.Exit(FAILED)
 
 
-def _show(result: FixResult, report: Path | None, *, verbosity: int) -> None:
-    from rewriter.report import json, terminal
+def _show(result: FixResult, report: Path | None, pareto: Path | None, *, verbosity: int) -> None:
+    from rewriter.report import frontier, json, terminal
 
+    if pareto is not None and result.frontier is not None:
+        frontier.write(result.frontier, pareto)
     if report is not None:
         json.write(result, report)
     with reader_may_leave():

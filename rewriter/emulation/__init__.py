@@ -12,7 +12,7 @@ from typing import Literal
 from onnx import TensorProto
 
 from rewriter.emulation.accumulate import accumulate_in_fp16
-from rewriter.emulation.tf32 import multiply_in_tf32
+from rewriter.emulation.tf32 import round_to_tf32
 from rewriter.facts import Facts
 from rewriter.model import Model
 from rewriter.retype import Request, retype
@@ -36,12 +36,12 @@ def emulation(
 
     Operators compute in FP32 inside and round once, which is what TensorRT was measured to do for
     normalisations and reductions. A MatMul, Gemm or Conv of FP16 tensors was measured to accumulate in
-    FP16: `accumulation="fp16"` does that, too, and takes several times as long. `tf32` rounds the
-    operands of those that `model` keeps in FP32 as TensorRT's default does.
+    FP16: `accumulation="fp16"` does that, too, and takes several times as long. Those of FP32 tensors are
+    TF32 on Tensor Cores: `tf32` rounds their operands so.
     """
     emulated = retype(model, facts, _all_fp32(model, rounding=True))
     if tf32:
-        multiply_in_tf32(emulated, model, facts)
+        round_to_tf32(emulated, model, facts)
     if accumulation == "fp16":
         accumulate_in_fp16(emulated, model, facts)
     return emulated
@@ -49,6 +49,4 @@ def emulation(
 
 def _all_fp32(model: Model, *, rounding: bool) -> Request:
     outputs = {port.name: int(TensorProto.FLOAT) for port in model.signature.outputs}
-    return Request(
-        lambda _scope, _node: TensorProto.FLOAT, TensorProto.FLOAT, outputs=outputs, rounding=rounding
-    )
+    return Request(lambda _scope, _node: TensorProto.FLOAT, outputs=outputs, rounding=rounding)

@@ -1,15 +1,10 @@
-"""TF32 in an emulation: what a GPU makes of the FP32 operands of a MatMul, Gemm or Conv.
+"""TF32 in an emulation: what FP32 products of matrices do on Tensor Cores unless TF32 is switched off.
 
-TensorRT lets Tensor Cores multiply FP32 matrices in TF32 unless it is told not to: operands keep 11
-significant bits, as many as FP16 has, and FP32's range; sums are FP32. Measured on one H200
-(TensorRT-RTX 1.6.1), random operands: relative L2 error 2.9e-4, which is two roundings to nearest of
-2.1e-4 each. So an FP32 island round such a node has FP32 sums and range, and no better weights than
-FP16 has. What reads dequantised operands is left alone: TensorRT runs it in INT8.
-
-The rounding is Veltkamp's splitting (Dekker, "A floating-point technique for extending the available
-precision", 1971):
-with c = (2^13 + 1) x in FP32, c - (c - x) is x with 24 - 13 bits. Scaled by 2^-14, so that the largest
-float does not overflow on the way.
+Their operands are rounded to 10 bits behind the leading one, as FP16 has them, with FP32's exponents; sums
+are FP32. Measured on one H200 (TensorRT-RTX 1.6.1): a relative error of 2.9e-4 for a MatMul or Conv of random
+FP32 operands, which is sqrt(2) times 2.1e-4, the error of one rounding to 11 bits (see `accumulate`). So an
+FP32 island round such a node has FP32 sums and range, and no better weights than FP16 has. What reads
+dequantised operands is left alone: TensorRT runs it in INT8.
 """
 
 from __future__ import annotations
@@ -23,62 +18,74 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from rewriter.facts import Facts
 from rewriter.model import Model, walk_graphs
 
-MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+ON_TENSOR_CORES = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 _ARRANGING = frozenset({"Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 DOMAIN = "rewriter.tf32"
 
-_SPLIT = 2.0**-14
-_LEAST_IR = 8
-"""Local functions."""
+_LEAST_OPSET, _LEAST_IR = 13, 8
+"""Operators as they are used here; local functions."""
+
+SPLITTER = 2.0**13 + 1.0
+"""T. J. Dekker (1971): with c = x * (2^13 + 1), c - (c - x) is x rounded to 24 - 13 = 11 bits."""
+
+LARGEST = 3.0e34
+"""Beyond it, x * (2^13 + 1) may be infinite: such numbers, infinities and NaN stay as they are."""
 
 _ROUND = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
     Round (x) => (y) {{
-        small = Constant <value_float = {_SPLIT!r}> ()
-        factor = Constant <value_float = {_SPLIT * (2.0**13 + 1)!r}> ()
-        back = Constant <value_float = {1 / _SPLIT!r}> ()
-        scaled = Mul (x, small)
-        c = Mul (x, factor)
-        low = Sub (c, scaled)
-        high = Sub (c, low)
-        y = Mul (high, back)
+        splitter = Constant <value_float = {SPLITTER:.1f}> ()
+        largest = Constant <value_float = {LARGEST:.1e}> ()
+        c = Mul (x, splitter)
+        rest = Sub (c, x)
+        rounded = Sub (c, rest)
+        size = Abs (x)
+        small = Less (size, largest)
+        y = Where (small, rounded, x)
     }}"""
 
 
-def multiply_in_tf32(emulated: Model, given: Model, facts: Facts) -> None:
-    """Round the operands of every MatMul, Gemm, Conv and ConvTranspose that `given` computes in FP32.
+def round_to_tf32(emulated: Model, given: Model, facts: Facts) -> None:
+    """Round the operands of the matrix products that `given` computes in FP32.
+
+    What was FP16 before keeps every bit. In operator sets below 13 nothing is done.
 
     Args:
-        emulated: What `retype` made of `given`; changed in place. It has the same nodes of these
-            operators in the same order.
+        emulated: What `retype` made of `given`; changed in place. It has the same nodes of these operators
+            in the same order.
         facts: Of `given`.
     """
+    if emulated.opset < _LEAST_OPSET:
+        return
     used = False
-    for scope, (source, target) in enumerate(
-        zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
-    ):
-        known = facts.main | facts.scopes[scope]
-        originals = [n for n in source.node if n.op_type in MULTIPLYING]
-        copies = [n for n in target.node if n.op_type in MULTIPLYING]
-        makers = {name: node for node in source.node for name in node.output}
-        wide = [
-            copy
-            for node, copy in zip(originals, copies, strict=True)
-            if (result := known.get(node.output[0])) is not None
-            and result.dtype == TensorProto.FLOAT
-            and not any(_is_dequantized(name, makers) for name in node.input[:2])
-        ]
-        if wide:
+    pairs = zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
+    for scope, (source, target) in reversed(list(enumerate(pairs))):  # inner graphs before their owners
+        positions = _chosen(source, target, facts, scope)
+        if positions:
             used = True
-            _round_operands(target, {id(node) for node in wide})
+            _rewrite(target, positions)
     if used:
-        emulated.proto.ir_version = max(emulated.proto.ir_version, _LEAST_IR)
-        emulated.proto.opset_import.add(domain=DOMAIN, version=1)
-        emulated.proto.functions.append(
-            onnx.parser.parse_function(_ROUND.replace("OPSET", str(emulated.opset)))
-        )
+        proto = emulated.proto
+        proto.ir_version = max(proto.ir_version, _LEAST_IR)
+        proto.opset_import.add(domain=DOMAIN, version=1)
+        proto.functions.append(onnx.parser.parse_function(_ROUND.replace("OPSET", str(emulated.opset))))
+
+
+def _chosen(source: GraphProto, target: GraphProto, facts: Facts, scope: int) -> set[int]:
+    """Positions in `target` of the nodes that compute in FP32 in `source`."""
+    known = facts.main | facts.scopes[scope]
+    originals = [n for n in source.node if n.op_type in ON_TENSOR_CORES]
+    copies = [i for i, n in enumerate(target.node) if n.op_type in ON_TENSOR_CORES]
+    makers = {name: node for node in source.node for name in node.output}
+    found = set()
+    for node, position in zip(originals, copies, strict=True):
+        operands = [known[name].dtype for name in node.input[:2] if name in known]
+        quantized = any(_is_dequantized(name, makers) for name in node.input[:2])
+        if len(operands) == 2 and set(operands) == {TensorProto.FLOAT} and not quantized:
+            found.add(position)
+    return found
 
 
 def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
@@ -89,20 +96,22 @@ def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
     return node is not None and node.op_type == "DequantizeLinear"
 
 
-def _round_operands(graph: GraphProto, wide: set[int]) -> None:
-    """Put a call of the function before each node of `wide`; a tensor is rounded once."""
-    rounded: dict[str, str] = {}
+def _rewrite(graph: GraphProto, positions: set[int]) -> None:
+    """Round both operands in front of the nodes; each tensor once."""
     nodes: list[NodeProto] = []
-    for node in graph.node:
-        copy = node
-        if id(node) in wide:
-            copy = NodeProto.FromString(node.SerializeToString())
-            for position, name in enumerate(node.input[:2]):
-                if name not in rounded:
-                    rounded[name] = f"{name}/tf32"
-                    nodes.append(helper.make_node("Round", [name], [rounded[name]], domain=DOMAIN))
-                copy.input[position] = rounded[name]
-        nodes.append(copy)
-    kept = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    rounded: dict[str, str] = {}
+    for index, node in enumerate(graph.node):
+        if index in positions:
+            for operand in (0, 1):
+                node.input[operand] = _rounded(node.input[operand], rounded, nodes)
+        nodes.append(node)
+    copies = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(copies)
+
+
+def _rounded(name: str, known: dict[str, str], nodes: list[NodeProto]) -> str:
+    if name not in known:
+        known[name] = f"{DOMAIN}/{name}"
+        nodes.append(helper.make_node("Round", [name], [known[name]], domain=DOMAIN))
+    return known[name]
