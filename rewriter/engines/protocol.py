@@ -9,16 +9,17 @@ whatever happened to it: arrays stay in files, which are memory-mapped when they
     outcomes = measure([Variant("fixed", path, samples)], Settings("tensorrt-rtx"), folder)
     outcomes[0].values(0)["logits"], outcomes[0].latency.median_us
 
-To add an engine, write the two classes `Engine` and `Program` for it, and a line in
-`measure.ENGINES`. They run in the child alone: they may import what they like, crash, hang, or raise
-`EngineError`; the parent turns all of that into an `Outcome`. What they must keep:
+To add an engine, write an `Engine` and a `Program` for it, name it in `EngineName`, and add it to
+`bench.engine_named`; if it has a build step of its own, add that to `measure.build_variant`. Both
+classes live in the child alone: they may import what they like, crash, hang, or raise `EngineError`; the
+parent turns all of that into an `Outcome`. What they must keep:
 
-- `Engine.build` writes one file that `Engine.load` can read in another process (an engine that has nothing to
-  build returns the model's own path), and returns a report that survives JSON.
 - `Program.run` gives every output of the ONNX model under its ONNX name, in its ONNX type.
-- `Program.prepare` puts one sample where the device reads it; `Program.time_us` runs once on it and
-  returns the device's own time of this run. Between the two nothing is copied.
-- FP32 stays FP32 where `tf32` is False: whoever cannot promise that raises `EngineError`.
+- `Program.prepare` puts one sample where the device reads it; `Program.time_us` runs on it and
+  returns the device's own time of a run. Between the two nothing is copied.
+- FP32 stays FP32 where `RunOrder.tf32` is False: who cannot promise that raises `EngineError`.
+- A failure after which the process cannot be trusted (a CUDA error) is a `CudaFault`: the parent then runs
+  every variant in a process of its own, so that one does not spoil the others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from rewriter.engines.tensors import Samples, read_tensors
 
@@ -229,15 +230,31 @@ class Program(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class RunOrder:
+    """What the child shall load and run: one build of one variant.
+
+    Attributes:
+        engine: What the build wrote; the ONNX file if there is no build.
+        samples: Folders of the samples. `results`: folder for what comes out.
+        outputs, debug, tf32: As in `Variant`; `plugins` as in `Settings`.
+    """
+
+    name: str
+    engine: Path
+    samples: tuple[Path, ...]
+    results: Path
+    outputs: tuple[str, ...] = ()
+    debug: bool = False
+    tf32: bool = True
+    plugins: tuple[Path, ...] = ()
+
+
 class Engine(Protocol):
-    """Builds and loads, in the child."""
+    """Loads what was built, in the child."""
 
-    def build(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Build the file `order["path"]` as `order["options"]` (`BuildOptions`) says; a `BuildReport` as JSON."""
-        ...
-
-    def load(self, engine: Path, *, tf32: bool, debug: bool, plugins: Sequence[Path]) -> Program:
-        """Load what `build` wrote.
+    def load(self, order: RunOrder) -> Program:
+        """Load the engine onto its device.
 
         Raises:
             EngineError: no such device, or the library does not load it there.
