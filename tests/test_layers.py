@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline", "result"),
     ("findings",),
     ("build_check", "catalogue", "compare", "inputs", "report"),
-    ("metrics", "verify"),
+    ("checks", "metrics"),
     ("search",),
     ("job", "scanner"),
     ("api",),
