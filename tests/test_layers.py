@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("findings",),
     ("build_check", "catalogue", "compare", "inputs", "report"),
     ("checks", "metrics"),
-    ("search",),
+    ("search", "verification"),
     ("job", "scanner"),
     ("api",),
     ("cli",),

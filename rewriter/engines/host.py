@@ -60,13 +60,15 @@ def _gpus_here() -> dict[str, Any]:
 
 def choose() -> Choice:
     """The best engine that can run on this machine's GPU."""
-    reasons = []
+    if gpu() is None:
+        return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
+    reasons: list[str] = []
     for engine in PREFERRED:
         problem = obstacle(engine)
         if problem is None:
             return Choice(engine, tuple(reasons))
         reasons.append(problem.what)
-    return Choice(None, tuple(dict.fromkeys(reasons)))
+    return Choice(None, tuple(reasons))
 
 
 def require(engine: str) -> EngineName:
@@ -103,7 +105,7 @@ def obstacle(engine: EngineName) -> EngineError | None:
 
 
 def refusal(module: str, release: str, found: Gpu) -> EngineError | None:
-    """Why a release does not load engines on a GPU, where that is known; a minute's build need not be lost."""
+    """Why a release does not load engines on a GPU, where that is known: before minutes go into a build."""
     installed = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
     for name, since, capability, last in REFUSES:
         if module == name and installed >= since and found.capability == capability:

@@ -1,0 +1,92 @@
+"""From outputs in files to figures and a verdict on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rewriter.compare import compare, worst
+from rewriter.engines.protocol import Outcome
+from rewriter.metrics import METRICS, Metric
+from rewriter.model import Array
+from rewriter.result import OutputComparison
+from rewriter.verification.data import BuildRun, OutputStatistics, Tolerance
+from rewriter.verification.stage import Stage
+from rewriter.verification.statistics import statistics, worst_of
+
+Outputs = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was found out about the builds of one model.
+
+    Attributes:
+        outputs: Figures of the worst sample and build of each output.
+        comparisons: What the tolerance says of each, in its worst sample and build.
+        error: The tolerance's metric in the worst build that ran; `best`: in the best. None if none ran.
+        passed: All builds ran, and all outputs are within the tolerance.
+    """
+
+    outputs: tuple[OutputStatistics, ...]
+    comparisons: tuple[OutputComparison, ...]
+    builds: tuple[BuildRun, ...]
+    error: float | None
+    best: float | None
+    passed: bool
+
+
+def judge(stage: Stage, outcomes: Sequence[Outcome], tolerance: Tolerance) -> Judged:
+    """Compare every sample of every build with the original's outputs; the worst counts."""
+    measure = METRICS[tolerance.metric]
+    figures: dict[str, list[OutputStatistics]] = {}
+    rounds: list[tuple[OutputComparison, ...]] = []
+    runs = []
+    for outcome in outcomes:
+        values = []
+        for sample in range(len(stage)) if outcome.ran else ():
+            expected, actual = stage.expected(sample), outcome.values(sample)
+            values.append(_value(measure, expected, actual))
+            rounds.append(_compared(stage, expected, actual, tolerance))
+            for name in expected:
+                if expected[name].shape == actual[name].shape:
+                    one = statistics(name, expected[name], actual[name], sample=sample, build=outcome.build)
+                    figures.setdefault(name, []).append(one)
+        error = _worst(measure, values)
+        runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
+    comparisons = worst(rounds) if rounds else ()
+    errors = [run.error for run in runs if run.error is not None]
+    error = _worst(measure, errors)
+    within = error is not None and (
+        tolerance.metric == "relative-l2" or measure.meets(error, tolerance.value)
+    )
+    return Judged(
+        outputs=tuple(map(worst_of, figures.values())),
+        comparisons=comparisons,
+        builds=tuple(runs),
+        error=error,
+        best=(max if measure.least else min)(errors) if errors else None,
+        passed=within and all(o.ran for o in outcomes) and all(c.passed for c in comparisons),
+    )
+
+
+def _value(measure: Metric, expected: Outputs, actual: Outputs) -> float:
+    """The metric of the worst output; the worst there is if an output has another shape."""
+    if any(expected[name].shape != actual[name].shape for name in expected):
+        return -math.inf if measure.least else math.inf
+    return measure.worst(expected, actual)
+
+
+def _worst(measure: Metric, values: Sequence[float]) -> float | None:
+    return (min if measure.least else max)(values) if values else None
+
+
+def _compared(
+    stage: Stage, expected: Outputs, actual: Outputs, tolerance: Tolerance
+) -> tuple[OutputComparison, ...]:
+    """Each output against the tolerance; under another metric, only what is not finite fails here."""
+    if tolerance.metric == "relative-l2":
+        return compare(expected, actual, tolerance.value, as_sets=stage.selects_rows)
+    rows = compare(expected, actual, math.inf)
+    return tuple(replace(row, note=row.note or f"held to {tolerance.metric}") for row in rows)
