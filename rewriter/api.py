@@ -6,13 +6,15 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import onnx
 
 from rewriter.base import Target
 from rewriter.emulation import Accumulation
-from rewriter.errors import UsageError
+from rewriter.engines import host
+from rewriter.engines.protocol import EngineName
+from rewriter.errors import EngineError, UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import METRICS
 from rewriter.pipeline import preset_named, select
@@ -43,6 +45,7 @@ def fix(
     save_plan: str | os.PathLike[str] | None = None,
     tolerance: float | None = None,
     metric: str = "relative-l2",
+    search: Literal["emulation", "gpu"] = "emulation",
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str = "tensorrt",
     seed: int = 0,
@@ -72,10 +75,12 @@ def fix(
         save_plan: Where to write the plan that was made, as JSON; also with `dry_run`.
         tolerance: Search for the cheapest plan that reaches this, in the emulation with `accumulation`,
             for every output: of `metric`, one of `rewriter.metrics.METRICS` in its own unit.
+        search: What judges the plans of that search: the emulation and recorded costs, or the engine on this
+            machine's GPU, whose error and latency are measured for each plan.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
-        verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
-            seconds.
+        verify: Emulate, compare, and, unless `build` is False, build with TensorRT and run it if there
+            is a GPU; `build_timeout` in seconds.
         accumulation: Type in which the emulation's FP16 MatMul, Gemm and Conv sum up: `fp16` is what was
             measured on a GPU, and takes 2 to 8 times as long.
         dry_run: Do everything, write nothing.
@@ -128,6 +133,7 @@ def fix(
             plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
             accumulation=accumulation,
             goal=goal,
+            search_engine=_search_engine(search, goal),
             save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
@@ -167,6 +173,27 @@ def _goal(tolerance: float | None, metric: str, given: Plan | None) -> Goal | No
     if math.isnan(tolerance) or (tolerance < 0 and metric != "psnr"):
         raise UsageError(f"it cannot be {tolerance}", where="--tolerance", hint="such as 1e-3")
     return Goal(tolerance, metric)
+
+
+def _search_engine(search: str, goal: Goal | None) -> EngineName | None:
+    """The engine of `--search gpu`.
+
+    Raises:
+        UsageError: nothing is searched. EngineError: no engine runs here.
+    """
+    _require("search", search, ("emulation", "gpu"))
+    if search == "emulation":
+        return None
+    if goal is None:
+        raise UsageError("nothing is searched", where="--search gpu", hint="say what for: --tolerance 1e-3")
+    choice = host.choose()
+    if choice.engine is None:
+        raise EngineError(
+            f"no engine runs here: {'; '.join(choice.reasons)}",
+            where="--search gpu",
+            hint="search by emulation, or on a machine with a GPU",
+        )
+    return choice.engine
 
 
 def _require(option: str, value: object, choices: Sequence[object]) -> None:

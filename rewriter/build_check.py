@@ -102,6 +102,7 @@ def check_build(
     timeout_s: float,
     plugins: Sequence[Path] = (),
     engine: Path | None = None,
+    library: str | None = None,
 ) -> Check:
     """Build the file at `path` and hold the parsed network to `expected`.
 
@@ -111,6 +112,7 @@ def check_build(
         timeout_s: After this the builder is killed, and the check has failed.
         plugins: Shared libraries with plugins.
         engine: Where to write the engine, to run it afterwards; None: nowhere.
+        library: As in `BuildOptions`.
 
     Returns:
         `passed` is None when nothing could be learnt: no library is installed, it lacks an
@@ -123,6 +125,7 @@ def check_build(
         plugins=[str(plugin) for plugin in plugins],
         engine=None if engine is None else str(engine),
         details=engine is not None,
+        library=library,
         timing_cache=True,
     )
     try:

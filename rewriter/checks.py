@@ -147,6 +147,7 @@ def check_engine(
     *,
     plugins: Sequence[Path] = (),
     engine: Path | None = None,
+    library: str | None = None,
 ) -> Check:
     """Build the written file with the TensorRT that is installed and read the network back.
 
@@ -154,7 +155,7 @@ def check_engine(
         sample: One sample, for the shapes and for the values of inputs that are shapes themselves.
         spans: Smallest, usual and largest shape of inputs, where several samples tell them.
         norms_in_range: As in the plan.
-        plugins, engine: As for `check_build`.
+        plugins, engine, library: As for `check_build`.
     """
     return check_build(
         path,
@@ -164,6 +165,7 @@ def check_engine(
         timeout_s=timeout_s,
         plugins=plugins,
         engine=engine,
+        library=library,
     )
 
 

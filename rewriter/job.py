@@ -17,6 +17,8 @@ from rewriter import facts as tensor_facts
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
+from rewriter.engines import host
+from rewriter.engines.protocol import EngineName, Settings
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.model import Model, load, save
@@ -25,7 +27,9 @@ from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.result import Check, FixResult, Verdict
-from rewriter.search import Goal, Problem, search
+from rewriter.search import Found, Goal, Problem, search
+from rewriter.search.engine_evaluator import EngineEvaluator
+from rewriter.verification.execute import run_built
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much (0: not known)."""
@@ -59,6 +63,7 @@ class Options:
     save_plan: Path | None = None
     accumulation: Accumulation = "fp32"
     goal: Goal | None = None
+    search_engine: EngineName | None = None
 
 
 @dataclass
@@ -85,7 +90,7 @@ class Job:
         ranges = self._measure(structured, samples) if wanted else Ranges()
         if measuring:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
-        checks = self._check_structure(expected, structured, samples) if options.verify else []
+        done = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
         if plan is not None and options.goal is not None:
             plan = self._searched(original, structured, samples, plan, options.goal)
@@ -94,10 +99,10 @@ class Job:
             plan_file.write(plan, options.save_plan)
         del original, structured  # their FP32 weights are as large as all that is still to come
         if self.search_check is not None:
-            checks.append(self.search_check)
+            done.append(self.search_check)
         if expected is not None and plan is not None:
-            checks.append(self._check_emulation(expected, fixed, samples, plan))
-        written = self._write_and_build(fixed, destination, samples, checks, plan)
+            done.append(self._check_emulation(expected, fixed, samples, plan))
+        written = self._write_and_build(fixed, destination, samples, done, plan, expected)
         return FixResult(
             fixed,
             written,
@@ -106,7 +111,7 @@ class Job:
             self.passes,
             plan,
             samples.source,
-            Verdict(tuple(checks)) if options.verify or checks else None,
+            Verdict(tuple(done)) if options.verify or done else None,
             self.warnings,
             self.seconds,
         )
@@ -187,9 +192,23 @@ class Job:
         with self._stage("search"):
             expected = checks.expected_outputs(original, compared).exact
             facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
-            found = search(Problem(structured, facts, compared, expected, accumulation), plan, goal)
+            problem = Problem(structured, facts, compared, expected, accumulation)
+            found = self._search(problem, plan, goal)
         self.search_check = Check("tolerance", found.met, found.summary, seconds=self.seconds["search"])
         return found.plan
+
+    def _search(self, problem: Problem, plan: Plan, goal: Goal) -> Found:
+        """By emulation, or on the engine that the options name."""
+        options = self.options
+        if options.search_engine is None:
+            return search(problem, plan, goal)
+        with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
+            evaluator = EngineEvaluator(
+                problem, goal.measure, options.search_engine, Path(folder), options.build_timeout
+            )
+            found = search(problem, plan, goal, evaluator)
+        self.warnings.extend(f"--search gpu: {failure}" for failure in evaluator.failures)
+        return found
 
     def _check_structure(
         self, expected: checks.Expected | None, structured: Model, samples: Samples
@@ -227,8 +246,9 @@ class Job:
         fixed: Model,
         destination: Path | None,
         samples: Samples,
-        checks: list[Check],
+        done: list[Check],
         plan: Plan | None,
+        expected: checks.Expected | None,
     ) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
         options = self.options
@@ -238,19 +258,46 @@ class Job:
         if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                checks.append(self._build(fixed, path, samples, plan))
+                done.extend(self._build_and_run(fixed, path, Path(folder), samples, plan, expected))
         if written is not None or destination is None:
             return written
-        if options.verify and not Verdict(tuple(checks)).passed:
+        if options.verify and not Verdict(tuple(done)).passed:
             self.warnings.append(f"--strict: {destination} was not written")
             return None
         return self._save(fixed, destination)
 
-    def _build(self, fixed: Model, path: Path, samples: Samples, plan: Plan | None) -> Check:
+    def _build_and_run(
+        self,
+        fixed: Model,
+        path: Path,
+        folder: Path,
+        samples: Samples,
+        plan: Plan | None,
+        expected: checks.Expected | None,
+    ) -> Iterator[Check]:
+        """Build once; where there is a GPU, run what was built, too."""
         with self._stage("build"):
+            choice = host.choose()
+            engine = folder / "model.engine" if choice.engine else None
             sample, spans = next(iter(samples), {}), samples.source.spans
-            in_range = plan.norms_in_range if plan is not None else frozenset()
-            return checks.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
+            yield checks.check_engine(
+                fixed,
+                path,
+                sample,
+                spans,
+                self.options.build_timeout,
+                plan.norms_in_range if plan is not None else frozenset(),
+                engine=engine,
+                library=choice.engine and choice.engine.replace("-", "_"),
+            )
+        if choice.engine is None and host.gpu() is not None:
+            yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
+        if choice.engine and engine and engine.exists() and expected is not None:
+            timeout = self.options.build_timeout
+            settings = Settings(choice.engine, run_timeout_s=timeout)
+            compared = list(islice(samples, VERIFIED_SAMPLES))
+            with self._stage("run"):
+                yield run_built(fixed, path, engine, settings, compared, expected.exact)
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

@@ -77,8 +77,12 @@ def fix(
     metric: Annotated[
         str, option(PRECISION, "NAME", "Of --tolerance: relative-l2 (default), psnr ...")
     ] = "relative-l2",
+    search: Annotated[
+        Literal["emulation", "gpu"],
+        option(PRECISION, "BY", "Judge its plans by emulation or on the gpu"),
+    ] = "emulation",
     no_verify: Annotated[bool, option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
-    no_build: Annotated[bool, option(OUTCOME, FLAG, "Check without TensorRT's build", "--no-build")] = False,
+    no_build: Annotated[bool, option(OUTCOME, FLAG, "Check without TensorRT", "--no-build")] = False,
     accumulation: Annotated[
         Literal["fp32", "fp16"], option(OUTCOME, "TYPE", "Emulated sums of FP16: fp32 (quick) or fp16")
     ] = "fp32",
@@ -118,6 +122,7 @@ def fix(
                 save_plan=save_plan,
                 tolerance=tolerance,
                 metric=metric,
+                search=search,
                 input_shapes=dict(map(shape, input_shape or ())),
                 target=target,
                 seed=seed,

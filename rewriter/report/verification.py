@@ -96,9 +96,7 @@ def _errors(outputs: Sequence[OutputStatistics], limit: int | None) -> Renderabl
     title = "Absolute error: worst sample and build; histogram by error / RMS from 1e-7 to 1"
     table = new_table(title, "output", *numbers, "at", "histogram", right=numbers)
     for one in sorted(outputs, key=lambda o: -o.relative_l2)[:limit]:
-        shares = [
-            f"{one.percentiles[share]:.2g}" if one.percentiles else "" for share in ("50", "99", "99.9")
-        ]
+        shares = [f"{one.percentiles.get(share, 0.0):.2g}" for share in ("50", "99", "99.9")]
         index = "[" + ",".join(map(str, one.at)) + "]"
         place = f"{index}: {one.actual:.4g}, not {one.expected:.4g}" if one.max_abs else ""
         name = one.name if limit is None else shorten(one.name)
@@ -130,9 +128,9 @@ def _latencies(result: VerifyResult) -> Iterator[RenderableType]:
         ("original, FP32 without TF32", result.reference_latency),
     ):
         if latency is not None:
-            yield Text(f"Latency of the {_latency(name, latency)}")
+            yield Text(f"Latency of the {_latency(name, latency, result.device)}")
 
 
-def _latency(name: str, latency: Latency) -> str:
-    how = "CUDA graph" if latency.cuda_graph else "plain launches"
+def _latency(name: str, latency: Latency, device: str) -> str:
+    how = "wall clock" if device == "CPU" else "CUDA graph" if latency.cuda_graph else "plain launches"
     return f"{name}: {latency.median_us:.1f} us (+- {latency.iqr_us:.1f}, {latency.repeats} repeats, {how})"

@@ -57,9 +57,9 @@ def verify(
         original, fixed: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with equal names of inputs
             and outputs.
         inputs: Sample data, as for `fix`; None: seeded random inputs, which the result says.
-        engine: `tensorrt`, `tensorrt-rtx`, `onnxruntime` (CPU), `onnxruntime-cuda` or `emulation`. `auto`: the
-            best TensorRT if there is a GPU; else emulation, and a build without a GPU, which
-            the result says.
+        engine: `tensorrt`, `tensorrt-rtx`, `onnxruntime` (CPU), `onnxruntime-cuda` or `emulation`. `auto`:
+            the best TensorRT if there is a GPU; else emulation, and a build without a GPU, which the
+            result says.
         builds: How often the fixed model is built: builds differ, and the worst one is judged.
         tolerance: What `metric` is held to in the worst output, sample and build; None: by what the fixed
             model computes in, with a source.

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rewriter import facts as tensor_facts
 from rewriter.build_check import expectation, judged_report
-from rewriter.checks import as_declared, check_engine, run_all
+from rewriter.checks import as_declared, check_engine, run_all, selects_rows
 from rewriter.emulation import Accumulation, emulation
 from rewriter.engines import host
 from rewriter.engines.measure import measure
-from rewriter.engines.protocol import EngineName, Latency, Outcome, Settings
-from rewriter.engines.tensors import write_tensors
+from rewriter.engines.protocol import EngineName, Latency, Outcome, Settings, Variant
+from rewriter.engines.tensors import write_samples, write_tensors
 from rewriter.errors import ArithmeticRunError
+from rewriter.model import Array, Model
 from rewriter.result import Check
 from rewriter.verification.data import Tolerance
-from rewriter.verification.judge import Judged, judge
+from rewriter.verification.judge import Judged, Known, judge
 from rewriter.verification.stage import Stage
-from rewriter.verification.tolerances import FP32, SOURCES
+from rewriter.verification.tolerances import FP32, SOURCES, default_tolerance
 
 LOG_LINES = 15
 """Lines of a dead child's log that are shown."""
@@ -87,6 +89,35 @@ def on_engine(stage: Stage, settings: Settings, tolerance: Tolerance) -> Executi
         original.latency,
         tuple(notes),
     )
+
+
+def run_built(
+    fixed: Model,
+    path: Path,
+    engine: Path,
+    settings: Settings,
+    samples: Sequence[Mapping[str, Array]],
+    expected: Sequence[Mapping[str, Array]],
+) -> Check:
+    """Run an engine that was built already, and compare it with what the original gives.
+
+    Args:
+        path: The file of `fixed`. `engine`: what was built from it; its folder takes the outputs.
+        expected: Outputs of the original in FP32 for each of `samples`.
+
+    Raises:
+        EngineError: the library is not installed.
+    """
+    start = time.perf_counter()
+    folder = engine.parent
+    stored = write_samples(folder / "samples", (as_declared(fixed, sample) for sample in samples))
+    outcomes = measure([Variant("fixed", path, stored, engine=engine)], settings, folder)
+    tolerance = default_tolerance(tensor_facts.infer(fixed), tf32=True)
+    judged = judge(Known(expected, selects_rows(fixed)), outcomes, tolerance)
+    check = run_check(outcomes, judged, tolerance, time.perf_counter() - start)
+    latency = outcomes[0].latency
+    told = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
+    return replace(check, summary=check.summary + told)
 
 
 def _reference_check(stage: Stage, original: Outcome) -> Check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from rewriter.compare import compare, worst
 from rewriter.engines.protocol import Outcome
@@ -12,10 +13,40 @@ from rewriter.metrics import METRICS, Metric
 from rewriter.model import Array
 from rewriter.result import OutputComparison
 from rewriter.verification.data import BuildRun, OutputStatistics, Tolerance
-from rewriter.verification.stage import Stage
 from rewriter.verification.statistics import statistics, worst_of
 
 Outputs = Mapping[str, Array]
+
+
+class Truth(Protocol):
+    """What the original gives in FP32.
+
+    Attributes:
+        selects_rows: Whether rows of the outputs may come in another order.
+    """
+
+    @property
+    def selects_rows(self) -> bool: ...
+
+    def __len__(self) -> int:
+        """How many samples."""
+        ...
+
+    def expected(self, sample: int) -> Outputs: ...
+
+
+@dataclass(frozen=True)
+class Known:
+    """A `Truth` in memory."""
+
+    outputs: Sequence[Outputs]
+    selects_rows: bool
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    def expected(self, sample: int) -> Outputs:
+        return self.outputs[sample]
 
 
 @dataclass(frozen=True)
@@ -37,7 +68,7 @@ class Judged:
     passed: bool
 
 
-def judge(stage: Stage, outcomes: Sequence[Outcome], tolerance: Tolerance) -> Judged:
+def judge(truth: Truth, outcomes: Sequence[Outcome], tolerance: Tolerance) -> Judged:
     """Compare every sample of every build with the original's outputs; the worst counts."""
     measure = METRICS[tolerance.metric]
     figures: dict[str, list[OutputStatistics]] = {}
@@ -45,10 +76,10 @@ def judge(stage: Stage, outcomes: Sequence[Outcome], tolerance: Tolerance) -> Ju
     runs = []
     for outcome in outcomes:
         values = []
-        for sample in range(len(stage)) if outcome.ran else ():
-            expected, actual = stage.expected(sample), outcome.values(sample)
+        for sample in range(len(truth)) if outcome.ran else ():
+            expected, actual = truth.expected(sample), outcome.values(sample)
             values.append(_value(measure, expected, actual))
-            rounds.append(_compared(stage, expected, actual, tolerance))
+            rounds.append(_compared(truth, expected, actual, tolerance))
             for name in expected:
                 if expected[name].shape == actual[name].shape:
                     one = statistics(name, expected[name], actual[name], sample=sample, build=outcome.build)
@@ -83,10 +114,10 @@ def _worst(measure: Metric, values: Sequence[float]) -> float | None:
 
 
 def _compared(
-    stage: Stage, expected: Outputs, actual: Outputs, tolerance: Tolerance
+    truth: Truth, expected: Outputs, actual: Outputs, tolerance: Tolerance
 ) -> tuple[OutputComparison, ...]:
     """Each output against the tolerance; under another metric, only what is not finite fails here."""
     if tolerance.metric == "relative-l2":
-        return compare(expected, actual, tolerance.value, as_sets=stage.selects_rows)
+        return compare(expected, actual, tolerance.value, as_sets=truth.selects_rows)
     rows = compare(expected, actual, math.inf)
     return tuple(replace(row, note=row.note or f"held to {tolerance.metric}") for row in rows)
