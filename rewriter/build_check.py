@@ -196,9 +196,7 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
 
 def _refusals(report: BuildReport) -> Iterator[str]:
     """Why the parser or the builder gave up."""
-    for error in report.parser_errors:
-        where = f"node {error.node or '(unnamed)'} ({error.op}): " if error.op else ""
-        yield f"{where}{error.message}"
+    yield from map(str, report.parser_errors)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from (f"builder: {message}" for message in report.errors[-LISTED:])
         if not report.errors:

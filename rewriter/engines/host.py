@@ -96,12 +96,22 @@ def obstacle(engine: EngineName) -> EngineError | None:
             hint="`nvidia-smi` lists what the driver sees; without a GPU: --engine onnxruntime or emulation",
         )
     if engine == "onnxruntime-cuda":
-        return None
+        return _without_cuda()
     module = engine.replace("-", "_")
     for needed in (module, "cuda.bindings"):
         if not _installed(needed):
             return EngineError(f"{needed} is not installed", hint=INSTALL[needed])
     return refusal(module, _version(module), found)
+
+
+def _without_cuda() -> EngineError | None:
+    import onnxruntime as ort
+
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        return None
+    return EngineError(
+        f"this ONNX Runtime ({ort.__version__}) is built without CUDA", hint="pip install onnxruntime-gpu"
+    )
 
 
 def refusal(module: str, release: str, found: Gpu) -> EngineError | None:

@@ -139,7 +139,10 @@ def _warnings(chosen: Chosen, samples: Samples) -> Iterator[str]:
             "TensorRT's kernels"
         )
     elif chosen.engine == "onnxruntime":
-        yield "NOT run on a GPU: ONNX Runtime on the CPU computes FP16 in FP32 inside its kernels"
+        yield (
+            "NOT run on a GPU: ONNX Runtime on the CPU computes FP16 in FP32, between nodes, too, so that an "
+            "overflow may not show; --engine emulation shows it"
+        )
     if not samples.source.real:
         yield samples.source.text
     if len(samples) > MOST_SAMPLES:
