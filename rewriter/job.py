@@ -7,12 +7,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rewriter import checks, pipeline, plan_file
+from rewriter import checks, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
@@ -21,13 +21,14 @@ from rewriter.engines import host
 from rewriter.engines.protocol import EngineName, Settings
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.inputs import Samples, load_samples, random_samples
+from rewriter.metrics import named
 from rewriter.model import Model, load, save
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
-from rewriter.result import Check, FixResult, Verdict
-from rewriter.search import Found, Goal, Problem, search
+from rewriter.result import Check, FixResult, Frontier, Verdict
+from rewriter.search import Budget, Goal, Problem, begin, frontier, reach
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.verification.execute import run_built
 
@@ -36,6 +37,10 @@ Progress = Callable[[str, int, int], None]
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use them all."""
+
+
+SEARCHED_SAMPLES = 4
+"""How many samples a search evaluates each plan on; `Found.emulations` counts plans, not samples."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,10 @@ class Options:
     plan_source: str = "the plan"
     save_plan: Path | None = None
     accumulation: Accumulation = "fp32"
-    goal: Goal | None = None
+    goal: Goal | Budget | None = None
+    metric: str = "relative-l2"
+    pareto: bool = False
+    weak_typing: bool = False
     search_engine: EngineName | None = None
 
 
@@ -75,6 +83,7 @@ class Job:
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     search_check: Check | None = None
+    frontier: Frontier | None = None
 
     def run(self) -> FixResult:
         """From the file to the verdict."""
@@ -92,19 +101,22 @@ class Job:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         done = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
-        if plan is not None and options.goal is not None:
+        if plan is not None and (options.goal is not None or options.pareto):
             plan = self._searched(original, structured, samples, plan, options.goal)
         fixed = self._rewrite(structured, lowering, plan)
         if plan is not None and options.save_plan is not None:
             plan_file.write(plan, options.save_plan)
+        given = weak_typing.named(structured) if options.weak_typing else fixed
         del original, structured  # their FP32 weights are as large as all that is still to come
         if self.search_check is not None:
             done.append(self.search_check)
         if expected is not None and plan is not None:
             done.append(self._check_emulation(expected, fixed, samples, plan))
-        written = self._write_and_build(fixed, destination, samples, done, plan, expected)
+        written = self._write_and_build(given, destination, samples, done, plan, expected)
+        if options.weak_typing and written is not None and plan is not None:
+            self._write_constraints(given, plan, written)
         return FixResult(
-            fixed,
+            given,
             written,
             pipeline.render(options.steps),
             options.target,
@@ -112,6 +124,7 @@ class Job:
             plan,
             samples.source,
             Verdict(tuple(done)) if options.verify or done else None,
+            self.frontier,
             self.warnings,
             self.seconds,
         )
@@ -186,29 +199,38 @@ class Job:
         self.warnings.extend(_unmatched(self.options.wish, plan))
         return plan
 
-    def _searched(self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal) -> Plan:
-        """The cheapest plan that meets the goal; a goal out of reach is a failed check, and told."""
-        compared = list(islice(samples, VERIFIED_SAMPLES))
+    def _searched(
+        self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal | Budget | None
+    ) -> Plan:
+        """The plan that reaches the goal; a goal out of reach is a failed check, and told."""
+        compared = list(islice(samples, SEARCHED_SAMPLES))
         with self._stage("search"):
             expected = checks.expected_outputs(original, compared).exact
             facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
             problem = Problem(structured, facts, compared, expected, accumulation)
-            found = self._search(problem, plan, goal)
-        self.search_check = Check("tolerance", found.met, found.summary, seconds=self.seconds["search"])
-        return found.plan
+            with self._evaluator(problem) as evaluator:
+                trials = begin(problem, plan, goal or Budget(0.0, self.options.metric), evaluator)
+                found = reach(trials, goal) if goal is not None else None
+                chosen = found.plan if found is not None else plan
+                if self.options.pareto:
+                    self.frontier = replace(frontier(trials, self.options.metric), chosen=chosen)
+        if found is not None:
+            name = "tolerance" if isinstance(goal, Goal) else "max-latency-cost"
+            self.search_check = Check(name, found.met, found.summary, seconds=self.seconds["search"])
+        return chosen
 
-    def _search(self, problem: Problem, plan: Plan, goal: Goal) -> Found:
-        """By emulation, or on the engine that the options name."""
-        options = self.options
-        if options.search_engine is None:
-            return search(problem, plan, goal)
+    @contextmanager
+    def _evaluator(self, problem: Problem) -> Iterator[EngineEvaluator | None]:
+        """The judge that the options name: an engine, or None for emulation."""
+        engine = self.options.search_engine
+        if engine is None:
+            yield None
+            return
         with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
-            evaluator = EngineEvaluator(
-                problem, goal.measure, options.search_engine, Path(folder), options.build_timeout
-            )
-            found = search(problem, plan, goal, evaluator)
+            metric, timeout = named(self.options.metric), self.options.build_timeout
+            evaluator = EngineEvaluator(problem, metric, engine, Path(folder), timeout)
+            yield evaluator
         self.warnings.extend(f"--search gpu: {failure}" for failure in evaluator.failures)
-        return found
 
     def _check_structure(
         self, expected: checks.Expected | None, structured: Model, samples: Samples
@@ -298,6 +320,13 @@ class Job:
             compared = list(islice(samples, VERIFIED_SAMPLES))
             with self._stage("run"):
                 yield run_built(fixed, path, engine, settings, compared, expected.exact)
+
+    def _write_constraints(self, model: Model, plan: Plan, path: Path) -> None:
+        files = weak_typing.write(model, tensor_facts.infer(model), plan, path)
+        self.warnings.append(
+            f"weak typing: {path} is FP32; build it with trtexec and the arguments in {files.trtexec}, or "
+            f"with the code in {files.python}, which finds all layers of a node that becomes several"
+        )
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline", "result"),
     ("findings",),
     ("build_check", "catalogue", "compare", "inputs"),
-    ("checks", "metrics"),
+    ("checks", "metrics", "weak_typing"),
     ("search", "verification"),
     ("job", "report", "scanner"),
     ("api",),

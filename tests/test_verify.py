@@ -211,7 +211,7 @@ def test_models_that_are_not_versions_of_each_other_are_refused(
     ("arguments", "told"),
     [
         ({"builds": 0}, "cannot be 0"),
-        ({"metric": "pnsr", "tolerance": 1.0}, "no metric"),
+        ({"metric": "pnsr", "tolerance": 1.0}, "cannot be 'pnsr'"),
         ({"metric": "psnr"}, "nothing says what psnr shall be"),
         ({"min_shapes": {"x": (4, 4)}, "max_shapes": {"x": (2, 4)}}, "not in order"),
     ],

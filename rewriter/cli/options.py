@@ -44,6 +44,26 @@ def check_extra(option: str, path: Path | None, others: list[Path]) -> None:
             )
 
 
+def check_pareto(path: Path | None, others: list[Path]) -> None:
+    """`check_extra`, and that it is a kind of drawing that there is."""
+    check_extra("--pareto", path, others)
+    if path is not None:
+        from rewriter.report.frontier import check_path
+
+        check_path(path)
+
+
+def share(text: str | None, option: str) -> float | None:
+    """`5%` or `0.05` as 0.05; None if nothing is given."""
+    if text is None:
+        return None
+    percent = text.strip().endswith("%")
+    try:
+        return float(text.strip().removesuffix("%")) / (100.0 if percent else 1.0)
+    except ValueError:
+        raise UsageError(f"{text!r} is no share", where=option, hint="such as 5%, or 0.05") from None
+
+
 def split(texts: list[str] | None) -> list[str]:
     """`["a,b", "c"]` as `["a", "b", "c"]`."""
     return [part.strip() for text in texts or () for part in text.split(",") if part.strip()]

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from rewriter.engines.protocol import Latency
 from rewriter.report.json import SCHEMA_VERSION, check_dict, installed_versions, plain, write_text
-from rewriter.report.terminal import SHOWN, checks_tables, new_table
+from rewriter.report.tables import new_table
+from rewriter.report.terminal import SHOWN, checks_tables
 from rewriter.report.text import shorten
 from rewriter.verification.data import OutputStatistics, VerifyResult
 from rewriter.verification.statistics import DECADES

@@ -34,7 +34,9 @@ class EngineEvaluator:
     folder: Path
     timeout_s: float = 600.0
     failures: list[str] = field(default_factory=list)
-    _known: dict[frozenset[str], tuple[float, float | None]] = field(default_factory=dict)
+    _known: dict[tuple[frozenset[str], frozenset[str]], tuple[float, float | None]] = field(
+        default_factory=dict
+    )
     _device: str = ""
 
     @property
@@ -51,9 +53,10 @@ class EngineEvaluator:
         return self._measured(plan)[1]
 
     def _measured(self, plan: Plan) -> tuple[float, float | None]:
-        if plan.fp32 not in self._known:
-            self._known[plan.fp32] = self._build_and_run(plan)
-        return self._known[plan.fp32]
+        key = (plan.fp32, plan.bf16)
+        if key not in self._known:
+            self._known[key] = self._build_and_run(plan)
+        return self._known[key]
 
     def _build_and_run(self, plan: Plan) -> tuple[float, float | None]:
         number = len(self._known)

@@ -15,9 +15,8 @@ from rewriter.emulation import Accumulation
 from rewriter.engines.protocol import Settings, Shape, Timing
 from rewriter.errors import UsageError
 from rewriter.inputs import Samples, load_samples, random_samples
-from rewriter.metrics import METRICS
+from rewriter.metrics import named
 from rewriter.model import Model, load
-from rewriter.options import nearest
 from rewriter.result import Verdict
 from rewriter.verification.data import BuildRun, OutputStatistics, Tolerance, VerifyResult
 from rewriter.verification.execute import Chosen, build_without_gpu, choose, emulated, on_engine
@@ -63,7 +62,7 @@ def verify(
         builds: How often the fixed model is built: builds differ, and the worst one is judged.
         tolerance: What `metric` is held to in the worst output, sample and build; None: by what the fixed
             model computes in, with a source.
-        metric: A name in `rewriter.metrics.METRICS`.
+        metric: A name of `rewriter.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
         min_shapes, opt_shapes, max_shapes: Optimisation profile of inputs with dynamic axes; others get
             theirs from the samples.
         plugins: Shared libraries with TensorRT plugins.
@@ -167,8 +166,7 @@ class Watch:
 
 
 def _check(builds: int, metric: str, tolerance: float | None) -> None:
-    if metric not in METRICS:
-        raise UsageError(f"there is no metric {metric!r}", where="--metric", hint=nearest(metric, METRICS))
+    named(metric)
     if builds < 1:
         raise UsageError(f"it cannot be {builds}", where="--builds", hint="1, or 3 to see how builds differ")
     if metric != "relative-l2" and tolerance is None:

@@ -152,7 +152,7 @@ def run_check(outcomes: Sequence[Outcome], judged: Judged, tolerance: Tolerance,
         spread = f" ({judged.best:.3g} to {judged.error:.3g} over {len(outcomes)} builds)"
         summary = (
             f"{where.library} on {where.device}: {tolerance.metric} {judged.error:.3g}, {relation} "
-            f"{tolerance.value:.3g}{spread if len(outcomes) > 1 else ''}"
+            f"{judged.allowed:.3g}{spread if len(outcomes) > 1 else ''}"
         )
         summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
     return Check("run", judged.passed, summary, judged.comparisons, tuple(details), seconds)
@@ -180,7 +180,7 @@ def emulated(stage: Stage, tolerance: Tolerance, accumulation: Accumulation) -> 
         "emulation",
         judged.passed,
         f"no GPU was used; emulated ({how}): {tolerance.metric} {judged.error:.3g}, {relation} "
-        f"{tolerance.value:.3g}",
+        f"{judged.allowed:.3g}",
         judged.comparisons,
         (f"allowed: {tolerance.source}",),
         time.perf_counter() - start,

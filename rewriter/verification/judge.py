@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rewriter.compare import compare, worst
 from rewriter.engines.protocol import Outcome
-from rewriter.metrics import METRICS, Metric
+from rewriter.metrics import Metric, named
 from rewriter.model import Array
 from rewriter.result import OutputComparison
 from rewriter.verification.data import BuildRun, OutputStatistics, Tolerance
@@ -57,6 +57,7 @@ class Judged:
         outputs: Figures of the worst sample and build of each output.
         comparisons: What the tolerance says of each, in its worst sample and build.
         error: The tolerance's metric in the worst build that ran; `best`: in the best. None if none ran.
+        allowed: What `error` is held to: more than the tolerance where rows were matched as sets.
         passed: All builds ran, and all outputs are within the tolerance.
     """
 
@@ -65,12 +66,13 @@ class Judged:
     builds: tuple[BuildRun, ...]
     error: float | None
     best: float | None
+    allowed: float
     passed: bool
 
 
 def judge(truth: Truth, outcomes: Sequence[Outcome], tolerance: Tolerance) -> Judged:
     """Compare every sample of every build with the original's outputs; the worst counts."""
-    measure = METRICS[tolerance.metric]
+    measure = named(tolerance.metric)
     figures: dict[str, list[OutputStatistics]] = {}
     rounds: list[tuple[OutputComparison, ...]] = []
     runs = []
@@ -78,8 +80,8 @@ def judge(truth: Truth, outcomes: Sequence[Outcome], tolerance: Tolerance) -> Ju
         values = []
         for sample in range(len(truth)) if outcome.ran else ():
             expected, actual = truth.expected(sample), outcome.values(sample)
-            values.append(_value(measure, expected, actual))
             rounds.append(_compared(truth, expected, actual, tolerance))
+            values.append(_value(measure, expected, actual, rounds[-1], tolerance))
             for name in expected:
                 if expected[name].shape == actual[name].shape:
                     one = statistics(name, expected[name], actual[name], sample=sample, build=outcome.build)
@@ -98,12 +100,23 @@ def judge(truth: Truth, outcomes: Sequence[Outcome], tolerance: Tolerance) -> Ju
         builds=tuple(runs),
         error=error,
         best=(max if measure.least else min)(errors) if errors else None,
+        allowed=max((c.tolerance for c in comparisons), default=tolerance.value)
+        if tolerance.metric == "relative-l2"
+        else tolerance.value,
         passed=within and all(o.ran for o in outcomes) and all(c.passed for c in comparisons),
     )
 
 
-def _value(measure: Metric, expected: Outputs, actual: Outputs) -> float:
+def _value(
+    measure: Metric,
+    expected: Outputs,
+    actual: Outputs,
+    compared: Sequence[OutputComparison],
+    tolerance: Tolerance,
+) -> float:
     """The metric of the worst output; the worst there is if an output has another shape."""
+    if tolerance.metric == "relative-l2":  # as compared: rows of detections may be matched
+        return max((c.relative_l2 if c.finite else math.inf for c in compared), default=0.0)
     if any(expected[name].shape != actual[name].shape for name in expected):
         return -math.inf if measure.least else math.inf
     return measure.worst(expected, actual)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rewriter.compare import relative_l2
-from rewriter.metrics import METRICS
+from rewriter.metrics import cosine, psnr
 from rewriter.model import Array
 from rewriter.verification.data import OutputStatistics
 
@@ -45,8 +45,8 @@ def statistics(
         at=at,
         expected=float(b[at]) if difference.size else 0.0,
         actual=float(a[at]) if difference.size else 0.0,
-        cosine=0.0 if broken else METRICS["cosine"].of(left, right),
-        psnr=-np.inf if broken else METRICS["psnr"].of(left, right),
+        cosine=0.0 if broken else cosine(left, right),
+        psnr=-np.inf if broken else psnr(left, right),
         rms=rms,
         percentiles=_percentiles(difference[usable]),
         histogram=_histogram(difference[usable], rms),
