@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("passes",),
     ("driver",),
     ("pipeline", "result"),
-    ("findings",),
+    ("builder_warnings", "findings"),
     ("build_check", "catalogue", "compare", "inputs"),
     ("checks", "metrics", "weak_typing"),
     ("search", "verification"),
