@@ -47,6 +47,7 @@ HEAVY = (
     "tensorrt",
     "tensorrt_rtx",
     "torch",
+    "cuda",
 )
 LIGHT_IMPORT_SECONDS = 0.3
 
