@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rewriter
 from benchmarks.preparation import errors, feeds_of
-from rewriter import facts, verify
+from rewriter import checks, facts
 from rewriter.emulation import emulation, reference
 from rewriter.hazards import SCAN_RULES, Settings
 from rewriter.inputs import load_samples
@@ -74,14 +74,14 @@ def emulated_error(
     original: Model, model: Model, feeds: dict[str, Array], expected: dict[str, Array]
 ) -> float:
     stand_in = emulation(model, facts.infer(model), tf32=True)
-    (outputs,) = verify.run_all(stand_in, [verify.as_declared(model, feeds)])
+    (outputs,) = checks.run_all(stand_in, [checks.as_declared(model, feeds)])
     return max(math.inf if e is None else e for e in errors(original, expected, outputs).values())
 
 
 def one_pass(original: Model, samples: Any) -> float:
     """Seconds of one FP32 pass over the samples, with the session's creation."""
     start = time.perf_counter()
-    verify.run_all(reference(original, facts.infer(original)), samples)
+    checks.run_all(reference(original, facts.infer(original)), samples)
     return time.perf_counter() - start
 
 
@@ -112,7 +112,7 @@ def row(folder: Path, name: str) -> dict[str, Any]:
     data = load_samples(samples, original)
     pass_s = one_pass(original, data)
     feeds = feeds_of(samples)
-    (expected,) = verify.expected_outputs(original, [feeds]).exact
+    (expected,) = checks.expected_outputs(original, [feeds]).exact
     structured = rewriter.fix(path, precision="fp32", inputs=samples, verify=False).model
     result = rewriter.fix(path, inputs=samples, verify=False)
     assert result.plan is not None

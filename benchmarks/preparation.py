@@ -23,7 +23,7 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.census import census
-from rewriter import facts, verify
+from rewriter import checks, facts
 from rewriter.compare import compare
 from rewriter.emulation import Accumulation, emulation
 from rewriter.model import Array, Model, load
@@ -152,13 +152,13 @@ def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -
     """Relative L2 error of each output, None where it is not finite; as a set for models that select their rows."""
     as_sets = any(node.op_type in SELECTING for node in model.proto.graph.node)
     actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
-    rows = compare(expected, actual, verify.EMULATION_TOLERANCE["fp16"], as_sets=as_sets)
+    rows = compare(expected, actual, checks.EMULATION_TOLERANCE["fp16"], as_sets=as_sets)
     return {r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows}
 
 
 def expect(path: Path, samples: Path, work: Path) -> None:
     """The original's outputs in FP32 on ONNX Runtime's CPU."""
-    (outputs,) = verify.expected_outputs(load(path), [feeds_of(samples)]).exact
+    (outputs,) = checks.expected_outputs(load(path), [feeds_of(samples)]).exact
     np.savez(work / "expected.npz", **outputs)
 
 
@@ -171,9 +171,9 @@ def emulate(path: Path, samples: Path, work: Path, name: str, accumulation: Accu
         expected = dict(archive)
     model = load(work / f"{name}.onnx")
     start = time.perf_counter()
-    (outputs,) = verify.run_all(
+    (outputs,) = checks.run_all(
         emulation(model, facts.infer(model), accumulation, tf32=True),
-        [verify.as_declared(model, feeds_of(samples))],
+        [checks.as_declared(model, feeds_of(samples))],
     )
     found = {
         "errors": errors(model, expected, outputs),

@@ -6,13 +6,15 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import onnx
 
 from rewriter.base import Target
 from rewriter.emulation import Accumulation
-from rewriter.errors import UsageError
+from rewriter.engines import host
+from rewriter.engines.protocol import EngineName
+from rewriter.errors import EngineError, UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import named
 from rewriter.pipeline import select
@@ -43,6 +45,7 @@ def fix(
     max_latency_cost: float | None = None,
     pareto: bool = False,
     metric: str | None = None,
+    search: Literal["emulation", "gpu"] = "emulation",
     weak_typing: bool = False,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str | None = None,
@@ -81,10 +84,12 @@ def fix(
         metric: A name of `rewriter.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
         weak_typing: Write the model in FP32 for TensorRT 8 to 10, and beside it the plan as constraints for
             their builder: arguments of trtexec, and Python code.
+        search: What judges the plans of a search: the emulation and recorded costs, or the engine on this
+            machine's GPU, whose error and latency are measured for each plan.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
-        verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
-            seconds.
+        verify: Emulate, compare, and, unless `build` is False, build with TensorRT and run it if there
+            is a GPU; `build_timeout` in seconds.
         accumulation: Type in which the emulation's FP16 MatMul, Gemm and Conv sum up: `fp16` is what was
             measured on a GPU, and takes 2 to 8 times as long.
         dry_run: Do everything, write nothing.
@@ -147,6 +152,7 @@ def fix(
             metric=metric or str(chosen.choose("metric")),
             pareto=pareto,
             weak_typing=weak_typing,
+            search_engine=_search_engine(search, goal is not None or pareto),
             save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
@@ -220,6 +226,27 @@ def _goal(
     if math.isnan(tolerance) or (tolerance < 0 and not measure.least):
         raise UsageError(f"it cannot be {tolerance}", where=option, hint="such as 1e-3")
     return Goal(tolerance, metric)
+
+
+def _search_engine(search: str, searched: bool) -> EngineName | None:
+    """The engine of `--search gpu`.
+
+    Raises:
+        UsageError: nothing is searched. EngineError: no engine runs here.
+    """
+    _require("search", search, ("emulation", "gpu"))
+    if search == "emulation":
+        return None
+    if not searched:
+        raise UsageError("nothing is searched", where="--search gpu", hint="say what for: --tolerance 1e-3")
+    choice = host.choose()
+    if choice.engine is None:
+        raise EngineError(
+            f"no engine runs here: {'; '.join(choice.reasons)}",
+            where="--search gpu",
+            hint="search by emulation, or on a machine with a GPU",
+        )
+    return choice.engine
 
 
 def _require(option: str, value: object, choices: Sequence[object]) -> None:

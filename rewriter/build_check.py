@@ -11,7 +11,9 @@ from typing import Any
 
 from onnx import TensorProto
 
-from rewriter.engines.tensorrt import BuildOptions, BuildReport, Shape, Span, build
+from rewriter.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
+from rewriter.engines.protocol import Shape, Span
+from rewriter.engines.tensorrt import BuildOptions, BuildReport, build
 from rewriter.engines.worker import ChildResult
 from rewriter.errors import EngineError
 from rewriter.facts import Facts
@@ -29,12 +31,6 @@ NETWORK_TYPES = {
     int(TensorProto.BFLOAT16): "BF16",
 }
 """TensorRT's `DataType` for each float type that a plan gives."""
-
-NORM_IN_FP16 = "layernorm nodes in FP16"
-"""Part of the builder's warning about a decomposed norm whose squares may overflow."""
-
-ROUTINE = ("Int64 binding", "will not be queryable", "after self-attention with FP16 Reduce or Pow")
-"""Parts of warnings that a user can do nothing about, or that only repeat another one."""
 
 LACKING = (
     "plugin was not found",
@@ -99,6 +95,9 @@ def check_build(
     shapes: Mapping[str, Shape | Span] | None = None,
     values: Mapping[str, Sequence[int]] | None = None,
     timeout_s: float,
+    plugins: Sequence[Path] = (),
+    engine: Path | None = None,
+    library: str | None = None,
 ) -> Check:
     """Build the file at `path` and hold the parsed network to `expected`.
 
@@ -106,6 +105,9 @@ def check_build(
         shapes: Shape, or smallest, usual and largest shape, of inputs with dynamic axes.
         values: Values of integer inputs that are shapes or trip counts.
         timeout_s: After this the builder is killed, and the check has failed.
+        plugins: Shared libraries with plugins.
+        engine: Where to write the engine, to run it afterwards; None: nowhere.
+        library: As in `BuildOptions`.
 
     Returns:
         `passed` is None when nothing could be learnt: no library is installed, it lacks an
@@ -115,13 +117,20 @@ def check_build(
     options = BuildOptions(
         shapes={name: _span(shape) for name, shape in (shapes or {}).items()},
         values={name: _plain(tuple(value)) for name, value in (values or {}).items()},
+        plugins=[str(plugin) for plugin in plugins],
+        engine=None if engine is None else str(engine),
+        details=engine is not None,
+        library=library,
+        timing_cache=True,
     )
     try:
         outcome = build(path, options, timeout_s=timeout_s)
     except EngineError as error:
         check = Check("build", None, f"not built: {error.what}", details=_advice(error.hint))
     else:
-        check = _of_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)
+        check = (
+            judged_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)
+        )
     return replace(check, seconds=time.perf_counter() - start)
 
 
@@ -154,11 +163,11 @@ def _last_words(log: str) -> list[str]:
     return [line for line in native.splitlines() if line.strip()][-LOG_LINES:]
 
 
-def _of_report(report: BuildReport, expected: BuildExpectation) -> Check:
-    """The verdict on a build that came to an end, well or not."""
+def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
+    """The verdict on a build that came to an end, held to what the model promised."""
     faults = [*_refusals(report), *_network_faults(report, expected)]
-    warnings = [f"warning: {w}" for w in report.warnings if not _is_told(w)][:LISTED]
-    details = (*faults, *_advice(report.hint), *warnings)
+    warned = [*precision_warnings(report.warnings), *other_warnings(report.warnings)][:LISTED]
+    details = (*faults, *_advice(report.hint), *warned)
     passed = None if not faults and report.obstacle else not faults
     if _is_lacking(report):
         passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
@@ -182,9 +191,7 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
 
 def _refusals(report: BuildReport) -> Iterator[str]:
     """Why the parser or the builder gave up."""
-    for error in report.parser_errors:
-        where = f"node {error.node or '(unnamed)'} ({error.op}): " if error.op else ""
-        yield f"{where}{error.message}"
+    yield from map(str, report.parser_errors)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from (f"builder: {message}" for message in report.errors[-LISTED:])
         if not report.errors:
@@ -235,7 +242,3 @@ def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
         if layer.type == "REDUCE"
         and any(dtype == "HALF" and logical_name(tensor) not in known for tensor, dtype in layer.outputs)
     ]
-
-
-def _is_told(warning: str) -> bool:
-    return any(part in warning for part in (*ROUTINE, NORM_IN_FP16))

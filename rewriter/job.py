@@ -12,13 +12,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rewriter import checks, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
-from rewriter import pipeline, plan_file, verify, weak_typing
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
+from rewriter.engines import host
+from rewriter.engines.protocol import EngineName, Settings
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.inputs import Samples, load_samples, random_samples
+from rewriter.metrics import named
 from rewriter.model import Model, load, save
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit
@@ -26,6 +29,8 @@ from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.result import Check, FixResult, Frontier, Verdict
 from rewriter.search import Budget, Goal, Problem, begin, frontier, reach
+from rewriter.search.engine_evaluator import EngineEvaluator
+from rewriter.verification.execute import run_built
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much (0: not known)."""
@@ -66,6 +71,7 @@ class Options:
     metric: str = "relative-l2"
     pareto: bool = False
     weak_typing: bool = False
+    search_engine: EngineName | None = None
 
 
 @dataclass
@@ -93,7 +99,7 @@ class Job:
         ranges = self._measure(structured, samples) if wanted else Ranges()
         if measuring:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
-        checks = self._check_structure(expected, structured, samples) if options.verify else []
+        done = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
         if plan is not None and (options.goal is not None or options.pareto):
             plan = self._searched(original, structured, samples, plan, options.goal)
@@ -103,12 +109,12 @@ class Job:
         given = weak_typing.named(structured) if options.weak_typing else fixed
         del original, structured  # their FP32 weights are as large as all that is still to come
         if self.search_check is not None:
-            checks.append(self.search_check)
+            done.append(self.search_check)
         if expected is not None and plan is not None:
-            checks.append(self._check_emulation(expected, fixed, samples, plan))
+            done.append(self._check_emulation(expected, fixed, samples, plan))
         elif expected is not None and options.wish.precision == "fp32":
-            checks.append(self._check_tf32(expected, fixed, samples))
-        written = self._write_and_build(given, destination, samples, checks, plan)
+            done.append(self._check_tf32(expected, fixed, samples))
+        written = self._write_and_build(given, destination, samples, done, plan, expected)
         if options.weak_typing and written is not None and plan is not None:
             self._write_constraints(given, plan, written)
         return FixResult(
@@ -119,7 +125,7 @@ class Job:
             self.passes,
             plan,
             samples.source,
-            Verdict(tuple(checks)) if options.verify or checks else None,
+            Verdict(tuple(done)) if options.verify or done else None,
             self.frontier,
             self.warnings,
             self.seconds,
@@ -136,11 +142,11 @@ class Job:
             self.warnings.append(samples.source.text)
         return samples
 
-    def _expected(self, original: Model, samples: Samples) -> verify.Expected | None:
+    def _expected(self, original: Model, samples: Samples) -> checks.Expected | None:
         """Outputs of the original; None if ONNX Runtime cannot run the model."""
         with self._stage("reference"):
             try:
-                return verify.expected_outputs(original, list(islice(samples, VERIFIED_SAMPLES)))
+                return checks.expected_outputs(original, list(islice(samples, VERIFIED_SAMPLES)))
             except ArithmeticRunError as error:
                 self.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
                 return None
@@ -201,44 +207,58 @@ class Job:
         """The plan that reaches the goal; a goal out of reach is a failed check, and told."""
         compared = list(islice(samples, SEARCHED_SAMPLES))
         with self._stage("search"):
-            expected = verify.expected_outputs(original, compared).exact
+            expected = checks.expected_outputs(original, compared).exact
             facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
             problem = Problem(structured, facts, compared, expected, accumulation)
-            trials = begin(problem, plan, goal or Budget(0.0, self.options.metric))
-            found = reach(trials, goal) if goal is not None else None
-            chosen = found.plan if found is not None else plan
-            if self.options.pareto:
-                self.frontier = replace(frontier(trials, self.options.metric), chosen=chosen)
+            with self._evaluator(problem) as evaluator:
+                trials = begin(problem, plan, goal or Budget(0.0, self.options.metric), evaluator)
+                found = reach(trials, goal) if goal is not None else None
+                chosen = found.plan if found is not None else plan
+                if self.options.pareto:
+                    self.frontier = replace(frontier(trials, self.options.metric), chosen=chosen)
         if found is not None:
             name = "tolerance" if isinstance(goal, Goal) else "max-latency-cost"
             self.search_check = Check(name, found.met, found.summary, seconds=self.seconds["search"])
         return chosen
 
+    @contextmanager
+    def _evaluator(self, problem: Problem) -> Iterator[EngineEvaluator | None]:
+        """The judge that the options name: an engine, or None for emulation."""
+        engine = self.options.search_engine
+        if engine is None:
+            yield None
+            return
+        with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
+            metric, timeout = named(self.options.metric), self.options.build_timeout
+            evaluator = EngineEvaluator(problem, metric, engine, Path(folder), timeout)
+            yield evaluator
+        self.warnings.extend(f"--search gpu: {failure}" for failure in evaluator.failures)
+
     def _check_structure(
-        self, expected: verify.Expected | None, structured: Model, samples: Samples
+        self, expected: checks.Expected | None, structured: Model, samples: Samples
     ) -> list[Check]:
         if expected is None:
             return [Check("structure", None, "not checked: ONNX Runtime cannot run the original")]
         with self._stage("verify"):
             compared = islice(samples, VERIFIED_SAMPLES)
-            return [verify.check_structure(expected, structured, self._changed(), compared)]
+            return [checks.check_structure(expected, structured, self._changed(), compared)]
 
     def _check_emulation(
-        self, expected: verify.Expected, fixed: Model, samples: Samples, plan: Plan
+        self, expected: checks.Expected, fixed: Model, samples: Samples, plan: Plan
     ) -> Check:
         accumulation, compared = self.options.accumulation, list(islice(samples, VERIFIED_SAMPLES))
         with self._stage("verify"):
-            check = verify.check_emulation(expected, fixed, plan.precision, compared, accumulation)
+            check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
         structural, measuring, _ = _split(self.options.steps)
         if check.passed is not False or measuring:  # what ranges changed cannot be made again without them
             return check
         with self._stage("explain"):
-            return verify.explained(check, self._structured_again(structural), fixed, compared, accumulation)
+            return checks.explained(check, self._structured_again(structural), fixed, compared, accumulation)
 
-    def _check_tf32(self, expected: verify.Expected, fixed: Model, samples: Samples) -> Check:
+    def _check_tf32(self, expected: checks.Expected, fixed: Model, samples: Samples) -> Check:
         """TensorRT's FP32 engines use TF32: what that does is told before one is built."""
         with self._stage("verify"):
-            return verify.check_tf32(expected, fixed, list(islice(samples, VERIFIED_SAMPLES)))
+            return checks.check_tf32(expected, fixed, list(islice(samples, VERIFIED_SAMPLES)))
 
     def _structured_again(self, structural: Sequence[Pass]) -> Model:
         """What the precision passes saw; made anew, for its weights were given back."""
@@ -255,8 +275,9 @@ class Job:
         fixed: Model,
         destination: Path | None,
         samples: Samples,
-        checks: list[Check],
+        done: list[Check],
         plan: Plan | None,
+        expected: checks.Expected | None,
     ) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
         options = self.options
@@ -266,19 +287,46 @@ class Job:
         if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                checks.append(self._build(fixed, path, samples, plan))
+                done.extend(self._build_and_run(fixed, path, Path(folder), samples, plan, expected))
         if written is not None or destination is None:
             return written
-        if options.verify and not Verdict(tuple(checks)).passed:
+        if options.verify and not Verdict(tuple(done)).passed:
             self.warnings.append(f"--strict: {destination} was not written")
             return None
         return self._save(fixed, destination)
 
-    def _build(self, fixed: Model, path: Path, samples: Samples, plan: Plan | None) -> Check:
+    def _build_and_run(
+        self,
+        fixed: Model,
+        path: Path,
+        folder: Path,
+        samples: Samples,
+        plan: Plan | None,
+        expected: checks.Expected | None,
+    ) -> Iterator[Check]:
+        """Build once; where there is a GPU, run what was built, too."""
         with self._stage("build"):
+            choice = host.choose()
+            engine = folder / "model.engine" if choice.engine else None
             sample, spans = next(iter(samples), {}), samples.source.spans
-            in_range = plan.norms_in_range if plan is not None else frozenset()
-            return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
+            yield checks.check_engine(
+                fixed,
+                path,
+                sample,
+                spans,
+                self.options.build_timeout,
+                plan.norms_in_range if plan is not None else frozenset(),
+                engine=engine,
+                library=choice.engine and choice.engine.replace("-", "_"),
+            )
+        if choice.engine is None and host.gpu() is not None:
+            yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
+        if choice.engine and engine and engine.exists() and expected is not None:
+            timeout = self.options.build_timeout
+            settings = Settings(choice.engine, run_timeout_s=timeout)
+            compared = list(islice(samples, VERIFIED_SAMPLES))
+            with self._stage("run"):
+                yield run_built(fixed, path, engine, settings, compared, expected.exact)
 
     def _write_constraints(self, model: Model, plan: Plan, path: Path) -> None:
         files = weak_typing.write(model, tensor_facts.infer(model), plan, path)

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from rewriter import facts as tensor_facts
 from rewriter import pipeline
 from rewriter.base import Context, Target
+from rewriter.checks import EMULATION_TOLERANCE, run_all
 from rewriter.driver import Driver
 from rewriter.edits import label
 from rewriter.emulation import emulation, reference
@@ -25,7 +26,6 @@ from rewriter.metrics import METRICS
 from rewriter.model import Model, load
 from rewriter.planner import LOW_TYPES, surveys
 from rewriter.ranges import Ranges, measure
-from rewriter.verify import EMULATION_TOLERANCE, run_all
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""

@@ -428,12 +428,12 @@ def test_help_fits_a_screen_in_groups() -> None:
     assert len(lines) < SCREEN_LINES, "the prompt takes one"
     assert max(map(len, lines)) <= SCREEN_COLUMNS
     assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == ["Options", "A model", "Look up"]
-    assert {"fix", "scan", "config", "presets", "passes"} <= {
+    assert {"fix", "scan", "verify", "config", "presets", "passes"} <= {
         line.split()[1] for line in lines if "│" in line
     }
 
 
-@pytest.mark.parametrize("command", ["fix", "scan"])
+@pytest.mark.parametrize("command", ["fix", "scan", "verify"])
 def test_the_help_of_a_command_is_as_short_as_it_can_be(command: str) -> None:
     """A line for every option, and nothing wraps: `fix` has more options than a screen has lines."""
     lines = rewriter(command, "--help").stdout.strip().splitlines()

@@ -31,6 +31,7 @@ ABOUT_ONE_RUN = {
     "progress",
     "max_latency_cost",
     "pareto",
+    "search",
 }
 """Arguments of `fix` and `scan` that no file may set."""
 

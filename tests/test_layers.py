@@ -29,11 +29,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("registry",),
     ("driver",),
     ("pipeline", "result"),
-    ("findings",),
-    ("build_check", "compare", "inputs", "report"),
-    ("metrics", "verify", "weak_typing"),
-    ("search",),
-    ("job", "scanner"),
+    ("builder_warnings", "findings"),
+    ("build_check", "compare", "inputs"),
+    ("checks", "metrics", "weak_typing"),
+    ("search", "verification"),
+    ("job", "report", "scanner"),
     ("api", "config"),
     ("catalogue",),
     ("cli",),
@@ -50,6 +50,7 @@ HEAVY = (
     "tensorrt",
     "tensorrt_rtx",
     "torch",
+    "cuda",
 )
 LIGHT_IMPORT_SECONDS = 0.3
 

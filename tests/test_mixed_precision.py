@@ -14,6 +14,7 @@ from onnx import TensorProto
 import rewriter
 from rewriter import facts
 from rewriter.base import Change, Context, Refusal
+from rewriter.checks import run_all
 from rewriter.compare import compare
 from rewriter.driver import Driver
 from rewriter.emulation import emulation, reference
@@ -24,7 +25,6 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.plan import Decision, Plan
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import measure
-from rewriter.verify import run_all
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 FP16_TOLERANCE = 5e-3

@@ -13,6 +13,7 @@ import pytest
 
 import rewriter
 from rewriter import facts
+from rewriter.checks import run_all
 from rewriter.compare import compare
 from rewriter.edits import open_graphs
 from rewriter.emulation import emulation, reference
@@ -24,7 +25,6 @@ from rewriter.plan import Plan
 from rewriter.planner import LOW_TYPES
 from rewriter.ranges import measure
 from rewriter.retype import retype
-from rewriter.verify import run_all
 
 REPAIRED = 2e-3
 """Relative L2 error of every output, or the share of elements that differ."""
@@ -240,11 +240,15 @@ CASES = {
         {"x": (1.0 + RNG.permutation(512).reshape(1, 512) * 1e-5).astype(np.float32)},
     ),
     "comparisons": Case(
-        """g (float[1,512] x) => (bool[1,512] y) <float[1,1] one = {1.0}, float c = {1.0025}> {
-            a = Mul(one, x)
+        """g (float[1,512] x, float[1,512] h) => (bool[1,512] y) <float[1,1] one = {1.0}, float c = {1.0025}> {
+            b = MatMul(one, h)
+            a = Mul(b, x)
             y = Greater(a, c)
         }""",
-        {"x": (1.0 + RNG.permutation(512).reshape(1, 512) * 1e-5).astype(np.float32)},
+        {
+            "x": (1.0 + RNG.permutation(512).reshape(1, 512) * 1e-5).astype(np.float32),
+            "h": np.ones((1, 512), np.float32),
+        },
         options=SEARCH,
     ),
     "quantized": Case(

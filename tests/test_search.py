@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli, facts
+from rewriter.checks import run_all
 from rewriter.cli import exits
 from rewriter.costs import ELEMENTS_PER_US, base_us, extra_us
 from rewriter.emulation import reference
@@ -36,7 +37,6 @@ from rewriter.search import (
     reach,
     search,
 )
-from rewriter.verify import run_all
 
 CANCELLING = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {

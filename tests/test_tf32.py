@@ -10,10 +10,10 @@ import pytest
 
 import rewriter
 from rewriter import facts
+from rewriter.checks import run_all
 from rewriter.compare import relative_l2
 from rewriter.emulation import emulation
 from rewriter.model import Array, Model
-from rewriter.verify import run_all
 
 
 def emulated(source: Model, feeds: dict[str, Array]) -> Array:

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli, facts, weak_typing
+from rewriter.checks import run_all
 from rewriter.errors import UsageError
 from rewriter.model import Model, load, save, walk_graphs
 from rewriter.plan import Decision, Plan
-from rewriter.verify import run_all
 
 SOURCE = """
     g (float[4,64] x, float[64,8] w) => (float[4,8] y)

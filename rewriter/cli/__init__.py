@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from rewriter import __version__
-from rewriter.cli import config, fix, passes, presets, scan
+from rewriter.cli import config, fix, passes, presets, scan, verify
 
 COMPLETION = {
     "install_completion": "Complete names on TAB in this shell",
@@ -43,6 +43,7 @@ MODELS, LOOK_UP = "A model", "Look up"
 
 app.command(rich_help_panel=MODELS, short_help="Make MODEL safe and fast in FP16, and check it")(fix.fix)
 app.command(rich_help_panel=MODELS, short_help="Find what would go wrong; change nothing")(scan.scan)
+app.command(rich_help_panel=MODELS, short_help="Compare every output of two versions")(verify.verify)
 app.command(rich_help_panel=LOOK_UP, short_help="Options in force, and where each comes from")(config.config)
 app.add_typer(
     presets.app, name="presets", rich_help_panel=LOOK_UP, help="Pipelines by name; `presets show NAME`"

@@ -94,11 +94,14 @@ def fix(
         str | None,
         option(SEARCH, "NAME", "Of accuracy; by default relative-l2", autocompletion=complete.metrics),
     ] = None,
+    search: Annotated[
+        Literal["emulation", "gpu"], option(SEARCH, "BY", "Who judges: emulation (default), gpu")
+    ] = "emulation",
     verify: Annotated[
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
     ] = None,
     build: Annotated[
-        bool | None, option(OUTCOME, FLAG, "A TensorRT build is one [on]", "--build/--no-build")
+        bool | None, option(OUTCOME, FLAG, "TensorRT's build, and run, too [on]", "--build/--no-build")
     ] = None,
     accumulation: Annotated[
         Literal["fp32", "fp16"] | None, option(OUTCOME, "TYPE", "Emulated sums: fp32 or fp16")
@@ -162,6 +165,7 @@ def fix(
                 save_plan=save_plan,
                 max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
                 pareto=pareto is not None,
+                search=search,
                 dry_run=dry_run,
                 in_place=in_place,
                 progress=shown,

@@ -13,7 +13,7 @@ from rewriter.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from rewriter.config import InForce
 
-PASSES, PRECISION, SEARCH = "Passes", "Precision", "Search for a plan"
+PASSES, PRECISION, SEARCH, ENGINE = "Passes", "Precision", "Search for a plan", "Engine"
 OUTCOME = "Verification and report"
 
 FLAG = " "
@@ -30,6 +30,7 @@ Inputs = Annotated[Path | None, typer.Option(metavar="DATA", help="Samples: npz,
 InputShape = Annotated[
     list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
 ]
+PluginLib = Annotated[list[Path] | None, option(ENGINE, "FILE", "A library with TensorRT plugins")]
 Seed = Annotated[int | None, typer.Option(min=0, metavar="N", help="Of random data [0]", show_default=False)]
 Preset = Annotated[
     str | None,
@@ -82,7 +83,7 @@ def split(texts: list[str] | None) -> list[str]:
     return [part.strip() for text in texts or () for part in text.split(",") if part.strip()]
 
 
-def shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+def shapes(texts: list[str] | None, option: str = "--input-shape") -> dict[str, tuple[int, ...]]:
     """`["image:1x3x224x224"]` as `{"image": (1, 3, 224, 224)}`."""
     from rewriter.config.values import shape_from_text
 
@@ -91,7 +92,7 @@ def shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
         try:
             name, dims = shape_from_text(text)
         except ValueError as error:
-            raise UsageError(f"{text!r} is not a shape", where="--input-shape", hint=str(error)) from error
+            raise UsageError(f"{text!r} is not a shape", where=option, hint=str(error)) from error
         found[name] = dims
     return found
 

@@ -51,7 +51,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "plan": _plan(result.plan) if result.plan else None,
         "data": {"text": data.text, "samples": data.samples, "real": data.real} if data else None,
         "verified": result.verdict.passed if result.verdict else None,
-        "checks": [_check(check) for check in result.verdict.checks] if result.verdict else [],
+        "checks": [check_dict(check) for check in result.verdict.checks] if result.verdict else [],
         "frontier": _frontier(result.frontier) if result.frontier else None,
         "warnings": result.warnings,
         "seconds": result.seconds,
@@ -132,7 +132,8 @@ def _decision(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _check(check: Check) -> dict[str, Any]:
+def check_dict(check: Check) -> dict[str, Any]:
+    """A check with the verdict on each output."""
     outputs = [{**asdict(output), "passed": output.passed} for output in check.outputs]
     return {**asdict(check), "outputs": outputs}
 

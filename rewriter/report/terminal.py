@@ -84,7 +84,7 @@ def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
     if result.plan is not None:
         yield from _decisions(result.plan, limit)
     if result.verdict is not None:
-        yield from _checks(result.verdict.checks, limit)
+        yield from checks_tables(result.verdict.checks, limit)
     if result.frontier is not None:
         yield from frontier_sections(result.frontier)
     yield from _data_and_warnings(result)
@@ -176,7 +176,8 @@ def _decision(decision: Decision) -> str:
     return f"{text}, {place} in {decision.range}"
 
 
-def _checks(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableType]:
+def checks_tables(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableType]:
+    """The checks with their outcome, and below them each output's error."""
     table = new_table("Verification", "check", "result", "s", "summary", right=("s",))
     for check in checks:
         word, style = _WORDS[check.passed]

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Protocol
 
 from rewriter import facts as tensor_facts
+from rewriter.checks import as_declared
 from rewriter.costs import ORIGIN, Prices
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import Divergence, diverge
@@ -18,7 +19,6 @@ from rewriter.model import Array, Model
 from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
 from rewriter.retype import retype
-from rewriter.verify import as_declared
 
 Sample = Mapping[str, Array]
 Standin = Callable[[Model, Facts], Model]
