@@ -240,7 +240,8 @@ CASES = {
         {"x": (1.0 + RNG.permutation(512).reshape(1, 512) * 1e-5).astype(np.float32)},
     ),
     "comparisons": Case(
-        """g (float[1,512] x, float[1,512] h) => (bool[1,512] y) <float[1,1] one = {1.0}, float c = {1.0025}> {
+        """g (float[1,512] x, float[1,512] h) => (bool[1,512] y)
+        <float[1,1] one = {1.0}, float c = {1.0025}> {
             b = MatMul(one, h)
             a = Mul(b, x)
             y = Greater(a, c)
