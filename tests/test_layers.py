@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("search",),
     ("job", "scanner"),
     ("api",),
+    ("hooks",),
     ("cli",),
     ("__main__",),
 )

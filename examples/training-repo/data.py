@@ -31,7 +31,7 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
         electrons = rng.poisson((clean - BLACK) / GAIN)
         noisy = BLACK + GAIN * electrons + rng.normal(0, READ_NOISE, clean.shape)
         noisy = np.clip(np.round(noisy), 0, WHITE)
-        return torch.from_numpy(noisy[None].astype(np.float32)), torch.from_numpy(clean[None].astype(np.float32))
+        return _tensor(noisy), _tensor(clean)
 
 
 def scene(rng: np.random.Generator, size: int) -> np.ndarray:
@@ -46,3 +46,7 @@ def scene(rng: np.random.Generator, size: int) -> np.ndarray:
         side = (x - size / 2) * np.cos(angle) + (y - size / 2) * np.sin(angle) > offset
         light = light + rng.uniform(-0.15, 0.15) * side
     return light.clip(0, 1)
+
+
+def _tensor(picture: np.ndarray) -> Tensor:
+    return torch.from_numpy(picture[None].astype(np.float32))

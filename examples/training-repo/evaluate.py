@@ -1,4 +1,4 @@
-"""PSNR on held-out pictures: FP32, plain FP16, and what the hook made, each as FP16 arithmetic computes it."""
+"""PSNR on held-out pictures: FP32, plain FP16, and what the hook made, in FP16 arithmetic."""
 
 from __future__ import annotations
 

@@ -46,7 +46,9 @@ class Block(nn.Module):
         self.gate = SimpleGate()
         self.attention = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, channels, 1))
         self.project = nn.Conv2d(channels, channels, 1)
-        self.feed = nn.Sequential(nn.Conv2d(channels, wide, 1), SimpleGate(), nn.Conv2d(channels, channels, 1))
+        self.feed = nn.Sequential(
+            nn.Conv2d(channels, wide, 1), SimpleGate(), nn.Conv2d(channels, channels, 1)
+        )
         self.beta = nn.Parameter(torch.full((1, channels, 1, 1), BRANCH))
         self.gamma = nn.Parameter(torch.full((1, channels, 1, 1), BRANCH))
 

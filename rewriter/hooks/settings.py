@@ -51,9 +51,7 @@ class Settings:
         for name in self.fix:
             if name not in known:
                 raise UsageError(
-                    "a hook gives this argument itself"
-                    if name in OWN
-                    else "rewriter.fix has no such argument",
+                    "the hook gives it itself" if name in OWN else "rewriter.fix has no such argument",
                     where=f"fix={{{name!r}: ...}}",
                     hint=f"choose from {', '.join(known)}",
                 )
