@@ -63,7 +63,6 @@ SILENT = [
     pytest.param(TRAINING, ROWS, {"dynamo": False}, id="the older exporter switches by itself"),
     pytest.param(nn.Sequential(nn.Dropout(0.0)), ROWS, {}, id="dropout of nothing"),
     pytest.param(Calls(lambda x: x.no_such_thing()), ROWS, {}, id="a module that does not run"),
-    pytest.param(torch.jit.trace(nn.Linear(8, 8), torch.rand(1, 8)), ROWS, {}, id="a script"),
 ]
 
 
@@ -79,6 +78,10 @@ def test_it_speaks(
 @pytest.mark.parametrize(("model", "shape", "options"), SILENT)
 def test_it_is_silent(model: Any, shape: tuple[int, ...], options: dict[str, Any]) -> None:
     assert advise(model, torch.rand(shape), **options) == []
+
+
+def test_a_script_cannot_be_looked_at() -> None:
+    assert advise(torch.jit.trace(nn.Linear(8, 8), torch.rand(1, 8)), torch.rand(1, 8)) == []
 
 
 def test_a_model_in_float64_is_the_user_s_wish() -> None:

@@ -1,4 +1,4 @@
-"""The hooks of Lightning, Ultralytics and Optimum with the real libraries, and all of them without PyTorch."""
+"""The hooks of Lightning, Ultralytics and Optimum with the real libraries, and without them."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TestLightning:
 class TestUltralytics:
     @pytest.fixture
     def yolo(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-        """A YOLO with random weights. Ultralytics asks for the version of torchvision, and for no more here."""
+        """A YOLO with random weights. Ultralytics asks for torchvision's version alone."""
         pytest.importorskip("torch", reason=f"PyTorch {MISSING}")
         monkeypatch.setenv("YOLO_CONFIG_DIR", str(tmp_path))
         monkeypatch.setenv("YOLO_AUTOINSTALL", "false")
