@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rewriter import __version__
-from rewriter.cli import fix, passes, scan
+from rewriter.cli import fix, hook, passes, scan
 
 app = typer.Typer(
     name="rewriter",
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(fix.fix)
 app.command()(scan.scan)
 app.add_typer(passes.app, name="passes")
+app.add_typer(hook.app, name="hook")
 
 GARBAGE_THRESHOLD = 20_000
 """A graph of 20,000 nodes is some 10^5 Python objects that live on: looking for cycles among them after
