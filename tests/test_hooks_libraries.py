@@ -192,26 +192,26 @@ class TestUltralytics:
 
 class TestOptimum:
     def test_a_folder_that_optimum_wrote(self, tmp_path: Path) -> None:
-        pytest.importorskip("optimum.exporters.onnx", reason=f"Optimum {MISSING}")
+        optimum = pytest.importorskip("optimum.exporters.onnx", reason=f"Optimum {MISSING}")
+        transformers = pytest.importorskip("transformers", reason=f"transformers {MISSING}")
         from hooked import torch
-        from optimum.exporters.onnx import onnx_export_from_model
-        from transformers import BertConfig, BertModel
 
         from rewriter.hooks.optimum import fix_export
 
         size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-        model = BertModel(BertConfig(vocab_size=100, **size)).eval()
-        onnx_export_from_model(
+        model = transformers.BertModel(transformers.BertConfig(vocab_size=100, **size)).eval()
+        optimum.onnx_export_from_model(
             model, output=tmp_path, task="feature-extraction", opset=17, do_validation=False
         )
         ids = torch.randint(0, 100, (2, 9))
         tokens = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0, "labels": ids}
         (fixed,) = fix_export(tmp_path, fix={"build": False}, calibration=[tokens], strict=True)
-        assert fixed.path == tmp_path / "model.onnx"
+        path = tmp_path / "model.onnx"
+        assert fixed.path == path
         assert fixed.result is not None
         assert fixed.result.data is not None
         assert fixed.result.data.real
-        assert casts(fixed.path) > 0
+        assert casts(path) > 0
 
     def test_an_empty_folder(self, tmp_path: Path) -> None:
         pytest.importorskip("torch", reason=f"PyTorch {MISSING}")

@@ -65,14 +65,15 @@ class TestExport:
         fixed(exported)
 
     def test_names_and_a_single_tensor(self, exporter: dict[str, Any], tmp_path: Path) -> None:
-        names = {"input_names": ["picture"], "output_names": ["restored"]}
+        names: dict[str, Any] = {"input_names": ["picture"], "output_names": ["restored"]}
         proto = fixed(hooks.export(net(), image(), str(tmp_path / "n.onnx"), fix=QUICK, **names, **exporter))
         assert [v.name for v in proto.graph.input] == ["picture"]
         assert [v.name for v in proto.graph.output] == ["restored"]
 
     def test_keyword_arguments(self, exporter: dict[str, Any], tmp_path: Path) -> None:
         given = {"scale": torch.full((1, 8, 1, 1), 2.0) + image()[:, :1, :1, :1], "image": image()}
-        args, more = ((), {"kwargs": given}) if HAS_DYNAMO else ((given,), {})
+        args: Any = () if HAS_DYNAMO else (given,)
+        more: dict[str, Any] = {"kwargs": given} if HAS_DYNAMO else {}
         exported = hooks.export(net(), args, tmp_path / "net.onnx", fix=QUICK, **more, **exporter)
         assert len(fixed(exported).graph.input) == 2
 
@@ -170,7 +171,7 @@ def test_an_input_that_the_graph_does_not_use(tmp_path: Path) -> None:
         def forward(self, first: Any, second: Any) -> Any:
             return self.net(second)
 
-    names = {"input_names": ["first", "second"], "dynamo": False}
+    names: dict[str, Any] = {"input_names": ["first", "second"], "dynamo": False}
     fixed(hooks.export(Unused(), (torch.rand(2, 2), image()), tmp_path / "n.onnx", fix=QUICK, **names))
 
 

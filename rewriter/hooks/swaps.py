@@ -133,9 +133,11 @@ def _matching(name: str, module: Any, example: Any) -> Iterator[Swap]:
 
 def _roles(names: Sequence[str]) -> Iterator[tuple[Kind, str, str | None]]:
     if len(names) == 1:
-        yield from (("rms-norm", names[0], None), ("layer-norm", names[0], None))
-    else:
-        yield from (("layer-norm", weight, bias) for weight, bias in permutations(names))
+        yield "rms-norm", names[0], None
+        yield "layer-norm", names[0], None
+        return
+    for weight, bias in permutations(names):
+        yield "layer-norm", weight, bias
 
 
 def _epsilon(module: Any, example: Any, kind: Kind, axis: int, weight: str, bias: str | None) -> float | None:

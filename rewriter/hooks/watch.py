@@ -80,7 +80,7 @@ def _tracked(model: Any, stack: list[str], seen: Seen, wanted: Wanted) -> Iterat
     def enter(name: str) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stack.append(name)
-            tensor = args[0] if len(args) == 1 and not kwargs else None
+            tensor: Any = args[0] if len(args) == 1 and not kwargs else None
             if isinstance(tensor, torch.Tensor) and name not in seen.calls and wanted(module, tensor):
                 seen.calls[name] = (module, tensor.detach())
 
@@ -159,7 +159,6 @@ def _once(names: list[str], name: str) -> None:
 
 def _scalar(args: Sequence[Any]) -> bool:
     """Whether one of two factors is a number, or a tensor that holds one."""
-    return any(
-        (isinstance(a, (int, float)) and a != 1) or (isinstance(a, torch.Tensor) and a.numel() == 1)
-        for a in args[:2]
-    )
+    numbers = (float(a) for a in args[:2] if isinstance(a, (int, float)))
+    tensors = (a for a in args[:2] if isinstance(a, torch.Tensor))
+    return any(number != 1 for number in numbers) or any(tensor.numel() == 1 for tensor in tensors)
