@@ -170,6 +170,12 @@ class TestCommands:
         assert run("hook", "scan", str(bad)).exit_code == 0
         assert run("hook", "scan", str(bad), "--inputs", str(MODELS / "nafnet.npz")).exit_code == 1
 
+    def test_the_repository_s_table_is_in_force(self, tmp_path: Path) -> None:
+        good = self.copy("resnet", tmp_path)
+        (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\nfail-onn = "warning"\n')
+        done = run("hook", "scan", str(good))
+        assert (done.exit_code, "unknown key 'fail-onn'" in done.output) == (2, True)
+
     def test_fix_changes_a_file_once(self, tmp_path: Path) -> None:
         path = self.copy("nafnet", tmp_path)
         first = run("hook", "fix", str(path))

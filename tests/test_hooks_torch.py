@@ -244,6 +244,30 @@ def test_constants_as_example_show_no_range(tmp_path: Path, capsys: pytest.Captu
     assert "give calibration=" in capsys.readouterr().err
 
 
+TABLE = '[tool.rewriter]\npreset = "trt-bf16"\nbuild = false\n'
+
+
+def test_the_repository_s_table_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pyproject.toml").write_text(TABLE)
+    exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False)
+    assert exported.result is not None
+    assert exported.result.plan is not None
+    assert exported.result.plan.precision == "bf16"
+    assert "sets preset, build" in capsys.readouterr().err
+    given = hooks.export(net(), (image(),), tmp_path / "net.onnx", fix={"preset": "trt-fp16"}, dynamo=False)
+    assert given.result is not None
+    assert given.result.plan is not None
+    assert given.result.plan.precision == "fp16"
+
+
+def test_a_broken_table_leaves_the_plain_export(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\npresett = "trt-bf16"\n')
+    with pytest.warns(FixWarning, match="unknown key 'presett'"):
+        exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False)
+    assert exported.result is None
+    assert load(tmp_path / "net.onnx").proto.graph.node
+
+
 def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hooks.export(
         net(), (image(),), tmp_path / "n.onnx", fix=QUICK, quiet=True, dynamo=False, opset_version=16

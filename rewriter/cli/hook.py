@@ -54,11 +54,13 @@ def install(
 def scan(
     models: Models,
     inputs: Inputs = None,
-    precision: Annotated[Literal["fp16", "bf16"], typer.Option(metavar="TYPE", help="fp16 or bf16")] = "fp16",
-    target: Annotated[str, typer.Option(metavar="NAME", help="tensorrt, tensorrt-rtx or 10.3")] = "tensorrt",
+    precision: Annotated[
+        Literal["fp16", "bf16"] | None, typer.Option(metavar="TYPE", help="fp16 or bf16")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="tensorrt, tensorrt-rtx or 10.3")] = None,
     fail_on: Annotated[
-        Literal["warning", "error"], typer.Option(metavar="LEVEL", help="Stop the commit from this on")
-    ] = "error",
+        Literal["warning", "error"] | None, typer.Option(metavar="LEVEL", help="Stop the commit from this on")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Scan committed models. Samples are taken from net.npz beside net.onnx, if it is there.
@@ -67,16 +69,16 @@ def scan(
     """
     from rewriter.hooks.precommit import scan_file
 
-    options = {"precision": precision, "target": target, **({"inputs": inputs} if inputs else {})}
-    _run((scan_file(model, fail_on, **options) for model in models), verbose=verbose)
+    options = {"inputs": inputs, "precision": precision, "target": target, "fail_on": fail_on}
+    _run((scan_file(model, **options) for model in models), verbose=verbose)
 
 
 @app.command()
 def fix(
     models: Models,
     inputs: Inputs = None,
-    preset: Annotated[str, typer.Option(metavar="NAME", help="As for rewriter fix")] = "trt-fp16",
-    target: Annotated[str, typer.Option(metavar="NAME", help="tensorrt, tensorrt-rtx or 10.3")] = "tensorrt",
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="As for rewriter fix")] = None,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="tensorrt, tensorrt-rtx or 10.3")] = None,
     build: Annotated[bool, typer.Option("--build", metavar=FLAG, help="Build with TensorRT, too")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -86,7 +88,7 @@ def fix(
     """
     from rewriter.hooks.precommit import fix_file
 
-    options = {"preset": preset, "target": target, "build": build, **({"inputs": inputs} if inputs else {})}
+    options = {"inputs": inputs, "preset": preset, "target": target, "build": build or None}
     _run((fix_file(model, **options) for model in models), verbose=verbose)
 
 

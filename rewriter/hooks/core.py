@@ -101,14 +101,17 @@ def say(text: str, settings: Settings) -> None:
 
 
 def _fix(source: Path | onnx.ModelProto, target: Path | None, feeds: Feeds, settings: Settings) -> FixResult:
-    from rewriter import fix
+    from rewriter.api import fix
     from rewriter.report.terminal import verdict_line
 
-    settings.check()
-    options = dict(settings.fix)
-    if options.get("inputs") is None:
+    in_force = settings.in_force(source if isinstance(source, Path) else None)
+    for sentence in in_force.told():
+        say(sentence, settings)
+    options = {**in_force.arguments("fix"), **settings.fix, "strict": True}
+    if settings.calibration is not None or options.get("inputs") is None:
         options["inputs"] = feeds(load(source))
-    result = fix(source, target, in_place=True, strict=True, **options)
+    with in_force.blaming():
+        result = fix(source, target, in_place=True, **options)
     if result.verdict is not None and not result.verdict.passed:
         raise Unverified(
             _failures(result.verdict),

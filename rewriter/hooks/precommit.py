@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rewriter.config import load as load_configuration
 from rewriter.edits import TAG
 from rewriter.errors import RewriterError
 from rewriter.hooks.core import Unverified
@@ -35,9 +36,9 @@ class Outcome:
     detail: Any = None
 
 
-def scan_file(path: Path, fail_on: Severity, **options: Any) -> Outcome:
-    """Look for hazards; `options` are those of `rewriter.scan`."""
-    from rewriter import scan
+def scan_file(path: Path, **options: Any) -> Outcome:
+    """Look for hazards; `options` and the configuration are those of `rewriter scan`."""
+    from rewriter.scanner import scan
     from rewriter.report.scan import verdict_line
 
     try:
@@ -45,26 +46,32 @@ def scan_file(path: Path, fail_on: Severity, **options: Any) -> Outcome:
             return Outcome(path, f"{path}: not scanned: Git LFS has not fetched it")
         if _was_fixed(load(path)):
             return Outcome(path, f"{path}: was fixed already")
-        result = scan(path, **{**_data(path), **options})
+        in_force = load_configuration(path).with_options(**options)
+        with in_force.blaming():
+            result = scan(path, **{**_data(path), **in_force.arguments("scan")})
+        least: Severity = in_force.settings.fail_on or "error"
     except RewriterError as error:
         return Outcome(path, f"{path}: {error}", passed=False, error=error)
-    return Outcome(path, verdict_line(result).plain, not result.reaches(fail_on), detail=result)
+    return Outcome(path, verdict_line(result).plain, not result.reaches(least), detail=result)
 
 
 def fix_file(path: Path, **options: Any) -> Outcome:
     """Fix a file in its place, once; one that was fixed already, or fails verification, stays as it is.
 
     Args:
-        options: Those of `rewriter.fix`.
+        options: Those of `rewriter fix`; without `build` TensorRT's build, which takes its time, is left out.
     """
-    from rewriter import fix
+    from rewriter.api import fix
 
     try:
         if _is_pointer(path):
             return Outcome(path, f"{path}: not fixed: Git LFS has not fetched it")
         if _was_fixed(load(path)):
             return Outcome(path, f"{path}: was fixed already")
-        result = fix(path, None, **{**_data(path), **options})
+        in_force = load_configuration(path).with_options(**options)
+        arguments = {"build": False, **_data(path), **in_force.arguments("fix"), "strict": False}
+        with in_force.blaming():
+            result = fix(path, None, **arguments)
         if result.verdict is not None and not result.verdict.passed:
             raise Unverified("the fixed model failed its verification; the file stays as it was")
         if _same(result.model, path):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from rewriter.config import InForce, load
 from rewriter.errors import UsageError
 
 OWN = frozenset({"model", "output", "in_place", "dry_run", "strict", "progress"})
@@ -21,7 +23,8 @@ class Settings:
     """How exports are looked at and fixed.
 
     Attributes:
-        fix: Arguments of `rewriter.fix`, such as `{"preset": "trt-bf16", "keep_fp32": ["*/head/*"]}`.
+        fix: Arguments of `rewriter.fix`, such as `{"preset": "trt-bf16", "keep_fp32": ["*/head/*"]}`. Those
+            that are not given come from the environment and `[tool.rewriter]`, as on the command line.
         calibration: Samples to measure ranges on: an iterable of arguments of the model, such as a
             DataLoader, or of dicts of arrays by input. None: the example arguments of the export.
         samples: How many of them are used at most.
@@ -45,7 +48,7 @@ class Settings:
         Raises:
             UsageError: an argument that it does not have, or that the hook gives itself.
         """
-        from rewriter import fix
+        from rewriter.api import fix
 
         known = [name for name in inspect.signature(fix).parameters if name not in OWN]
         for name in self.fix:
@@ -59,3 +62,12 @@ class Settings:
             raise UsageError("samples are given twice", where="calibration=", hint="leave out fix['inputs']")
         if self.samples < 1:
             raise UsageError(f"it cannot be {self.samples}", where="samples=", hint="use at least one")
+
+    def in_force(self, near: Path | None) -> InForce:
+        """These options and the configuration found upwards from `near`; None: from the current folder.
+
+        Raises:
+            UsageError: an argument of `fix` or a key of the file that does not exist.
+        """
+        self.check()
+        return load(near).with_options(**{n: v for n, v in self.fix.items() if n != "inputs"})
