@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import onnx
 import pytest
+
+from rewriter.model import load
 
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed: pip install '.[hooks]'")
 
@@ -99,3 +103,23 @@ IMAGE = (1, 3, 16, 16)
 
 def image(seed: int = 0) -> Any:
     return torch.rand(IMAGE, generator=torch.Generator().manual_seed(seed))
+
+
+QUICK: dict[str, Any] = {"build": False}
+HAS_DYNAMO = "kwargs" in inspect.signature(torch.onnx.export).parameters
+"""From 2.5 on `torch.onnx.export` takes the newer exporter's arguments."""
+
+newer = pytest.mark.skipif(not HAS_DYNAMO, reason="this PyTorch's torch.onnx.export has no kwargs=")
+
+
+def fixed(exported: Any) -> onnx.ModelProto:
+    """The model that the hook made, which is what the file holds."""
+    assert exported.error is None
+    assert exported.result is not None
+    assert exported.result.verdict is not None
+    assert exported.result.verdict.passed
+    proto: onnx.ModelProto = exported.result.proto
+    if exported.path is not None:
+        assert load(exported.path).whole().graph.node == proto.graph.node
+    assert any(node.op_type == "Cast" for node in proto.graph.node)
+    return proto

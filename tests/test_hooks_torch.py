@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import io
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +14,12 @@ from rewriter.hooks.core import FixWarning, Unverified
 from rewriter.model import load
 
 hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
-from hooked import image, net, torch  # noqa: E402
+from hooked import HAS_DYNAMO, QUICK, fixed, image, net, newer, torch  # noqa: E402
 
 import rewriter.hooks.torch as hooks  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-QUICK: dict[str, Any] = {"build": False}
-HAS_DYNAMO = "kwargs" in inspect.signature(torch.onnx.export).parameters
-"""From 2.5 on `torch.onnx.export` takes the newer exporter's arguments."""
-
-newer = pytest.mark.skipif(not HAS_DYNAMO, reason="this PyTorch's torch.onnx.export has no kwargs=")
 EXPORTERS = [
     pytest.param({"dynamo": False, "opset_version": 17}, id="classic"),
     pytest.param({"dynamo": True, "verbose": False}, id="dynamo", marks=newer),
@@ -36,19 +28,6 @@ EXPORTERS = [
 
 def listed(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def fixed(exported: hooks.Exported) -> onnx.ModelProto:
-    """The model that the hook made, which is what the file holds."""
-    assert exported.error is None
-    assert exported.result is not None
-    assert exported.result.verdict is not None
-    assert exported.result.verdict.passed
-    proto = exported.result.proto
-    if exported.path is not None:
-        assert load(exported.path).whole().graph.node == proto.graph.node
-    assert any(node.op_type == "Cast" for node in proto.graph.node)
-    return proto
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
@@ -273,105 +252,3 @@ def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         net(), (image(),), tmp_path / "n.onnx", fix=QUICK, quiet=True, dynamo=False, opset_version=16
     )
     assert "rewriter" not in capsys.readouterr().err
-
-
-@pytest.fixture
-def unpatched() -> Iterator[Any]:
-    """PyTorch's exporter, which has to be there again after the test."""
-    original = torch.onnx.export
-    yield original
-    assert torch.onnx.export is original
-
-
-def users_export(path: Path) -> None:
-    torch.onnx.export(net(), (image(),), str(path), dynamo=False)
-
-
-class TestPatched:
-    def test_the_block_alone(self, unpatched: Any, tmp_path: Path) -> None:
-        with hooks.patched(preset="trt-bf16", fix=QUICK) as exports:
-            users_export(tmp_path / "in.onnx")
-        users_export(tmp_path / "after.onnx")
-        assert [exported.path for exported in exports] == [tmp_path / "in.onnx"]
-        assert exports[0].result is not None
-        assert exports[0].result.plan is not None
-        assert exports[0].result.plan.precision == "bf16"
-        assert not [n for n in load(tmp_path / "after.onnx").proto.graph.node if n.op_type == "Cast"]
-
-    def test_a_decorator(self, unpatched: Any, tmp_path: Path) -> None:
-        decorated = hooks.patched(fix=QUICK)(users_export)
-        for name in ("first.onnx", "second.onnx"):
-            decorated(tmp_path / name)
-            assert any(n.op_type == "Cast" for n in load(tmp_path / name).proto.graph.node)
-
-    def test_an_error_in_the_block_restores(self, unpatched: Any) -> None:
-        def interrupted() -> None:
-            with hooks.patched():
-                assert torch.onnx.export is not unpatched
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            interrupted()
-
-    def test_nested_blocks(self, unpatched: Any, tmp_path: Path) -> None:
-        with hooks.patched(fix=QUICK) as outer:
-            with hooks.patched(fix=QUICK) as inner:
-                users_export(tmp_path / "inner.onnx")
-            users_export(tmp_path / "outer.onnx")
-        assert [e.path and e.path.name for e in (*inner, *outer)] == ["inner.onnx", "outer.onnx"]
-
-    def test_another_thread_exports_plainly(self, unpatched: Any, tmp_path: Path) -> None:
-        thread = threading.Thread(target=users_export, args=(tmp_path / "thread.onnx",))
-        with hooks.patched(fix=QUICK) as exports:
-            thread.start()
-            thread.join()
-        assert exports == []
-        assert not [n for n in load(tmp_path / "thread.onnx").proto.graph.node if n.op_type == "Cast"]
-
-    def test_two_threads_that_overlap(self, unpatched: Any) -> None:
-        inside, leave = threading.Event(), threading.Event()
-
-        def other() -> None:
-            with hooks.patched():
-                inside.set()
-                leave.wait(10)
-
-        thread = threading.Thread(target=other)
-        thread.start()
-        assert inside.wait(10)
-        with hooks.patched():
-            pass
-        assert torch.onnx.export is not unpatched
-        leave.set()
-        thread.join()
-
-    def test_a_function_that_was_put_there_meanwhile_stays(self) -> None:
-        original = torch.onnx.export
-        try:
-            with hooks.patched():
-                theirs = torch.onnx.export = lambda *args, **kwargs: None
-            assert torch.onnx.export is theirs
-        finally:
-            torch.onnx.export = original
-
-    def test_the_signature_is_pytorch_s(self, unpatched: Any) -> None:
-        with hooks.patched():
-            assert inspect.signature(torch.onnx.export) == inspect.signature(unpatched)
-
-    def test_export_inside_fixes_once(self, unpatched: Any, tmp_path: Path) -> None:
-        with hooks.patched(fix=QUICK) as exports:
-            fixed(hooks.export(net(), (image(),), tmp_path / "net.onnx", fix=QUICK, dynamo=False))
-        assert exports == []
-
-    def test_a_failed_export_is_the_user_s(self, unpatched: Any, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeError, match="channels"), hooks.patched():
-            torch.onnx.export(net(), (torch.rand(1, 4, 8, 8),), str(tmp_path / "net.onnx"), dynamo=False)
-
-    @newer
-    def test_a_program_is_fixed_when_it_is_saved(self, unpatched: Any, tmp_path: Path) -> None:
-        with hooks.patched(fix=QUICK) as exports:
-            program = torch.onnx.export(net(), (image(),), dynamo=True, verbose=False)
-        assert exports == []
-        program.save(tmp_path / "net.onnx")
-        assert exports[0].path == tmp_path / "net.onnx"
-        fixed(exports[0])

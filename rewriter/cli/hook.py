@@ -32,7 +32,7 @@ def install(
         bool, typer.Option("--dry-run", metavar=FLAG, help="Show the diff, write nothing")
     ] = False,
 ) -> None:
-    """Add rewriter-scan to .pre-commit-config.yaml and [tool.rewriter] to pyproject.toml; show the diff."""
+    """Add rewriter-scan to .pre-commit-config.yaml and a table to pyproject.toml; show the diff."""
     with exit_codes():
         from rewriter.hooks import install as installer
 

@@ -38,8 +38,8 @@ class Outcome:
 
 def scan_file(path: Path, **options: Any) -> Outcome:
     """Look for hazards; `options` and the configuration are those of `rewriter scan`."""
-    from rewriter.scanner import scan
     from rewriter.report.scan import verdict_line
+    from rewriter.scanner import scan
 
     try:
         if _is_pointer(path):
