@@ -36,6 +36,14 @@ $(VENV)/with-rtx: pyproject.toml | $(BIN)/python
 	$(PIP) --editable ".[rtx]"
 	@touch $@
 
+# PyTorch's CPU build: 190 MB instead of 3 GB. Where pip is not told of one, PyTorch's own index has it.
+# Ultralytics comes without its dependencies: torchvision on PyPI loads with the CUDA build alone, and
+# breaks Lightning beside another one.
+TORCH := torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
 $(VENV)/with-dev: pyproject.toml | $(BIN)/python
-	$(PIP) --editable ".[rtx,dev]"
+	$(PIP) "$(TORCH)+cpu" 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) "$(TORCH)" || true
+	$(PIP) --editable ".[rtx,dev,hooks,hooks-test]"
+	$(PIP) --no-deps "ultralytics>=8.4,<9" "ultralytics-thop>=2"
 	@touch $(VENV)/with-rtx $@

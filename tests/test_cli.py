@@ -423,11 +423,14 @@ def test_what_is_no_shape(text: str) -> None:
 SCREEN_LINES, SCREEN_COLUMNS = 24, 80
 
 
+GROUPS = ["Options", "A model", "Look up", "A training repository"]
+
+
 def test_help_fits_a_screen_in_groups() -> None:
     lines = rewriter("--help").stdout.strip().splitlines()
     assert len(lines) < SCREEN_LINES, "the prompt takes one"
     assert max(map(len, lines)) <= SCREEN_COLUMNS
-    assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == ["Options", "A model", "Look up"]
+    assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == GROUPS
     assert {"fix", "scan", "verify", "config", "presets", "passes"} <= {
         line.split()[1] for line in lines if "│" in line
     }

@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("search", "verification"),
     ("job", "report", "scanner"),
     ("api", "config"),
-    ("catalogue",),
+    ("catalogue", "hooks"),
     ("cli",),
     ("__main__",),
 )

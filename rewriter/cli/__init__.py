@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from rewriter import __version__
-from rewriter.cli import config, fix, passes, presets, scan, verify
+from rewriter.cli import config, fix, hook, passes, presets, scan, verify
 
 COMPLETION = {
     "install_completion": "Complete names on TAB in this shell",
@@ -38,7 +38,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-MODELS, LOOK_UP = "A model", "Look up"
+MODELS, LOOK_UP, REPOSITORY = "A model", "Look up", "A training repository"
 """Groups of commands in `rewriter --help`."""
 
 app.command(rich_help_panel=MODELS, short_help="Make MODEL safe and fast in FP16, and check it")(fix.fix)
@@ -51,6 +51,7 @@ app.add_typer(
 app.add_typer(
     passes.app, name="passes", rich_help_panel=LOOK_UP, help="What a pipeline can do; `passes show NAME`"
 )
+app.add_typer(hook.app, name="hook", rich_help_panel=REPOSITORY, help="Hooks of pre-commit: `hook install`")
 
 GARBAGE_THRESHOLD = 20_000
 """A graph of 20,000 nodes is some 10^5 Python objects that live on: looking for cycles among them after

@@ -1,0 +1,117 @@
+"""`rewriter hook`: for training repositories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from rewriter.cli.exits import BAD_INPUT, FAILED, exit_codes, reader_may_leave
+from rewriter.cli.options import FLAG, Inputs, Verbose
+
+if TYPE_CHECKING:
+    from rewriter.hooks.precommit import Outcome
+
+app = typer.Typer(help="For training repositories: install the pre-commit hooks, and what they run.")
+
+Models = Annotated[
+    list[Path], typer.Argument(metavar="MODEL...", show_default=False, help="Files, as pre-commit gives them")
+]
+
+
+@app.command()
+def install(
+    fix: Annotated[bool, typer.Option("--fix", metavar=FLAG, help="Install rewriter-fix, too")] = False,
+    repo: Annotated[
+        str, typer.Option("--repo", metavar="URL", help="Where pre-commit gets rewriter from")
+    ] = "",
+    rev: Annotated[str, typer.Option("--rev", metavar="TAG", help="Of --repo")] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", metavar=FLAG, help="Show the diff, write nothing")
+    ] = False,
+) -> None:
+    """Add rewriter-scan to .pre-commit-config.yaml and a table to pyproject.toml; show the diff."""
+    with exit_codes():
+        from rewriter.hooks import install as installer
+
+        folder = installer.repository(Path())
+        hooks = installer.HOOKS if fix else installer.HOOKS[:1]
+        changes = installer.edits(folder, hooks, url=repo, revision=rev)
+        if not dry_run:
+            installer.apply(changes)
+        with reader_may_leave():
+            for change in changes:
+                typer.echo(change.diff, nl=False)
+            if not changes:
+                typer.echo("everything is there already")
+            elif not dry_run:
+                typer.echo("next: pre-commit install, and commit both files")
+
+
+@app.command()
+def scan(
+    models: Models,
+    inputs: Inputs = None,
+    precision: Annotated[
+        Literal["fp16", "bf16"] | None, typer.Option(metavar="TYPE", help="fp16 or bf16")
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="tensorrt, tensorrt-rtx or 10.3")] = None,
+    fail_on: Annotated[
+        Literal["warning", "error"] | None, typer.Option(metavar="LEVEL", help="Stop the commit from this on")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Scan committed models. Samples are taken from net.npz beside net.onnx, if it is there.
+
+    Exits with 0, with 1 if a model has an error, with 2 if one cannot be read.
+    """
+    from rewriter.hooks.precommit import scan_file
+
+    options = {"inputs": inputs, "precision": precision, "target": target, "fail_on": fail_on}
+    _run((scan_file(model, **options) for model in models), verbose=verbose)
+
+
+@app.command()
+def fix(
+    models: Models,
+    inputs: Inputs = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="As for rewriter fix")] = None,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="tensorrt, tensorrt-rtx or 10.3")] = None,
+    build: Annotated[bool, typer.Option("--build", metavar=FLAG, help="Build with TensorRT, too")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Fix committed models in their place, once each. Samples as for `hook scan`.
+
+    Exits with 0 if nothing was to be done, with 1 if a file changed, with 2 if one could not be fixed.
+    """
+    from rewriter.hooks.precommit import fix_file
+
+    options = {"inputs": inputs, "preset": preset, "target": target, "build": build or None}
+    _run((fix_file(model, **options) for model in models), verbose=verbose)
+
+
+def _run(outcomes: Iterator[Outcome], *, verbose: bool) -> None:
+    passed = readable = True
+    with exit_codes():
+        with reader_may_leave():
+            for outcome in outcomes:
+                _show(outcome, verbose=verbose)
+                passed, readable = passed and outcome.passed, readable and outcome.error is None
+        if not readable:
+            raise typer.Exit(BAD_INPUT)
+        if not passed:
+            raise typer.Exit(FAILED)
+
+
+def _show(outcome: Outcome, *, verbose: bool) -> None:
+    """The line of a file; all findings of one that does not pass."""
+    from rewriter.findings import ScanResult
+    from rewriter.report import scan as scan_report
+    from rewriter.report import terminal
+
+    if isinstance(outcome.detail, ScanResult) and (verbose or not outcome.passed):
+        scan_report.print_result(outcome.detail, terminal.console(), verbosity=int(verbose))
+    else:
+        typer.echo(outcome.text)

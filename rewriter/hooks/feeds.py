@@ -1,0 +1,128 @@
+"""Arguments of a PyTorch model as samples of the ONNX model that was exported from it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from rewriter.errors import InputsError
+from rewriter.hooks.library import needed
+from rewriter.model import Array, Model, Port
+
+torch = needed("torch", "torch", __name__)
+
+
+def example_feeds(
+    model: Model, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Array]:
+    """The example arguments of an export as one sample.
+
+    Inputs and arguments match by name if all names agree, else in the order of `forward`'s parameters,
+    which both exporters keep.
+
+    Raises:
+        InputsError: it cannot be told which argument is which input.
+    """
+    ports = model.signature.inputs
+    named = _bound(module, args, kwargs)
+    leaves = [leaf for value in named.values() for leaf in _leaves(value)]
+    if all(port.name in named and len(_leaves(named[port.name])) == 1 for port in ports):
+        leaves = [_leaves(named[port.name])[0] for port in ports]
+    if len(leaves) != len(ports):
+        raise InputsError(
+            f"the model has {len(ports)} inputs ({', '.join(p.name for p in ports)}), the example arguments "
+            f"hold {len(leaves)} tensors",
+            where="args",
+            hint="give calibration=[{input: array, ...}, ...]",
+        )
+    return {port.name: to_array(leaf) for port, leaf in zip(ports, leaves, strict=True)}
+
+
+def calibration_feeds(
+    model: Model, module: Any, items: Iterable[Any], most: int
+) -> Iterator[dict[str, Array]]:
+    """Samples from an iterable of arguments, at most `most`.
+
+    An item is what `forward` takes (a tensor, a tuple, a dict of keyword arguments), a dict by input, or
+    a batch of a DataLoader: what comes after the inputs, as labels do, is left out, and a batch that is
+    larger than the model's fixed one is cut into pieces of that size.
+    """
+    ports = model.signature.inputs
+    pieces = (piece for item in items for piece in _cut(_item_feeds(model, module, item), ports))
+    return islice(pieces, most)
+
+
+def to_array(value: Any) -> Array:
+    """A tensor or anything that numpy takes, as an array; bfloat16 stays what it is."""
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    value = value.detach().cpu()
+    if value.dtype == torch.bfloat16:
+        bits: Array = value.contiguous().view(torch.int16).numpy()
+        return bits.view(ml_dtypes.bfloat16)
+    return np.asarray(value.numpy())
+
+
+def is_blank(array: Array) -> bool:
+    """Whether an example holds one value only, as `torch.zeros` does: it shows no range."""
+    return array.size > 1 and bool(np.all(array == array.flat[0]))
+
+
+def _item_feeds(model: Model, module: Any, item: Any) -> dict[str, Array]:
+    ports = model.signature.inputs
+    if isinstance(item, Mapping):
+        if all(port.name in item for port in ports):
+            return {port.name: to_array(item[port.name]) for port in ports}
+        return example_feeds(model, module, (), {k: v for k, v in item.items() if k in _parameters(module)})
+    leaves = _leaves(item)
+    if len(leaves) < len(ports):
+        raise InputsError(
+            f"a sample holds {len(leaves)} tensors, the model has {len(ports)} inputs",
+            where="calibration",
+            hint="give what forward takes, or dicts by input: " + ", ".join(port.name for port in ports),
+        )
+    return {port.name: to_array(leaf) for port, leaf in zip(ports, leaves, strict=False)}
+
+
+def _cut(feeds: dict[str, Array], ports: Sequence[Port]) -> Iterator[dict[str, Array]]:
+    """A batch in pieces of the model's own batch size, if it has a fixed one and all inputs share it."""
+    sizes = {port.shape[0] if port.shape else None for port in ports}
+    given = {array.shape[0] if array.ndim else None for array in feeds.values()}
+    size, count = (sizes.pop(), given.pop()) if len(sizes) == len(given) == 1 else (None, None)
+    if not isinstance(size, int) or count is None or count <= size or size < 1:
+        yield feeds
+        return
+    for start in range(0, count - size + 1, size):
+        yield {name: array[start : start + size] for name, array in feeds.items()}
+
+
+def _bound(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the name of the parameter, in the order of the parameters."""
+    try:
+        return dict(inspect.signature(_forward(module)).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # a compiled function without a signature, or not its arguments
+        return {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
+
+
+def _parameters(module: Any) -> Sequence[str]:
+    try:
+        return list(inspect.signature(_forward(module)).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _forward(module: Any) -> Any:
+    if isinstance(module, torch.export.ExportedProgram):
+        return module.module().forward
+    return getattr(module, "forward", module)
+
+
+def _leaves(value: Any) -> list[Any]:
+    """The tensors and arrays in nested arguments, in the order in which exporters flatten them."""
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, (torch.Tensor, np.ndarray))]

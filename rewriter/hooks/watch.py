@@ -1,0 +1,164 @@
+"""Run a module once and see what it computes: every operator, and which module called it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rewriter.hooks.library import needed
+
+torch = needed("torch", "torch", __name__)
+_python_dispatch = needed("torch.utils._python_dispatch", "torch", __name__)
+_weak = needed("torch.utils.weak", "torch", __name__)
+
+FP16_SMALLEST = 2.0**-24
+"""The smallest positive number of IEEE 754 binary16, a subnormal."""
+
+_GUARDS = frozenset({"add", "add_", "rsub", "clamp", "clamp_", "clamp_min", "clamp_min_", "maximum"})
+_PRODUCTS = frozenset({"bmm", "baddbmm"})
+_SCALES = frozenset({"mul", "mul_", "div", "div_"})
+_SOFTMAX = frozenset({"_softmax", "softmax", "_safe_softmax"})
+_CARRIERS = frozenset(
+    "view _unsafe_view reshape expand clone transpose permute _to_copy slice unsqueeze squeeze alias detach "
+    "add add_ sub sub_ where masked_fill masked_fill_ maximum clamp clamp_min contiguous split select".split()
+)
+"""Operators between a product and its Softmax that leave it the same scores: views, masks, a bias."""
+
+
+@dataclass
+class Seen:
+    """What one run showed.
+
+    Attributes:
+        calls: By name: a module that was wanted, and the one tensor that it was first called with.
+        late_scales: Modules in which a product of two activations is scaled and then goes to Softmax.
+        epsilons: Modules with a constant added or clamped to that FP16 cannot hold, and the constant.
+        doubles: Modules whose operator made float64 of something else, by operator.
+    """
+
+    calls: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    late_scales: list[str] = field(default_factory=list)
+    epsilons: list[tuple[str, float]] = field(default_factory=list)
+    doubles: dict[str, list[str]] = field(default_factory=dict)
+
+
+Wanted = Callable[[Any, Any], bool]
+"""Whether a module and its input are kept: all of them would be all activations of the model."""
+
+
+def watch(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], wanted: Wanted) -> Seen:
+    """Run `model` in eval mode, without gradients; modes and hooks are put back.
+
+    Raises:
+        Exception: whatever the model raises on these arguments.
+    """
+    seen, stack = Seen(), [""]
+    with torch.no_grad(), evaluated(model), _tracked(model, stack, seen, wanted), _watcher(seen, stack):
+        model(*args, **kwargs)
+    return seen
+
+
+@contextmanager
+def evaluated(model: Any) -> Iterator[None]:
+    """Every module in eval mode, and then in the mode that it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def _tracked(model: Any, stack: list[str], seen: Seen, wanted: Wanted) -> Iterator[None]:
+    """Keep the name of the running module on top of `stack`."""
+    handles = []
+
+    def enter(name: str) -> Any:
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stack.append(name)
+            tensor: Any = args[0] if len(args) == 1 and not kwargs else None
+            if isinstance(tensor, torch.Tensor) and name not in seen.calls and wanted(module, tensor):
+                seen.calls[name] = (module, tensor.detach())
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        stack.pop()
+
+    try:
+        for name, module in model.named_modules():
+            if name and not isinstance(module, torch.jit.ScriptModule):
+                handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
+                handles.append(module.register_forward_hook(leave))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Reader:
+    """Reads one operator after the other; what is known of a tensor goes when the tensor does."""
+
+    def __init__(self, seen: Seen, stack: list[str]) -> None:
+        self._seen, self._stack = seen, stack
+        self._products, self._scaled = _weak.WeakIdKeyDictionary(), _weak.WeakIdKeyDictionary()
+
+    def read(self, operator: str, args: Sequence[Any], out: Any) -> None:
+        """
+        Args:
+            operator: As ATen calls it, without the overload.
+            args: Positional and keyword arguments.
+        """
+        if operator in _GUARDS:
+            lost = (a for a in args if isinstance(a, float) and 0 < abs(a) < FP16_SMALLEST)
+            self._seen.epsilons += [(self._stack[-1], epsilon) for epsilon in lost]
+        if isinstance(out, torch.Tensor):
+            tensors = [a for a in args if isinstance(a, torch.Tensor)]
+            if out.dtype == torch.float64 and not any(t.dtype == torch.float64 for t in tensors):
+                _once(self._seen.doubles.setdefault(operator, []), self._stack[-1])
+            self._scores(operator, args, tensors, out)
+
+    def _scores(self, operator: str, args: Sequence[Any], tensors: Sequence[Any], out: Any) -> None:
+        """Follow the scores of attention from the product to Softmax."""
+        if operator in _PRODUCTS and not any(isinstance(t, torch.nn.Parameter) for t in tensors):
+            self._products[out] = True
+        elif operator in _SCALES and any(t in self._products for t in tensors) and _scalar(args):
+            self._scaled[out] = self._stack[-1]
+        elif operator in _SOFTMAX:
+            for tensor in tensors:
+                if tensor in self._scaled:
+                    _once(self._seen.late_scales, self._scaled[tensor])
+        elif operator in _CARRIERS:
+            for known in (self._products, self._scaled):
+                for tensor in tensors:
+                    if tensor in known:
+                        known[out] = known[tensor]
+
+
+def _watcher(seen: Seen, stack: list[str]) -> Any:
+    """A dispatch mode: it sees the operators below PyTorch's Python, as exporters do."""
+    reader = _Reader(seen, stack)
+
+    class Watcher(_python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = function(*args, **(kwargs or {}))
+            reader.read(function.overloadpacket.__name__, (*args, *(kwargs or {}).values()), out)
+            return out
+
+    return Watcher()
+
+
+def _once(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)
+
+
+def _scalar(args: Sequence[Any]) -> bool:
+    """Whether one of two factors is a number, or a tensor that holds one."""
+    numbers = (float(a) for a in args[:2] if isinstance(a, (int, float)))
+    tensors = (a for a in args[:2] if isinstance(a, torch.Tensor))
+    return any(number != 1 for number in numbers) or any(tensor.numel() == 1 for tensor in tensors)

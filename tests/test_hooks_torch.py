@@ -1,0 +1,254 @@
+"""`rewriter.hooks.torch` with the real PyTorch: both exporters, and whatever may go wrong."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from rewriter.errors import RewriterError, UsageError
+from rewriter.hooks.core import FixWarning, Unverified
+from rewriter.model import load
+
+hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
+from hooked import HAS_DYNAMO, QUICK, fixed, image, net, newer, torch  # noqa: E402
+
+import rewriter.hooks.torch as hooks  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+EXPORTERS = [
+    pytest.param({"dynamo": False, "opset_version": 17}, id="classic"),
+    pytest.param({"dynamo": True, "verbose": False}, id="dynamo", marks=newer),
+]
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+class TestExport:
+    def test_a_file(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+        path = tmp_path / "net.onnx"
+        exported = hooks.export(net(), (image(),), path, fix=QUICK, **exporter)
+        assert exported.path == path
+        assert exported.result is not None
+        assert exported.result.plan is not None
+        assert exported.result.plan.fp32  # the norm
+        assert exported.result.data is not None
+        assert exported.result.data.real
+        fixed(exported)
+
+    def test_names_and_a_single_tensor(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+        names: dict[str, Any] = {"input_names": ["picture"], "output_names": ["restored"]}
+        proto = fixed(hooks.export(net(), image(), str(tmp_path / "n.onnx"), fix=QUICK, **names, **exporter))
+        assert [v.name for v in proto.graph.input] == ["picture"]
+        assert [v.name for v in proto.graph.output] == ["restored"]
+
+    def test_keyword_arguments(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+        given = {"scale": torch.full((1, 8, 1, 1), 2.0) + image()[:, :1, :1, :1], "image": image()}
+        args: Any = () if HAS_DYNAMO else (given,)
+        more: dict[str, Any] = {"kwargs": given} if HAS_DYNAMO else {}
+        exported = hooks.export(net(), args, tmp_path / "net.onnx", fix=QUICK, **more, **exporter)
+        assert len(fixed(exported).graph.input) == 2
+
+    def test_dynamic_shapes(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+        if exporter["dynamo"]:
+            more: dict[str, Any] = {"dynamic_shapes": {"image": {0: torch.export.Dim("batch", min=1, max=8)}}}
+        else:
+            more = {"input_names": ["image"], "dynamic_axes": {"image": {0: "batch"}}}
+        pictures = torch.cat([image(), image(1)])
+        proto = fixed(hooks.export(net(), (pictures,), tmp_path / "n.onnx", fix=QUICK, **more, **exporter))
+        assert proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+
+    def test_a_data_loader_is_cut_into_the_model_s_batches(
+        self, exporter: dict[str, Any], tmp_path: Path
+    ) -> None:
+        pairs = [(image(i)[0], i) for i in range(7)]
+        loader = torch.utils.data.DataLoader(pairs, batch_size=3, shuffle=True)
+        more = {"calibration": loader, "samples": 6}
+        exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", fix=QUICK, **more, **exporter)
+        assert exported.result is not None
+        assert exported.result.data is not None
+        assert exported.result.data.samples == 6
+
+    def test_the_raw_export_is_kept(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+        raw, plain = tmp_path / "net.raw.onnx", tmp_path / "plain.onnx"
+        torch.onnx.export(net(), (image(),), plain, **exporter)
+        exported = hooks.export(
+            net(), (image(),), tmp_path / "net.onnx", fix=QUICK, keep_raw=True, **exporter
+        )
+        assert exported.raw == raw
+        fixed(exported)
+        assert load(raw).whole().graph.node == load(plain).whole().graph.node
+
+    def test_prepare_gives_one_operator(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+        model = net()
+        before, forward = dict(model.state_dict(keep_vars=True)), model.norm.forward
+        exported = hooks.export(model, (image(),), tmp_path / "n.onnx", fix=QUICK, prepare=True, **exporter)
+        assert [node.op_type for node in fixed(exported).graph.node].count("LayerNormalization") == 1
+        assert [swap.name for swap in exported.swaps] == ["norm"]
+        assert model.norm.forward == forward
+        assert "forward" not in model.norm.__dict__
+        after = model.state_dict(keep_vars=True)
+        assert all(after[name] is parameter for name, parameter in before.items())
+
+    def test_the_random_numbers_of_training_stay(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+        model = net()
+        hooks.export(model, (image(),), tmp_path / "first.onnx", fix=QUICK, **exporter)  # libraries load
+        loader = torch.utils.data.DataLoader([(image(i)[0],) for i in range(4)], shuffle=True)
+        random = torch.get_rng_state()
+        more = {"calibration": loader, "prepare": True}
+        hooks.export(model, (image(),), tmp_path / "n.onnx", fix=QUICK, **more, **exporter)
+        assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_stream(tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    exported = hooks.export(net(), (image(),), stream, fix=QUICK, dynamo=False)
+    assert onnx.load_model_from_string(stream.getvalue()).graph.node == fixed(exported).graph.node
+
+
+def test_a_stream_has_no_place_for_the_raw_export() -> None:
+    stream, plain = io.BytesIO(), io.BytesIO()
+    torch.onnx.export(net(), (image(),), plain, dynamo=False)
+    with pytest.warns(FixWarning, match="keep_raw=: a stream has no place beside it"):
+        hooks.export(net(), (image(),), stream, fix=QUICK, keep_raw=True, dynamo=False)
+    assert stream.getvalue() == plain.getvalue()
+
+
+@newer
+def test_without_a_file_the_result_has_the_model() -> None:
+    exported = hooks.export(net(), (image(),), fix=QUICK, dynamo=True, verbose=False)
+    assert exported.path is None
+    assert type(exported.program).__name__ == "ONNXProgram"
+    assert len(fixed(exported).graph.input) == 1
+
+
+@newer
+def test_weights_in_a_file_of_their_own_stay_in_one(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(net(), torch.nn.Conv2d(3, 512, 3), torch.nn.Conv2d(512, 64, 3))
+    path = tmp_path / "net.onnx"
+    exported = hooks.export(
+        model, (image(),), path, fix=QUICK, keep_raw=True, dynamo=True, verbose=False, external_data=True
+    )
+    fixed(exported)
+    assert listed(tmp_path) == ["net.onnx", "net.onnx.data", "net.raw.onnx", "net.raw.onnx.data"]
+    assert load(tmp_path / "net.raw.onnx").whole().graph.node
+
+
+def test_an_input_that_the_graph_does_not_use(tmp_path: Path) -> None:
+    class Unused(hooked.Base):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, first: Any, second: Any) -> Any:
+            return self.net(second)
+
+    names: dict[str, Any] = {"input_names": ["first", "second"], "dynamo": False}
+    fixed(hooks.export(Unused(), (torch.rand(2, 2), image()), tmp_path / "n.onnx", fix=QUICK, **names))
+
+
+def test_what_is_handed_on_is_what_pytorch_gets(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="no_such_argument"):
+        hooks.export(net(), (image(),), tmp_path / "net.onnx", no_such_argument=1)
+    assert listed(tmp_path) == []
+
+
+WIDE = hooked.torch.rand(1, 4, 16, 16)
+BAD: list[Any] = [
+    pytest.param({"fix": {"precison": "fp16"}}, UsageError, "has no such argument", id="typing error"),
+    pytest.param(
+        {"fix": {"output": "x"}}, UsageError, "the hook gives it itself", id="the hook's own argument"
+    ),
+    pytest.param({"fix": {"preset": "trt-fp12"}}, RewriterError, "trt-fp12", id="a preset that is none"),
+    pytest.param({"samples": 0}, UsageError, "samples=", id="no samples"),
+    pytest.param({"fix": {"inputs": "x"}, "calibration": []}, UsageError, "given twice", id="two sources"),
+    pytest.param({"calibration": []}, RewriterError, "no sample", id="an empty loader"),
+    pytest.param({"calibration": [WIDE]}, RewriterError, "axis 1 must be 3", id="a wrong shape"),
+    pytest.param({"calibration": ["a"]}, RewriterError, "0 tensors", id="samples that are none"),
+    pytest.param({"fix": {**QUICK, "tolerance": 1e-12}}, Unverified, "failed its", id="out of reach"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "message"), BAD)
+def test_a_failed_fix_leaves_the_plain_export(
+    options: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    path, plain = tmp_path / "net.onnx", io.BytesIO()
+    torch.onnx.export(net(), (image(),), plain, dynamo=False)
+    options = {"fix": QUICK, **options}
+    with pytest.warns(FixWarning, match=message) as warned:
+        exported = hooks.export(net(), (image(),), path, keep_raw=True, dynamo=False, **options)
+    assert len([w for w in warned if w.category is FixWarning]) == 1
+    assert isinstance(exported.error, kind)
+    assert exported.result is None
+    assert path.read_bytes() == plain.getvalue()
+    assert listed(tmp_path) == ["net.onnx"]
+    with pytest.raises(kind, match=message):
+        hooks.export(net(), (image(),), path, strict=True, dynamo=False, **options)
+
+
+def test_a_prepared_export_that_fails_is_repeated_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = net()
+
+    class Fussy(type(model.norm)):  # type: ignore[misc]
+        """Notices that it was exchanged."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if torch.onnx.is_in_onnx_export() and "forward" in self.__dict__:
+                raise RuntimeError("not with me")
+            return super().__call__(*args, **kwargs)
+
+    model.norm.__class__ = Fussy
+    exported = hooks.export(model, (image(),), tmp_path / "n.onnx", fix=QUICK, prepare=True, dynamo=False)
+    fixed(exported)
+    assert exported.swaps == ()
+    assert "not with me" in capsys.readouterr().err
+    assert "forward" not in model.norm.__dict__
+
+
+def test_constants_as_example_show_no_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exported = hooks.export(net(), (torch.zeros(1, 3, 16, 16),), tmp_path / "n.onnx", fix=QUICK, dynamo=False)
+    assert exported.result is not None
+    assert exported.result.data is not None
+    assert not exported.result.data.real
+    assert "give calibration=" in capsys.readouterr().err
+
+
+TABLE = '[tool.rewriter]\npreset = "trt-bf16"\nbuild = false\n'
+
+
+def test_the_repository_s_table_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "pyproject.toml").write_text(TABLE)
+    exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False)
+    assert exported.result is not None
+    assert exported.result.plan is not None
+    assert exported.result.plan.precision == "bf16"
+    assert "sets preset, build" in capsys.readouterr().err
+    given = hooks.export(net(), (image(),), tmp_path / "net.onnx", fix={"preset": "trt-fp16"}, dynamo=False)
+    assert given.result is not None
+    assert given.result.plan is not None
+    assert given.result.plan.precision == "fp16"
+
+
+def test_a_broken_table_leaves_the_plain_export(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\npresett = "trt-bf16"\n')
+    with pytest.warns(FixWarning, match="unknown key 'presett'"):
+        exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False)
+    assert exported.result is None
+    assert load(tmp_path / "net.onnx").proto.graph.node
+
+
+def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hooks.export(
+        net(), (image(),), tmp_path / "n.onnx", fix=QUICK, quiet=True, dynamo=False, opset_version=16
+    )
+    assert "rewriter" not in capsys.readouterr().err
