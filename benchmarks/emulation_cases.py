@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import rewriter
-from rewriter import facts, verify
+from rewriter import checks, facts
 from rewriter.compare import compare
 from rewriter.emulation import Accumulation, emulation
 from rewriter.model import Array, Model, load
@@ -35,7 +35,7 @@ def emulated(
     model: Model, feeds: dict[str, Array], accumulation: Accumulation
 ) -> tuple[dict[str, Array], float]:
     start = time.perf_counter()
-    (outputs,) = verify.run_all(emulation(model, facts.infer(model), accumulation), [feeds])
+    (outputs,) = checks.run_all(emulation(model, facts.infer(model), accumulation), [feeds])
     return outputs, time.perf_counter() - start
 
 
@@ -44,7 +44,7 @@ def measure(folder: Path, name: str, engine: dict[str, Any]) -> dict[str, Any]:
     data = next(p for p in (folder / f"{name}.npz", folder / name / "0.npz") if p.exists())
     with np.load(data) as archive:
         feeds = dict(archive)
-    (expected,) = verify.expected_outputs(load(path), [feeds]).exact
+    (expected,) = checks.expected_outputs(load(path), [feeds]).exact
     fixed = rewriter.fix(path, inputs=folder / name if (folder / name).is_dir() else data, verify=False).model
     row: dict[str, Any] = {"model": name, "engine_error": engine["error"]}
     for accumulation in ("fp32", "fp16"):

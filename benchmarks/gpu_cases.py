@@ -22,7 +22,7 @@ import torch
 from onnx import TensorProto
 
 import rewriter
-from rewriter import facts, verify
+from rewriter import checks, facts
 from rewriter.compare import compare
 from rewriter.emulation import emulation
 from rewriter.model import Array, Model, load
@@ -139,7 +139,7 @@ def measure(folder: Path, name: str) -> list[Row]:
     with np.load(data) as archive:
         feeds = dict(archive)
     original = load(path)
-    (expected,) = verify.expected_outputs(original, [feeds]).exact
+    (expected,) = checks.expected_outputs(original, [feeds]).exact
     structural = rewriter.fix(path, precision="fp32", inputs=samples, verify=False).model
     result = rewriter.fix(path, inputs=samples, build=False)
     variants = {"fp32": structural, "fix": result.model}
@@ -161,7 +161,7 @@ def measure(folder: Path, name: str) -> list[Row]:
             row.built = True
             row.error = worst_error(expected, engine.outputs(list(expected)))
             if variant != "fp32":
-                (emulated,) = verify.run_all(emulation(model, facts.infer(model)), [feeds])
+                (emulated,) = checks.run_all(emulation(model, facts.infer(model)), [feeds])
                 row.emulated_error = worst_error(expected, emulated)
         except Exception as error:
             row.note = str(error).splitlines()[0][:160]

@@ -11,7 +11,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from rewriter.engines.tensorrt import BuildOptions, BuildReport, Shape, Span, build
+from rewriter.engines.protocol import Shape, Span
+from rewriter.engines.tensorrt import BuildOptions, BuildReport, build
 from rewriter.engines.worker import ChildResult
 from rewriter.errors import EngineError
 from rewriter.facts import Facts

@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rewriter import checks, pipeline, plan_file
 from rewriter import facts as tensor_facts
-from rewriter import pipeline, plan_file, verify
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
@@ -122,11 +122,11 @@ class Job:
             self.warnings.append(samples.source.text)
         return samples
 
-    def _expected(self, original: Model, samples: Samples) -> verify.Expected | None:
+    def _expected(self, original: Model, samples: Samples) -> checks.Expected | None:
         """Outputs of the original; None if ONNX Runtime cannot run the model."""
         with self._stage("reference"):
             try:
-                return verify.expected_outputs(original, list(islice(samples, VERIFIED_SAMPLES)))
+                return checks.expected_outputs(original, list(islice(samples, VERIFIED_SAMPLES)))
             except ArithmeticRunError as error:
                 self.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
                 return None
@@ -185,32 +185,32 @@ class Job:
         """The cheapest plan that meets the goal; a goal out of reach is a failed check, and told."""
         compared = list(islice(samples, VERIFIED_SAMPLES))
         with self._stage("search"):
-            expected = verify.expected_outputs(original, compared).exact
+            expected = checks.expected_outputs(original, compared).exact
             facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
             found = search(structured, facts, plan, compared, expected, goal, accumulation)
         self.search_check = Check("tolerance", found.met, found.summary, seconds=self.seconds["search"])
         return found.plan
 
     def _check_structure(
-        self, expected: verify.Expected | None, structured: Model, samples: Samples
+        self, expected: checks.Expected | None, structured: Model, samples: Samples
     ) -> list[Check]:
         if expected is None:
             return [Check("structure", None, "not checked: ONNX Runtime cannot run the original")]
         with self._stage("verify"):
             compared = islice(samples, VERIFIED_SAMPLES)
-            return [verify.check_structure(expected, structured, self._changed(), compared)]
+            return [checks.check_structure(expected, structured, self._changed(), compared)]
 
     def _check_emulation(
-        self, expected: verify.Expected, fixed: Model, samples: Samples, plan: Plan
+        self, expected: checks.Expected, fixed: Model, samples: Samples, plan: Plan
     ) -> Check:
         accumulation, compared = self.options.accumulation, list(islice(samples, VERIFIED_SAMPLES))
         with self._stage("verify"):
-            check = verify.check_emulation(expected, fixed, plan.precision, compared, accumulation)
+            check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
         structural, measuring, _ = _split(self.options.steps)
         if check.passed is not False or measuring:  # what ranges changed cannot be made again without them
             return check
         with self._stage("explain"):
-            return verify.explained(check, self._structured_again(structural), fixed, compared, accumulation)
+            return checks.explained(check, self._structured_again(structural), fixed, compared, accumulation)
 
     def _structured_again(self, structural: Sequence[Pass]) -> Model:
         """What the precision passes saw; made anew, for its weights were given back."""
@@ -250,7 +250,7 @@ class Job:
         with self._stage("build"):
             sample, spans = next(iter(samples), {}), samples.source.spans
             in_range = plan.norms_in_range if plan is not None else frozenset()
-            return verify.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
+            return checks.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rewriter import facts as tensor_facts
+from rewriter.checks import as_declared
 from rewriter.costs import extra_us
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import Divergence, diverge
@@ -24,7 +25,6 @@ from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
 from rewriter.planner import extend_plan, node_key
 from rewriter.retype import retype
-from rewriter.verify import as_declared
 
 Sample = Mapping[str, Array]
 

@@ -10,12 +10,12 @@ import pytest
 
 import rewriter
 from rewriter import facts
+from rewriter.checks import run_all
 from rewriter.compare import relative_l2
 from rewriter.emulation import Accumulation, emulation
 from rewriter.emulation.accumulate import DOMAIN
 from rewriter.emulation.kernel_chunks import CHUNK, boxes
 from rewriter.model import Array, Model
-from rewriter.verify import run_all
 
 
 def emulated(source: Model, feeds: dict[str, Array], accumulation: Accumulation = "fp16") -> Array:

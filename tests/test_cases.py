@@ -14,7 +14,7 @@ from graphs import run
 
 import rewriter
 from models import measure
-from rewriter import verify
+from rewriter import checks
 from rewriter.model import Array, load
 from rewriter.result import Check, FixResult
 
@@ -150,6 +150,6 @@ def test_bf16_model_builds_and_stays_close() -> None:
 
 def test_outputs_of_the_reference_are_the_original_s() -> None:
     original = load(MODELS / "resnet.onnx")
-    (expected,) = verify.expected_outputs(original, [feeds("resnet")]).exact
+    (expected,) = checks.expected_outputs(original, [feeds("resnet")]).exact
     for mine, plain in zip(expected.values(), run(original, feeds("resnet")), strict=True):
         np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)

@@ -13,13 +13,13 @@ from onnx import numpy_helper
 import rewriter
 from rewriter import facts
 from rewriter.base import Context
+from rewriter.checks import run_all
 from rewriter.compare import relative_l2
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import Divergence, NodeError, diverge
 from rewriter.model import Array, Model, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.plan import Decision, InputsOutputs, Plan
-from rewriter.verify import run_all
 
 
 def lowered(source: Model, *fp32: str, io: InputsOutputs = "keep") -> Model:

@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter.engines.onnxruntime import NoKernelError, Session
+from rewriter.engines.onnxruntime import Session
+from rewriter.engines.ort_errors import NoKernelError
 from rewriter.errors import ArithmeticRunError
 from rewriter.model import Array, Model, load
 

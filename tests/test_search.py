@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli, facts
+from rewriter.checks import run_all
 from rewriter.cli import exits
 from rewriter.costs import extra_us
 from rewriter.emulation import reference
@@ -22,7 +23,6 @@ from rewriter.model import Array, Model, save
 from rewriter.plan import Decision, InputsOutputs, Plan
 from rewriter.planner import extend_plan
 from rewriter.search import Found, Goal, most_emulations, search
-from rewriter.verify import run_all
 
 CANCELLING = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {

@@ -12,7 +12,8 @@ import onnx
 import pytest
 from graphs import graph, model
 
-from rewriter.engines.builder import onnx_node, without_noise
+from rewriter.engines.builder import onnx_node
+from rewriter.engines.library import without_noise
 from rewriter.engines.tensorrt import BuildOptions, BuildReport, Layer, build
 from rewriter.errors import EngineError
 from rewriter.model import Model, save

@@ -1,34 +1,31 @@
-"""The child's side of engines/tensorrt.py: the only code that imports TensorRT."""
+"""The child's side of engines/tensorrt.py: parses and builds."""
 
 from __future__ import annotations
 
-import ctypes
 import re
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from importlib import import_module
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rewriter.engines import driver, timing_cache
+from rewriter.engines.library import Log, library, load_plugins, logger, without_noise
 from rewriter.errors import EngineError
 
-LIBRARIES = ("tensorrt", "tensorrt_rtx")
-
-INSTALL_HINT = 'pip install "rewriter[rtx]" (TensorRT-RTX builds without a GPU)'
-
-MESSAGE_LIMIT = 200
-"""Distinct warnings, and as many errors, that are kept."""
+PORTABLE_CAPABILITY = "SM80"
+"""What TensorRT-RTX builds for without a GPU. One compute capability, so one set of kernels; 8.0 is
+the oldest that its default engines cover."""
 
 
 def build_here(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Parse and build in this process; the fields of `BuildReport` as JSON."""
-    trt = _library(options["library"])
-    log = _Log()
-    logger = _logger(trt, log)
-    builder = trt.Builder(logger)
+    trt = library(options["library"])
+    log = Log()
+    sink = logger(trt, log)
+    builder = trt.Builder(sink)
+    load_plugins(trt, builder.get_plugin_registry(), options["plugins"])
     network = builder.create_network(_creation_flags(trt))
-    parser = trt.OnnxParser(network, logger)
+    parser = trt.OnnxParser(network, sink)
     start = time.perf_counter()
     parsed = bool(parser.parse_from_file(path))
     result = {
@@ -40,6 +37,8 @@ def build_here(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
         "parser_errors": [_parser_error(parser.get_error(i)) for i in range(parser.num_errors)],
         "parse_s": time.perf_counter() - start,
     }
+    if parsed:
+        result["notes"] = list(_mark(network, options))
     if parsed and not options["parse_only"]:
         result |= _attempt(trt, builder, network, options)
     return {**result, "warnings": log.warnings, "errors": log.errors}
@@ -54,59 +53,6 @@ def _attempt(trt: Any, builder: Any, network: Any, options: Mapping[str, Any]) -
     return {**outcome, "build_s": time.perf_counter() - start}
 
 
-def _library(name: str | None) -> Any:
-    """The module `name`, or the best one that can build here."""
-    gpu = _has_gpu()
-    wanted = (name,) if name else (LIBRARIES if gpu else LIBRARIES[1:])
-    failures = []
-    for candidate in wanted:
-        try:
-            return import_module(candidate)
-        except (ImportError, OSError) as error:
-            missing = isinstance(error, ModuleNotFoundError) and error.name == candidate
-            failures.append(f"{candidate} " + ("is not installed" if missing else f"does not load: {error}"))
-    unusable = "" if gpu or name else " (tensorrt itself needs a GPU)"
-    raise EngineError("; ".join(failures) + unusable, hint=INSTALL_HINT)
-
-
-def _has_gpu() -> bool:
-    """Whether the NVIDIA driver is there and sees a device."""
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-
-
-class _Log:
-    """Distinct warnings and errors in order; everything from INFO on goes to stderr as it comes."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.errors: list[str] = []
-
-    def add(self, severity: str, message: str) -> None:
-        sys.stderr.write(f"[{severity}] {message}\n")
-        sys.stderr.flush()
-        if severity != "INFO" and (told := without_noise(message)):
-            kept = self.warnings if severity == "WARNING" else self.errors
-            if told not in kept and len(kept) < MESSAGE_LIMIT:
-                kept.append(told)
-
-
-def _logger(trt: Any, log: _Log) -> Any:
-    class Logger(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity <= trt.ILogger.Severity.INFO:
-                log.add(severity.name, message)
-
-    return Logger()
-
-
 def _creation_flags(trt: Any) -> int:
     """STRONGLY_TYPED, which TensorRT 10 must be told and the others ignore."""
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
@@ -115,12 +61,6 @@ def _creation_flags(trt: Any) -> int:
 
 def _parser_error(error: Any) -> tuple[str, str, str]:
     return error.node_name(), error.node_operator(), without_noise(error.desc())
-
-
-def without_noise(message: str) -> str:
-    """One line, without the complaint that there is no GPU driver, and without source positions."""
-    lines = [line for line in message.splitlines() if "catchCudaError" not in line]
-    return re.sub(r"\.? +In \w+ at /?[\w./]+:\d+|^\w+\.[ch]pp:\d+: ", "", " ".join(lines)).strip()
 
 
 def _layer(layer: Any) -> tuple[str, str, str, list[tuple[str, str]]]:
@@ -138,21 +78,53 @@ def onnx_node(metadata: str) -> str:
     return match[1] if match else ""
 
 
+def _mark(network: Any, options: Mapping[str, Any]) -> Iterator[str]:
+    """Mark what shall come out on top of the model's outputs; what cannot be marked is told."""
+    missing = set(options["outputs"])
+    for layer in map(network.get_layer, range(network.num_layers)):
+        for tensor in map(layer.get_output, range(layer.num_outputs)):
+            if tensor.name in missing:
+                missing.discard(tensor.name)
+                if not tensor.is_network_output:
+                    network.mark_output(tensor)
+    for name in sorted(missing):
+        yield f"tensor {name!r} is not in the parsed network: folded, or inside a subgraph"
+    if options["debug"]:
+        mark = getattr(network, "mark_unfused_tensors_as_debug_tensors", None)
+        if mark is None:
+            yield "this TensorRT has no unfused debug tensors (10.13 and later have)"
+        else:
+            mark()
+
+
 def _serialize(trt: Any, builder: Any, network: Any, options: Mapping[str, Any]) -> int | None:
     """Build; size of the engine in bytes, or None if the builder gave up (its log says why)."""
-    config = builder.create_builder_config()
-    if hasattr(config, "num_compute_capabilities"):
-        config.num_compute_capabilities = 1
-        config.set_compute_capability(_capability(trt, options["compute_capability"]), 0)
-    if options["optimization_level"] is not None:
-        config.builder_optimization_level = options["optimization_level"]
-    _add_profile(builder, network, config, options)
+    config = _configured(trt, builder, network, options)
+    cache = timing_cache.open_cache(trt, config) if options["timing_cache"] else None
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         return None
+    if cache is not None:
+        cache.keep()
     if options["engine"]:
         Path(options["engine"]).write_bytes(memoryview(engine))
     return int(engine.nbytes)
+
+
+def _configured(trt: Any, builder: Any, network: Any, options: Mapping[str, Any]) -> Any:
+    config = builder.create_builder_config()
+    capability = options["compute_capability"] or (None if driver.has_gpu() else PORTABLE_CAPABILITY)
+    if capability and hasattr(config, "num_compute_capabilities"):
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(_capability(trt, capability), 0)
+    if options["optimization_level"] is not None:
+        config.builder_optimization_level = options["optimization_level"]
+    if not options["tf32"]:
+        config.clear_flag(trt.BuilderFlag.TF32)
+    if options["details"]:
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    _add_profile(builder, network, config, options)
+    return config
 
 
 def _capability(trt: Any, name: str) -> Any:

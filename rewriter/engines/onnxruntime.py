@@ -1,19 +1,19 @@
-"""Models on ONNX Runtime's CPU: weights shared, not copied, and failures that name the node."""
+"""Models on ONNX Runtime: weights shared, not copied, and failures that name the node."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
 from rewriter.edits import label
-from rewriter.errors import ArithmeticRunError
+from rewriter.engines.ort_errors import explain
+from rewriter.errors import ArithmeticRunError, EngineError
 from rewriter.model import Array, Model, walk_graphs
 
 if TYPE_CHECKING:
@@ -26,31 +26,13 @@ _QUIET = 4
 """`fatal` of OrtLoggingLevel: every failure below it also arrives as an exception."""
 
 
-class NoKernelError(ArithmeticRunError):
-    """ONNX Runtime has no implementation of an operator, for its types at least.
-
-    Attributes:
-        op: The operator, with its domain in front unless that is the default one.
-        node: The node as the user knows it; None where ONNX Runtime names the operator alone.
-    """
-
-    def __init__(self, op: str, node: str | None, file: str | None) -> None:
-        super().__init__(
-            f"ONNX Runtime has no kernel for {op}" + (f" (node {node})" if node else ""),
-            where=file,
-            hint="a custom operator runs in TensorRT with its plugin only; use --no-verify",
-        )
-        self.op = op
-        self.node = node
-
-
 def qualified(node: onnx.NodeProto) -> str:
     """The operator, with its domain in front unless that is the default one."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
 class Session:
-    """A model, loaded and ready to run on the CPU. A context manager; `close` frees its memory.
+    """A model, loaded and ready to run. A context manager; `close` frees its memory.
 
     Detached weights (`Model.weights`) are neither copied nor serialised: ONNX Runtime gets them as
     inputs, by reference, so models over 2 GiB load like small ones. (As external initializers it
@@ -61,17 +43,30 @@ class Session:
         model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
         optimize: Switch on ONNX Runtime's graph optimisations. They change rounding, so they are off.
         threads: Threads of one operator; None: as many as there are cores, at most `MAX_THREADS`.
+        gpu: Compute with CUDA, and with the weights on the GPU.
+        tf32: Whether FP32 may be computed in TF32 there.
 
     Raises:
         NoKernelError: an operator has no implementation.
         ArithmeticRunError: ONNX Runtime cannot load the model.
+        EngineError: it cannot use a GPU here.
     """
 
-    def __init__(self, model: Model, *, optimize: bool = False, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        optimize: bool = False,
+        threads: int | None = None,
+        gpu: bool = False,
+        tf32: bool = True,
+    ) -> None:
         import onnxruntime as ort
 
         self._file = str(model.path) if model.path else None
-        proto, inputs, constants = _split(model, all_constant=optimize)
+        self._gpu = gpu
+        self.version = f"onnxruntime {ort.__version__}"
+        proto, inputs, constants = _split(model, all_constant=optimize or gpu)
         self._inputs = {name: _value(model.weights[name]) for name in inputs}
         self._constants = {name: _value(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
@@ -79,10 +74,14 @@ class Session:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
         try:
             self._session: ort.InferenceSession | None = ort.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                proto.SerializeToString(), options, providers=_providers(gpu, tf32)
             )
         except Exception as error:  # its exception classes share no other base
-            _raise(error, self._file, "ONNX Runtime cannot load the model")
+            explain(error, self._file, "ONNX Runtime cannot load the model")
+        if gpu and self._session.get_providers()[0] != "CUDAExecutionProvider":
+            raise EngineError(
+                "ONNX Runtime fell back to the CPU", hint="its log says which library is missing"
+            )
         self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
 
     def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
@@ -101,8 +100,35 @@ class Session:
             given = {name: _value(array) for name, array in feeds.items()}
             values = self._session.run_with_ort_values(names, self._inputs | given)
         except Exception as error:
-            _raise(error, self._file, "ONNX Runtime cannot run the model")
+            explain(error, self._file, "ONNX Runtime cannot run the model")
         return {name: _array(value) for name, value in zip(names, values, strict=True)}
+
+    def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
+        """A run on these feeds that copies nothing: they, and what comes out, stay on the device.
+
+        Raises:
+            ArithmeticRunError: a feed does not fit; or, when it is called, a node failed.
+        """
+        if self._session is None:
+            raise ArithmeticRunError("the session is closed", where=self._file)
+        session, device = self._session, "cuda" if self._gpu else "cpu"
+        binding = session.io_binding()
+        try:
+            for name, value in (self._inputs | {n: _value(a, device) for n, a in feeds.items()}).items():
+                binding.bind_ortvalue_input(name, value)
+        except Exception as error:
+            explain(error, self._file, "ONNX Runtime cannot run the model")
+        for name in self.outputs:
+            binding.bind_output(name, device)
+
+        def run() -> None:
+            try:
+                session.run_with_iobinding(binding)
+                binding.synchronize_outputs()
+            except Exception as error:
+                explain(error, self._file, "ONNX Runtime cannot run the model")
+
+        return run
 
     def close(self) -> None:
         """Free the session; the weights stay with the model."""
@@ -116,6 +142,19 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _providers(gpu: bool, tf32: bool) -> list[Any]:
+    """What computes, best first; what CUDA has no kernel for stays on the CPU."""
+    import onnxruntime as ort
+
+    if not gpu:
+        return ["CPUExecutionProvider"]
+    if "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise EngineError(
+            f"this ONNX Runtime ({ort.__version__}) is built without CUDA", hint="pip install onnxruntime-gpu"
+        )
+    return [("CUDAExecutionProvider", {"use_tf32": str(int(tf32))}), "CPUExecutionProvider"]
 
 
 def _options(optimize: bool, threads: int) -> ort.SessionOptions:
@@ -168,13 +207,13 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     return proto, inputs, constants
 
 
-def _value(array: Array) -> ort.OrtValue:
-    """The array as an OrtValue that shares its memory where it is contiguous."""
+def _value(array: Array, device: str = "cpu") -> ort.OrtValue:
+    """The array as an OrtValue that shares its memory where it is contiguous and stays on the CPU."""
     import onnxruntime as ort
 
     array = np.asarray(array, order="C")
     if array.dtype.isbuiltin != 2:  # 2: registered with numpy from outside, as ml_dtypes does
-        return ort.OrtValue.ortvalue_from_numpy(array)
+        return ort.OrtValue.ortvalue_from_numpy(array, device)
     dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype)
 
@@ -187,46 +226,3 @@ def _array(value: ort.OrtValue) -> Array:
 
     data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return np.frombuffer(data, ml_dtypes.bfloat16).reshape(value.shape())
-
-
-_NO_KERNEL = (
-    re.compile(
-        r"In Node, \(\"(?P<node>[^\"]*)\", (?P<op>[\w.:]+), \"(?P<domain>[^\"]*)\".*No Op registered", re.S
-    ),
-    re.compile(r"Fatal error: (?P<domain>[\w.]*):(?P<op>\w+)\(.*is not a registered function/op", re.S),
-    re.compile(
-        r"Could not find an implementation for (?P<op>[\w.:]+)\(\d+\) node with name '(?P<node>[^']*)'"
-    ),
-)
-_FAILED = (
-    re.compile(r"while running (?P<op>\w+) node\. Name:'(?P<node>[^']*)' Status Message: (?P<why>.*)", re.S),
-    re.compile(r"Type Error: (?P<why>.* of operator \((?P<op>\w+)\) in node \((?P<node>[^)]*)\).*)", re.S),
-    re.compile(r"Node \((?P<node>[^)]*)\) Op \((?P<op>\w+)\) (?P<why>.*)", re.S),
-    re.compile(r"Node:(?P<node>.*?) (?P<why>Output:.*)", re.S),
-)
-
-
-def _raise(error: Exception, file: str | None, what: str) -> NoReturn:
-    """Turn a failure of ONNX Runtime into one that names the node and leaves its source paths out."""
-    text = str(error)
-    for pattern in _NO_KERNEL:
-        if match := pattern.search(text):
-            found = match.groupdict()
-            domain = found.get("domain")
-            op = f"{domain}.{found['op']}" if domain else found["op"]
-            raise NoKernelError(op, found.get("node") or None, file) from error
-    for pattern in _FAILED:
-        if match := pattern.search(text):
-            found = match.groupdict()
-            node = f"node {found['node']}" + (f" ({found['op']})" if found.get("op") else "")
-            where = f"{file}: {node}" if file else node
-            raise ArithmeticRunError(f"{what}: {_short(found['why'])}", where=where) from error
-    raise ArithmeticRunError(f"{what}: {_short(text)}", where=file) from error
-
-
-def _short(text: str) -> str:
-    """ONNX Runtime's message without its source locations and C++ signatures, on one line."""
-    text = re.sub(r"\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
-    text = re.sub(r"\S*/onnxruntime/\S+:\d+ [^\n]*?\)(?: const)? (?=[\w!(\"])", "", text)
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else text[:297] + "..."

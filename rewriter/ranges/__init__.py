@@ -13,7 +13,8 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from rewriter.edits import constant_value, label
-from rewriter.engines.onnxruntime import NoKernelError, Session, qualified
+from rewriter.engines.onnxruntime import Session, qualified
+from rewriter.engines.ort_errors import NoKernelError
 from rewriter.facts import FLOATS, Facts
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.plan import Range

@@ -16,7 +16,7 @@ from rewriter.compare import compare, worst
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import NodeError, diverge
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.tensorrt import Span
+from rewriter.engines.protocol import Span
 from rewriter.errors import ArithmeticRunError
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.result import Check, OutputComparison

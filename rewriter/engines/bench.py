@@ -1,0 +1,141 @@
+"""The run of a measurement, in the child: load every engine, run every sample, time all in turn."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rewriter.engines.cuda import CudaFault
+from rewriter.engines.protocol import Engine, Latency, Program, RunOrder
+from rewriter.engines.tensors import read_tensors, write_tensors
+from rewriter.errors import RewriterError
+
+
+def engine_named(name: str) -> Engine:
+    """The engine of a name of `EngineName`."""
+    if name.startswith("onnxruntime"):
+        from rewriter.engines.ort_program import OnnxRuntime
+
+        return OnnxRuntime(gpu=name == "onnxruntime-cuda")
+    from rewriter.engines.runtime import TensorRT
+
+    return TensorRT(name.replace("-", "_"))
+
+
+@dataclass
+class _Lane:
+    """One engine of the measurement and what it gave so far; `answer` is JSON."""
+
+    order: RunOrder
+    program: Program | None = None
+    times: list[float] = field(default_factory=list)
+    answer: dict[str, Any] = field(default_factory=lambda: {"status": "ok"})
+
+    @property
+    def alive(self) -> bool:
+        return self.answer["status"] == "ok" and self.program is not None
+
+    def fail(self, error: RewriterError) -> None:
+        self.answer |= {"status": "error", "problem": error.what, "hint": error.hint or ""}
+
+
+def run_here(
+    engine: str, orders: Sequence[Mapping[str, Any]], timing: Mapping[str, int] | None
+) -> dict[str, Any]:
+    """Run all orders in this process.
+
+    Args:
+        orders: Fields of `RunOrder`, paths as text.
+        timing: Fields of `Timing`; None: run, but time nothing.
+
+    Returns:
+        `outcomes`: for each order the fields of `Outcome` that a run gives.
+
+    Raises:
+        CudaFault: the GPU failed; what other engines of this process would give is worth nothing.
+    """
+    lanes = [_Lane(_order(fields)) for fields in orders]
+    maker = engine_named(engine)
+    for lane in lanes:
+        try:
+            lane.program = maker.load(lane.order)
+            _run_samples(lane, lane.program)
+        except CudaFault:
+            raise
+        except RewriterError as error:
+            lane.fail(error)
+    if timing is not None:
+        _time([lane for lane in lanes if lane.alive], timing["warm_up"], timing["repeats"])
+    return {"outcomes": [_closed(lane) for lane in lanes]}
+
+
+def _order(fields: Mapping[str, Any]) -> RunOrder:
+    paths = {name: Path(fields[name]) for name in ("engine", "results")}
+    several = {name: tuple(map(Path, fields[name])) for name in ("samples", "plugins")}
+    return RunOrder(**{**fields, **paths, **several, "outputs": tuple(fields["outputs"])})
+
+
+def _run_samples(lane: _Lane, program: Program) -> None:
+    target = lane.order.results
+    lane.answer |= {"device": program.device, "library": program.library, "outputs": [], "debug": []}
+    for number, folder in enumerate(lane.order.samples):
+        sys.stderr.write(f"[INFO] {lane.order.name}: sample {number}\n")
+        debug = target / f"debug-{number:04d}" if lane.order.debug else None
+        outputs = program.run(read_tensors(folder), debug)
+        lane.answer["outputs"].append(str(write_tensors(target / f"{number:04d}", outputs)))
+        if debug is not None and debug.is_dir():
+            lane.answer["debug"].append(str(debug))
+    lane.answer["layers"] = [asdict(layer) for layer in program.layers()]
+
+
+def _time(lanes: Sequence[_Lane], warm_up: int, repeats: int) -> None:
+    """All in turn, round by round, so that drift of the clock and of its neighbours meets all alike."""
+    for lane in lanes:
+        with _faults(lane):
+            assert lane.program is not None
+            lane.program.prepare(read_tensors(lane.order.samples[0]))
+    for number in range(warm_up + repeats):
+        for lane in lanes:
+            if lane.alive and lane.program is not None:
+                with _faults(lane):
+                    elapsed = lane.program.time_us()
+                    if number >= warm_up:
+                        lane.times.append(elapsed)
+
+
+class _faults:  # noqa: N801 - reads as a statement
+    """Errors of one lane end that lane; a fault of the GPU ends all."""
+
+    def __init__(self, lane: _Lane) -> None:
+        self._lane = lane
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if isinstance(error, RewriterError) and not isinstance(error, CudaFault):
+            self._lane.fail(error)
+            return True
+        return False
+
+
+def _closed(lane: _Lane) -> dict[str, Any]:
+    if lane.program is None:
+        return lane.answer
+    lane.answer["notes"] = list(dict.fromkeys(lane.program.notes))
+    if lane.alive and lane.times:
+        lane.answer["latency"] = asdict(summary(lane.times, lane.program.cuda_graph))
+    with suppress(RewriterError), closing(lane.program):
+        pass
+    return lane.answer
+
+
+def summary(times: Sequence[float], cuda_graph: bool) -> Latency:
+    """Median and spread of timings in microseconds."""
+    low, _, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+    return Latency(statistics.median(times), high - low, min(times), len(times), cuda_graph)

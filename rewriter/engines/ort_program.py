@@ -1,0 +1,86 @@
+"""ONNX Runtime as an `Engine` of the protocol, on the CPU or on the GPU. In the child alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+
+from rewriter.engines import driver
+from rewriter.engines.onnxruntime import Session
+from rewriter.engines.protocol import EngineLayer, RunOrder
+from rewriter.errors import EngineError
+from rewriter.model import Array, load
+
+
+class OnnxRuntime:
+    """Its "engine" is the ONNX file itself: there is nothing to build.
+
+    Args:
+        gpu: CUDAExecutionProvider instead of the CPU.
+    """
+
+    def __init__(self, *, gpu: bool) -> None:
+        self._gpu = gpu
+
+    def load(self, order: RunOrder) -> OrtProgram:
+        """See `Engine.load`."""
+        return OrtProgram(order, gpu=self._gpu)
+
+
+class OrtProgram:
+    """A session; optimisations are off, so that it computes what the file says."""
+
+    cuda_graph = False
+
+    def __init__(self, order: RunOrder, *, gpu: bool) -> None:
+        self.notes: list[str] = []
+        self.device = _gpu_name() if gpu else "CPU"
+        model = load(order.engine)
+        ports = {port.name for port in model.signature.outputs}
+        # a name alone is enough for ONNX Runtime, which infers the type
+        model.proto.graph.output.extend(
+            onnx.ValueInfoProto(name=name) for name in order.outputs if name not in ports
+        )
+        self._session = Session(model, gpu=gpu, tf32=order.tf32)
+        self.library = self._session.version
+        if order.debug:
+            self.notes.append("ONNX Runtime has no unfused debug tensors")
+        self._timed: Callable[[], object] | None = None
+
+    def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
+        """See `Program.run`."""
+        return self._session.run(feeds)
+
+    def prepare(self, feeds: Mapping[str, Array]) -> None:
+        """See `Program.prepare`."""
+        self._timed = self._session.bound(feeds)
+
+    def time_us(self) -> float:
+        """See `Program.time_us`: wall time until the device is done."""
+        if self._timed is None:
+            raise EngineError("nothing was prepared to be timed")
+        start = time.perf_counter()
+        self._timed()
+        return (time.perf_counter() - start) * 1e6
+
+    def layers(self) -> Sequence[EngineLayer]:
+        """Nothing: without optimisations they are the nodes of the file."""
+        return ()
+
+    def close(self) -> None:
+        """Free the session."""
+        self._timed = None
+        self._session.close()
+
+
+def _gpu_name() -> str:
+    gpus = driver.gpus()
+    if not gpus:
+        raise EngineError(
+            "no GPU: there is no NVIDIA driver here, or it sees no device",
+            hint="--engine onnxruntime computes on the CPU",
+        )
+    return str(gpus[0])

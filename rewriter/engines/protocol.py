@@ -1,0 +1,262 @@
+"""The protocol of the engines: what is handed over, what comes back, and what an engine must be able to do.
+
+A caller writes its samples to disk (`tensors.write_samples`), describes `Variant`s of a model, and
+calls `measure.measure`. Every build runs in a child process of its own; then one child loads all
+engines, runs every sample, and times them interleaved. Each variant and build comes back as one `Outcome`,
+whatever happened to it: arrays stay in files, which are memory-mapped when they are read.
+
+    samples = write_samples(folder / "samples", feeds)
+    outcomes = measure([Variant("fixed", path, samples)], Settings("tensorrt-rtx"), folder)
+    outcomes[0].values(0)["logits"], outcomes[0].latency.median_us
+
+To add an engine, write an `Engine` and a `Program` for it, name it in `EngineName`, and add it to
+`bench.engine_named`; if it has a build step of its own, add that to `measure.build_variant`. Both
+classes live in the child alone: they may import what they like, crash, hang, or raise `EngineError`; the
+parent turns all of that into an `Outcome`. What they must keep:
+
+- `Program.run` gives every output of the ONNX model under its ONNX name, in its ONNX type.
+- `Program.prepare` puts one sample where the device reads it; `Program.time_us` runs on it and
+  returns the device's own time of a run. Between the two nothing is copied.
+- FP32 stays FP32 where `RunOrder.tf32` is False: who cannot promise that raises `EngineError`.
+- A failure after which the process cannot be trusted (a CUDA error) is a `CudaFault`: the parent then runs
+  every variant in a process of its own, so that one does not spoil the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from rewriter.engines.tensors import Samples, read_tensors
+
+if TYPE_CHECKING:
+    from rewriter.engines.tensorrt import BuildReport
+    from rewriter.model import Array
+
+Shape = tuple[int, ...]
+Span = tuple[Shape, Shape, Shape]
+"""Smallest, usual (TensorRT's optimum) and largest shape."""
+
+EngineName = Literal["tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cuda"]
+"""`onnxruntime` computes on the CPU, `onnxruntime-cuda` on the GPU."""
+
+Status = Literal["ok", "refused", "error", "crashed", "timeout"]
+"""`refused`: parser or builder said no; `error`: it was built, but does not load or run; `crashed` and
+`timeout`: how the child process ended that built or ran it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One file to build and run.
+
+    Attributes:
+        name: By which its outcomes are found.
+        path: The ONNX file, its external data next to it.
+        samples: What it is fed, from `write_samples`; variants may share them or have their own.
+        tf32: Whether FP32 MatMul and Conv may round their inputs to TF32, as TensorRT does by default.
+            The reference must not. Variants that differ in it run in two processes, for it is a
+            setting of the process.
+        shapes: Profile of inputs with dynamic axes; the others' come from the samples.
+        outputs: Tensors that become outputs of the network, besides the model's own. Any ONNX tensor of
+            the main graph; TensorRT cannot fuse across them, so mark few, and compare the model's own
+            outputs with those of a build without.
+        debug: Record the unfused tensors, which leaves fusion as it is, where the library can: their
+            values are in `Outcome.debug`, under the library's names.
+        engine: An engine file that `build` wrote already; nothing is built then.
+    """
+
+    name: str
+    path: Path
+    samples: Samples
+    tf32: bool = True
+    shapes: Mapping[str, Span] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    debug: bool = False
+    engine: Path | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How latency is measured: on the first sample, all variants in turn, round by round.
+
+    Attributes:
+        warm_up: Rounds that are not counted.
+        repeats: Rounds that are. 100 single runs of one CUDA graph gave medians that repeat to 0.5 % on
+            an H200.
+    """
+
+    warm_up: int = 20
+    repeats: int = 100
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How all variants of one measurement are built and run.
+
+    Attributes:
+        builds: How often each is built: builders choose kernels by timing them, so that two builds of
+            one file differ. More than one leaves the timing cache out.
+        timing: None measures no latency.
+        plugins: Shared libraries with TensorRT plugins.
+        optimization_level: 0 (quick) to 5; None: the library's default.
+        build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
+        memory_bytes: Limit on the address space of each child; leave it out on a GPU.
+    """
+
+    engine: EngineName
+    builds: int = 1
+    timing: Timing | None = field(default_factory=Timing)
+    plugins: tuple[Path, ...] = ()
+    optimization_level: int | None = None
+    build_timeout_s: float = 600.0
+    run_timeout_s: float = 600.0
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Microseconds of single runs, by the device's clock (CUDA events; on a CPU the wall clock).
+
+    Attributes:
+        median_us, iqr_us: Median, and distance of the quartiles.
+        min_us: The fastest.
+        repeats: How many runs.
+        cuda_graph: Whether a CUDA graph was replayed; else kernels were launched one by one, whose cost
+            is part of the figure.
+    """
+
+    median_us: float
+    iqr_us: float
+    min_us: float
+    repeats: int
+    cuda_graph: bool
+
+
+@dataclass(frozen=True)
+class EngineLayer:
+    """A layer of a built engine: what the builder made of some ONNX nodes.
+
+    Attributes:
+        name, type: As the library calls it.
+        nodes: Names of the ONNX nodes in it, where it says.
+        outputs: Name and type of its outputs; the type as the library calls it.
+    """
+
+    name: str
+    type: str
+    nodes: tuple[str, ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one build of one variant.
+
+    Attributes:
+        build: Number of the build, from 0.
+        problem: If the status is not `ok`: what happened, in one sentence. `hint`: what to do.
+        log: End of what the child printed, if the status is not `ok`.
+        device: What it ran on, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`.
+        library: Name and version.
+        report: Of TensorRT's parser and builder, if it got that far.
+        layers: The built engine; empty if the library cannot tell.
+        outputs: Folder of each sample's outputs.
+        debug: Folder of each sample's debug tensors.
+        latency: None if it did not run, or nothing was to be timed.
+        notes: What the reader should know: no CUDA graph, no debug tensors in this library.
+    """
+
+    variant: str
+    build: int
+    status: Status
+    problem: str = ""
+    hint: str = ""
+    log: str = ""
+    device: str = ""
+    library: str = ""
+    report: BuildReport | None = None
+    layers: tuple[EngineLayer, ...] = ()
+    outputs: tuple[Path, ...] = ()
+    debug: tuple[Path, ...] = ()
+    latency: Latency | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ran(self) -> bool:
+        return self.status == "ok"
+
+    def values(self, sample: int) -> dict[str, Array]:
+        """Outputs of one sample by ONNX name, memory-mapped: they live as long as the folder."""
+        return read_tensors(self.outputs[sample])
+
+    def debug_values(self, sample: int) -> dict[str, Array]:
+        """Debug tensors of one sample, memory-mapped."""
+        return read_tensors(self.debug[sample])
+
+
+class Program(Protocol):
+    """A built model in the child, loaded on its device; its buffers are its own."""
+
+    notes: list[str]
+    """Filled while it works; see `Outcome.notes`."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def library(self) -> str: ...
+
+    @property
+    def cuda_graph(self) -> bool:
+        """Whether `time_us` replays a graph. Known after `prepare`."""
+        ...
+
+    def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
+        """All outputs. Debug tensors, if the variant wants them, go to the folder `debug` one by one."""
+        ...
+
+    def prepare(self, feeds: Mapping[str, Array]) -> None:
+        """Put a sample on the device, and capture the run where that is possible."""
+        ...
+
+    def time_us(self) -> float:
+        """Run once on the prepared sample; microseconds."""
+        ...
+
+    def layers(self) -> Sequence[EngineLayer]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """What the child shall load and run: one build of one variant.
+
+    Attributes:
+        engine: What the build wrote; the ONNX file if there is no build.
+        samples: Folders of the samples. `results`: folder for what comes out.
+        outputs, debug, tf32: As in `Variant`; `plugins` as in `Settings`.
+    """
+
+    name: str
+    engine: Path
+    samples: tuple[Path, ...]
+    results: Path
+    outputs: tuple[str, ...] = ()
+    debug: bool = False
+    tf32: bool = True
+    plugins: tuple[Path, ...] = ()
+
+
+class Engine(Protocol):
+    """Loads what was built, in the child."""
+
+    def load(self, order: RunOrder) -> Program:
+        """Load the engine onto its device.
+
+        Raises:
+            EngineError: no such device, or the library does not load it there.
+        """
+        ...

@@ -1,0 +1,263 @@
+"""TensorRT and TensorRT-RTX as an `Engine`: load an engine file, run it, time it. In the child alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewriter.engines import driver
+from rewriter.engines.callbacks import NUMPY, allocator, listener
+from rewriter.engines.cuda import Buffer, Graph, Stream
+from rewriter.engines.inspector import read_layers
+from rewriter.engines.library import Log, library, load_plugins, logger
+from rewriter.engines.protocol import EngineLayer, RunOrder
+from rewriter.engines.tensorrt import NO_TF32
+from rewriter.engines.tensors import TensorWriter
+from rewriter.errors import EngineError
+from rewriter.model import Array
+
+REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
+"""Library, from this version on, does not load engines on this compute capability; the last that does.
+Seen on an H200: 1.7.1 builds there, and its runtime refuses; 1.4 to 1.6.1 run."""
+
+BATCH_US = 500.0
+"""Back-to-back runs of one timing together take about this long: a launch costs some microseconds during
+which the GPU idles, which would be most of what a one-node model takes."""
+
+MOST_RUNS = 50
+"""Back-to-back runs of one timing at most."""
+
+WARM_RUNS = 2
+"""Runs before a capture: the first one may allocate, compile or load, which no graph can hold."""
+
+
+class TensorRT:
+    """The `Engine` of one of the two modules."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def load(self, order: RunOrder) -> TensorRTProgram:
+        """See `Engine.load`."""
+        if not order.tf32 and any(os.environ.get(name) != value for name, value in NO_TF32.items()):
+            raise EngineError(
+                "FP32 without TF32 was asked for, and this process allows TF32",
+                hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
+            )
+        trt = library(self._module)
+        require_loadable(trt)
+        return TensorRTProgram(trt, order)
+
+
+def require_loadable(trt: Any) -> None:
+    """Refuse what is known not to load here, before a minute is spent on it.
+
+    Raises:
+        EngineError: this release does not run on this GPU.
+    """
+    version = tuple(int(part) for part in trt.__version__.split(".")[:2])
+    for gpu in driver.gpus()[:1]:
+        for module, since, capability, last in REFUSES:
+            if trt.__name__ == module and version >= since and gpu.capability == capability:
+                major, minor = capability
+                raise EngineError(
+                    f"{_title(trt)} does not load engines on compute capability {major}.{minor} "
+                    f"({gpu.name}); {last} does",
+                    hint=f"pip install '{module.replace('_', '-')}<{since[0]}.{since[1]}'",
+                )
+
+
+def _title(trt: Any) -> str:
+    name = "TensorRT-RTX" if trt.__name__ == "tensorrt_rtx" else "TensorRT"
+    return f"{name} {trt.__version__}"
+
+
+class TensorRTProgram:
+    """An engine on the GPU with its execution context; the `Program` of TensorRT."""
+
+    def __init__(self, trt: Any, order: RunOrder) -> None:
+        self.notes: list[str] = []
+        self.library = f"{trt.__name__} {trt.__version__}"
+        self._trt, self._debug = trt, order.debug
+        self._stream = Stream()
+        self.device = str(driver.gpus()[0])
+        self._log = Log()
+        self._runtime = trt.Runtime(logger(trt, self._log))
+        load_plugins(trt, self._runtime.get_plugin_registry(), [str(p) for p in order.plugins])
+        self._engine = self._runtime.deserialize_cuda_engine(order.engine.read_bytes())
+        if self._engine is None:
+            raise EngineError(
+                f"{_title(trt)} does not load the engine on {self.device}: {self._why()}",
+                hint="build it on this machine, with this version",
+            )
+        self._context = self._created()
+        self._names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
+        self._buffers: dict[str, Buffer] = {}
+        self._host: dict[str, Array] = {}
+        self._allocators: dict[str, Any] = {}
+        self._graph: Graph | None = None
+        self._runs = 1
+
+    @property
+    def cuda_graph(self) -> bool:
+        return self._graph is not None
+
+    def layers(self) -> Sequence[EngineLayer]:
+        """What the engine inspector tells."""
+        return read_layers(self._trt, self._engine)
+
+    def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
+        """See `Program.run`."""
+        self._feed(feeds)
+        if debug is None or not self._debug:
+            self._execute()
+            self._stream.wait()
+            return self._outputs()
+        with TensorWriter(debug) as writer:
+            listening = listener(self._trt, self._stream, writer, self.notes)
+            self._context.set_debug_listener(listening)
+            self._context.unfused_tensors_debug_state = True
+            self._execute()
+            self._stream.wait()
+            self._context.unfused_tensors_debug_state = False
+        return self._outputs()
+
+    def prepare(self, feeds: Mapping[str, Array]) -> None:
+        """See `Program.prepare`."""
+        self._feed(feeds)
+        for _ in range(WARM_RUNS):
+            self._execute()
+        self._stream.wait()
+        try:
+            self._graph = self._stream.captured(self._execute)
+        except EngineError as error:
+            self.notes.append(f"no CUDA graph, so launches are part of the latency: {error.what}")
+        single = min(self._stream.elapsed_us(self._once) for _ in range(3))
+        self._runs = max(1, min(MOST_RUNS, round(BATCH_US / max(single, 1.0))))
+
+    def time_us(self) -> float:
+        """See `Program.time_us`; the mean of some back-to-back runs if one is short."""
+        return self._stream.elapsed_us(self._batch) / self._runs
+
+    def close(self) -> None:
+        """Free the buffers; the engine goes with the object."""
+        for buffer in self._buffers.values():
+            buffer.free()
+        self._buffers.clear()
+
+    def _created(self) -> Any:
+        """An execution context; kernels for dynamic shapes are made before they run, not beside them."""
+        trt, engine = self._trt, self._engine
+        strategies = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
+        if strategies is None:
+            context = engine.create_execution_context()
+        else:
+            config = engine.create_runtime_config()
+            config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+            context = engine.create_execution_context(config)
+        if context is None:
+            raise EngineError(
+                f"{_title(trt)} makes no execution context on {self.device}: {self._why()}",
+                hint="it may lack memory: close other programs on the GPU",
+            )
+        return context
+
+    def _why(self) -> str:
+        return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it does not say why"
+
+    def _once(self) -> None:
+        if self._graph is not None:
+            self._graph.launch()
+        else:
+            self._execute()
+
+    def _batch(self) -> None:
+        for _ in range(self._runs):
+            self._once()
+
+    def _execute(self) -> None:
+        if not self._context.execute_async_v3(self._stream.handle):
+            raise EngineError(f"{_title(self._trt)} cannot run the engine: {self._why()}")
+
+    def _feed(self, feeds: Mapping[str, Array]) -> None:
+        trt = self._trt
+        for name in self._names:
+            if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
+                self._feed_one(name, feeds)
+        for name in self._names:
+            if self._engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT:
+                self._provide(name)
+
+    def _feed_one(self, name: str, feeds: Mapping[str, Array]) -> None:
+        if name not in feeds:
+            raise EngineError(f"the samples hold no array for input {name!r}", where=name)
+        array = np.require(feeds[name], self._dtype(name), "C")
+        if not self._context.set_input_shape(name, tuple(array.shape)):
+            low, _, high = self._engine.get_tensor_profile_shape(name, 0)
+            raise EngineError(
+                f"shape {list(array.shape)} of input {name!r} is outside the engine's profile "
+                f"({list(low)} to {list(high)})",
+                where=name,
+                hint="widen it with --min-shapes and --max-shapes",
+            )
+        if self._on_host(name):
+            self._host[name] = array.copy()
+            self._context.set_tensor_address(name, self._host[name].ctypes.data)
+        else:
+            self._buffer(name, array.nbytes).upload(array)
+
+    def _provide(self, name: str) -> None:
+        """Memory for an output; where its shape is known only afterwards, TensorRT asks for it itself."""
+        shape = tuple(self._context.get_tensor_shape(name))
+        if -1 in shape:
+            if name not in self._allocators:
+                self._allocators[name] = allocator(self._trt, self._stream)
+                self._context.set_output_allocator(name, self._allocators[name])
+        elif self._on_host(name):
+            self._host[name] = np.empty(shape, self._dtype(name))
+            self._context.set_tensor_address(name, self._host[name].ctypes.data)
+        else:
+            self._buffer(name, int(np.prod(shape)) * self._dtype(name).itemsize)
+
+    def _buffer(self, name: str, size: int) -> Buffer:
+        """A buffer of at least this size, set as the tensor's address."""
+        known = self._buffers.get(name)
+        if known is None or known.size < size:
+            if known is not None:
+                known.free()
+            known = self._buffers[name] = Buffer(self._stream, size)
+        self._context.set_tensor_address(name, known.pointer)
+        return known
+
+    def _outputs(self) -> dict[str, Array]:
+        outputs = {}
+        for name in self._names:
+            if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.OUTPUT:
+                outputs[name] = self._value(name)
+        return outputs
+
+    def _value(self, name: str) -> Array:
+        if name in self._host:
+            return self._host[name]
+        shape = tuple(self._context.get_tensor_shape(name))
+        if name in self._allocators:
+            shape = self._allocators[name].shape
+        pointer = (
+            self._allocators[name].buffer.pointer if name in self._allocators else self._buffers[name].pointer
+        )
+        array: Array = np.empty(shape, self._dtype(name))
+        self._stream.download(pointer, array)
+        return array
+
+    def _on_host(self, name: str) -> bool:
+        return bool(self._engine.get_tensor_location(name) == self._trt.TensorLocation.HOST)
+
+    def _dtype(self, name: str) -> np.dtype[Any]:
+        kind = self._engine.get_tensor_dtype(name).name
+        if kind not in NUMPY:
+            raise EngineError(f"tensor {name!r} is {kind}, which NumPy does not have", where=name)
+        return NUMPY[kind]

@@ -1,0 +1,49 @@
+"""Kernel timings that `tensorrt` keeps between builds, one file for each library version and GPU.
+
+A build that finds its kernels there is quicker and chooses the same ones again. TensorRT-RTX has none: it
+compiles on the GPU that it runs on, and asking for one makes a build without a GPU fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rewriter.engines import driver
+from rewriter.engines.user_cache import user_cache
+
+
+@dataclass(frozen=True)
+class TimingCache:
+    """The cache that a builder's config uses, and its file."""
+
+    config: Any
+    path: Path
+
+    def keep(self) -> None:
+        """Write it; a cache that cannot be written is only a slower build next time."""
+        with contextlib.suppress(OSError):
+            handle, temporary = tempfile.mkstemp(dir=self.path.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(memoryview(self.config.get_timing_cache().serialize()))
+            Path(temporary).replace(self.path)
+
+
+def open_cache(trt: Any, config: Any) -> TimingCache | None:
+    """Give the config its cache; None where there is none to use."""
+    gpus = driver.gpus()
+    if trt.__name__ != "tensorrt" or not gpus:
+        return None
+    try:
+        path = user_cache("timing", f"{trt.__name__} {trt.__version__} {gpus[0].name}.cache")
+        stored = path.read_bytes() if path.is_file() else b""
+    except OSError:
+        return None
+    cache = config.create_timing_cache(stored)
+    if not config.set_timing_cache(cache, False):
+        return None
+    return TimingCache(config, path)
