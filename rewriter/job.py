@@ -25,7 +25,7 @@ from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.result import Check, FixResult, Verdict
-from rewriter.search import Goal, search
+from rewriter.search import Goal, Problem, search
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much (0: not known)."""
@@ -187,7 +187,7 @@ class Job:
         with self._stage("search"):
             expected = checks.expected_outputs(original, compared).exact
             facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
-            found = search(structured, facts, plan, compared, expected, goal, accumulation)
+            found = search(Problem(structured, facts, compared, expected, accumulation), plan, goal)
         self.search_check = Check("tolerance", found.met, found.summary, seconds=self.seconds["search"])
         return found.plan
 

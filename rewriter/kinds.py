@@ -72,7 +72,8 @@ KINDS: dict[str, Kind] = {
         "partial sums of a product outside the accumulator's range",
         "warning",
         "accumulate-fp32",
-        "accumulate in FP32: a Cast to FP32 before the operator and back behind it (--keep-fp32)",
+        "accumulate in FP32: a Cast to FP32 before the operator and back behind it; `rewriter fix` does "
+        "where that is likely",
         True,
     ),
     "accumulator-error": Kind(

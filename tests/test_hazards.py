@@ -524,6 +524,33 @@ class TestOthers:
         assert found("state_update", text, scope=1) == expected
 
 
+class TestMasks:
+    TIMES = """
+        g (float[2,4] s, float[2,4] m) => (float[2,4] y) <float c = {-1e9}> {
+            b = Mul(m, c)
+            a = Add(s, b)
+            y = Softmax<axis = -1>(a)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            pytest.param(TIMES, "a b y", id="from the product to the Softmax"),
+            pytest.param(TIMES.replace("-1e9", "-1e4"), "", id="a constant in range"),
+            pytest.param(TIMES.replace("Softmax<axis = -1>", "Relu"), "", id="no Softmax: overflow's matter"),
+        ],
+    )
+    def test_a_mask_that_could_not_be_clamped(self, text: str, expected: str) -> None:
+        assert found("unbounded_masks", text, {"b": (0, 0), "a": (-1, 1)}) == expected
+
+
+class TestPartialSums:
+    def test_what_needs_the_worst_case_is_left_to_scan(self) -> None:
+        text = "g (float[2,4096] a, float[4096,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
+        assert found("likely_partial_sums", text, {"a": (-10, 10), "b": (-10, 10), "y": (-1, 1)}) == "y"
+        assert found("likely_partial_sums", text, {"a": (-6, 6), "b": (-6, 6), "y": (-1, 1)}) == ""
+
+
 def test_every_rule_is_tried_here() -> None:
     tried = {
         "user_choice",
@@ -543,6 +570,8 @@ def test_every_rule_is_tried_here() -> None:
         "state_update",
         "generated",
         "unmeasured",
+        "unbounded_masks",
+        "likely_partial_sums",
     }
     shared = {"hidden_sums", "long_softmax"}  # with `scan`: in test_hazard_rules.py
     assert tried | shared == NAMES.keys()

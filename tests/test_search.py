@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rewriter.errors import UsageError
 from rewriter.model import Array, Model, save
 from rewriter.plan import Decision, InputsOutputs, Plan
 from rewriter.planner import extend_plan
-from rewriter.search import Found, Goal, most_emulations, search
+from rewriter.search import Found, Goal, Problem, most_emulations, search
 
 CANCELLING = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
@@ -45,7 +46,7 @@ def searched(
     known = facts.infer(source)
     samples = [feeds or graphs.random_feeds(source)]
     expected = run_all(reference(source, known), samples)
-    return search(source, known, plan or Plan("fp16"), samples, expected, goal)
+    return search(Problem(source, known, samples, expected), plan or Plan("fp16"), goal)
 
 
 def test_the_culprit_is_found_and_the_rest_stays_low() -> None:
@@ -209,3 +210,34 @@ def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> No
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=rf"(?s){words}"):
         fixed(graphs.graph(CANCELLING), **options)
+
+
+# -- another judge ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Stopwatch:
+    """A judge that needs `wanted` in FP32 and takes 10 us and 1 us more for each node in FP32."""
+
+    wanted: frozenset[str]
+    origin: str = "measured here"
+    asked: list[Plan] = field(default_factory=list)
+
+    def value(self, plan: Plan) -> float:
+        self.asked.append(plan)
+        return 0.0 if self.wanted <= plan.fp32 else 1.0
+
+    def latency_us(self, plan: Plan) -> float | None:
+        return 10.0 + len(plan.fp32)
+
+
+def test_another_judge_decides_and_is_asked_once_about_each_plan() -> None:
+    source = graphs.graph(CANCELLING)
+    known, samples = facts.infer(source), [graphs.random_feeds(source)]
+    problem = Problem(source, known, samples, run_all(reference(source, known), samples))
+    judge = Stopwatch(frozenset({"0:e"}))
+    found = search(problem, Plan("fp16"), Goal(2e-3), judge)
+    assert (found.met, found.cost_us) == (True, 1.0)
+    assert found.plan.fp32 == {"0:e"}
+    assert found.summary.endswith("estimated cost 1 us (measured here)")
+    assert len(judge.asked) == len({plan.fp32 for plan in judge.asked})

@@ -12,6 +12,7 @@ import numpy as np
 from rewriter.engines import driver
 from rewriter.engines.callbacks import NUMPY, allocator, listener
 from rewriter.engines.cuda import Buffer, Graph, Stream
+from rewriter.engines.host import refusal, title
 from rewriter.engines.inspector import read_layers
 from rewriter.engines.library import Log, library, load_plugins, logger
 from rewriter.engines.protocol import EngineLayer, RunOrder
@@ -19,10 +20,6 @@ from rewriter.engines.tensorrt import NO_TF32
 from rewriter.engines.tensors import TensorWriter
 from rewriter.errors import EngineError
 from rewriter.model import Array
-
-REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
-"""Library, from this version on, does not load engines on this compute capability; the last that does.
-Seen on an H200: 1.7.1 builds there, and its runtime refuses; 1.4 to 1.6.1 run."""
 
 BATCH_US = 500.0
 """Back-to-back runs of one timing together take about this long: a launch costs some microseconds during
@@ -49,31 +46,10 @@ class TensorRT:
                 hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
             )
         trt = library(self._module)
-        require_loadable(trt)
+        for gpu in driver.gpus()[:1]:
+            if problem := refusal(trt.__name__, trt.__version__, gpu):
+                raise problem
         return TensorRTProgram(trt, order)
-
-
-def require_loadable(trt: Any) -> None:
-    """Refuse what is known not to load here, before a minute is spent on it.
-
-    Raises:
-        EngineError: this release does not run on this GPU.
-    """
-    version = tuple(int(part) for part in trt.__version__.split(".")[:2])
-    for gpu in driver.gpus()[:1]:
-        for module, since, capability, last in REFUSES:
-            if trt.__name__ == module and version >= since and gpu.capability == capability:
-                major, minor = capability
-                raise EngineError(
-                    f"{_title(trt)} does not load engines on compute capability {major}.{minor} "
-                    f"({gpu.name}); {last} does",
-                    hint=f"pip install '{module.replace('_', '-')}<{since[0]}.{since[1]}'",
-                )
-
-
-def _title(trt: Any) -> str:
-    name = "TensorRT-RTX" if trt.__name__ == "tensorrt_rtx" else "TensorRT"
-    return f"{name} {trt.__version__}"
 
 
 class TensorRTProgram:
@@ -82,6 +58,7 @@ class TensorRTProgram:
     def __init__(self, trt: Any, order: RunOrder) -> None:
         self.notes: list[str] = []
         self.library = f"{trt.__name__} {trt.__version__}"
+        self._title = f"{title(trt.__name__)} {trt.__version__}"
         self._trt, self._debug = trt, order.debug
         self._stream = Stream()
         self.device = str(driver.gpus()[0])
@@ -91,7 +68,7 @@ class TensorRTProgram:
         self._engine = self._runtime.deserialize_cuda_engine(order.engine.read_bytes())
         if self._engine is None:
             raise EngineError(
-                f"{_title(trt)} does not load the engine on {self.device}: {self._why()}",
+                f"{self._title} does not load the engine on {self.device}: {self._why()}",
                 hint="build it on this machine, with this version",
             )
         self._context = self._created()
@@ -161,7 +138,7 @@ class TensorRTProgram:
             context = engine.create_execution_context(config)
         if context is None:
             raise EngineError(
-                f"{_title(trt)} makes no execution context on {self.device}: {self._why()}",
+                f"{self._title} makes no execution context on {self.device}: {self._why()}",
                 hint="it may lack memory: close other programs on the GPU",
             )
         return context
@@ -181,7 +158,7 @@ class TensorRTProgram:
 
     def _execute(self) -> None:
         if not self._context.execute_async_v3(self._stream.handle):
-            raise EngineError(f"{_title(self._trt)} cannot run the engine: {self._why()}")
+            raise EngineError(f"{self._title} cannot run the engine: {self._why()}")
 
     def _feed(self, feeds: Mapping[str, Array]) -> None:
         trt = self._trt

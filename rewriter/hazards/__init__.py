@@ -16,8 +16,8 @@ import numpy as np
 from onnx import TensorProto
 
 from rewriter.edits import GraphEditor, attribute
-from rewriter.hazards.accumulation import accumulator_error, partial_sums, running_sums
-from rewriter.hazards.attention import linear_attention, masks
+from rewriter.hazards.accumulation import accumulator_error, likely_partial_sums, partial_sums, running_sums
+from rewriter.hazards.attention import linear_attention, masks, unbounded_masks
 from rewriter.hazards.data import fp16_reference, outside_statistics
 from rewriter.hazards.internal import (
     hidden_sums,
@@ -133,9 +133,11 @@ RULES: tuple[Rule, ...] = (
     user_island,
     no_lower_type,
     unfused_norm,
+    unbounded_masks,
     overflow,
     hidden_sums,
     long_softmax,
+    likely_partial_sums,
     lost_epsilon,
     underflow,
     phase,

@@ -12,6 +12,8 @@ from rewriter.hazards.survey import CHEAP, Hazard, Survey
 from rewriter.kinds import Severity
 from rewriter.masks import LARGEST_BIAS, Follower, Use, huge_uses
 
+BEFORE_SOFTMAX = CHEAP - {"Softmax", "LogSoftmax"}
+
 
 def masks(survey: Survey) -> Iterator[Hazard]:
     """Mask constants that the lower type makes infinite, whatever the samples' masks are.
@@ -31,6 +33,24 @@ def masks(survey: Survey) -> Iterator[Hazard]:
             severity: Severity = "warning" if relies and not guarded else "note"
             reason = f"{value} in {place} becomes infinite, {end}"
             yield Hazard(use.node, "mask", reason, tensor, severity=severity)
+
+
+def unbounded_masks(survey: Survey) -> Iterator[Hazard]:
+    """A huge constant times a mask that may hold more than 0 and 1, so that it could not be clamped.
+
+    The product is 0 on samples without padding, and beyond the lower type on others: from there on to the
+    Softmax, all is kept in FP32, where a row masked whole stays finite.
+    """
+    for use in huge_uses(survey.graph):
+        value = float(np.max(np.abs(use.value.astype(np.float64))))
+        if use.node.op_type != "Mul" or not survey.settings.largest < value < np.inf:
+            continue
+        reached = [n for _, n in survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)]
+        if any(n.op_type == "Softmax" for n in reached):
+            tensor = use.node.input[use.index]
+            reason = f"{value:.4g} in {label(use.node)} masks scores, and no sample may have shown it"
+            for inner in (use.node, *reached):
+                yield Hazard(inner, "mask", reason, tensor, survey.range(tensor))
 
 
 def mask_uses(survey: Survey) -> Iterator[tuple[Use, bool]]:

@@ -1,0 +1,139 @@
+"""What this machine can run: its GPU, the libraries that are installed, and the best engine of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any, get_args
+
+from rewriter.engines import driver
+from rewriter.engines.driver import Gpu
+from rewriter.engines.protocol import EngineName
+from rewriter.engines.worker import run_in_child
+from rewriter.errors import EngineError
+
+ASK_S = 60.0
+"""Seconds that the driver gets to answer; a GPU that wakes up takes a few."""
+
+REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
+"""Library, from this version on, does not load engines on this compute capability; the last that does.
+Seen on an H200: 1.7.1 builds there, and its runtime refuses; 1.4 to 1.6.1 run."""
+
+PREFERRED: tuple[EngineName, ...] = ("tensorrt", "tensorrt-rtx")
+"""What `auto` looks for on a GPU, best first."""
+
+INSTALL = {
+    "tensorrt": 'pip install "rewriter[trt]", on a machine with a GPU',
+    "tensorrt_rtx": 'pip install "rewriter[rtx]"',
+    "cuda.bindings": 'pip install "rewriter[gpu]"',
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The engine that runs here.
+
+    Attributes:
+        engine: None if there is none with a GPU: emulation has to do.
+        reasons: Why the better ones cannot, one sentence each.
+    """
+
+    engine: EngineName | None
+    reasons: tuple[str, ...] = ()
+
+
+@lru_cache(maxsize=1)
+def gpu() -> Gpu | None:
+    """The first GPU, or None; the driver is asked once, in a child process."""
+    child = run_in_child({"call": "rewriter.engines.host:_gpus_here"}, timeout_s=ASK_S)
+    if child.status != "ok" or child.result is None or not child.result["gpus"]:
+        return None
+    first = child.result["gpus"][0]
+    return Gpu(first["name"], tuple(first["capability"]), tuple(first["driver_cuda"]))
+
+
+def _gpus_here() -> dict[str, Any]:
+    return {"gpus": [asdict(found) for found in driver.gpus()]}
+
+
+def choose() -> Choice:
+    """The best engine that can run on this machine's GPU."""
+    reasons = []
+    for engine in PREFERRED:
+        problem = obstacle(engine)
+        if problem is None:
+            return Choice(engine, tuple(reasons))
+        reasons.append(problem.what)
+    return Choice(None, tuple(dict.fromkeys(reasons)))
+
+
+def require(engine: str) -> EngineName:
+    """The engine of this name, which can run here.
+
+    Raises:
+        EngineError: no such engine; no GPU, no library, or a release that does not run on this GPU.
+    """
+    for name in get_args(EngineName):
+        if name == engine:
+            if problem := obstacle(name):
+                raise problem
+            return name  # type: ignore[no-any-return]
+    raise EngineError(f"there is no engine {engine!r}", hint="one of " + ", ".join(get_args(EngineName)))
+
+
+def obstacle(engine: EngineName) -> EngineError | None:
+    """Why an engine cannot run here; None if it can, as far as can be told without loading it."""
+    if engine == "onnxruntime":
+        return None
+    found = gpu()
+    if found is None:
+        return EngineError(
+            f"{engine} runs on a GPU: there is no NVIDIA driver here, or it sees no device",
+            hint="`nvidia-smi` lists what the driver sees; without a GPU: --engine onnxruntime or emulation",
+        )
+    if engine == "onnxruntime-cuda":
+        return None
+    module = engine.replace("-", "_")
+    for needed in (module, "cuda.bindings"):
+        if not _installed(needed):
+            return EngineError(f"{needed} is not installed", hint=INSTALL[needed])
+    return refusal(module, _version(module), found)
+
+
+def refusal(module: str, release: str, found: Gpu) -> EngineError | None:
+    """Why a release does not load engines on a GPU, where that is known; a minute's build need not be lost."""
+    installed = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
+    for name, since, capability, last in REFUSES:
+        if module == name and installed >= since and found.capability == capability:
+            major, minor = capability
+            return EngineError(
+                f"{title(module)} {release} does not load engines on compute capability {major}.{minor} "
+                f"({found.name}); {last} does",
+                hint=f'pip install "{module.replace("_", "-")}<{since[0]}.{since[1]}"',
+            )
+    return None
+
+
+def title(module: str) -> str:
+    """What NVIDIA calls the module."""
+    return "TensorRT-RTX" if module == "tensorrt_rtx" else "TensorRT"
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
+
+
+def _version(module: str) -> str:
+    """The release that is installed; empty if its wheel does not say."""
+    plain = module.replace("_", "-")
+    for name in (plain, f"{plain}-cu13", f"{plain}-cu12"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""
