@@ -21,7 +21,7 @@ from rewriter.model import Array
 from rewriter.parity import ArrayComparison, compare_arrays, compare_inputs
 from rewriter.parity.code import run
 
-CONSTANTS = {
+CONSTANTS: dict[str, tuple[float, Any, Any]] = {
     "0..255": (1.0, 0.0, 1.0),
     "0..1": (255.0, 0.0, 1.0),
     "Inception": (255.0, 0.5, 0.5),
@@ -29,6 +29,8 @@ CONSTANTS = {
     "CLIP": (255.0, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "Caffe": (1.0, (123.68, 116.779, 103.939), 1.0),
 }
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
+STD = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
 HEIGHT, WIDTH, MARGIN = 48, 56, 8
 
 
@@ -148,15 +150,13 @@ RELATIONS: dict[str, tuple[Array, Array, set[str], str]] = {
     ),
     "constants in the wrong order": (
         inner(Pipeline("ImageNet")),
-        (inner(Pipeline("0..1"))[:, ::-1] - np.float32(CONSTANTS["ImageNet"][1])[:, None, None])
-        / np.float32(CONSTANTS["ImageNet"][2])[:, None, None],
+        (inner(Pipeline("0..1"))[:, ::-1] - MEAN) / STD,
         {"channel-order", "normalization"},
         "theirs is BGR (if ours is RGB) and has mean and deviation in another order of channels",
     ),
     "ImageNet's constants without the division": (
         RAW,
-        (RAW - np.float32(CONSTANTS["ImageNet"][1])[:, None, None])
-        / np.float32(CONSTANTS["ImageNet"][2])[:, None, None],
+        (RAW - MEAN) / STD,
         {"normalization"},
         "theirs has ImageNet's mean and standard deviation, not divided by 255 before",
     ),
@@ -261,7 +261,7 @@ def test_constant_and_empty_images_relate_to_nothing_but_themselves() -> None:
     assert compare_arrays(empty, empty).differences == ()
 
 
-def written(folder: Path, name: str, **arrays: Array) -> Path:
+def written(folder: Path, name: str, **arrays: Any) -> Path:
     np.savez(folder / name, **arrays)
     return folder / f"{name}.npz"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import NodeProto
@@ -43,7 +43,8 @@ def first_layers(graph: GraphEditor, tensor: str) -> FirstLayers:
     """Follow `tensor` through operators that have one reader each, up to the first that learns."""
     name, rank = tensor, graph.rank(tensor)
     axes = list(range(rank)) if rank is not None else None
-    factor, offset, words = np.ones(1), np.zeros(1), []
+    factor, offset = np.ones(1), np.zeros(1)
+    words: list[str] = []
     node: NodeProto | None = None
     for _ in range(STEPS):
         node = graph.only_consumer(name)
@@ -60,21 +61,25 @@ def first_layers(graph: GraphEditor, tensor: str) -> FirstLayers:
             factor, offset = factor * step[0], offset * step[0] + step[1]
             words.append(node.op_type)
         name = node.output[0]
-    found = {"normalizes": bool(words), "text": _words(words, factor, offset)}
+    read = FirstLayers(factor, offset, bool(words), text=_words(words, factor, offset))
     if node is None or axes is None or len(axes) < 2:
-        return FirstLayers(factor, offset, **found)  # type: ignore[arg-type]
+        return read
     if node.op_type == "Conv":
-        weight = graph.shape(node.input[1])
-        count = weight[1] * attribute(node, "group", 1) if weight and isinstance(weight[1], int) else None
-        channels = count if count in IMAGE_CHANNELS else None
-        return FirstLayers(factor, offset, channels=channels, channel_axis=axes[1], **found)  # type: ignore[arg-type]
+        return replace(read, channels=_channels(graph, node), channel_axis=axes[1])
     if node.op_type == "BatchNormalization" and len(node.input) >= 5:
         mean, variance = (graph.constant(node.input[i]) for i in (3, 4))
         if mean is not None and variance is not None:
             deviation = np.sqrt(np.maximum(variance.astype(np.float64), 1e-12))
-            text = f"{found['text'] + ', and ' if words else ''}a BatchNormalization comes first"
-            return FirstLayers(factor, offset, bool(words), None, axes[1], mean, deviation, text)
-    return FirstLayers(factor, offset, **found)  # type: ignore[arg-type]
+            text = f"{read.text}{', and ' * bool(words)}a BatchNormalization comes first"
+            return replace(read, channel_axis=axes[1], mean=mean, deviation=deviation, text=text)
+    return read
+
+
+def _channels(graph: GraphEditor, conv: NodeProto) -> int | None:
+    """Channels of the image that a Conv reads; None if they are not known, or it is no image."""
+    weight = graph.shape(conv.input[1])
+    count = weight[1] * int(attribute(conv, "group", 1)) if weight and isinstance(weight[1], int) else None
+    return count if count in IMAGE_CHANNELS else None
 
 
 def _affine(graph: GraphEditor, node: NodeProto, name: str) -> tuple[Array, Array] | None:

@@ -54,7 +54,9 @@ def _share(rest: Array, values: Array) -> float:
 def _trimmed(rest: Array) -> Array:
     """Without the largest hundredth: clipped pixels and edges of a border."""
     cut = max(1, len(rest) // 100)
-    return rest if len(rest) <= cut else rest[np.argpartition(np.abs(rest), len(rest) - cut)[:-cut]]
+    if len(rest) <= cut:
+        return rest
+    return np.asarray(rest[np.argpartition(np.abs(rest), len(rest) - cut)[:-cut]])
 
 
 def _flattened(images: Array) -> Array:
@@ -94,7 +96,7 @@ def _unexplained(mine: Array, other: Array) -> Array:
     found = 1.0 - (b @ a.T) ** 2
     flat = [np.ptp(side, axis=1) == 0 for side in (mine, other)]
     found[np.ix_(flat[1], flat[0])] = 0.0  # a constant explains a constant
-    return np.maximum(found, 0.0)
+    return np.asarray(np.maximum(found, 0.0))
 
 
 def _line(x: Array, y: Array) -> tuple[float, float]:

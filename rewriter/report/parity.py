@@ -25,8 +25,8 @@ def print_comparison(result: InputComparison, out: Console) -> None:
         where = "" if len(found) == len(result.samples) else f" (in {', '.join(w for w, _ in found[:3])}"
         where += f" and {len(found) - 3} more)" if where and len(found) > 3 else ")" if where else ""
         out.print(Text(f"{name}: {sentence}{where}", style="bold red" if array.differences else "green"))
-        for line in _details(array, [a for _, a in found]):
-            out.print(Text(f"  {line}"), soft_wrap=True)
+        for detail in _details(array, [a for _, a in found]):
+            out.print(Text(f"  {detail}"), soft_wrap=True)
     for line in _summary(result):
         out.print(line, soft_wrap=True)
 
