@@ -66,6 +66,7 @@ class Target:
 
     library: str = "tensorrt"
     version: tuple[int, ...] = ()
+    answers: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def __str__(self) -> str:
         return self.library + (f" {'.'.join(map(str, self.version))}" if self.version else "")

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("findings",),
     ("build_check", "catalogue", "compare", "inputs"),
     ("checks", "metrics"),
-    ("locate", "parity"),
+    ("locate", "parity", "probe"),
     ("expectations", "report"),
     ("search",),
     ("job", "scanner"),
