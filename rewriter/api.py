@@ -19,6 +19,7 @@ from rewriter.pipeline import preset_named, select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan_file import read
 from rewriter.planner import Wish
+from rewriter.probe.answers import known_target
 from rewriter.result import FixResult
 from rewriter.search import Goal
 
@@ -100,6 +101,7 @@ def fix(
     if (given or save_plan or goal) and not any(step.name == "mixed-precision" for step in steps):
         option = "--plan" if given else "--save-plan" if save_plan else "--tolerance"
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
+    known = known_target(Target.parse(target))
     return Job(
         Options(
             source=model,
@@ -111,9 +113,10 @@ def fix(
                 tuple(keep_fp32),
                 tuple(keep_fp32_op),
                 measured_norms=any(step.name == "rescale" for step in steps),
+                target=known,
             ),
             opset=chosen_opset,
-            target=Target.parse(target),
+            target=known,
             inputs=inputs,
             input_shapes={name: tuple(shape) for name, shape in (input_shapes or {}).items()},
             seed=seed,

@@ -62,7 +62,10 @@ EXACT = Exactness(0.0, "the arithmetic is the same, operation for operation")
 
 @dataclass(frozen=True)
 class Target:
-    """The TensorRT that the model is for. `version` is () when it is not known."""
+    """The TensorRT that the model is for. `version` is () when it is not known.
+
+    `answers` is what `rewriter probe` knows of it: the answer of each probe, by name.
+    """
 
     library: str = "tensorrt"
     version: tuple[int, ...] = ()

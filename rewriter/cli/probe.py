@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from rewriter.cli.exits import exit_codes, reader_may_leave
 from rewriter.cli.options import FLAG, OUTCOME, Verbose, check_extra, option
 

@@ -26,6 +26,7 @@ from rewriter.hazards.internal import (
     inner_squares,
     inner_sums,
     long_softmax,
+    norm_operators,
     steep_powers,
 )
 from rewriter.hazards.loss import cancellation, flushed_constants, overflowing, vanishing, weights
@@ -136,6 +137,7 @@ RULES: tuple[Rule, ...] = (
     unbounded_masks,
     overflow,
     hidden_sums,
+    norm_operators,
     long_softmax,
     likely_partial_sums,
     lost_epsilon,
@@ -157,6 +159,7 @@ SCAN_RULES: tuple[Rule, ...] = (
     unfused_norm,
     overflowing,
     hidden_sums,
+    norm_operators,
     inner_squares,
     inner_exponentials,
     inner_cube,

@@ -51,7 +51,9 @@ class EngineBuild:
         folder: Where the files go: one build's outputs at a time.
     """
 
-    def __init__(self, path: Path, samples: Samples, engine: EngineName, folder: Path, settings: Settings):
+    def __init__(
+        self, path: Path, samples: Samples, engine: EngineName, folder: Path, settings: Settings
+    ) -> None:
         self._path, self._samples, self._folder = path, samples, folder
         self._settings = replace(settings, engine=engine, timing=None, builds=1)
         self._count = 0

@@ -42,6 +42,9 @@ BUILD_TIMEOUT_S = 120.0
 
 RUN_TIMEOUT_S = 300.0
 
+ON_CPU = Timing(1, 3)
+"""A CPU takes a thousand times as long as the GPU that the models were made for."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -68,7 +71,7 @@ def ask(
             progress(f"probing with {len(group)} models", 0, 0)
             settings = Settings(
                 engine,
-                timing=(timing or Timing()) if timed else None,
+                timing=(timing or (ON_CPU if engine == "onnxruntime" else Timing())) if timed else None,
                 build_timeout_s=BUILD_TIMEOUT_S,
                 run_timeout_s=RUN_TIMEOUT_S,
             )

@@ -80,7 +80,14 @@ def _normalized(t: Mapping[str, Array], axes: tuple[int, ...], *, centre: bool =
     return np.asarray(x / np.sqrt(np.mean(x * x, axes, keepdims=True) + 1e-5))
 
 
-def _norm(name: str, call: str, opset: int, shape: tuple[int, ...], weights: Mapping[str, Array], axes: tuple[int, ...]) -> Probe:  # fmt: skip
+def _norm(
+    name: str,
+    call: str,
+    opset: int,
+    shape: tuple[int, ...],
+    weights: Mapping[str, Array],
+    axes: tuple[int, ...],
+) -> Probe:
     declared = ", ".join(f"float16[{','.join(map(str, a.shape))}] {n}" for n, a in weights.items())
     sizes = ",".join(map(str, shape))
 
