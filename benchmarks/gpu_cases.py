@@ -122,7 +122,7 @@ class Engine:
 
 def naive(model: Model) -> Model:
     """Everything FP16, as a blind conversion does it."""
-    wanted = Request(lambda _scope, _node: TensorProto.FLOAT16, TensorProto.FLOAT16)
+    wanted = Request(lambda _scope, _node: TensorProto.FLOAT16)
     return retype(model, facts.infer(model), wanted)
 
 
@@ -167,7 +167,7 @@ def measure(folder: Path, name: str) -> list[Row]:
             row.note = str(error).splitlines()[0][:160]
     for row in rows:
         plan = plans.get(row.variant)
-        row.fp32_nodes = len(plan.decisions) if plan is not None else None
+        row.fp32_nodes = len(plan.fp32) if plan is not None else None
     times: dict[str, list[float]] = {variant: [] for variant in engines}
     for round_ in range(120):
         for variant, engine in engines.items():

@@ -60,17 +60,18 @@ class MixedPrecision(ModelPass):
 def request(model: Model, plan: Plan, tag: str) -> Request:
     """The types that `plan` gives to `model`; new nodes are tagged with `tag`."""
     low = LOW_TYPES[plan.precision]
+    kept = plan.fp32 | plan.bf16
 
     def node_type(scope: int, node: NodeProto) -> int:
-        return TensorProto.FLOAT if node_key(scope, node) in plan.fp32 else low
+        key = node_key(scope, node)
+        return LOW_TYPES["fp32" if key in plan.fp32 else "bf16"] if key in kept else low
 
     if plan.io == "keep":
-        return Request(node_type, low, tag=tag)
+        return Request(node_type, tag=tag)
     wanted = int(TensorProto.FLOAT if plan.io == "fp32" else TensorProto.FLOAT16)
     signature = model.signature
     return Request(
         node_type,
-        low,
         {port.name: wanted for port in signature.inputs},
         {port.name: wanted for port in signature.outputs},
         tag=tag,
@@ -78,5 +79,6 @@ def request(model: Model, plan: Plan, tag: str) -> Request:
 
 
 def _summary(plan: Plan) -> str:
-    kept = len(plan.fp32)
-    return f"{plan.float_nodes - kept} nodes in {plan.precision.upper()}, {kept} in FP32"
+    rest = plan.float_nodes - len(plan.decisions)
+    bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
+    return f"{rest} nodes in {plan.precision.upper()}, {len(plan.fp32)} in FP32{bf16}"

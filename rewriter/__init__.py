@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rewriter.plan import Plan
     from rewriter.result import FixResult, Verdict
     from rewriter.scanner import scan
+    from rewriter.verification import VerifyResult, verify
 
 __version__ = "0.1.0"
 
@@ -29,10 +30,12 @@ _HOMES = {
     "ScanResult": "findings",
     "Target": "base",
     "Verdict": "result",
+    "VerifyResult": "verification",
     "fix": "api",
     "load": "model",
     "save": "model",
     "scan": "scanner",
+    "verify": "verification",
 }
 
 __all__ = [
@@ -44,11 +47,13 @@ __all__ = [
     "ScanResult",
     "Target",
     "Verdict",
+    "VerifyResult",
     "__version__",
     "fix",
     "load",
     "save",
     "scan",
+    "verify",
 ]
 
 

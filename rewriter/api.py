@@ -6,22 +6,24 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import onnx
 
 from rewriter.base import Target
 from rewriter.emulation import Accumulation
-from rewriter.errors import UsageError
+from rewriter.engines import host
+from rewriter.engines.protocol import EngineName
+from rewriter.errors import EngineError, UsageError
 from rewriter.job import Job, Options, Progress
-from rewriter.metrics import METRICS
+from rewriter.metrics import named
 from rewriter.pipeline import preset_named, select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan_file import read
 from rewriter.planner import Wish
 from rewriter.probe.answers import known_target
 from rewriter.result import FixResult
-from rewriter.search import Goal
+from rewriter.search import Budget, Goal
 
 DEFAULT_OPSETS: dict[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
 """17 has LayerNormalization, which every TensorRT since 8.6 maps; BF16 Conv exists from 22 on."""
@@ -43,7 +45,11 @@ def fix(
     plan: str | os.PathLike[str] | Plan | None = None,
     save_plan: str | os.PathLike[str] | None = None,
     tolerance: float | None = None,
+    max_latency_cost: float | None = None,
+    pareto: bool = False,
     metric: str = "relative-l2",
+    search: Literal["emulation", "gpu"] = "emulation",
+    weak_typing: bool = False,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str = "tensorrt",
     seed: int = 0,
@@ -72,11 +78,19 @@ def fix(
             measured. It excludes `keep_fp32` and `keep_fp32_op`.
         save_plan: Where to write the plan that was made, as JSON; also with `dry_run`.
         tolerance: Search for the cheapest plan that reaches this, in the emulation with `accumulation`,
-            for every output: of `metric`, one of `rewriter.metrics.METRICS` in its own unit.
+            for every output: of `metric`, in its own unit.
+        max_latency_cost: Search for the most accurate plan by `metric` that costs at most this share (0.05:
+            5 %) of latency more than the rules' plan. Latencies are estimated from recorded costs.
+        pareto: Evaluate a row of plans, and give the frontier of accuracy and latency as `frontier`.
+        metric: A name of `rewriter.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
+        weak_typing: Write the model in FP32 for TensorRT 8 to 10, and beside it the plan as constraints for
+            their builder: arguments of trtexec, and Python code.
+        search: What judges the plans of a search: the emulation and recorded costs, or the engine on this
+            machine's GPU, whose error and latency are measured for each plan.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
-        verify: Emulate, compare, and build with TensorRT unless `build` is False; `build_timeout` in
-            seconds.
+        verify: Emulate, compare, and, unless `build` is False, build with TensorRT and run it if there
+            is a GPU; `build_timeout` in seconds.
         accumulation: Type in which the emulation's FP16 MatMul, Gemm and Conv sum up: `fp16` is what was
             measured on a GPU, and takes 2 to 8 times as long.
         dry_run: Do everything, write nothing.
@@ -86,7 +100,7 @@ def fix(
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
     given = _given_plan(plan, precision, io, keep_fp32, keep_fp32_op)
-    goal = _goal(tolerance, metric, given)
+    goal = _goal(tolerance, max_latency_cost, metric, given)
     if given is not None:
         precision, io = given.precision, given.io
     chosen_precision = precision or preset_named(preset).precision
@@ -98,8 +112,12 @@ def fix(
     steps = select(preset, passes, skip)
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
-    if (given or save_plan or goal) and not any(step.name == "mixed-precision" for step in steps):
-        option = "--plan" if given else "--save-plan" if save_plan else "--tolerance"
+    if pareto and given is not None:
+        raise UsageError("the plan is given", where="--pareto", hint="leave one of the two out")
+    if (given or save_plan or goal or pareto or weak_typing) and not any(
+        step.name == "mixed-precision" for step in steps
+    ):
+        option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     known = known_target(Target.parse(target))
     return Job(
@@ -131,6 +149,10 @@ def fix(
             plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
             accumulation=accumulation,
             goal=goal,
+            metric=metric,
+            pareto=pareto,
+            weak_typing=weak_typing,
+            search_engine=_search_engine(search, goal is not None or pareto),
             save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
@@ -161,15 +183,56 @@ def _given_plan(
     return given
 
 
-def _goal(tolerance: float | None, metric: str, given: Plan | None) -> Goal | None:
-    _require("metric", metric, list(METRICS))
-    if tolerance is None:
+def _planning(given: Plan | None, save_plan: object, goal: Goal | Budget | None, pareto: bool) -> str:
+    """The option that asks for a plan."""
+    if given or save_plan:
+        return "--plan" if given else "--save-plan"
+    if goal is None:
+        return "--pareto" if pareto else "--weak-typing"
+    return "--tolerance" if isinstance(goal, Goal) else "--max-latency-cost"
+
+
+def _goal(
+    tolerance: float | None, max_latency_cost: float | None, metric: str, given: Plan | None
+) -> Goal | Budget | None:
+    """What the plan shall be searched for; None: the rules' plan, or a given one."""
+    measure = named(metric)
+    if tolerance is None and max_latency_cost is None:
         return None
+    option = "--tolerance" if tolerance is not None else "--max-latency-cost"
     if given is not None:
-        raise UsageError("the plan is given", where="--tolerance", hint="leave one of the two out")
-    if math.isnan(tolerance) or (tolerance < 0 and metric != "psnr"):
-        raise UsageError(f"it cannot be {tolerance}", where="--tolerance", hint="such as 1e-3")
+        raise UsageError("the plan is given", where=option, hint="leave one of the two out")
+    if tolerance is not None and max_latency_cost is not None:
+        raise UsageError("one goal at a time", where=option, hint="or leave out --max-latency-cost")
+    if max_latency_cost is not None:
+        if not 0.0 <= max_latency_cost < math.inf:
+            raise UsageError(f"it cannot be {max_latency_cost}", where=option, hint="such as 5%, or 0.05")
+        return Budget(max_latency_cost, metric)
+    assert tolerance is not None
+    if math.isnan(tolerance) or (tolerance < 0 and not measure.least):
+        raise UsageError(f"it cannot be {tolerance}", where=option, hint="such as 1e-3")
     return Goal(tolerance, metric)
+
+
+def _search_engine(search: str, searched: bool) -> EngineName | None:
+    """The engine of `--search gpu`.
+
+    Raises:
+        UsageError: nothing is searched. EngineError: no engine runs here.
+    """
+    _require("search", search, ("emulation", "gpu"))
+    if search == "emulation":
+        return None
+    if not searched:
+        raise UsageError("nothing is searched", where="--search gpu", hint="say what for: --tolerance 1e-3")
+    choice = host.choose()
+    if choice.engine is None:
+        raise EngineError(
+            f"no engine runs here: {'; '.join(choice.reasons)}",
+            where="--search gpu",
+            hint="search by emulation, or on a machine with a GPU",
+        )
+    return choice.engine
 
 
 def _require(option: str, value: object, choices: Sequence[object]) -> None:

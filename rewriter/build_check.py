@@ -100,6 +100,9 @@ def check_build(
     shapes: Mapping[str, Shape | Span] | None = None,
     values: Mapping[str, Sequence[int]] | None = None,
     timeout_s: float,
+    plugins: Sequence[Path] = (),
+    engine: Path | None = None,
+    library: str | None = None,
 ) -> Check:
     """Build the file at `path` and hold the parsed network to `expected`.
 
@@ -107,6 +110,9 @@ def check_build(
         shapes: Shape, or smallest, usual and largest shape, of inputs with dynamic axes.
         values: Values of integer inputs that are shapes or trip counts.
         timeout_s: After this the builder is killed, and the check has failed.
+        plugins: Shared libraries with plugins.
+        engine: Where to write the engine, to run it afterwards; None: nowhere.
+        library: As in `BuildOptions`.
 
     Returns:
         `passed` is None when nothing could be learnt: no library is installed, it lacks an
@@ -116,13 +122,20 @@ def check_build(
     options = BuildOptions(
         shapes={name: _span(shape) for name, shape in (shapes or {}).items()},
         values={name: _plain(tuple(value)) for name, value in (values or {}).items()},
+        plugins=[str(plugin) for plugin in plugins],
+        engine=None if engine is None else str(engine),
+        details=engine is not None,
+        library=library,
+        timing_cache=True,
     )
     try:
         outcome = build(path, options, timeout_s=timeout_s)
     except EngineError as error:
         check = Check("build", None, f"not built: {error.what}", details=_advice(error.hint))
     else:
-        check = _of_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)
+        check = (
+            judged_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)
+        )
     return replace(check, seconds=time.perf_counter() - start)
 
 
@@ -155,8 +168,8 @@ def _last_words(log: str) -> list[str]:
     return [line for line in native.splitlines() if line.strip()][-LOG_LINES:]
 
 
-def _of_report(report: BuildReport, expected: BuildExpectation) -> Check:
-    """The verdict on a build that came to an end, well or not."""
+def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
+    """The verdict on a build that came to an end, held to what the model promised."""
     faults = [*_refusals(report), *_network_faults(report, expected)]
     warnings = [f"warning: {w}" for w in report.warnings if not _is_told(w)][:LISTED]
     details = (*faults, *_advice(report.hint), *warnings)
@@ -183,9 +196,7 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
 
 def _refusals(report: BuildReport) -> Iterator[str]:
     """Why the parser or the builder gave up."""
-    for error in report.parser_errors:
-        where = f"node {error.node or '(unnamed)'} ({error.op}): " if error.op else ""
-        yield f"{where}{error.message}"
+    yield from map(str, report.parser_errors)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from (f"builder: {message}" for message in report.errors[-LISTED:])
         if not report.errors:

@@ -15,6 +15,7 @@ from rewriter.build_check import check_build, expectation
 from rewriter.compare import compare, worst
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import NodeError, diverge
+from rewriter.engines.measure import shape_values
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import Span
 from rewriter.errors import ArithmeticRunError
@@ -143,6 +144,10 @@ def check_engine(
     spans: Mapping[str, Span],
     timeout_s: float,
     norms_in_range: frozenset[str] = frozenset(),
+    *,
+    plugins: Sequence[Path] = (),
+    engine: Path | None = None,
+    library: str | None = None,
 ) -> Check:
     """Build the written file with the TensorRT that is installed and read the network back.
 
@@ -150,19 +155,18 @@ def check_engine(
         sample: One sample, for the shapes and for the values of inputs that are shapes themselves.
         spans: Smallest, usual and largest shape of inputs, where several samples tell them.
         norms_in_range: As in the plan.
+        plugins, engine, library: As for `check_build`.
     """
     return check_build(
         path,
         expectation(model, tensor_facts.infer(model), norms_in_range),
         shapes={name: array.shape for name, array in sample.items()} | dict(spans),
-        values={name: array.reshape(-1).tolist() for name, array in sample.items() if _may_be_a_shape(array)},
+        values=shape_values(sample),
         timeout_s=timeout_s,
+        plugins=plugins,
+        engine=engine,
+        library=library,
     )
-
-
-def _may_be_a_shape(array: Array) -> bool:
-    """Whether an input could be a shape, an axis or a trip count, whose value a build needs."""
-    return array.dtype.kind in "iu" and array.ndim <= 1 and array.size <= 16
 
 
 def _compare_run(
@@ -180,7 +184,7 @@ def _compare_run(
         actual = run_all(emulation(model, tensor_facts.infer(model), accumulation), fed)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
-    as_sets = _selects_rows(model)
+    as_sets = selects_rows(model)
     rounds: list[tuple[OutputComparison, ...]] = [
         compare(e, a, tolerance, as_sets=as_sets) for e, a in zip(expected, actual, strict=True)
     ]
@@ -197,7 +201,7 @@ def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
     return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}
 
 
-def _selects_rows(model: Model) -> bool:
+def selects_rows(model: Model) -> bool:
     """Whether a TopK or NonMaxSuppression decides which rows come out, and in which order."""
     selecting = {"TopK", "NonMaxSuppression"}
     return any(n.op_type in selecting for g in walk_graphs(model.proto.graph) for n in g.node)

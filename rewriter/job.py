@@ -7,31 +7,40 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rewriter import checks, pipeline, plan_file
+from rewriter import checks, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
+from rewriter.engines import host
+from rewriter.engines.protocol import EngineName, Settings
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.inputs import Samples, load_samples, random_samples
+from rewriter.metrics import named
 from rewriter.model import Model, load, save
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
-from rewriter.result import Check, FixResult, Verdict
-from rewriter.search import Goal, Problem, search
+from rewriter.result import Check, FixResult, Frontier, Verdict
+from rewriter.search import Budget, Goal, Problem, begin, frontier, reach
+from rewriter.search.engine_evaluator import EngineEvaluator
+from rewriter.verification.execute import run_built
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage, how much of it is done, and of how much (0: not known)."""
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use them all."""
+
+
+SEARCHED_SAMPLES = 4
+"""How many samples a search evaluates each plan on; `Found.emulations` counts plans, not samples."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,11 @@ class Options:
     plan_source: str = "the plan"
     save_plan: Path | None = None
     accumulation: Accumulation = "fp32"
-    goal: Goal | None = None
+    goal: Goal | Budget | None = None
+    metric: str = "relative-l2"
+    pareto: bool = False
+    weak_typing: bool = False
+    search_engine: EngineName | None = None
 
 
 @dataclass
@@ -70,6 +83,7 @@ class Job:
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     search_check: Check | None = None
+    frontier: Frontier | None = None
 
     def run(self) -> FixResult:
         """From the file to the verdict."""
@@ -85,28 +99,32 @@ class Job:
         ranges = self._measure(structured, samples) if wanted else Ranges()
         if measuring:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
-        checks = self._check_structure(expected, structured, samples) if options.verify else []
+        done = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
-        if plan is not None and options.goal is not None:
+        if plan is not None and (options.goal is not None or options.pareto):
             plan = self._searched(original, structured, samples, plan, options.goal)
         fixed = self._rewrite(structured, lowering, plan)
         if plan is not None and options.save_plan is not None:
             plan_file.write(plan, options.save_plan)
+        given = weak_typing.named(structured) if options.weak_typing else fixed
         del original, structured  # their FP32 weights are as large as all that is still to come
         if self.search_check is not None:
-            checks.append(self.search_check)
+            done.append(self.search_check)
         if expected is not None and plan is not None:
-            checks.append(self._check_emulation(expected, fixed, samples, plan))
-        written = self._write_and_build(fixed, destination, samples, checks, plan)
+            done.append(self._check_emulation(expected, fixed, samples, plan))
+        written = self._write_and_build(given, destination, samples, done, plan, expected)
+        if options.weak_typing and written is not None and plan is not None:
+            self._write_constraints(given, plan, written)
         return FixResult(
-            fixed,
+            given,
             written,
             pipeline.render(options.steps),
             options.target,
             self.passes,
             plan,
             samples.source,
-            Verdict(tuple(checks)) if options.verify or checks else None,
+            Verdict(tuple(done)) if options.verify or done else None,
+            self.frontier,
             self.warnings,
             self.seconds,
         )
@@ -181,15 +199,38 @@ class Job:
         self.warnings.extend(_unmatched(self.options.wish, plan))
         return plan
 
-    def _searched(self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal) -> Plan:
-        """The cheapest plan that meets the goal; a goal out of reach is a failed check, and told."""
-        compared = list(islice(samples, VERIFIED_SAMPLES))
+    def _searched(
+        self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal | Budget | None
+    ) -> Plan:
+        """The plan that reaches the goal; a goal out of reach is a failed check, and told."""
+        compared = list(islice(samples, SEARCHED_SAMPLES))
         with self._stage("search"):
             expected = checks.expected_outputs(original, compared).exact
             facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
-            found = search(Problem(structured, facts, compared, expected, accumulation), plan, goal)
-        self.search_check = Check("tolerance", found.met, found.summary, seconds=self.seconds["search"])
-        return found.plan
+            problem = Problem(structured, facts, compared, expected, accumulation)
+            with self._evaluator(problem) as evaluator:
+                trials = begin(problem, plan, goal or Budget(0.0, self.options.metric), evaluator)
+                found = reach(trials, goal) if goal is not None else None
+                chosen = found.plan if found is not None else plan
+                if self.options.pareto:
+                    self.frontier = replace(frontier(trials, self.options.metric), chosen=chosen)
+        if found is not None:
+            name = "tolerance" if isinstance(goal, Goal) else "max-latency-cost"
+            self.search_check = Check(name, found.met, found.summary, seconds=self.seconds["search"])
+        return chosen
+
+    @contextmanager
+    def _evaluator(self, problem: Problem) -> Iterator[EngineEvaluator | None]:
+        """The judge that the options name: an engine, or None for emulation."""
+        engine = self.options.search_engine
+        if engine is None:
+            yield None
+            return
+        with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
+            metric, timeout = named(self.options.metric), self.options.build_timeout
+            evaluator = EngineEvaluator(problem, metric, engine, Path(folder), timeout)
+            yield evaluator
+        self.warnings.extend(f"--search gpu: {failure}" for failure in evaluator.failures)
 
     def _check_structure(
         self, expected: checks.Expected | None, structured: Model, samples: Samples
@@ -227,8 +268,9 @@ class Job:
         fixed: Model,
         destination: Path | None,
         samples: Samples,
-        checks: list[Check],
+        done: list[Check],
         plan: Plan | None,
+        expected: checks.Expected | None,
     ) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
         options = self.options
@@ -238,19 +280,53 @@ class Job:
         if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                checks.append(self._build(fixed, path, samples, plan))
+                done.extend(self._build_and_run(fixed, path, Path(folder), samples, plan, expected))
         if written is not None or destination is None:
             return written
-        if options.verify and not Verdict(tuple(checks)).passed:
+        if options.verify and not Verdict(tuple(done)).passed:
             self.warnings.append(f"--strict: {destination} was not written")
             return None
         return self._save(fixed, destination)
 
-    def _build(self, fixed: Model, path: Path, samples: Samples, plan: Plan | None) -> Check:
+    def _build_and_run(
+        self,
+        fixed: Model,
+        path: Path,
+        folder: Path,
+        samples: Samples,
+        plan: Plan | None,
+        expected: checks.Expected | None,
+    ) -> Iterator[Check]:
+        """Build once; where there is a GPU, run what was built, too."""
         with self._stage("build"):
+            choice = host.choose()
+            engine = folder / "model.engine" if choice.engine else None
             sample, spans = next(iter(samples), {}), samples.source.spans
-            in_range = plan.norms_in_range if plan is not None else frozenset()
-            return checks.check_engine(fixed, path, sample, spans, self.options.build_timeout, in_range)
+            yield checks.check_engine(
+                fixed,
+                path,
+                sample,
+                spans,
+                self.options.build_timeout,
+                plan.norms_in_range if plan is not None else frozenset(),
+                engine=engine,
+                library=choice.engine and choice.engine.replace("-", "_"),
+            )
+        if choice.engine is None and host.gpu() is not None:
+            yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
+        if choice.engine and engine and engine.exists() and expected is not None:
+            timeout = self.options.build_timeout
+            settings = Settings(choice.engine, run_timeout_s=timeout)
+            compared = list(islice(samples, VERIFIED_SAMPLES))
+            with self._stage("run"):
+                yield run_built(fixed, path, engine, settings, compared, expected.exact)
+
+    def _write_constraints(self, model: Model, plan: Plan, path: Path) -> None:
+        files = weak_typing.write(model, tensor_facts.infer(model), plan, path)
+        self.warnings.append(
+            f"weak typing: {path} is FP32; build it with trtexec and the arguments in {files.trtexec}, or "
+            f"with the code in {files.python}, which finds all layers of a node that becomes several"
+        )
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

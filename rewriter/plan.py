@@ -8,6 +8,7 @@ from typing import Literal
 
 Precision = Literal["fp32", "fp16", "bf16"]
 InputsOutputs = Literal["keep", "fp32", "fp16"]
+Repair = Literal["fp32", "bf16"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,15 @@ class Range:
 
 @dataclass(frozen=True)
 class Decision:
-    """A node that stays in FP32.
+    """A node that does not compute in the plan's precision.
 
     Attributes:
         node: The node as the user knows it; `op` is its operator.
         key: Identifies it in the model: scope of its graph and first output.
         rule: Short name of the rule, e.g. `overflow`, `unfused-norm`, `epsilon`, `user`.
         reason: One sentence for the user, with the measured range where there is one.
+        repair: What it computes in instead: FP32, which round a MatMul alone is FP32 accumulation; or BF16,
+            which has FP32's range and accumulation at FP16's speed, and 8 bits.
     """
 
     node: str
@@ -57,16 +60,18 @@ class Decision:
     reason: str
     tensor: str | None = None
     range: Range | None = None
+    repair: Repair = "fp32"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The precision of every node: `precision`, except for those that `decisions` keep in FP32.
+    """The precision of every node: `precision`, except for those of `decisions`.
 
     Attributes:
         float_nodes: How many nodes compute on floating-point tensors.
         norms_in_range: Results of reductions, where decomposed norms among them were measured to fit the
             lower precision inside; empty where none was.
+        fp32, bf16: Keys of the nodes in FP32, and of those in BF16.
     """
 
     precision: Precision
@@ -75,6 +80,9 @@ class Plan:
     float_nodes: int = 0
     norms_in_range: frozenset[str] = frozenset()
     fp32: frozenset[str] = field(init=False)
+    bf16: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fp32", frozenset(d.key for d in self.decisions))
+        for repair in ("fp32", "bf16"):
+            keys = frozenset(d.key for d in self.decisions if d.repair == repair)
+            object.__setattr__(self, repair, keys)

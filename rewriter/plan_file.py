@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from rewriter.errors import OutputError, UsageError
 from rewriter.model import replacing
-from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
+from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range, Repair
 
 SCHEMA = "rewriter-plan"
 VERSION = 1
@@ -32,6 +32,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "io": (str,),
     "float_nodes": (int,),
     "fp32": (list,),
+    "bf16": (list,),
+    "norms_in_range": (list,),
 }
 """Of the whole file. All but the first three may be left out."""
 
@@ -44,7 +46,7 @@ NODE_FIELDS: dict[str, tuple[type, ...]] = {
     "tensor": (str, type(None)),
     "range": (dict, type(None)),
 }
-"""Of a node that stays in FP32. `key` or `node` must be there."""
+"""Of a node in FP32 or BF16. `key` or `node` must be there."""
 
 RANGE_FIELDS: dict[str, tuple[type, ...]] = {
     "low": (int, float, str),
@@ -62,7 +64,9 @@ def to_text(plan: Plan) -> str:
         "precision": plan.precision,
         "io": plan.io,
         "float_nodes": plan.float_nodes,
-        "fp32": [_decision_fields(decision) for decision in plan.decisions],
+        "fp32": [_decision_fields(d) for d in plan.decisions if d.repair == "fp32"],
+        "bf16": [_decision_fields(d) for d in plan.decisions if d.repair == "bf16"],
+        "norms_in_range": sorted(plan.norms_in_range),
     }
     return json.dumps(fields, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -88,11 +92,14 @@ def from_text(text: str, where: str = "plan") -> Plan:
         raise UsageError(found, where=where, hint="save it again with this release: --save-plan")
     _check(fields, FIELDS, where)
     decisions = tuple(
-        _decision(entry, f"{where}: fp32[{index}]") for index, entry in enumerate(fields.get("fp32", []))
+        _decision(entry, repair, f"{where}: {repair}[{index}]")
+        for repair in get_args(Repair)
+        for index, entry in enumerate(fields.get(repair, []))
     )
     precision: Precision = _chosen(fields, "precision", LOWER, where)
     io: InputsOutputs = _chosen({"io": "keep"} | fields, "io", get_args(InputsOutputs), where)
-    return Plan(precision, io, decisions, fields.get("float_nodes", 0))
+    norms = frozenset(_texts(fields.get("norms_in_range", []), f"{where}: norms_in_range"))
+    return Plan(precision, io, decisions, fields.get("float_nodes", 0), norms)
 
 
 def read(path: Path) -> Plan:
@@ -129,12 +136,19 @@ def write(plan: Plan, path: Path) -> None:
 
 def _decision_fields(decision: Decision) -> dict[str, Any]:
     fields = asdict(decision)
+    del fields["repair"]  # the list that it stands in says it
     if decision.range is not None:
         fields["range"] = {name: _plain(value) for name, value in fields["range"].items()}
     return fields
 
 
-def _decision(entry: object, where: str) -> Decision:
+def _texts(entries: list[Any], where: str) -> list[str]:
+    if not all(isinstance(entry, str) for entry in entries):
+        raise UsageError("it holds names of tensors", where=where, hint="or leave it out")
+    return entries
+
+
+def _decision(entry: object, repair: Repair, where: str) -> Decision:
     if not isinstance(entry, dict):
         hint = 'such as {"node": "/encoder/Softmax"}'
         raise UsageError("a node is an object with fields", where=where, hint=hint)
@@ -150,6 +164,7 @@ def _decision(entry: object, where: str) -> Decision:
         entry.get("reason", "kept by the plan"),
         entry.get("tensor"),
         _range(measured, f"{where}: range") if measured is not None else None,
+        repair,
     )
 
 

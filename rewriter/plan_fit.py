@@ -14,7 +14,7 @@ from rewriter.facts import Facts
 from rewriter.hazards.survey import Settings
 from rewriter.model import Model
 from rewriter.plan import Decision, Plan
-from rewriter.planner import LOW_TYPES, node_key, surveys
+from rewriter.planner import LOW_TYPES, has_bf16, node_key, surveys
 
 SAME_MODEL = (
     "a plan fits the model that it was saved for, with the same --passes, --skip, --opset and --target; "
@@ -25,7 +25,7 @@ LIKENESS = 0.8
 
 
 def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan:
-    """`plan` as it applies to `model`: exactly its nodes in FP32, in the model's order.
+    """`plan` as it applies to `model`: exactly its nodes in FP32 and BF16, in the model's order.
 
     Args:
         model: What the precision pass will see: the model after the structural passes.
@@ -33,13 +33,20 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
 
     Raises:
         UsageError: a node that the model does not have, or has with another operator, or a name that
-            several nodes have; it is named. Or a plan of a model with another number of float nodes.
+            several nodes have, or one whose operator has no BF16; it is named. Or a plan of a model
+            with another number of float nodes.
     """
     nodes = _index(model, facts, plan)
     kept: dict[str, Decision] = {}
+    opsets = {o.domain: o.version for o in model.proto.opset_import}
     for decision in plan.decisions:
         key = nodes.key_of(decision, where)
         node = nodes.by_key[key]
+        if decision.repair == "bf16" and not has_bf16(node, opsets):
+            hint = "put it under fp32, or give a higher --opset: Conv has BF16 from 22 on"
+            raise UsageError(
+                f"{label(node)}: {node.op_type} has no BF16 in this opset", where=where, hint=hint
+            )
         kept.setdefault(key, replace(decision, node=label(node), op=node.op_type, key=key))
     count = len(nodes.by_key)
     if plan.float_nodes not in (0, count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto, TensorProto
@@ -16,6 +17,7 @@ from rewriter.hazards.survey import CHEAP, VIEWS, Settings, Survey
 from rewriter.model import Model
 from rewriter.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
+from rewriter.schemas import ports
 from rewriter.stored import logical_name
 
 LOW_TYPES: dict[Precision, int] = {
@@ -23,6 +25,9 @@ LOW_TYPES: dict[Precision, int] = {
     "fp16": TensorProto.FLOAT16,
     "bf16": TensorProto.BFLOAT16,
 }
+
+BETWEEN = "between-islands"
+"""Rule of a node that is in FP32 for its neighbours' sake alone."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,22 @@ def _in_range(survey: Survey) -> Iterator[str]:
                 yield logical_name(node.output[0])
 
 
-def extend_plan(model: Model, facts: Facts, plan: Plan, extra: Mapping[str, str]) -> Plan:
-    """`plan` with more nodes in FP32, by key with the reason; islands that meet are merged as always."""
-    if not extra:
+def extend_plan(
+    model: Model,
+    facts: Facts,
+    plan: Plan,
+    extra: Mapping[str, str],
+    released: frozenset[str] = frozenset(),
+) -> Plan:
+    """`plan` with more nodes in FP32, by key with the reason, and without those of `released`.
+
+    Islands that meet are merged as always.
+    """
+    if not extra and not released:
         return plan
-    given = {decision.key: decision for decision in plan.decisions}
+    given = {d.key: d for d in plan.decisions if d.key not in released}
+    if released:
+        given = {key: d for key, d in given.items() if d.rule != BETWEEN}
     decisions: list[Decision] = []
     for survey in surveys(model, facts, {}, Settings(LOW_TYPES[plan.precision], plan.io)):
         found: dict[int, Hazard] = {}
@@ -98,7 +114,22 @@ def extend_plan(model: Model, facts: Facts, plan: Plan, extra: Mapping[str, str]
         _keep_adjacent(survey, found)
         _absorb(survey, found)
         decisions += [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
+    repairs = {d.key: d.repair for d in given.values()}
+    decisions = [replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions]
     return replace(plan, decisions=tuple(decisions))
+
+
+def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
+    """`plan` with these of its nodes in BF16 instead of FP32."""
+    decisions = (replace(d, repair="bf16") if d.key in keys else d for d in plan.decisions)
+    return replace(plan, decisions=tuple(decisions))
+
+
+def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
+    """Whether the node's operator takes BF16 in its operator set."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    rules = ports(node, opsets.get(domain, 1), LOW_TYPES["bf16"])
+    return rules is not None and rules.can_follow
 
 
 def surveys(
@@ -170,7 +201,7 @@ def _absorb(survey: Survey, found: dict[int, Hazard]) -> None:
         node = queue.pop()
         if id(node) in found or node.op_type not in CHEAP or not _surrounded(survey, node, found):
             continue
-        found[id(node)] = Hazard(node, "between-islands", "all its neighbours are in FP32")
+        found[id(node)] = Hazard(node, BETWEEN, "all its neighbours are in FP32")
         queue.extend(n for n in _neighbours(survey, node) if id(n) not in found)
 
 

@@ -82,6 +82,39 @@ class Verdict:
         return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
 
 
+@dataclass(frozen=True)
+class FrontierPoint:
+    """A plan that was evaluated.
+
+    Attributes:
+        latency_us: Microseconds of one inference.
+        value: Of the frontier's metric, the worst over outputs and samples.
+    """
+
+    latency_us: float
+    value: float
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The plans that no other evaluated one beats in both latency and accuracy, fastest first.
+
+    Attributes:
+        metric: Name of the measure; `least`: whether more of it is better.
+        origin: Where the latencies come from, e.g. "recorded on an H200, not measured here".
+        tried: All plans that were evaluated, fastest first.
+        chosen: The plan that was applied.
+    """
+
+    metric: str
+    least: bool
+    origin: str
+    points: tuple[FrontierPoint, ...]
+    tried: tuple[FrontierPoint, ...]
+    chosen: Plan | None = None
+
+
 @dataclass
 class FixResult:
     """The outcome of `fix`.
@@ -94,6 +127,7 @@ class FixResult:
         plan: Which nodes stay in FP32 and why; None when no precision pass ran.
         data: The samples that ranges and verification used; None if none were needed.
         verdict: None with `verify=False`.
+        frontier: Accuracy against latency, if it was asked for.
         warnings: Sentences that the user should read.
         seconds: Wall time by stage, in order.
     """
@@ -106,6 +140,7 @@ class FixResult:
     plan: Plan | None = None
     data: DataSource | None = None
     verdict: Verdict | None = None
+    frontier: Frontier | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 

@@ -37,14 +37,12 @@ class Request:
     Attributes:
         node_type: Element type in which a node computes, from the index of its scope (the order
             of `Facts.scopes`) and the node.
-        low: The lower precision that occurs, which operators' schemas are asked for.
         inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
         rounding: Round after every tensor that is FP16 or BF16 in the given model.
         tag: Name for new nodes' metadata.
     """
 
     node_type: Callable[[int, NodeProto], int]
-    low: int
     inputs: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] = field(default_factory=dict)
     rounding: bool = False
@@ -137,12 +135,12 @@ class _Walk:
             tensors.add_alias(name, source)
 
     def _visit_plain(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
-        rules = self._rules(tensors, node)
+        dtype = self.request.node_type(scope, node)
+        rules = self._rules(tensors, node, dtype)
         if rules is None:
             self._read(tensors, node, [tensors.given(name) for name in node.input])
             self._add(tensors, node, [0] * len(node.output))
             return
-        dtype = self.request.node_type(scope, node)
         follow = {Port.FOLLOWS: dtype, Port.FP32: TensorProto.FLOAT, Port.ANY: 0}
         self._read(tensors, node, [follow[port] for port in rules.inputs])
         outputs = [follow[port] for port in rules.outputs]
@@ -152,12 +150,12 @@ class _Walk:
             _fill_with(node, dtype)
         self._add(tensors, node, outputs)
 
-    def _rules(self, tensors: Tensors, node: NodeProto) -> Ports | None:
+    def _rules(self, tensors: Tensors, node: NodeProto, dtype: int) -> Ports | None:
         """None if the node must keep the types that it has."""
         if any(name and not tensors.given(name) for name in (*node.input, *node.output)):
             return None
         domain = "" if node.domain == "ai.onnx" else node.domain
-        return ports(node, self.versions.get(domain, 1), self.request.low)
+        return ports(node, self.versions.get(domain, 1), dtype)
 
     def _read(self, tensors: Tensors, node: NodeProto, types: Sequence[int]) -> None:
         for index, (name, dtype) in enumerate(zip(node.input, types, strict=True)):
@@ -191,10 +189,11 @@ class _Walk:
 
     def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
         """0 if the node keeps the types that it has."""
-        rules = ports(node, self.versions[""], self.request.low) if node.op_type in BORDERED else None
+        dtype = self.request.node_type(scope, node)
+        rules = ports(node, self.versions[""], dtype) if node.op_type in BORDERED else None
         if rules is None:
             return 0
-        return self.request.node_type(scope, node) if rules.can_follow else TensorProto.FLOAT
+        return dtype if rules.can_follow else TensorProto.FLOAT
 
 
 def _is_float_cast(tensors: Tensors, node: NodeProto) -> bool:

@@ -11,15 +11,18 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+import rewriter
 from rewriter import facts
 from rewriter.base import Change, Context, Refusal
+from rewriter.checks import run_all
 from rewriter.compare import compare
 from rewriter.driver import Driver
 from rewriter.emulation import emulation, reference
 from rewriter.errors import PassError
+from rewriter.metrics import METRICS
 from rewriter.model import Array, Model, load
 from rewriter.passes.mixed_precision import MixedPrecision
-from rewriter.plan import Plan
+from rewriter.plan import Decision, Plan
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import measure
 
@@ -103,6 +106,42 @@ def test_bf16() -> None:
     result = lowered(source, plan_of(source, Wish("bf16")))
     types = {facts.infer(result).main[name].dtype for name in ("m", "e")}
     assert types == {TensorProto.BFLOAT16}
+
+
+GROWN = """
+    g (float[4,64] x, float[64,64] w) => (float[4,64] y) <float c = {1e-5}> {
+        e = Exp(x)
+        m = MatMul(e, w)
+        s = Mul(m, c)
+        y = Tanh(s)
+    }"""
+
+
+def test_a_bf16_island_stands_among_fp16_and_holds_what_fp16_does_not() -> None:
+    source = graphs.graph(GROWN)
+    feeds = {"x": np.full((4, 64), 3, np.float32), "w": graphs.random_feeds(source, scale=1000.0)["w"]}
+    kept = tuple(Decision("", op, f"0:{t}", "overflow", "", None, None, "bf16") for t, op in ISLAND)
+    result = lowered(source, Plan("fp16", decisions=kept))
+    types = {name: facts.infer(result).main[name].dtype for name in ("e", "m", "s")}
+    assert types == {"e": TensorProto.FLOAT16, "m": TensorProto.BFLOAT16, "s": TensorProto.BFLOAT16}
+    (expected,) = run_all(source, [feeds])
+    for plan, finite_and_near in ((Plan("fp16"), False), (Plan("fp16", decisions=kept), True)):
+        emulated = emulation(lowered(source, plan), facts.infer(lowered(source, plan)), "fp16")
+        error = METRICS["relative-l2"].worst(expected, run_all(emulated, [feeds])[0])
+        assert (error < 1e-2) == finite_and_near
+
+
+ISLAND = (("m", "MatMul"), ("s", "Mul"))
+
+
+def test_tensorrt_takes_a_bf16_island() -> None:
+    pytest.importorskip("tensorrt_rtx")
+    source = graphs.graph(GROWN)
+    kept = tuple(Decision("", op, f"0:{t}", "overflow", "", None, None, "bf16") for t, op in ISLAND)
+    feeds = {"x": np.full((4, 64), 3, np.float32), "w": graphs.random_feeds(source, scale=1000.0)["w"]}
+    result = rewriter.fix(source.whole(), plan=Plan("fp16", decisions=kept), inputs=feeds)
+    assert result.verdict is not None
+    assert {c.name: c.passed for c in result.verdict.checks}["build"], result.verdict
 
 
 CASES = sorted(path.stem for path in MODELS.glob("*.onnx"))

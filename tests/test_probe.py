@@ -98,7 +98,12 @@ JUDGED: dict[str, tuple[str, dict[str, Seen], str]] = {
     ),
     "FP16 accumulators overflow": (
         "matmul-accumulation",
-        {"depth 768": seen(2e-4), "depth 3072": seen(2e-4), "depth 4096": seen(2e-4), PARTIAL: seen(math.inf)},
+        {
+            "depth 768": seen(2e-4),
+            "depth 3072": seen(2e-4),
+            "depth 4096": seen(2e-4),
+            PARTIAL: seen(math.inf),
+        },
         "fp16",
     ),
     "FP32 accumulators": (
@@ -123,8 +128,17 @@ JUDGED: dict[str, tuple[str, dict[str, Seen], str]] = {
     ),
     "an expensive island": (
         "conv-island",
-        {f"{c}, {t}": seen(us=u) for c, t, u in ((64, "FP16", 23), (64, "FP32", 26), (256, "FP16", 21),
-                                                 (256, "FP32", 29), (512, "FP16", 26), (512, "FP32", 54))},
+        {
+            f"{c}, {t}": seen(us=u)
+            for c, t, u in (
+                (64, "FP16", 23),
+                (64, "FP32", 26),
+                (256, "FP16", 21),
+                (256, "FP32", 29),
+                (512, "FP16", 26),
+                (512, "FP32", 54),
+            )
+        },
         "expensive",
     ),
 }

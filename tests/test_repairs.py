@@ -277,7 +277,9 @@ def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
     known = facts.infer(source)
     measured = measure(source, [feeds], known)
     opsets = {o.domain: o.version for o in source.proto.opset_import}
-    settings, named, made = Settings(LOW_TYPES["fp16"]), set(), {}
+    settings = Settings(LOW_TYPES["fp16"])
+    named: set[str] = set()
+    made: dict[int, Survey] = {}
     for scope, graph in enumerate(open_graphs(source, known)):
         parent = made.get(id(graph.parent))
         made[id(graph)] = survey = Survey(graph, scope, measured, opsets, settings, False, parent)
@@ -348,7 +350,7 @@ def test_a_row_masked_whole_is_finite_though_no_data_had_padding(text: str, valu
     result = rewriter.fix(source.whole(), inputs=feeds, accumulation="fp16", build=False)
     assert result.verdict is not None and result.verdict.passed
     for open_entries in (0, 1, 3):
-        mask = (np.arange(8).reshape(2, 1, 4) % 4 < open_entries).astype(kind)
+        mask: Array = (np.arange(8).reshape(2, 1, 4) % 4 < open_entries).astype(kind)
         fed = {"s": scores, "m": mask}
         (actual,) = run_all(emulation(result.model, facts.infer(result.model), "fp16"), [fed])
         assert np.isfinite(actual["y"]).all()

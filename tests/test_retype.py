@@ -36,7 +36,7 @@ def typed(
     def node_type(_scope: int, node: NodeProto) -> int:
         return FP32 if names & {node.op_type, *map(logical_name, node.output)} else low
 
-    request = Request(node_type, low, inputs or {}, outputs or {})
+    request = Request(node_type, inputs or {}, outputs or {})
     result = retype(source, facts.infer(source), request)
     onnx.checker.check_model(result.whole(), full_check=True)
     facts.infer(result, strict=True)
@@ -127,7 +127,7 @@ class TestIslands:
 
     def test_new_nodes_carry_the_tag(self) -> None:
         source = graphs.graph(CHAIN)
-        result = retype(source, facts.infer(source), Request(lambda *_: FP16, FP16, tag="mixed-precision"))
+        result = retype(source, facts.infer(source), Request(lambda *_: FP16, tag="mixed-precision"))
         tags = [[p.value for p in n.metadata_props] for n in result.proto.graph.node if n.op_type == "Cast"]
         assert tags == [["mixed-precision"]] * 2
 
@@ -420,7 +420,7 @@ class TestOperators:
                 b = vendor.Plugin(a, w)
                 y = Exp(b)
             }""")
-        result = retype(source, facts.infer(source), Request(lambda *_: FP16, FP16))
+        result = retype(source, facts.infer(source), Request(lambda *_: FP16))
         node = writer(result, "b")
         assert list(node.input) == ["a/fp32", "w"]
         assert [t.data_type for t in result.proto.graph.initializer] == [FP32]

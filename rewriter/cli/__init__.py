@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from rewriter import __version__
-from rewriter.cli import compare_inputs, fix, locate, passes, probe, scan
+from rewriter.cli import compare_inputs, fix, locate, passes, probe, scan, verify
 
 app = typer.Typer(
     name="rewriter",
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(fix.fix)
 app.command()(scan.scan)
+app.command()(verify.verify)
 app.command()(locate.locate)
 app.command()(probe.probe)
 app.command("compare-inputs")(compare_inputs.compare_inputs)

@@ -19,8 +19,10 @@ from rewriter.cli.options import (
     Seed,
     Verbose,
     check_extra,
+    check_pareto,
     option,
     shape,
+    share,
     split,
 )
 from rewriter.errors import UsageError
@@ -74,11 +76,24 @@ def fix(
     tolerance: Annotated[
         float | None, option(PRECISION, "ERROR", "Search a plan that emulates within this: 1e-3")
     ] = None,
+    max_latency_cost: Annotated[
+        str | None, option(PRECISION, "SHARE", "Search the most accurate plan that costs at most 5%")
+    ] = None,
+    pareto: Annotated[
+        Path | None, option(PRECISION, "FILE.html", "Plot accuracy against latency, here and there")
+    ] = None,
+    weak_typing: Annotated[
+        bool, option(PRECISION, FLAG, "For TensorRT 8-10: an FP32 model and constraints", "--weak-typing")
+    ] = False,
     metric: Annotated[
-        str, option(PRECISION, "NAME", "Of --tolerance: relative-l2 (default), psnr ...")
+        str, option(PRECISION, "NAME", "Of a search: relative-l2 (default), psnr, my.py:f ...")
     ] = "relative-l2",
+    search: Annotated[
+        Literal["emulation", "gpu"],
+        option(PRECISION, "BY", "Who judges its plans: emulation, gpu"),
+    ] = "emulation",
     no_verify: Annotated[bool, option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
-    no_build: Annotated[bool, option(OUTCOME, FLAG, "Check without TensorRT's build", "--no-build")] = False,
+    no_build: Annotated[bool, option(OUTCOME, FLAG, "Check without TensorRT", "--no-build")] = False,
     accumulation: Annotated[
         Literal["fp32", "fp16"], option(OUTCOME, "TYPE", "Emulated sums of FP16: fp32 (quick) or fp16")
     ] = "fp32",
@@ -101,6 +116,7 @@ def fix(
         read = [path for path in (model, output, plan) if path is not None]
         check_extra("--report", report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
+        check_pareto(pareto, read)
         with progress(shown=not quiet) as shown:
             result = api.fix(
                 model,
@@ -117,7 +133,11 @@ def fix(
                 plan=plan,
                 save_plan=save_plan,
                 tolerance=tolerance,
+                max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
+                pareto=pareto is not None,
+                weak_typing=weak_typing,
                 metric=metric,
+                search=search,
                 input_shapes=dict(map(shape, input_shape or ())),
                 target=target,
                 seed=seed,
@@ -130,14 +150,16 @@ def fix(
                 build_timeout=build_timeout,
                 progress=shown,
             )
-        _show(result, report, verbosity=int(verbose) - int(quiet))
+        _show(result, report, pareto, verbosity=int(verbose) - int(quiet))
         if result.verdict is not None and not result.verdict.passed:
             raise typer.Exit(FAILED)
 
 
-def _show(result: FixResult, report: Path | None, *, verbosity: int) -> None:
-    from rewriter.report import json, terminal
+def _show(result: FixResult, report: Path | None, pareto: Path | None, *, verbosity: int) -> None:
+    from rewriter.report import frontier, json, terminal
 
+    if pareto is not None and result.frontier is not None:
+        frontier.write(result.frontier, pareto)
     if report is not None:
         json.write(result, report)
     with reader_may_leave():

@@ -9,7 +9,8 @@ import typer
 
 from rewriter.errors import OutputError, UsageError
 
-PASSES, PRECISION, OUTCOME = "Passes", "Precision", "Verification and report"
+PASSES, PRECISION, ENGINE = "Passes", "Precision", "Engine"
+OUTCOME = "Verification and report"
 
 FLAG = " "
 """Metavar of an option without a value; Typer would print `<bool>`."""
@@ -26,6 +27,7 @@ InputShape = Annotated[
     list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
 ]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of random data [0]", show_default=False)]
+PluginLib = Annotated[list[Path] | None, option(ENGINE, "FILE", "A library with TensorRT plugins")]
 Verbose = Annotated[bool, option(OUTCOME, FLAG, "List everything", "-v", "--verbose")]
 
 
@@ -42,12 +44,37 @@ def check_extra(option: str, path: Path | None, others: list[Path]) -> None:
             )
 
 
+def check_pareto(path: Path | None, others: list[Path]) -> None:
+    """`check_extra`, and that it is a kind of drawing that there is."""
+    check_extra("--pareto", path, others)
+    if path is not None:
+        from rewriter.report.frontier import check_path
+
+        check_path(path)
+
+
+def share(text: str | None, option: str) -> float | None:
+    """`5%` or `0.05` as 0.05; None if nothing is given."""
+    if text is None:
+        return None
+    percent = text.strip().endswith("%")
+    try:
+        return float(text.strip().removesuffix("%")) / (100.0 if percent else 1.0)
+    except ValueError:
+        raise UsageError(f"{text!r} is no share", where=option, hint="such as 5%, or 0.05") from None
+
+
 def split(texts: list[str] | None) -> list[str]:
     """`["a,b", "c"]` as `["a", "b", "c"]`."""
     return [part.strip() for text in texts or () for part in text.split(",") if part.strip()]
 
 
-def shape(text: str) -> tuple[str, tuple[int, ...]]:
+def shapes(text: str, option: str) -> dict[str, tuple[int, ...]]:
+    """`image:1x3x8,mask:1x8` as trtexec takes it; empty for an empty text."""
+    return dict(shape(part, option) for part in split([text]))
+
+
+def shape(text: str, option: str = "--input-shape") -> tuple[str, tuple[int, ...]]:
     """`image:1x3x224x224`: the name may hold colons, the shape may be empty for a scalar."""
     name, colon, dims = text.rpartition(":")
     try:
@@ -55,7 +82,5 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     except ValueError:
         shape = (0,)
     if not (name and colon) or any(dim < 1 for dim in shape):
-        raise UsageError(
-            f"{text!r} is not a shape", where="--input-shape", hint="NAME:1x3x224x224, sizes from 1"
-        )
+        raise UsageError(f"{text!r} is not a shape", where=option, hint="NAME:1x3x224x224, sizes from 1")
     return name, shape

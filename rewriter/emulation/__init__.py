@@ -43,6 +43,4 @@ def emulation(model: Model, facts: Facts, accumulation: Accumulation = "fp32") -
 
 def _all_fp32(model: Model, *, rounding: bool) -> Request:
     outputs = {port.name: int(TensorProto.FLOAT) for port in model.signature.outputs}
-    return Request(
-        lambda _scope, _node: TensorProto.FLOAT, TensorProto.FLOAT, outputs=outputs, rounding=rounding
-    )
+    return Request(lambda _scope, _node: TensorProto.FLOAT, outputs=outputs, rounding=rounding)

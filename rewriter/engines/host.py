@@ -60,13 +60,15 @@ def _gpus_here() -> dict[str, Any]:
 
 def choose() -> Choice:
     """The best engine that can run on this machine's GPU."""
-    reasons = []
+    if gpu() is None:
+        return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
+    reasons: list[str] = []
     for engine in PREFERRED:
         problem = obstacle(engine)
         if problem is None:
             return Choice(engine, tuple(reasons))
         reasons.append(problem.what)
-    return Choice(None, tuple(dict.fromkeys(reasons)))
+    return Choice(None, tuple(reasons))
 
 
 def require(engine: str) -> EngineName:
@@ -94,7 +96,7 @@ def obstacle(engine: EngineName) -> EngineError | None:
             hint="`nvidia-smi` lists what the driver sees; without a GPU: --engine onnxruntime or emulation",
         )
     if engine == "onnxruntime-cuda":
-        return None
+        return _without_cuda()
     module = engine.replace("-", "_")
     for needed in (module, "cuda.bindings"):
         if not _installed(needed):
@@ -102,8 +104,18 @@ def obstacle(engine: EngineName) -> EngineError | None:
     return refusal(module, _version(module), found)
 
 
+def _without_cuda() -> EngineError | None:
+    import onnxruntime as ort
+
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        return None
+    return EngineError(
+        f"this ONNX Runtime ({ort.__version__}) is built without CUDA", hint="pip install onnxruntime-gpu"
+    )
+
+
 def refusal(module: str, release: str, found: Gpu) -> EngineError | None:
-    """Why a release does not load engines on a GPU, where that is known; a minute's build need not be lost."""
+    """Why a release does not load engines on a GPU, where that is known: before minutes go into a build."""
     installed = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
     for name, since, capability, last in REFUSES:
         if module == name and installed >= since and found.capability == capability:

@@ -107,7 +107,7 @@ def shape_values(sample: Mapping[str, Any]) -> dict[str, list[int]]:
 
 def _refusal(name: str, number: int, report: BuildReport) -> Outcome:
     """Why parser or builder gave no engine."""
-    told = [f"node {e.node or '(unnamed)'} ({e.op}): {e.message}" for e in report.parser_errors]
+    told = [str(error) for error in report.parser_errors]
     told = told or ([report.obstacle] if report.obstacle else list(report.errors[-3:]))
     problem = "; ".join(told) or "the builder gave no engine and no reason"
     library = f"{report.library} {report.version}"

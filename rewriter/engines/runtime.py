@@ -76,6 +76,7 @@ class TensorRTProgram:
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
+        self._listening: Any = None  # the library keeps no reference to it
         self._graph: Graph | None = None
         self._runs = 1
 
@@ -95,8 +96,8 @@ class TensorRTProgram:
             self._stream.wait()
             return self._outputs()
         with TensorWriter(debug) as writer:
-            listening = listener(self._trt, self._stream, writer, self.notes)
-            self._context.set_debug_listener(listening)
+            self._listening = listener(self._trt, self._stream, writer, self.notes)
+            self._context.set_debug_listener(self._listening)
             self._context.unfused_tensors_debug_state = True
             self._execute()
             self._stream.wait()

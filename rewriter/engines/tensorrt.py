@@ -84,6 +84,9 @@ class ParserError:
     op: str
     message: str
 
+    def __str__(self) -> str:
+        return f"node {self.node or '(unnamed)'} ({self.op}): {self.message}" if self.op else self.message
+
 
 @dataclass(frozen=True)
 class BuildReport:

@@ -18,7 +18,7 @@ from rewriter.errors import OutputError
 from rewriter.model import replacing
 from rewriter.plan import Decision, Plan
 from rewriter.report.next_step import next_command
-from rewriter.result import Check, FixResult
+from rewriter.result import Check, FixResult, Frontier
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""
@@ -51,7 +51,8 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "plan": _plan(result.plan) if result.plan else None,
         "data": {"text": data.text, "samples": data.samples, "real": data.real} if data else None,
         "verified": result.verdict.passed if result.verdict else None,
-        "checks": [_check(check) for check in result.verdict.checks] if result.verdict else [],
+        "checks": [check_dict(check) for check in result.verdict.checks] if result.verdict else [],
+        "frontier": _frontier(result.frontier) if result.frontier else None,
         "warnings": result.warnings,
         "seconds": result.seconds,
         "next_command": next_command(result),
@@ -101,8 +102,23 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "precision": plan.precision,
         "io": plan.io,
         "float_nodes": plan.float_nodes,
-        "fp32": [_decision(decision) for decision in plan.decisions],
+        "fp32": [_decision(decision) for decision in plan.decisions if decision.repair == "fp32"],
+        "bf16": [_decision(decision) for decision in plan.decisions if decision.repair == "bf16"],
     }
+
+
+def _frontier(found: Frontier) -> dict[str, Any]:
+    points = [
+        {
+            "latency_us": point.latency_us,
+            "value": point.value,
+            "fp32": len(point.plan.fp32),
+            "bf16": len(point.plan.bf16),
+            "applied": point.plan == found.chosen,
+        }
+        for point in found.points
+    ]
+    return {"metric": found.metric, "least": found.least, "latency": found.origin, "points": points}
 
 
 def _decision(decision: Decision) -> dict[str, Any]:
@@ -116,7 +132,8 @@ def _decision(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _check(check: Check) -> dict[str, Any]:
+def check_dict(check: Check) -> dict[str, Any]:
+    """A check with the verdict on each output."""
     outputs = [{**asdict(output), "passed": output.passed} for output in check.outputs]
     return {**asdict(check), "outputs": outputs}
 

@@ -14,7 +14,8 @@ from rich.text import Text
 from rewriter.findings import Finding, ScanResult
 from rewriter.kinds import KINDS, SEVERITIES, Severity
 from rewriter.report.json import installed_versions, plain, write_text
-from rewriter.report.terminal import MORE, SHOWN, new_table
+from rewriter.report.tables import new_table
+from rewriter.report.terminal import MORE, SHOWN
 from rewriter.report.text import grouped, listed, shorten
 
 SCHEMA_VERSION = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO
 
 from rich.console import Console, RenderableType
@@ -12,7 +12,9 @@ from rich.text import Text
 
 from rewriter.driver import PassResult
 from rewriter.plan import Decision, Plan
+from rewriter.report.frontier import sections as frontier_sections
 from rewriter.report.next_step import next_command, remark
+from rewriter.report.tables import new_table
 from rewriter.report.text import grouped, listed, shorten
 from rewriter.result import Check, FixResult, OutputComparison
 
@@ -72,7 +74,8 @@ def _failed(checks: Sequence[Check]) -> str:
 def _share(plan: Plan | None) -> str:
     if plan is None:
         return ""
-    return f" ({len(plan.decisions)} of {plan.float_nodes} float nodes in FP32)"
+    bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
+    return f" ({len(plan.fp32)} of {plan.float_nodes} float nodes in FP32{bf16})"
 
 
 def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
@@ -81,20 +84,11 @@ def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
     if result.plan is not None:
         yield from _decisions(result.plan, limit)
     if result.verdict is not None:
-        yield from _checks(result.verdict.checks, limit)
+        yield from checks_tables(result.verdict.checks, limit)
+    if result.frontier is not None:
+        yield from frontier_sections(result.frontier)
     yield from _data_and_warnings(result)
     yield Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in result.seconds.items()))
-
-
-def new_table(title: str, *columns: str, right: Iterable[str] = ()) -> Table:
-    """A table in the style of all reports; the columns named in `right` hold numbers."""
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1)
-    )
-    for name in columns:
-        numeric = name in right
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
-    return table
 
 
 def _passes(passes: Sequence[PassResult], limit: int | None) -> Iterator[RenderableType]:
@@ -143,7 +137,11 @@ def _decisions(plan: Plan, limit: int | None) -> Iterator[RenderableType]:
         yield Text(f"No node needs FP32: all {plan.float_nodes} float nodes are {low}.")
     else:
         table = new_table(
-            f"In FP32, the rest in {low}", "rule", "nodes", "reason [measured range]", right=("nodes",)
+            f"In FP32{' or BF16' if plan.bf16 else ''}, the rest in {low}",
+            "rule",
+            "nodes",
+            "reason [measured range]",
+            right=("nodes",),
         )
         rules: dict[str, list[Decision]] = defaultdict(list)
         for decision in plan.decisions:
@@ -178,7 +176,8 @@ def _decision(decision: Decision) -> str:
     return f"{text}, {place} in {decision.range}"
 
 
-def _checks(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableType]:
+def checks_tables(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableType]:
+    """The checks with their outcome, and below them each output's error."""
     table = new_table("Verification", "check", "result", "s", "summary", right=("s",))
     for check in checks:
         word, style = _WORDS[check.passed]

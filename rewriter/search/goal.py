@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rewriter.metrics import METRICS, Metric
+from rewriter.metrics import Metric, named
 from rewriter.plan import Plan
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What the plan shall reach: a value of a metric of `METRICS`, for every output and sample."""
+    """What the plan shall reach: a value of a metric, for every output and sample."""
 
     tolerance: float
     metric: str = "relative-l2"
 
     @property
     def measure(self) -> Metric:
-        return METRICS[self.metric]
+        return named(self.metric)
 
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)
@@ -28,18 +28,34 @@ class Goal:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What the plan may cost: a share of the latency of the rules' plan, on top of it."""
+
+    share: float
+    metric: str = "relative-l2"
+
+    @property
+    def measure(self) -> Metric:
+        return named(self.metric)
+
+    def __str__(self) -> str:
+        return f"at most {self.share:.3g} more latency"
+
+
+@dataclass(frozen=True)
 class Found:
     """The outcome of a search.
 
     Attributes:
-        plan: The cheapest that meets the goal; the rules' plan if none does.
+        plan: The cheapest that meets the goal, or the most accurate in the budget; the rules' plan if
+            there is none.
         value: The metric of `plan`, as evaluated.
         before: That of the rules' plan.
         weights: That of FP32 arithmetic with the rounded weights of MatMul, Conv and their like alone; None
             if not measured.
         emulations: How many whole emulations were run, the one for the errors of the nodes included.
-        cost_us: Extra time of `plan` over that of the rules' plan.
-        origin: Where `cost_us` comes from, e.g. "recorded on an H200, not measured here".
+        cost_us: Extra time of `plan` over that of the rules' plan; `base_us` is that one's time.
+        origin: Where the times come from, e.g. "recorded on an H200, not measured here".
     """
 
     plan: Plan
@@ -49,23 +65,29 @@ class Found:
     weights: float | None
     emulations: int
     cost_us: float
-    goal: Goal
+    base_us: float
+    goal: Goal | Budget
     origin: str
 
     @property
     def summary(self) -> str:
         """One sentence for the user."""
-        if self.weights is not None and not self.goal.meets(self.weights):
+        if isinstance(self.goal, Goal) and not self.met:
+            return f"{self.goal} cannot be met: {self._why_not(self.goal)}; {self.emulations} emulations"
+        name = f": {self.goal.metric} " if isinstance(self.goal, Budget) else " is met: "
+        told = f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {self.emulations} emulations"
+        share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
+        return f"{told}; estimated cost {self.cost_us:.3g} us{share}, {self.origin}"
+
+    def _why_not(self, goal: Goal) -> str:
+        if self.weights is not None and not goal.meets(self.weights):
             return (
-                f"{self.goal} cannot be met: rounding the weights alone gives {self.weights:.3g}, with all "
-                "arithmetic and all other constants in FP32"
+                f"rounding the weights alone gives {self.weights:.3g}, with all arithmetic and all other "
+                "constants in FP32"
             )
-        if not self.met:
-            return f"{self.goal} cannot be met: with every node in FP32 it is {self.value:.3g}"
-        told = f"{self.goal} is met: {self.value:.3g}, {self.before:.3g} before; {self.emulations} emulations"
-        return f"{told}; estimated cost {self.cost_us:.3g} us ({self.origin})"
+        return f"with every node in FP32 it is {self.value:.3g}"
 
 
 def most_emulations(nodes: int) -> int:
-    """Upper bound of `Found.emulations`: 3 to begin with, bisection, and two passes of giving back."""
-    return 4 + 3 * max(1, math.ceil(math.log2(nodes + 1)))
+    """Upper bound of `Found.emulations`: 4 to begin with, bisection, and three passes of halving."""
+    return 4 + 7 * max(1, math.ceil(math.log2(nodes + 1)))

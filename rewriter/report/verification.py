@@ -1,0 +1,137 @@
+"""The result of `verify`: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from rewriter.engines.protocol import Latency
+from rewriter.report.json import SCHEMA_VERSION, check_dict, installed_versions, plain, write_text
+from rewriter.report.tables import new_table
+from rewriter.report.terminal import SHOWN, checks_tables
+from rewriter.report.text import shorten
+from rewriter.verification.data import OutputStatistics, VerifyResult
+from rewriter.verification.statistics import DECADES
+
+BARS = " ▁▂▃▄▅▆▇█"
+"""From none to all of an output's elements; the first full step is shown for a single element."""
+
+
+def write_json(result: VerifyResult, path: Path) -> None:
+    """Write the result to `path`, which is replaced only when all is written.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    write_text(json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)
+
+
+def as_dict(result: VerifyResult) -> dict[str, Any]:
+    """The result as objects that `json.dumps` takes, in a fixed order."""
+    data = result.data
+    fields = {
+        "schema_version": SCHEMA_VERSION,
+        "versions": installed_versions(),
+        "original": str(result.original) if result.original else None,
+        "fixed": str(result.fixed) if result.fixed else None,
+        "passed": result.passed,
+        "engine": result.engine,
+        "device": result.device,
+        "tolerance": asdict(result.tolerance),
+        "data": {"text": data.text, "samples": data.samples, "real": data.real},
+        "checks": [check_dict(check) for check in result.checks],
+        "outputs": [asdict(output) for output in result.outputs],
+        "histogram_decades": list(DECADES),
+        "builds": [asdict(run) for run in result.builds],
+        "latency": asdict(result.latency) if result.latency else None,
+        "reference_latency": asdict(result.reference_latency) if result.reference_latency else None,
+        "warnings": list(result.warnings),
+        "seconds": dict(result.seconds),
+    }
+    return {name: plain(value) for name, value in fields.items()}
+
+
+def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
+    """Print what was found: -1 the verdict line alone, 0 the highlights, 1 everything."""
+    if verbosity >= 0:
+        for part in _sections(result, None if verbosity > 0 else SHOWN):
+            out.print(part)
+    out.print(verdict_line(result), soft_wrap=True)  # one line, for grep
+
+
+def verdict_line(result: VerifyResult) -> Text:
+    """One line: passed or not, and on what: that no GPU was used is part of the verdict."""
+    on_gpu = result.engine not in ("emulation",) and result.device != "CPU"
+    where = f"{result.engine} on {result.device}" if on_gpu else f"{result.engine}, NO GPU"
+    name = str(result.fixed or "the fixed model")
+    if result.passed:
+        return Text(f"Verified ({where}): {name}", style="green")
+    failed = ", ".join(check.name for check in result.checks if check.passed is False)
+    return Text(f"VERIFICATION FAILED ({failed or 'nothing ran'}; {where}): {name}", style="bold red")
+
+
+def _sections(result: VerifyResult, limit: int | None) -> Iterator[RenderableType]:
+    yield from checks_tables(result.checks, limit)
+    if result.outputs:
+        yield _errors(result.outputs, limit)
+        yield ""
+    if len(result.builds) > 1:
+        yield _builds(result)
+        yield ""
+    yield from _latencies(result)
+    yield Text(f"Data: {result.data.text}", style="" if result.data.real else "yellow")
+    for warning in result.warnings:
+        if warning != result.data.text:
+            yield Text(f"Warning: {warning}", style="yellow")
+    yield Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in result.seconds.items()))
+
+
+def _errors(outputs: Sequence[OutputStatistics], limit: int | None) -> RenderableType:
+    numbers = ("PSNR dB", "50 %", "99 %", "99.9 %", "max")
+    title = "Absolute error: worst sample and build; histogram by error / RMS from 1e-7 to 1"
+    table = new_table(title, "output", *numbers, "at", "histogram", right=numbers)
+    for one in sorted(outputs, key=lambda o: -o.relative_l2)[:limit]:
+        shares = [f"{one.percentiles.get(share, 0.0):.2g}" for share in ("50", "99", "99.9")]
+        index = "[" + ",".join(map(str, one.at)) + "]"
+        place = f"{index}: {one.actual:.4g}, not {one.expected:.4g}" if one.max_abs else ""
+        name = one.name if limit is None else shorten(one.name)
+        table.add_row(name, f"{one.psnr:.1f}", *shares, f"{one.max_abs:.2g}", place, bars(one.histogram))
+    return table
+
+
+def bars(counts: Sequence[int]) -> str:
+    """One character for each bin, as high as its share of the largest."""
+    top = max(counts, default=0)
+    if not top:
+        return ""
+    return "".join(BARS[-(-count * (len(BARS) - 1) // top)] for count in counts)
+
+
+def _builds(result: VerifyResult) -> RenderableType:
+    numbers = (result.tolerance.metric, "us", "+-")
+    table = new_table("Builds of the fixed model", "build", "result", *numbers, right=("build", *numbers))
+    for run in result.builds:
+        error = f"{run.error:.3g}" if run.error is not None else ""
+        latency = (f"{run.latency.median_us:.1f}", f"{run.latency.iqr_us:.1f}") if run.latency else ("", "")
+        table.add_row(str(run.number), run.problem or run.status, error, *latency)
+    return table
+
+
+def _latencies(result: VerifyResult) -> Iterator[RenderableType]:
+    for name, latency in (
+        ("fixed", result.latency),
+        ("original, FP32 without TF32", result.reference_latency),
+    ):
+        if latency is not None:
+            yield Text(f"Latency of the {_latency(name, latency, result.device)}")
+
+
+def _latency(name: str, latency: Latency, device: str) -> str:
+    how = "wall clock" if device == "CPU" else "CUDA graph" if latency.cuda_graph else "plain launches"
+    return f"{name}: {latency.median_us:.1f} us (+- {latency.iqr_us:.1f}, {latency.repeats} repeats, {how})"

@@ -1,0 +1,150 @@
+"""The cheapest plan that meets a tolerance.
+
+Nodes are ranked by the squared error that each adds by itself (`divergence`), over the estimated cost of
+keeping it in FP32; bisection finds how many of the best are needed; what is not is given back in halves,
+dearest first. Then the plan is made cheaper in the same way: matrix products in FP32 go to BF16, and what
+rules kept for accuracy's sake goes back to FP16. That is O(k log n) evaluations, and never more than
+`most_emulations`.
+
+A plan with most matrix products in FP32 is none for reduced precision. If rounding their weights alone, with
+all else in FP32, breaks the tolerance, no plan could do it with less: that is said, with the number.
+
+What stays kept whatever was measured: a node that could be infinite, NaN or zero on other data (overflow, a
+mask, an epsilon, a norm's squares, partial sums), that has no lower type, or that the user named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from onnx import NodeProto
+
+from rewriter.hazards.survey import MATRIX_OPS
+from rewriter.planner import has_bf16, node_key
+from rewriter.search.goal import Found, Goal
+from rewriter.search.trials import Choice, Trials, added
+
+RELEASABLE = frozenset(
+    {"accumulation", "coordinates", "integers", "order", "phase", "positions", "underflow"}
+)
+"""Rules about accuracy: what FP16 does to their nodes is a rounding error, which samples show."""
+
+LEAST_SAVING = 1e-3
+"""Share of the latency that releasing a node must save: a hazard is not risked for less."""
+
+IN_BF16 = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+"""What BF16 makes cheaper than FP32; measured on an H200, TensorRT-RTX 1.6.1: a MatMul as fast as in FP16."""
+
+FOR_RANGE = frozenset({"overflow", "partial-sums", "tolerance"})
+"""Rules whose nodes BF16 repairs as FP32 does: it has FP32's range and accumulates in FP32."""
+
+MOST_PRODUCTS = 0.5
+"""Share of the matrix products' time in FP32 from which on the weights are asked what they do alone."""
+
+Move = Callable[[Choice, frozenset[str]], Choice]
+
+
+def cheapest(trials: Trials, goal: Goal) -> Found:
+    """Search from the rules' plan.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+    rules = Choice()
+    before = trials.value(rules)
+    if goal.meets(before):
+        return _found(trials, goal, _cheaper(trials, goal, rules), before, None)
+    ranked = trials.ranking()
+    needed = _bisect(ranked, trials, goal)
+    if needed is None:
+        best = trials.value(added(ranked))
+        return replace(_found(trials, goal, rules, before, None), met=False, value=best)
+    kept = ranked[:needed]
+    choice = _halving(trials, goal, added(kept), kept, _give_back, len(kept) // 2)
+    weights = trials.weights_alone() if _products_share(trials, choice) > MOST_PRODUCTS else None
+    if weights is not None and not goal.meets(weights):
+        return replace(_found(trials, goal, rules, before, weights), met=False)
+    return _found(trials, goal, _cheaper(trials, goal, choice), before, weights)
+
+
+def _products_share(trials: Trials, choice: Choice) -> float:
+    """The share of the matrix products' time that is spent in FP32."""
+    base = trials.prices.base
+    nodes = trials.problem.model.proto.graph.node
+    products = {node_key(0, n) for n in nodes if n.op_type in MATRIX_OPS} & base.keys()
+    total = sum(base[key] for key in products)
+    return sum(base[key] for key in products & trials.plan_of(choice).fp32) / total if total else 0.0
+
+
+def _bisect(ranked: Sequence[str], trials: Trials, goal: Goal) -> int | None:
+    """How many of the best nodes are needed; None if all are not enough."""
+    if not goal.meets(trials.value(added(ranked))):
+        return None
+    low, high = 0, len(ranked)
+    while high - low > 1:
+        middle = (low + high) // 2
+        met = goal.meets(trials.value(added(ranked[:middle])))
+        low, high = (low, middle) if met else (middle, high)
+    return high
+
+
+def _cheaper(trials: Trials, goal: Goal, choice: Choice) -> Choice:
+    """The choice with what the goal allows in BF16, and released."""
+    products = _products(trials, choice)
+    choice = _halving(trials, goal, choice, products, _to_bf16, len(products))
+    release = _releasable(trials)
+    return _halving(trials, goal, choice, release, _release, len(release))
+
+
+def _halving(
+    trials: Trials, goal: Goal, choice: Choice, keys: Sequence[str], move: Move, size: int
+) -> Choice:
+    """Move all, halves, quarters, ... of the nodes, dearest first, as long as the goal is met."""
+    left = sorted(keys, key=lambda key: -trials.prices.extra.get(key, 0.0))
+    budget, start = 2 * math.ceil(math.log2(len(trials.prices.extra) + 1)), 0
+    while size and budget > 0 and left:
+        moved = move(choice, frozenset(left[start : start + size]))
+        budget -= 1
+        if goal.meets(trials.value(moved)):
+            choice, left = moved, [*left[:start], *left[start + size :]]
+        else:
+            start += size
+        if start >= len(left):
+            start, size = 0, size // 2
+    return choice
+
+
+def _give_back(choice: Choice, keys: frozenset[str]) -> Choice:
+    return replace(choice, added=choice.added - keys)
+
+
+def _to_bf16(choice: Choice, keys: frozenset[str]) -> Choice:
+    return replace(choice, bf16=choice.bf16 | keys)
+
+
+def _release(choice: Choice, keys: frozenset[str]) -> Choice:
+    return replace(choice, released=choice.released | keys)
+
+
+def _products(trials: Trials, choice: Choice) -> list[str]:
+    """Matrix products in FP32 whose hazard BF16 repairs, too, where their operator has it."""
+    proto = trials.problem.model.proto
+    opsets = {o.domain: o.version for o in proto.opset_import}
+    nodes: dict[str, NodeProto] = {node_key(0, n): n for n in proto.graph.node if n.op_type in IN_BF16}
+    plan = trials.plan_of(choice)
+    kept = [d.key for d in plan.decisions if d.repair == "fp32" and d.rule in FOR_RANGE and d.key in nodes]
+    return [key for key in kept if plan.precision == "fp16" and has_bf16(nodes[key], opsets)]
+
+
+def _releasable(trials: Trials) -> list[str]:
+    least = LEAST_SAVING * trials.latency_us(Choice())
+    extra = trials.prices.extra
+    return [d.key for d in trials.plan.decisions if d.rule in RELEASABLE and extra.get(d.key, 0.0) > least]
+
+
+def _found(trials: Trials, goal: Goal, choice: Choice, before: float, weights: float | None) -> Found:
+    value, base = trials.value(choice), trials.latency_us(Choice())
+    cost, origin = trials.latency_us(choice) - base, trials.judge.origin
+    return Found(trials.plan_of(choice), True, value, before, weights, trials.count, cost, base, goal, origin)

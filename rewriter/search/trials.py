@@ -1,0 +1,129 @@
+"""The plans that a search tries: each is judged once, whatever asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rewriter.costs import Prices
+from rewriter.emulation.divergence import Divergence
+from rewriter.hazards.survey import MATRIX_OPS
+from rewriter.metrics import Metric
+from rewriter.plan import Plan
+from rewriter.planner import extend_plan, in_bf16, node_key
+from rewriter.search.evaluate import Emulator, Evaluator, Problem
+
+LEAST_US = 0.01
+"""Keeps the ranking finite for nodes without cost: two Casts that are fused."""
+
+Types = tuple[frozenset[str], frozenset[str]]
+"""The nodes of a plan in FP32, and those in BF16: plans that agree in them give the same model."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a plan differs from the rules' one, by the keys of nodes.
+
+    Attributes:
+        added: In FP32, too.
+        released: Not in FP32 any more.
+        bf16: In BF16 instead of FP32.
+    """
+
+    added: frozenset[str] = frozenset()
+    released: frozenset[str] = frozenset()
+    bf16: frozenset[str] = frozenset()
+
+
+@dataclass
+class Trials:
+    """Plans about one problem, and what they were found to give.
+
+    Attributes:
+        plan: The rules' one.
+        reason: Why a node is in FP32 that the search put there.
+        evaluator: Who judges; None: emulation and recorded costs.
+        count: How many whole models were evaluated.
+    """
+
+    problem: Problem
+    plan: Plan
+    metric: Metric
+    reason: str
+    evaluator: Evaluator | None = None
+    count: int = 0
+    _plans: dict[Choice, Plan] = field(default_factory=dict)
+    _values: dict[Types, float] = field(default_factory=dict)
+    _errors: Divergence | None = None
+
+    @property
+    def judge(self) -> Evaluator:
+        return self.evaluator or Emulator(self.problem, self.metric)
+
+    @property
+    def prices(self) -> Prices:
+        return self.problem.prices
+
+    def plan_of(self, choice: Choice) -> Plan:
+        """The rules' plan with the choice's nodes, islands merged."""
+        if choice not in self._plans:
+            extra = dict.fromkeys(sorted(choice.added), self.reason)
+            problem, released = self.problem, choice.released
+            plan = extend_plan(problem.model, problem.facts, self.plan, extra, released)
+            self._plans[choice] = in_bf16(plan, choice.bf16)
+        return self._plans[choice]
+
+    def value(self, choice: Choice) -> float:
+        """The metric of a choice's plan."""
+        plan = self.plan_of(choice)
+        if (key := (plan.fp32, plan.bf16)) not in self._values:
+            self.count += 1
+            self._values[key] = self.judge.value(plan)
+        return self._values[key]
+
+    def latency_us(self, choice: Choice) -> float:
+        """The time of a choice's plan; 0 if the judge cannot tell."""
+        return self.judge.latency_us(self.plan_of(choice)) or 0.0
+
+    def tried(self) -> list[Choice]:
+        """What has been evaluated, in the order of the first time; of equal plans the first."""
+        known: dict[Types, Choice] = {}
+        for choice, plan in self._plans.items():
+            if (key := (plan.fp32, plan.bf16)) in self._values:
+                known.setdefault(key, choice)
+        return list(known.values())
+
+    def weights_alone(self) -> float:
+        """The metric if only the weights of MatMul, Conv and their like are rounded."""
+        self.count += 1
+        graph = self.problem.model.proto.graph
+        others = frozenset(node_key(0, n) for n in graph.node if n.op_type not in MATRIX_OPS)
+        return Emulator(self.problem, self.metric).weights_alone(self.plan_of(Choice(others)))
+
+    def ranking(self) -> list[str]:
+        """Keys of the nodes that add an error and are not kept yet, best first."""
+        if self._errors is None:
+            self.count += 1
+            self._errors = self.problem.errors(self.plan)
+        kept, extra, errors = self.plan.fp32 | self.plan.bf16, self.prices.extra, self._added(self._errors)
+        open_keys = [key for key in errors if key in extra and key not in kept]
+        return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
+
+    def _added(self, found: Divergence) -> dict[str, float]:
+        """The error that each node adds; one that makes no floats, as Greater, has that of what it reads."""
+        tensors: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        for row in found.nodes:
+            if row.added > 0.0:
+                tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
+                errors[row.key] = max(errors.get(row.key, 0.0), row.added)
+        measured = {row.key for row in found.nodes}
+        for node in self.problem.model.proto.graph.node:
+            key, read = node_key(0, node), [tensors[name] for name in node.input if name in tensors]
+            if key not in measured and read:
+                errors[key] = max(read)
+        return errors
+
+
+def added(keys: Sequence[str]) -> Choice:
+    return Choice(frozenset(keys))

@@ -1,0 +1,175 @@
+"""`verify`: the fixed model against the original, on the best engine of this machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rewriter.emulation import Accumulation
+from rewriter.engines.protocol import Settings, Shape, Timing
+from rewriter.errors import UsageError
+from rewriter.inputs import Samples, load_samples, random_samples
+from rewriter.metrics import named
+from rewriter.model import Model, load
+from rewriter.result import Verdict
+from rewriter.verification.data import BuildRun, OutputStatistics, Tolerance, VerifyResult
+from rewriter.verification.execute import Chosen, build_without_gpu, choose, emulated, on_engine
+from rewriter.verification.stage import MOST_SAMPLES, Stage, spans
+from rewriter.verification.tolerances import default_tolerance
+
+__all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
+
+Progress = Callable[[str, int, int], None]
+
+
+def verify(
+    original: str | os.PathLike[str] | Any,
+    fixed: str | os.PathLike[str] | Any,
+    *,
+    inputs: Any = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    engine: str = "auto",
+    builds: int = 1,
+    tolerance: float | None = None,
+    metric: str = "relative-l2",
+    min_shapes: Mapping[str, Shape] | None = None,
+    opt_shapes: Mapping[str, Shape] | None = None,
+    max_shapes: Mapping[str, Shape] | None = None,
+    plugins: Sequence[str | os.PathLike[str]] = (),
+    accumulation: Accumulation = "fp16",
+    timing: bool = True,
+    timeout: float = 600.0,
+    progress: Progress | None = None,
+) -> VerifyResult:
+    """Run the fixed model and compare it, output by output, with the original in FP32.
+
+    What is compared with is the original on ONNX Runtime's CPU, every FP16 and BF16 tensor widened.
+
+    Args:
+        original, fixed: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with equal names of inputs
+            and outputs.
+        inputs: Sample data, as for `fix`; None: seeded random inputs, which the result says.
+        engine: `tensorrt`, `tensorrt-rtx`, `onnxruntime` (CPU), `onnxruntime-cuda` or `emulation`. `auto`:
+            the best TensorRT if there is a GPU; else emulation, and a build without a GPU, which the
+            result says.
+        builds: How often the fixed model is built: builds differ, and the worst one is judged.
+        tolerance: What `metric` is held to in the worst output, sample and build; None: by what the fixed
+            model computes in, with a source.
+        metric: A name of `rewriter.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
+        min_shapes, opt_shapes, max_shapes: Optimisation profile of inputs with dynamic axes; others get
+            theirs from the samples.
+        plugins: Shared libraries with TensorRT plugins.
+        accumulation: Type in which the emulation sums up FP16 products.
+        timing: Measure latency, too.
+        timeout: Seconds for each build, and for the run.
+
+    Raises:
+        RewriterError: bad model, data or option; an engine that was named and cannot run here.
+    """
+    _check(builds, metric, tolerance)
+    watch = Watch(progress or (lambda stage, done, total: None))
+    profile = spans(min_shapes or {}, opt_shapes or {}, max_shapes or {})
+    chosen = choose(engine)
+    libraries = tuple(Path(plugin).resolve() for plugin in plugins)
+    with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
+        with watch("load"):
+            models = load(original), load(fixed)
+            samples = _samples(models[0], inputs, input_shapes or {}, seed)
+            stage = Stage(*models, samples, Path(folder), profile)
+        held = default_tolerance(stage.fixed_facts, tf32=chosen.engine not in (None, "onnxruntime"))
+        if tolerance is not None:
+            held = Tolerance(tolerance, metric, "--tolerance")
+        with watch("reference"):
+            stage.compute_reference()
+        if chosen.engine is None:
+            with watch("emulation"):
+                done = emulated(stage, held, accumulation)
+            with watch("build"):
+                done = replace(done, checks=(*done.checks, build_without_gpu(stage, timeout, libraries)))
+        else:
+            settings = Settings(
+                chosen.engine,
+                builds=builds,
+                timing=Timing() if timing else None,
+                plugins=libraries,
+                build_timeout_s=timeout,
+                run_timeout_s=timeout,
+            )
+            with watch("run"):
+                done = on_engine(stage, settings, held)
+        warnings = (*_warnings(chosen, samples), *done.warnings)
+        return VerifyResult(
+            original=models[0].path,
+            fixed=models[1].path,
+            engine=done.engine,
+            device=done.device,
+            tolerance=held,
+            data=samples.source,
+            outputs=done.judged.outputs,
+            judged=done.judged.comparisons,
+            builds=done.judged.builds,
+            latency=done.latency,
+            reference_latency=done.reference_latency,
+            verdict=Verdict(done.checks),
+            warnings=warnings,
+            seconds=watch.seconds,
+        )
+
+
+def _samples(original: Model, inputs: Any, shapes: Mapping[str, Sequence[int]], seed: int) -> Samples:
+    if inputs is not None:
+        return load_samples(inputs, original)
+    wanted = {name: tuple(shape) for name, shape in shapes.items()}
+    return random_samples(original, seed=seed, input_shapes=wanted)
+
+
+def _warnings(chosen: Chosen, samples: Samples) -> Iterator[str]:
+    if chosen.engine is None:
+        why = "; ".join(chosen.reasons) or "--engine emulation"
+        yield (
+            f"NOT run on a GPU ({why}): the figures are emulated, and say nothing of speed or of defects of "
+            "TensorRT's kernels"
+        )
+    elif chosen.engine == "onnxruntime":
+        yield (
+            "NOT run on a GPU: ONNX Runtime on the CPU computes FP16 in FP32, between nodes, too, so that an "
+            "overflow may not show; --engine emulation shows it"
+        )
+    if not samples.source.real:
+        yield samples.source.text
+    if len(samples) > MOST_SAMPLES:
+        yield f"the first {MOST_SAMPLES} of {len(samples)} samples were compared"
+
+
+@dataclass
+class Watch:
+    """Wall time by stage; tells the progress callback of each."""
+
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self.progress(name, 0, 0)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _check(builds: int, metric: str, tolerance: float | None) -> None:
+    named(metric)
+    if builds < 1:
+        raise UsageError(f"it cannot be {builds}", where="--builds", hint="1, or 3 to see how builds differ")
+    if metric != "relative-l2" and tolerance is None:
+        raise UsageError(
+            f"nothing says what {metric} shall be", where="--metric", hint="add --tolerance VALUE"
+        )

@@ -1,0 +1,212 @@
+"""Everything that needs a GPU: `python -m pytest tests/gpu -m gpu -s` prints a table of what was seen.
+
+Each test runs on every engine that can use the GPU of this machine, and is skipped, with the reason, on the
+others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import graph
+
+import rewriter
+from rewriter.engines import host
+from rewriter.engines.measure import measure
+from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
+from rewriter.engines.tensors import Samples, write_samples
+from rewriter.model import Array, Model, save
+
+pytestmark = pytest.mark.gpu
+
+ENGINES: tuple[EngineName, ...] = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda")
+TENSORRT = ENGINES[:2]
+
+ROWS: list[str] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _table() -> object:
+    yield
+    print("\n" + "\n".join(ROWS))  # noqa: T201 - the table is what the run is for
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> EngineName:
+    name: EngineName = request.param
+    if problem := host.obstacle(name):
+        pytest.skip(problem.what)
+    return name
+
+
+@pytest.fixture(params=TENSORRT)
+def tensorrt(request: pytest.FixtureRequest) -> EngineName:
+    name: EngineName = request.param
+    if problem := host.obstacle(name):
+        pytest.skip(problem.what)
+    return name
+
+
+def matmul(width: int, dtype: str = "float") -> Model:
+    """Two MatMuls and a Relu, batch size dynamic, weights random."""
+    source = graph(
+        f"g ({dtype}[n,{width}] x, {dtype}[{width},{width}] w) => ({dtype}[n,{width}] y) {{"
+        " a = MatMul(x, w)\n b = Relu(a)\n y = MatMul(b, w) }"
+    )
+    kind = np.float32 if dtype == "float" else np.float16
+    weight = (np.random.default_rng(0).normal(size=(width, width)) / width**0.5).astype(kind)
+    source.proto.graph.initializer.append(source.detached_tensor("w", weight))
+    del source.proto.graph.input[1]
+    return source
+
+
+def feeds(width: int, kind: type = np.float32, batches: tuple[int, ...] = (8, 16)) -> list[dict[str, Array]]:
+    rng = np.random.default_rng(1)
+    return [{"x": rng.normal(size=(batch, width)).astype(kind)} for batch in batches]
+
+
+def told(test: str, outcome: Outcome, error: float | None = None) -> None:
+    latency = outcome.latency
+    time = f"{latency.median_us:8.1f} us +- {latency.iqr_us:.1f}" if latency else "not timed"
+    graphed = "graph" if latency and latency.cuda_graph else "launches"
+    shown = f"{error:.2e}" if error is not None else outcome.problem
+    ROWS.append(
+        f"{test:30} {outcome.library:26} {outcome.status:8} error {shown:10} {time} ({graphed}) "
+        f"{len(outcome.layers)} layers {'; '.join(outcome.notes)}"
+    )
+
+
+def relative(outcome: Outcome, source: Model, samples: Samples) -> float:
+    """Largest relative L2 error of y over the samples, against float64."""
+    weight = source.weights["w"].astype(np.float64)
+    errors = []
+    for number, sample in enumerate(samples):
+        exact = np.maximum(sample["x"].astype(np.float64) @ weight, 0.0) @ weight
+        errors.append(float(np.linalg.norm(outcome.values(number)["y"] - exact) / np.linalg.norm(exact)))
+    return max(errors)
+
+
+def test_fp32_with_and_without_tf32(engine: EngineName, tmp_path: Path) -> None:
+    source, samples = matmul(1024), write_samples(tmp_path / "s", feeds(1024))
+    path = save(source, tmp_path / "m.onnx")
+    variants = [Variant("tf32", path, samples), Variant("fp32", path, samples, tf32=False)]
+    tf32, fp32 = measure(variants, Settings(engine), tmp_path / "work")
+    for outcome in (tf32, fp32):
+        assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
+        told(f"MatMul 1024, {outcome.variant}", outcome, relative(outcome, source, samples))
+    assert relative(fp32, source, samples) < 2e-5, "TF32 was not switched off"
+
+
+def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path) -> None:
+    variants, sources = [], {}
+    for name, dtype, kind in (("fp16", "float16", np.float16), ("fp32", "float", np.float32)):
+        sources[name] = matmul(1024, dtype)
+        samples = write_samples(tmp_path / f"s{name}", feeds(1024, kind))
+        variants.append(Variant(name, save(sources[name], tmp_path / f"{name}.onnx"), samples))
+    for variant, outcome in zip(
+        variants, measure(variants, Settings(engine), tmp_path / "work"), strict=True
+    ):
+        assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
+        assert outcome.latency is not None
+        error = relative(outcome, sources[variant.name], variant.samples)
+        told(f"interleaved, {variant.name}", outcome, error)
+        assert error < 1e-2
+
+
+def test_a_cuda_graph_is_replayed_and_layers_are_told(tensorrt: EngineName, tmp_path: Path) -> None:
+    source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
+    variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
+    (outcome,) = measure([variant], Settings(tensorrt), tmp_path / "work")
+    assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
+    told("CUDA graph and layers", outcome, relative(outcome, source, samples))
+    assert outcome.latency is not None
+    assert outcome.latency.cuda_graph
+    assert outcome.layers
+
+
+def test_several_builds(tensorrt: EngineName, tmp_path: Path) -> None:
+    source, samples = matmul(512), write_samples(tmp_path / "s", feeds(512))
+    variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
+    for outcome in measure([variant], Settings(tensorrt, builds=3), tmp_path / "work"):
+        assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
+        told(f"build {outcome.build} of 3", outcome, relative(outcome, source, samples))
+
+
+def test_outputs_whose_shape_depends_on_the_data(tensorrt: EngineName, tmp_path: Path) -> None:
+    source = graph("g (float[4] x) => (int64[1,k] y) { y = NonZero(x) }")
+    samples = write_samples(
+        tmp_path / "s", [{"x": np.array(x, np.float32)} for x in ([1, 0, 2, 0], [1, 1, 1, 0])]
+    )
+    variant = Variant("nonzero", save(source, tmp_path / "m.onnx"), samples)
+    (outcome,) = measure([variant], Settings(tensorrt), tmp_path / "work")
+    told("NonZero", outcome, 0.0 if outcome.ran else None)
+    if outcome.status == "refused":
+        pytest.skip(f"this library does not take NonZero: {outcome.problem}")
+    assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
+    assert [outcome.values(i)["y"].tolist() for i in range(2)] == [[[0, 2]], [[0, 1, 2]]]
+
+
+def test_marked_and_unfused_tensors(tensorrt: EngineName, tmp_path: Path) -> None:
+    source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
+    path = save(source, tmp_path / "m.onnx")
+    variants = [Variant("marked", path, samples, outputs=("b",)), Variant("debug", path, samples, debug=True)]
+    marked, debug = measure(variants, Settings(tensorrt), tmp_path / "work")
+    assert marked.ran, f"{marked.problem}\n{marked.log}"
+    assert marked.values(0)["b"].shape == (8, 256)
+    told("a marked tensor", marked, relative(marked, source, samples))
+    told("unfused debug tensors", debug, relative(debug, source, samples) if debug.ran else None)
+    assert debug.ran, f"{debug.problem}\n{debug.log}"
+    names = sorted(debug.debug_values(0)) if debug.debug else []
+    ROWS.append(f"{'':30} debug tensors: {', '.join(names) or 'none'}")
+    assert names or debug.notes
+
+
+def test_a_shape_outside_the_profile_is_an_error_with_advice(tensorrt: EngineName, tmp_path: Path) -> None:
+    samples = write_samples(tmp_path / "s", feeds(64))
+    variant = Variant(
+        "m", save(matmul(64), tmp_path / "m.onnx"), samples, shapes={"x": ((1, 64), (8, 64), (8, 64))}
+    )
+    (outcome,) = measure([variant], Settings(tensorrt), tmp_path / "work")
+    told("outside the profile", outcome)
+    assert outcome.status == "error"
+    assert "outside the engine's profile" in outcome.problem
+
+
+def test_a_hang_or_crash_leaves_the_others(tensorrt: EngineName, tmp_path: Path) -> None:
+    source, samples = matmul(64), write_samples(tmp_path / "s", feeds(64))
+    path = save(source, tmp_path / "m.onnx")
+    broken = tmp_path / "broken.engine"
+    broken.write_bytes(b"no engine" * 1000)
+    variants = [Variant("broken", path, samples, engine=broken), Variant("well", path, samples)]
+    first, second = measure(variants, Settings(tensorrt), tmp_path / "work")
+    told("a broken engine file", first)
+    told("beside it", second, relative(second, source, samples) if second.ran else None)
+    assert not first.ran
+    assert first.problem
+    assert second.ran, f"{second.problem}\n{second.log}"
+
+
+def test_verify_and_fix_end_with_a_run(tensorrt: EngineName, tmp_path: Path) -> None:
+    original = save(matmul(256), tmp_path / "original.onnx")
+    done = rewriter.fix(original, tmp_path / "fixed.onnx", inputs=feeds(256))
+    assert done.verdict is not None
+    ROWS.extend(f"fix: {check.name:26} {check.passed} {check.summary}" for check in done.verdict.checks)
+    assert [check.name for check in done.verdict.checks if check.passed][-2:] == ["build", "run"]
+    result = rewriter.verify(original, tmp_path / "fixed.onnx", inputs=feeds(256), engine=tensorrt, builds=3)
+    ROWS.extend(f"verify: {check.name:23} {check.passed} {check.summary}" for check in result.checks)
+    assert result.passed
+    assert "compute capability" in result.device
+    assert result.reference_latency is not None
+
+
+def test_a_search_on_the_gpu(tmp_path: Path) -> None:
+    if host.choose().engine is None:
+        pytest.skip("; ".join(host.choose().reasons))
+    original = save(matmul(256), tmp_path / "original.onnx")
+    done = rewriter.fix(original, inputs=feeds(256), tolerance=3e-4, search="gpu", build=False)
+    assert done.verdict is not None
+    check = next(check for check in done.verdict.checks if check.name == "tolerance")
+    ROWS.append(f"{'--search gpu':30} {check.passed} {check.summary}")
+    assert "measured with" in check.summary or "cannot be met" in check.summary

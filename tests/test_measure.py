@@ -1,0 +1,247 @@
+"""A measurement through real child processes: what comes back, and what is left of every kind of accident."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from graphs import graph
+
+from rewriter.engines.measure import measure
+from rewriter.engines.protocol import Outcome, Settings, Timing, Variant
+from rewriter.engines.tensors import Samples, read_tensors, write_samples, write_tensors
+from rewriter.errors import EngineError
+from rewriter.model import Array, save
+
+needs_rtx = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
+)
+
+DOUBLED = "g (float[n,4] x) => (float[n,4] y) { a = Relu(x)\n y = Add(a, a) }"
+
+ENDLESS = """
+    g (float[n,4] x) => (float[n,4] y)
+    <int64 trips = {1000000000000}, bool go = {1}> {
+        y = Loop (trips, go, x) <body = b (int64 i, bool c, float[n,4] h) => (bool again, float[n,4] next) {
+            again = Identity(c)
+            next = Add(h, h)
+        }>
+    }"""
+"""ONNX Runtime needs some ten days for it."""
+
+GREEDY = """
+    g (float[n,4] x) => (float[n,4] y)
+    <int64[2] huge = {100000, 100000}, int64[2] at = {0, 0}> {
+        filled = ConstantOfShape(huge)
+        one = GatherND(filled, at)
+        y = Add(x, one)
+    }"""
+"""40 GB in one tensor."""
+
+FEEDS = [{"x": np.full((rows, 4), rows - 2.0, np.float32)} for rows in (1, 3)]
+
+QUICK = Timing(warm_up=1, repeats=5)
+ORT = Settings("onnxruntime", timing=QUICK)
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Samples:
+    return write_samples(tmp_path / "samples", FEEDS)
+
+
+def variant(text: str, folder: Path, samples: Samples, name: str = "one") -> Variant:
+    return Variant(name, save(graph(text), folder / f"{name}.onnx"), samples)
+
+
+def outcome(text: str, folder: Path, samples: Samples, settings: Settings = ORT) -> Outcome:
+    (found,) = measure([variant(text, folder, samples)], settings, folder / "work")
+    return found
+
+
+def test_every_sample_comes_back_from_the_child(tmp_path: Path, samples: Samples) -> None:
+    found = outcome(DOUBLED, tmp_path, samples)
+    assert (found.status, found.device, len(found.outputs)) == ("ok", "CPU", 2)
+    assert found.library.startswith("onnxruntime ")
+    np.testing.assert_array_equal(found.values(0)["y"], np.zeros((1, 4)))
+    np.testing.assert_array_equal(found.values(1)["y"], np.full((3, 4), 2.0))
+    assert found.latency is not None
+    assert found.latency.repeats == 5
+    assert 0.0 < found.latency.min_us <= found.latency.median_us
+    assert not found.latency.cuda_graph
+
+
+def test_nothing_is_timed_unless_it_is_wanted(tmp_path: Path, samples: Samples) -> None:
+    assert outcome(DOUBLED, tmp_path, samples, Settings("onnxruntime", timing=None)).latency is None
+
+
+def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: Samples) -> None:
+    marked = Variant("marked", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, outputs=("a",))
+    (found,) = measure([marked], ORT, tmp_path / "work")
+    assert sorted(found.values(1)) == ["a", "y"]
+    np.testing.assert_array_equal(found.values(1)["a"], np.ones((3, 4)))
+
+
+def test_several_builds_and_variants_come_in_order(tmp_path: Path, samples: Samples) -> None:
+    variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("first", "second")]
+    found = measure(variants, Settings("onnxruntime", builds=2, timing=QUICK), tmp_path / "work")
+    assert [(o.variant, o.build) for o in found] == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
+    assert len({o.outputs[0] for o in found}) == 4
+
+
+def test_a_model_that_does_not_run_is_an_outcome_and_the_others_go_on(
+    tmp_path: Path, samples: Samples
+) -> None:
+    wrong = variant("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }", tmp_path, samples, "wrong")
+    well = variant(DOUBLED, tmp_path, samples, "well")
+    first, second = measure([wrong, well], ORT, tmp_path / "work")
+    assert first.status == "error"
+    assert "x" in first.problem
+    assert second.ran
+    assert second.latency is not None
+
+
+def test_a_hang_ends_at_its_limit_and_the_others_are_measured(tmp_path: Path, samples: Samples) -> None:
+    variants = [variant(ENDLESS, tmp_path, samples, "endless"), variant(DOUBLED, tmp_path, samples, "well")]
+    settings = Settings("onnxruntime", timing=QUICK, run_timeout_s=4.0)
+    endless, well = measure(variants, settings, tmp_path / "work")
+    assert endless.status == "timeout"
+    assert "no result after 4 s" in endless.problem
+    assert "endless: sample 0" in endless.log
+    assert well.ran
+    assert well.latency is not None
+
+
+def test_a_killed_child_is_an_outcome(tmp_path: Path, samples: Samples) -> None:
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.is_set():
+            for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                if b"rewriter-child-" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    time.sleep(1.0)
+                    os.kill(int(child), signal.SIGKILL)
+            time.sleep(0.05)
+
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        pytest.skip("this kernel does not list the children of a process")
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        found = outcome(ENDLESS, tmp_path, samples)
+    finally:
+        stop.set()
+        killer.join()
+    assert found.status == "crashed"
+    assert "SIGKILL" in found.problem
+
+
+def test_too_much_memory_is_an_outcome(tmp_path: Path, samples: Samples) -> None:
+    limited = Settings("onnxruntime", timing=None, memory_bytes=8 * 2**30)
+    found = outcome(GREEDY, tmp_path, samples, limited)
+    assert found.status in ("error", "crashed")
+    assert found.problem
+    assert found.log
+
+
+@needs_rtx
+def test_tensorrt_goes_as_far_as_it_can_without_a_gpu(tmp_path: Path, samples: Samples) -> None:
+    found = outcome(DOUBLED, tmp_path, samples, Settings("tensorrt-rtx", timing=QUICK))
+    assert found.report is not None
+    assert found.report.engine_bytes
+    if not found.ran:
+        assert found.status == "error"
+        assert "compute capability" in found.problem or "no GPU" in found.problem
+        assert found.hint
+
+
+@needs_rtx
+def test_the_profile_spans_the_samples_unless_it_is_given(tmp_path: Path, samples: Samples) -> None:
+    assert samples.spans() == {"x": ((1, 4), (1, 4), (3, 4))}
+    given = Variant(
+        "given", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, shapes={"x": ((2, 5), (2, 5), (2, 5))}
+    )
+    (found,) = measure([given], Settings("tensorrt-rtx"), tmp_path / "work")
+    assert found.status == "refused"
+    assert "shape (2, 5) does not fit input 'x'" in found.problem
+
+
+@needs_rtx
+def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: Samples) -> None:
+    marked = Variant(
+        "m", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, outputs=("a", "lost"), debug=True
+    )
+    (found,) = measure([marked], Settings("tensorrt-rtx"), tmp_path / "work")
+    assert found.report is not None
+    assert found.report.engine_bytes
+    assert [note for note in found.notes if "'lost' is not in the parsed network" in note]
+    assert not [note for note in found.notes if "'a'" in note]
+
+
+@needs_rtx
+def test_what_the_parser_refuses_names_the_node(tmp_path: Path, samples: Samples) -> None:
+    text = "g (float[n,4] x) => (float[n,4] y) { y = Det(x) }"
+    found = outcome(text, tmp_path, samples, Settings("tensorrt-rtx"))
+    assert found.status == "refused"
+    assert "Det" in found.problem
+    assert found.report is not None
+
+
+@needs_rtx
+def test_a_build_has_a_time_limit(tmp_path: Path, samples: Samples) -> None:
+    found = outcome(DOUBLED, tmp_path, samples, Settings("tensorrt-rtx", build_timeout_s=0.01))
+    assert found.status == "timeout"
+    assert found.problem.startswith("the build: no result after")
+
+
+@needs_rtx
+def test_a_build_that_wants_too_much_memory_is_an_outcome(tmp_path: Path) -> None:
+    source = graph("g (float[n,4096] x, float[4096,8192] w) => (float[n,8192] y) { y = MatMul(x, w) }")
+    weight = np.zeros((4096, 8192), np.float32)
+    source.proto.graph.initializer.append(source.detached_tensor("w", weight))
+    del source.proto.graph.input[1]
+    path = save(source, tmp_path / "wide.onnx")
+    samples = write_samples(tmp_path / "s", [{"x": np.zeros((1, 4096), np.float32)}])
+    settings = Settings("tensorrt-rtx", memory_bytes=800 * 2**20)
+    (found,) = measure([Variant("wide", path, samples)], settings, tmp_path / "work")
+    assert found.status in ("refused", "error", "crashed")
+    assert found.report is None or found.report.engine_bytes is None
+    assert found.problem
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed")
+def test_a_missing_library_is_an_error_with_advice(tmp_path: Path, samples: Samples) -> None:
+    with pytest.raises(EngineError, match="tensorrt is not installed") as caught:
+        outcome(DOUBLED, tmp_path, samples, Settings("tensorrt"))
+    assert "pip install" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6, dtype=np.float16).reshape(2, 3),
+        np.arange(6).astype(ml_dtypes.bfloat16),
+        np.array(3, np.int64),
+        np.array(2.5, ml_dtypes.bfloat16),
+        np.empty((0, 4), np.float32),
+        np.array([True, False]),
+        np.arange(12, dtype=np.int32).reshape(3, 4).T,
+    ],
+    ids=["fp16", "bf16", "a scalar", "a bf16 scalar", "nothing", "bool", "not contiguous"],
+)
+def test_tensors_survive_the_disk(tmp_path: Path, array: Array) -> None:
+    read = read_tensors(write_tensors(tmp_path, {"/model/layer:0": array, "other": np.zeros(1)}))
+    assert list(read) == ["/model/layer:0", "other"]
+    assert read["/model/layer:0"].dtype == array.dtype
+    np.testing.assert_array_equal(read["/model/layer:0"], array)
+
+
+def test_a_folder_without_tensors_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="no tensors were written"):
+        read_tensors(tmp_path)
