@@ -302,7 +302,7 @@ def test_the_emulation_answers_the_same_question_in_one_run() -> None:
 
 def as_fp16(source: Model) -> Model:
     facts = tensor_facts.infer(source)
-    return retype(source, facts, Request(lambda _s, _n: onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT))
+    return retype(source, facts, Request(lambda _s, _n: onnx.TensorProto.FLOAT16))
 
 
 def test_the_command_prints_the_chain_and_exits_with_1(files: dict[str, Path], tmp_path: Path) -> None:

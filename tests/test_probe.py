@@ -18,6 +18,7 @@ from rewriter import facts as tensor_facts
 from rewriter.base import Context, Target
 from rewriter.cli import app
 from rewriter.engines import host
+from rewriter.engines.driver import Gpu
 from rewriter.errors import OutputError
 from rewriter.hazards.survey import Settings
 from rewriter.planner import Wish, make_plan
@@ -195,14 +196,14 @@ def test_measured_answers_are_kept_and_go_before_recorded_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
-    monkeypatch.setattr(host, "gpu", lambda: host.Gpu("Some GPU", (9, 0), (13, 0)))
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
     assert store.measured() is None
     path = remember(MINE)
     assert path.is_relative_to(tmp_path)
     assert store.measured(Target("tensorrt-rtx", (1, 6))) == MINE
     assert store.known_target(Target("tensorrt-rtx")).answers == {"conv-clip": "wrong"}
     assert store.measured(Target("tensorrt")) is None
-    monkeypatch.setattr(host, "gpu", lambda: host.Gpu("Another GPU", (9, 0), (13, 0)))
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Another GPU", (9, 0), (13, 0)))
     assert store.measured() is None
 
 

@@ -117,14 +117,12 @@ def _flat(images: Array) -> Array:
 
 def _shifts(source: Array, target: Array) -> Iterator[tuple[int, int]]:
     """Whole shifts at the peaks of the cross-correlation and of the phase correlation."""
-    from scipy import fft
-
-    size = tuple(int(max(pair)) for pair in zip(source.shape, target.shape, strict=True))
-    cross = fft.rfft2(source, size) * np.conj(fft.rfft2(target, size))
+    size = (max(source.shape[0], target.shape[0]), max(source.shape[1], target.shape[1]))
+    cross = np.fft.rfft2(source, size) * np.conj(np.fft.rfft2(target, size))
     strength = np.abs(cross)
     phase = cross / np.maximum(strength, 1e-9 * (float(strength.max()) or 1.0))
     for spectrum in (cross, phase):
-        peaks = np.abs(fft.irfft2(spectrum, size))
+        peaks = np.abs(np.fft.irfft2(spectrum, size))
         for place in np.argpartition(-peaks, PEAKS, axis=None)[:PEAKS]:
             y, x = np.unravel_index(int(place), size)
             for dy in _unwrapped(int(y), source.shape[0], target.shape[0], size[0]):

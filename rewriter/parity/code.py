@@ -73,8 +73,8 @@ def _moved(text: str, mine: Layout, other: Layout) -> str:
     dropped = [a for a in mine.axes if a not in other.axes]
     kept = [a for a in mine.axes if a in other.axes]
     if dropped:
-        axes = tuple(mine.axes.index(a) for a in dropped)
-        text += f".squeeze({axes if len(axes) > 1 else axes[0]})"
+        axes = [mine.axes.index(a) for a in dropped]
+        text += f".squeeze({tuple(axes) if len(axes) > 1 else axes[0]})"
     wanted = [a for a in other.axes if a in kept]
     if wanted != kept:
         text += f".transpose({', '.join(str(kept.index(a)) for a in wanted)})"

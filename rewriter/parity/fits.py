@@ -69,7 +69,7 @@ def _block_means(images: Array) -> Array:
     rows, columns = height // BLOCK, width // BLOCK
     cut = images[..., : rows * BLOCK, : columns * BLOCK].astype(np.float64)
     means = cut.reshape(count, channels, rows, BLOCK, columns, BLOCK).mean(axis=(3, 5))
-    return means.swapaxes(0, 1).reshape(channels, -1)
+    return np.asarray(means.swapaxes(0, 1).reshape(channels, -1))
 
 
 def _order(mine: Array, other: Array) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rewriter.base import Target
 from rewriter.engines import host
+from rewriter.engines.driver import Gpu
 from rewriter.engines.user_cache import user_cache
 from rewriter.errors import OutputError
 from rewriter.model import replacing
@@ -80,7 +81,7 @@ def measured(target: Target | None = None) -> Answers | None:
     return next((a for a in fitting if (a.gpu, a.driver) == (gpu.name, driver_text(gpu))), None)
 
 
-def driver_text(gpu: host.Gpu) -> str:
+def driver_text(gpu: Gpu) -> str:
     """How answers call the driver."""
     return f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from rewriter.locate.result import Location, Step
 from rewriter.report.json import installed_versions, plain, write_text
-from rewriter.report.terminal import new_table
+from rewriter.report.tables import new_table
 from rewriter.report.text import shorten
 
 SCHEMA_VERSION = 1

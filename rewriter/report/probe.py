@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rewriter.probe import UNKNOWN, Answer, Answers, Buildable, questions
-from rewriter.report.terminal import new_table
+from rewriter.report.tables import new_table
 
 
 def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> None:
