@@ -11,6 +11,7 @@ from typing import Any
 
 from onnx import TensorProto
 
+from rewriter.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
 from rewriter.engines.protocol import Shape, Span
 from rewriter.engines.tensorrt import BuildOptions, BuildReport, build
 from rewriter.engines.worker import ChildResult
@@ -30,12 +31,6 @@ NETWORK_TYPES = {
     int(TensorProto.BFLOAT16): "BF16",
 }
 """TensorRT's `DataType` for each float type that a plan gives."""
-
-NORM_IN_FP16 = "layernorm nodes in FP16"
-"""Part of the builder's warning about a decomposed norm whose squares may overflow."""
-
-ROUTINE = ("Int64 binding", "will not be queryable", "after self-attention with FP16 Reduce or Pow")
-"""Parts of warnings that a user can do nothing about, or that only repeat another one."""
 
 LACKING = (
     "plugin was not found",
@@ -171,8 +166,8 @@ def _last_words(log: str) -> list[str]:
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     """The verdict on a build that came to an end, held to what the model promised."""
     faults = [*_refusals(report), *_network_faults(report, expected)]
-    warnings = [f"warning: {w}" for w in report.warnings if not _is_told(w)][:LISTED]
-    details = (*faults, *_advice(report.hint), *warnings)
+    warned = [*precision_warnings(report.warnings), *other_warnings(report.warnings)][:LISTED]
+    details = (*faults, *_advice(report.hint), *warned)
     passed = None if not faults and report.obstacle else not faults
     if _is_lacking(report):
         passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
@@ -247,7 +242,3 @@ def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
         if layer.type == "REDUCE"
         and any(dtype == "HALF" and logical_name(tensor) not in known for tensor, dtype in layer.outputs)
     ]
-
-
-def _is_told(warning: str) -> bool:
-    return any(part in warning for part in (*ROUTINE, NORM_IN_FP16))

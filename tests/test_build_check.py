@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from rewriter import build_check
 from rewriter.build_check import BuildExpectation, check_build, expectation
+from rewriter.builder_warnings import other_warnings, precision_warnings
 from rewriter.engines import tensorrt
 from rewriter.facts import infer
 from rewriter.model import Model, load, save
@@ -404,3 +405,26 @@ def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
 def test_the_build_runs_in_another_process() -> None:
     """`rewriter` itself never imports a TensorRT: a crash there would be a crash here."""
     assert "import_module" not in Path(tensorrt.__file__).read_text()
+
+
+@pytest.mark.parametrize(
+    ("warning", "meaning"),
+    [
+        ("Weights [name=w] had issues: Finite FP32 values which would overflow in FP16 detected.", "clipped"),
+        ("- Values less than smallest positive FP16 Subnormal value detected.", "too small"),
+        ("- Subnormal FP16 values detected.", "subnormal"),
+        ("Weight starts with value 9223372036854775807 is out of range. Clamping to: 2147483647", "INT32"),
+    ],
+    ids=["overflow", "underflow", "subnormal", "clamped"],
+)
+def test_precision_warnings_of_the_builder_are_told_in_our_words(warning: str, meaning: str) -> None:
+    (told,) = precision_warnings([warning, "Int64 binding of x"])
+    assert told.startswith("precision: ")
+    assert meaning in told
+    assert warning in told
+    assert not list(other_warnings([warning, "Int64 binding of x"]))
+
+
+def test_other_warnings_stay_as_they_are() -> None:
+    assert list(other_warnings(["something new"])) == ["warning: something new"]
+    assert not list(precision_warnings(["something new"]))

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("passes",),
     ("driver",),
     ("pipeline", "result"),
-    ("findings",),
+    ("builder_warnings", "findings"),
     ("build_check", "catalogue", "compare", "inputs"),
     ("checks", "metrics", "weak_typing"),
     ("locate", "parity", "probe"),
@@ -48,6 +48,7 @@ HEAVY = (
     "tensorrt",
     "tensorrt_rtx",
     "torch",
+    "cuda",
 )
 LIGHT_IMPORT_SECONDS = 0.3
 

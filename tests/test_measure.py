@@ -245,3 +245,9 @@ def test_tensors_survive_the_disk(tmp_path: Path, array: Array) -> None:
 def test_a_folder_without_tensors_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no tensors were written"):
         read_tensors(tmp_path)
+
+
+def test_two_variants_of_one_name_are_refused(tmp_path: Path, samples: Samples) -> None:
+    one = variant(DOUBLED, tmp_path, samples)
+    with pytest.raises(EngineError, match="several variants are called 'one'"):
+        measure([one, one], ORT, tmp_path / "work")

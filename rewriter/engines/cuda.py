@@ -7,6 +7,7 @@ driver is enough. (`cuda.core` would read better; its names and signatures still
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from rewriter.engines import driver
@@ -33,7 +34,7 @@ def runtime() -> Any:
             hint="on a machine with a GPU, `nvidia-smi` lists it; in a container, start it with --gpus all",
         )
     try:
-        from cuda.bindings import runtime as cudart
+        cudart = import_module("cuda.bindings.runtime")
     except ImportError as error:
         raise EngineError(f"cuda-python is missing: {error}", hint=INSTALL_HINT) from error
     (version,) = _checked(cudart, cudart.cudaRuntimeGetVersion())

@@ -39,8 +39,11 @@ def measure(variants: Sequence[Variant], settings: Settings, folder: Path) -> li
         timed without it.
 
     Raises:
-        EngineError: the library that was asked for is not installed.
+        EngineError: the library that was asked for is not installed, or two variants share a name.
     """
+    names = [variant.name for variant in variants]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise EngineError(f"several variants are called {sorted(twice)[0]!r}", hint="give each its own name")
     folder.mkdir(parents=True, exist_ok=True)
     built: list[_Built] = []
     outcomes: dict[tuple[str, int], Outcome] = {}

@@ -59,7 +59,7 @@ class TensorRTProgram:
         self.notes: list[str] = []
         self.library = f"{trt.__name__} {trt.__version__}"
         self._title = f"{title(trt.__name__)} {trt.__version__}"
-        self._trt, self._debug = trt, order.debug
+        self._trt = trt
         self._stream = Stream()
         self.device = str(driver.gpus()[0])
         self._log = Log()
@@ -91,7 +91,10 @@ class TensorRTProgram:
     def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
         """See `Program.run`."""
         self._feed(feeds)
-        if debug is None or not self._debug:
+        if debug is not None and not hasattr(self._context, "unfused_tensors_debug_state"):
+            self.notes.append(f"{self._title} has no unfused debug tensors")
+            debug = None
+        if debug is None:
             self._execute()
             self._stream.wait()
             return self._outputs()
@@ -131,7 +134,7 @@ class TensorRTProgram:
         """An execution context; kernels for dynamic shapes are made before they run, not beside them."""
         trt, engine = self._trt, self._engine
         strategies = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
-        if strategies is None:
+        if strategies is None or not hasattr(engine, "create_runtime_config"):
             context = engine.create_execution_context()
         else:
             config = engine.create_runtime_config()
