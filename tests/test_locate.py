@@ -210,6 +210,15 @@ def test_of_several_faults_the_first_is_found() -> None:
     assert found.first.tensor == "m4"
 
 
+def test_a_wrong_output_that_is_no_float_is_told() -> None:
+    text = "g (float[2,8] x) => (int64[2,1] y) { ArgMax<axis = 1>(OF) }"
+    same = graphs.graph(text.replace("ArgMax", "a = Abs(x) y = ArgMax").replace("OF", "a"))
+    other = graphs.graph(text.replace("ArgMax", "a = Abs(x) b = Neg(a) y = ArgMax").replace("OF", "b"))
+    found = located(same, other)
+    assert found.first is None
+    assert [step.tensor for step in found.wrong] == ["y"]
+
+
 def test_nan_counts_as_wrong() -> None:
     spoiled_model = network(op="Log")
     found = located(network(), spoiled_model)

@@ -64,7 +64,7 @@ def locate(
             report.write_json(found, json)
         with reader_may_leave():
             report.print_location(found, console())
-        if found.first is not None:
+        if found.wrong:
             raise typer.Exit(FAILED)
 
 

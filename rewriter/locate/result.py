@@ -36,7 +36,8 @@ class Location:
         engine: What ran the other model, with its device.
         tolerance: Errors above it are wrong.
         outputs: The model's outputs with their errors.
-        first: The first wrong tensor; None if no output is wrong.
+        first: The first wrong tensor; None if no output is wrong, or the models share no float tensor that
+            leads to one that is (the order of a TopK, say).
         exact: Whether all that `first` is computed from is right. If not, the fault is between `right`
             and `first`.
         right: What is right just before it.
@@ -63,6 +64,11 @@ class Location:
     spread: float = 0.0
     moved: float = 0.0
     notes: tuple[str, ...] = ()
+
+    @property
+    def wrong(self) -> tuple[Step, ...]:
+        """The outputs that are further than the tolerance from the original."""
+        return tuple(s for s in self.outputs if s.error is None or not s.error <= self.tolerance)
 
     @property
     def jump(self) -> Step | None:

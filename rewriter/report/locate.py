@@ -29,6 +29,11 @@ def print_location(found: Location, out: Console) -> None:
 
 def _sections(found: Location) -> Iterator[RenderableType]:
     yield _table("Outputs", found.outputs, found.tolerance)
+    if found.first is None and found.wrong:
+        names = ", ".join(step.tensor for step in found.wrong)
+        yield Text(f"{names} is wrong, and is no float tensor that both models have.", style="bold red")
+        yield _how(found)
+        return
     if found.first is None:
         yield Text(f"No output is further than {found.tolerance:.2g} from the original.", style="green")
         yield _how(found)
