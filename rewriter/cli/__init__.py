@@ -24,9 +24,11 @@ app = typer.Typer(
 app.command()(fix.fix)
 app.command()(scan.scan)
 app.command()(verify.verify)
-app.command()(locate.locate)
-app.command()(probe.probe)
-app.command("compare-inputs")(compare_inputs.compare_inputs)
+app.command(short_help="Find the first tensor at which an engine goes wrong")(locate.locate)
+app.command(short_help="Ask what this TensorRT does on this GPU")(probe.probe)
+app.command("compare-inputs", short_help="Find what differs between two preprocessings")(
+    compare_inputs.compare_inputs
+)
 app.add_typer(passes.app, name="passes")
 
 GARBAGE_THRESHOLD = 20_000
