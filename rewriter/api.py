@@ -17,16 +17,14 @@ from rewriter.engines.protocol import EngineName
 from rewriter.errors import EngineError, UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import named
-from rewriter.pipeline import preset_named, select
+from rewriter.pipeline import select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan_file import read
 from rewriter.planner import Wish
+from rewriter.presets import DEFAULT_OPSETS, Preset, preset_named
 from rewriter.probe.answers import known_target
 from rewriter.result import FixResult
 from rewriter.search import Budget, Goal
-
-DEFAULT_OPSETS: dict[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
-"""17 has LayerNormalization, which every TensorRT since 8.6 maps; BF16 Conv exists from 22 on."""
 
 
 def fix(
@@ -38,7 +36,7 @@ def fix(
     skip: Sequence[str] = (),
     preset: str = "trt-fp16",
     precision: Precision | None = None,
-    io: InputsOutputs = "keep",
+    io: InputsOutputs | None = None,
     opset: int | None = None,
     keep_fp32: Sequence[str] = (),
     keep_fp32_op: Sequence[str] = (),
@@ -47,15 +45,15 @@ def fix(
     tolerance: float | None = None,
     max_latency_cost: float | None = None,
     pareto: bool = False,
-    metric: str = "relative-l2",
+    metric: str | None = None,
     search: Literal["emulation", "gpu"] = "emulation",
     weak_typing: bool = False,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    target: str = "tensorrt",
+    target: str | None = None,
     seed: int = 0,
     verify: bool = True,
     build: bool = True,
-    accumulation: Accumulation = "fp32",
+    accumulation: Accumulation | None = None,
     dry_run: bool = False,
     in_place: bool = False,
     strict: bool = False,
@@ -69,9 +67,11 @@ def fix(
         output: Where to write; None writes nothing.
         inputs: Sample data: npz, folder of npz or npy, Polygraphy JSON, a dict of arrays, or an
             iterable of dicts. None: seeded random inputs, which the result says.
+        preset: A name of `rewriter.presets`: a pipeline, and what holds for `precision`, `io`, `opset`,
+            `tolerance`, `metric`, `target` and `accumulation` where they are None.
         passes: A pipeline's text; it replaces the preset's. `skip` drops passes by name.
-        precision: `fp16`, `bf16`, or `fp32` for structure only; None: the preset's.
-        io: Types of float inputs and outputs: as they are, all FP32, or all FP16.
+        precision: `fp16`, `bf16`, or `fp32` for structure only.
+        io: Types of float inputs and outputs: `keep`: as they are, all `fp32`, or all `fp16`.
         opset: Operator set to convert to; None: 17, and 22 for BF16.
         keep_fp32: Patterns of node or output names that stay in FP32; `keep_fp32_op` operators.
         plan: A `Plan`, or the file of one: applied exactly, with its precision and io; no ranges are
@@ -99,27 +99,30 @@ def fix(
     Raises:
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
+    chosen = preset_named(preset)
     given = _given_plan(plan, precision, io, keep_fp32, keep_fp32_op)
-    goal = _goal(tolerance, max_latency_cost, metric, given)
     if given is not None:
         precision, io = given.precision, given.io
-    chosen_precision = precision or preset_named(preset).precision
+    chosen_precision = precision or chosen.precision
+    chosen_io: InputsOutputs = chosen.choose("io", io)
+    sums: Accumulation = chosen.choose("accumulation", accumulation)
     _require("precision", chosen_precision, get_args(Precision))
-    _require("io", io, get_args(InputsOutputs))
-    _require("accumulation", accumulation, get_args(Accumulation))
+    _require("io", chosen_io, get_args(InputsOutputs))
+    _require("accumulation", sums, get_args(Accumulation))
+    opset = chosen.choose("opset", opset)
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(preset, passes, skip)
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
+    lowers = any(step.name == "mixed-precision" for step in steps)
+    goal = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
     if pareto and given is not None:
         raise UsageError("the plan is given", where="--pareto", hint="leave one of the two out")
-    if (given or save_plan or goal or pareto or weak_typing) and not any(
-        step.name == "mixed-precision" for step in steps
-    ):
+    if (given or save_plan or goal or pareto or weak_typing) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
-    known = known_target(Target.parse(target))
+    known = known_target(Target.parse(chosen.choose("target", target)))
     return Job(
         Options(
             source=model,
@@ -127,7 +130,7 @@ def fix(
             steps=steps,
             wish=Wish(
                 chosen_precision,
-                io,
+                chosen_io,
                 tuple(keep_fp32),
                 tuple(keep_fp32_op),
                 measured_norms=any(step.name == "rescale" for step in steps),
@@ -147,9 +150,9 @@ def fix(
             progress=progress or (lambda stage, done, total: None),
             plan=given,
             plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
-            accumulation=accumulation,
+            accumulation=sums,
             goal=goal,
-            metric=metric,
+            metric=metric or str(chosen.choose("metric")),
             pareto=pareto,
             weak_typing=weak_typing,
             search_engine=_search_engine(search, goal is not None or pareto),
@@ -161,7 +164,7 @@ def fix(
 def _given_plan(
     plan: str | os.PathLike[str] | Plan | None,
     precision: Precision | None,
-    io: InputsOutputs,
+    io: InputsOutputs | None,
     keep_fp32: Sequence[str],
     keep_fp32_op: Sequence[str],
 ) -> Plan | None:
@@ -173,7 +176,7 @@ def _given_plan(
         "--keep-fp32": bool(keep_fp32),
         "--keep-fp32-op": bool(keep_fp32_op),
         "--precision": precision not in (None, given.precision),
-        "--io": io not in ("keep", given.io),
+        "--io": io not in (None, "keep", given.io),
     }
     for option, contradicts in others.items():
         if contradicts:
@@ -193,12 +196,26 @@ def _planning(given: Plan | None, save_plan: object, goal: Goal | Budget | None,
 
 
 def _goal(
-    tolerance: float | None, max_latency_cost: float | None, metric: str, given: Plan | None
+    tolerance: float | None,
+    max_latency_cost: float | None,
+    metric: str | None,
+    given: Plan | None,
+    preset: Preset,
+    *,
+    lowers: bool,
 ) -> Goal | Budget | None:
-    """What the plan shall be searched for; None: the rules' plan, or a given one."""
+    """What to search for: the user's, or the preset's if there is a plan to search for."""
+    usual = str(preset.choose("metric"))
+    metric = metric or usual
     measure = named(metric)
     if tolerance is None and max_latency_cost is None:
-        return None
+        own = preset.choose("tolerance")
+        if own is None or given is not None or not lowers:
+            return None
+        if metric != usual:
+            what = f"the tolerance of preset {preset.name} is one of {usual}"
+            raise UsageError(what, where="--metric", hint=f"add --tolerance, in the unit of {metric}")
+        return Goal(own, metric)
     option = "--tolerance" if tolerance is not None else "--max-latency-cost"
     if given is not None:
         raise UsageError("the plan is given", where=option, hint="leave one of the two out")

@@ -22,9 +22,10 @@ from rewriter.errors import ArithmeticRunError
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.result import Check, OutputComparison
 
-EMULATION_TOLERANCE = {"fp16": 5e-3, "bf16": 4e-2}
+EMULATION_TOLERANCE = {"fp16": 5e-3, "bf16": 4e-2, "fp32": 5e-3}
 """Relative L2 error per output. FP16: well-conditioned networks reach 6e-4 to 2.4e-3 on real engines
-(measured on one H200); BF16 has 8 bits of significand where FP16 has 11, so 8 times as much."""
+(measured on one H200); BF16 has 8 bits of significand where FP16 has 11, so 8 times as much. FP32 is
+TF32 here, which has 11."""
 
 EXPLAINED = 3
 """Nodes that a failed emulation names for the error that they add."""
@@ -110,6 +111,20 @@ def check_emulation(
     return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {tolerance:.2g}")
 
 
+def check_tf32(expected: Expected, fixed: Model, samples: Iterable[Mapping[str, Array]]) -> Check:
+    """Compare an FP32 model with TF32 products, which TensorRT's FP32 engines have, with the original."""
+    tolerance = EMULATION_TOLERANCE["fp32"]
+    check = _compare_run("tf32", expected.exact, fixed, samples, tolerance, tf32=True)
+    if check.passed is None:
+        return check
+    error = max((c.relative_l2 for c in check.outputs), default=0.0)
+    relation = "within" if check.passed else "NOT within"
+    way_out = "" if check.passed else "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
+    return replace(
+        check, summary=f"TF32 emulated: largest error {error:.2g}, {relation} {tolerance:.2g}{way_out}"
+    )
+
+
 def explained(
     check: Check,
     original: Model,
@@ -176,12 +191,14 @@ def _compare_run(
     samples: Iterable[Mapping[str, Array]],
     tolerance: float,
     accumulation: Accumulation = "fp32",
+    *,
+    tf32: bool = False,
 ) -> Check:
     """Compare a model, rounded where it says FP16 or BF16, with what was expected of it."""
     start = time.perf_counter()
     fed = (as_declared(model, sample) for sample in samples)
     try:
-        actual = run_all(emulation(model, tensor_facts.infer(model), accumulation), fed)
+        actual = run_all(emulation(model, tensor_facts.infer(model), accumulation, tf32=tf32), fed)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
     as_sets = selects_rows(model)

@@ -112,6 +112,8 @@ class Job:
             done.append(self.search_check)
         if expected is not None and plan is not None:
             done.append(self._check_emulation(expected, fixed, samples, plan))
+        elif expected is not None and options.wish.precision == "fp32":
+            done.append(self._check_tf32(expected, fixed, samples))
         written = self._write_and_build(given, destination, samples, done, plan, expected)
         if options.weak_typing and written is not None and plan is not None:
             self._write_constraints(given, plan, written)
@@ -252,6 +254,11 @@ class Job:
             return check
         with self._stage("explain"):
             return checks.explained(check, self._structured_again(structural), fixed, compared, accumulation)
+
+    def _check_tf32(self, expected: checks.Expected, fixed: Model, samples: Samples) -> Check:
+        """TensorRT's FP32 engines use TF32: what that does is told before one is built."""
+        with self._stage("verify"):
+            return checks.check_tf32(expected, fixed, list(islice(samples, VERIFIED_SAMPLES)))
 
     def _structured_again(self, structural: Sequence[Pass]) -> Model:
         """What the precision passes saw; made anew, for its weights were given back."""

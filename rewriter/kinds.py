@@ -127,6 +127,23 @@ KINDS: dict[str, Kind] = {
         "divide keys by the number of tokens before the product, or keep it in FP32 (--keep-fp32)",
     ),
     "quantized": Kind("scale of Q/DQ below FP16's normal range", "note", "fp32-island", _ISLAND),
+    "cast-pair": Kind(
+        "rounding in the middle of FP32",
+        "note",
+        "nothing",
+        "if it is left over from a converter, begin with the FP32 model; `rewriter fix` keeps what it does",
+        True,
+    ),
+    "wide-integer": Kind(
+        "integer beyond 32 bits", "note", "build", "use TensorRT 9 or later, or a constant that fits INT32"
+    ),
+    "tf32": Kind(
+        "FP32 engine that uses TF32",
+        "note",
+        "build",
+        "compare with an engine without TF32 (--noTF32, or NVIDIA_TF32_OVERRIDE=0): slower, and exact",
+        True,
+    ),
     "known-defect": Kind("known defect of TensorRT", "note", "build", "see the link"),
     "unmeasured": Kind("tensor without a measured range", "warning", "data", "give samples that reach it"),
     "no-schema": Kind("operator without an ONNX schema", "note", "fp32-island", _ISLAND),

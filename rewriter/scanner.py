@@ -7,23 +7,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from rewriter import facts as tensor_facts
 from rewriter import pipeline
 from rewriter.base import Context, Target
+from rewriter.checks import EMULATION_TOLERANCE, run_all
 from rewriter.driver import Driver
 from rewriter.edits import label
-from rewriter.emulation import reference
-from rewriter.errors import UsageError
+from rewriter.emulation import emulation, reference
+from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.findings import Finding, ScanResult
 from rewriter.hazards import SCAN_RULES, Hazard, Settings, Survey
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.kinds import KINDS, SEVERITIES, Severity
+from rewriter.metrics import METRICS
 from rewriter.model import Model, load
 from rewriter.planner import LOW_TYPES, surveys
 from rewriter.probe.answers import known_target
 from rewriter.ranges import Ranges, measure
+
+TF32_NOTED = 2e-3
+"""Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
 
 LowPrecision = Literal["fp16", "bf16"]
 Progress = Callable[[str, int, int], None]
@@ -89,6 +95,8 @@ class _Scan:
             settings = Settings(LOW_TYPES[self.precision], target=self.target)
             seen = list(surveys(model, facts, ranges, settings))
             findings = list(_findings(seen))
+        with self._stage("tf32"):
+            findings.extend(_tf32(model, facts, list(islice(samples, 1))))
         if not samples.source.real:
             findings = [*map(_doubted, findings), _random_data(samples.source.text)]
         findings.sort(key=lambda f: -SEVERITIES.index(f.severity))
@@ -173,6 +181,20 @@ def _doubted(finding: Finding) -> Finding:
     """The finding as random data supports it: what was measured on them may be a false alarm."""
     weak = finding.severity == "error" and (KINDS[finding.kind].measured or finding.kind == "unfused-norm")
     return replace(finding, severity="warning") if weak else finding
+
+
+def _tf32(model: Model, facts: tensor_facts.Facts, samples: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """What TF32 does to the model in FP32, emulated on one sample, where that shows."""
+    try:
+        (expected,) = run_all(reference(model, facts), samples)
+        (actual,) = run_all(emulation(reference(model, facts), facts, tf32=True), samples)
+    except ArithmeticRunError:
+        return  # the measured ranges have said so
+    error = METRICS["detections"].worst(expected, actual)
+    if error > TF32_NOTED:
+        kind, severe = KINDS["tf32"], error > EMULATION_TOLERANCE["fp32"]
+        reason = f"an FP32 engine errs by {error:.2g} (relative L2) through TF32, emulated on one sample"
+        yield Finding("tf32", "warning" if severe else kind.severity, reason, kind.repair, (), ())
 
 
 def _random_data(text: str) -> Finding:

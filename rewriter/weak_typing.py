@@ -4,8 +4,8 @@ Weakly typed builds take precisions from the builder: `--fp16`, and per layer `-
 `--layerOutputTypes`, or `layer.precision` and `layer.set_output_type`, which OBEY_PRECISION_CONSTRAINTS makes
 binding. TensorRT 11 has none of these any more.
 
-The parser names a layer after its node. If a node becomes several layers, the others get a suffix, `_` and a
-number (registerLayer of onnx-tensorrt), and the metadata `[ONNX Layer: name]`. trtexec takes exact names
+The parser names a layer after its node. If a node becomes several layers, the others get a suffix, `_` and
+a number (onnx-tensorrt's registerLayer), and the metadata `[ONNX Layer: name]`. trtexec takes exact names
 alone, with commas between and a colon before the type, so nodes get names without such characters.
 """
 

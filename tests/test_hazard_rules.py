@@ -526,6 +526,46 @@ class TestResolution:
         assert said("order", one("ReduceMax", result="1,1")) == ""
 
 
+class TestConverted:
+    PAIR = """
+        g (float[2] x) => (TYPE[2] y) {
+            h = Cast<to = 10>(x)
+            b = Cast<to = TO>(h)
+            y = Neg(b)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("to", "kind", "high", "expected"),
+        [
+            pytest.param("1", "float", 9.0, "note h", id="there and back"),
+            pytest.param("1", "float", 1e5, "error h", id="beyond 65504 on the way"),
+            pytest.param("16", "bfloat16", 9.0, "", id="on to another type"),
+        ],
+    )
+    def test_cast_pairs(self, to: str, kind: str, high: float, expected: str) -> None:
+        text = self.PAIR.replace("TO", to).replace("TYPE", kind)
+        assert said("cast_pairs", text, {"x": (0, high)}, opset=22) == expected
+
+    WIDE = "g (int64[2] x) => (int64[2] y) <int64[1] c = {C}> { y = Add(x, c) }"
+    SLICE = """
+        g (float[9] x) => (float[8] y) <int64[1] a = {1}, int64[1] c = {9223372036854775807}> {
+            y = Slice(x, a, c)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("text", "target", "expected"),
+        [
+            pytest.param(WIDE.replace("C", "3000000000"), "8.6", "error y", id="clamped by 8.6"),
+            pytest.param(WIDE.replace("C", "3000000000"), "tensorrt", "note y", id="by a release unknown"),
+            pytest.param(WIDE.replace("C", "3000000000"), "10.3", "", id="not by 10.3"),
+            pytest.param(WIDE.replace("C", "2000000000"), "8.6", "", id="fits"),
+            pytest.param(SLICE, "8.6", "", id="as far as it goes"),
+        ],
+    )
+    def test_wide_integers(self, text: str, target: str, expected: str) -> None:
+        assert said("wide_integers", text, target=target) == expected
+
+
 class TestData:
     NORM = """
         g (float[1,1,2,2] x) => (float[1,1,2,2] y)

@@ -260,3 +260,19 @@ def test_the_documentation_shows_a_plan_and_every_field() -> None:
         assert f"`{name}`" in text
     for name in plan_file.RANGE_FIELDS:
         assert f'"{name}"' in text
+
+
+def test_bf16_islands_and_norms_in_range_survive() -> None:
+    decision = Decision("m", "MatMul", "0:m", "overflow", "r", None, None, "bf16")
+    plan = Plan("fp16", decisions=(decision,), norms_in_range=frozenset({"b", "a"}))
+    assert plan_file.from_text(plan_file.to_text(plan)) == plan
+    assert json.loads(plan_file.to_text(plan))["bf16"][0]["node"] == "m"
+    with pytest.raises(UsageError, match="names of tensors"):
+        plan_file.from_text(plan_file.to_text(plan).replace('"a"', "1"))
+
+
+def test_bf16_where_the_operator_has_none_is_refused() -> None:
+    source = graphs.graph("g (float[1,1,4,4] x, float[1,1,3,3] w) => (float[1,1,2,2] y) { y = Conv(x, w) }")
+    plan = Plan("fp16", decisions=(Decision("", "Conv", "0:y", "user", "", None, None, "bf16"),))
+    with pytest.raises(UsageError, match=r"(?s)Conv has no BF16.*22"):
+        fit(source, facts.infer(source), plan)

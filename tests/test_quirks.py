@@ -75,6 +75,14 @@ ATTENTION = """
         y = MatMul(p, v)
     }"""
 
+SCALED = """
+    g (float[4] x) => (float[4] y) {
+        low = ReduceMin(x)
+        high = ReduceMax(x)
+        span = Sub(high, low)
+        y = Mul(x, span)
+    }"""
+
 
 @pytest.mark.parametrize(
     ("quirk", "text", "expected"),
@@ -103,6 +111,8 @@ ATTENTION = """
             id="attention with scale and mask",
         ),
         pytest.param("fused-attention-sm120", ATTENTION.replace("BODY", "t = Neg(s)"), "", id="no attention"),
+        pytest.param("minimum-maximum-fusion", SCALED, "y", id="scaled by the span"),
+        pytest.param("minimum-maximum-fusion", SCALED.replace("Mul", "Max"), "", id="a maximum of the span"),
     ],
 )
 def test_where_a_graph_meets_a_defect(quirk: str, text: str, expected: str) -> None:

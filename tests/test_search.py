@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import graphs
 import numpy as np
@@ -392,3 +393,55 @@ def test_weights_that_break_it_in_one_place_are_kept_in_fp32_there() -> None:
     found = searched(source, Goal(1e-2), feeds=feeds)
     assert found.met and "0:m" in found.plan.fp32
     assert not {"0:a", "0:b", "0:c"} & found.plan.fp32
+
+
+# -- the frontier, shown -----------------------------------------------------------------------------
+
+
+def test_the_command_prints_and_writes_the_frontier(tmp_path: Path) -> None:
+    path = save(graphs.graph(CANCELLING), tmp_path / "m.onnx")
+    arguments = ["fix", path, "--dry-run", "--no-build", "--skip", "simplify", "--max-latency-cost", "30%"]
+    for name in ("f.svg", "f.html"):
+        outcome = CliRunner().invoke(cli.app, [*map(str, arguments), "--pareto", str(tmp_path / name)])
+        assert outcome.exit_code == 0, outcome.output
+        assert "recorded on an H200, not measured" in " ".join(outcome.output.split())
+        assert "applied" in outcome.output and "@" in outcome.output and outcome.output.isascii()
+    svg = ElementTree.fromstring((tmp_path / "f.svg").read_text())
+    circles = [e for e in svg.iter() if e.tag.endswith("circle")]
+    assert len(circles) >= 4 and sum(c.get("fill") == "#d33" for c in circles) >= 1
+    page = (tmp_path / "f.html").read_text()
+    assert "<svg" in page and "<table>" in page and "http" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--pareto", "plot.pdf"], ".svg", id="another kind of file"),
+        pytest.param(["--max-latency-cost", "five"], "no share", id="no number"),
+        pytest.param(["--max-latency-cost", "-1%"], "cannot be", id="a negative share"),
+        pytest.param(["--max-latency-cost", "5%", "--tolerance", "1e-3"], "one goal", id="two goals"),
+    ],
+)
+def test_bad_searches_are_refused(arguments: list[str], words: str, tmp_path: Path) -> None:
+    path = save(graphs.graph(CANCELLING), tmp_path / "m.onnx")
+    outcome = CliRunner().invoke(cli.app, ["fix", str(path), "--dry-run", *arguments])
+    assert outcome.exit_code == exits.BAD_INPUT
+    assert words in " ".join(outcome.output.split())
+
+
+def test_a_user_s_metric_is_a_goal(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def far(e, a):\n    return float(abs(e['y'] - a['y']).max())\n")
+    result = fixed(graphs.graph(CANCELLING), tolerance=2e-3, metric=f"{tmp_path / 'own.py'}:far")
+    assert result.verdict is not None and result.verdict.passed
+    assert result.plan is not None and {"0:a", "0:s"} <= result.plan.fp32
+
+
+def test_all_samples_count() -> None:
+    source = graphs.graph(
+        "g (float[64] x) => (float[64] y) <float big = {64.0}> { a = Add(x, big)\n y = Sub(a, big) }"
+    )
+    exact: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 16}
+    lost: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 1600}
+    for samples, kept in (([exact], False), ([exact, lost], True)):
+        result = rewriter.fix(source.whole(), inputs=samples, tolerance=1e-3, build=False, skip=("simplify",))
+        assert result.plan is not None and bool(result.plan.fp32) == kept

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
-from rewriter.cli.options import FLAG, OUTCOME, Inputs, InputShape, Seed, check_extra, option, shape
+from rewriter.cli.options import FLAG, OUTCOME, Inputs, InputShape, Seed, check_extra, option, shapes
 
 if TYPE_CHECKING:
     from rewriter.locate import Location, Options
@@ -25,7 +25,7 @@ def locate(
     other: Other,
     inputs: Inputs = None,
     input_shape: InputShape = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     engine: Annotated[
         str,
         option(
@@ -59,7 +59,7 @@ def locate(
         if marks < 1 or max_builds < 1:
             raise UsageError("at least one is needed", where="--marks, --max-builds", hint="8 and 48 do well")
         options = Options(tolerance=tolerance, marks=marks, max_builds=max_builds, rescaled=rescaled)
-        found = _located(original, other, inputs, dict(map(shape, input_shape or ())), seed, engine, options)
+        found = _located(original, other, inputs, shapes(input_shape), seed or 0, engine, options)
         if json is not None:
             report.write_json(found, json)
         with reader_may_leave():
@@ -72,7 +72,7 @@ def _located(
     original: Path,
     other: Path,
     inputs: Path | None,
-    shapes: dict[str, tuple[int, ...]],
+    sizes: dict[str, tuple[int, ...]],
     seed: int,
     engine: str,
     options: Options,
@@ -87,7 +87,7 @@ def _located(
     samples = (
         load_samples(inputs, model)
         if inputs is not None
-        else random_samples(model, seed=seed, input_shapes=shapes)
+        else random_samples(model, seed=seed, input_shapes=sizes)
     )
     choice = host.choose().engine or EMULATION if engine == "auto" else engine
     if choice == EMULATION:

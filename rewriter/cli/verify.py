@@ -19,8 +19,8 @@ from rewriter.cli.options import (
     Verbose,
     check_extra,
     option,
-    shape,
     shapes,
+    split,
 )
 
 if TYPE_CHECKING:
@@ -34,24 +34,18 @@ def verify(
     fixed: Annotated[Path, typer.Argument(metavar="FIXED", hidden=True)],
     inputs: Inputs = None,
     input_shape: InputShape = None,
-    seed: Seed = 0,
-    engine: Annotated[
-        str, option(ENGINE, "NAME", "auto (default), tensorrt, tensorrt-rtx, onnxruntime[-cuda], emulation")
-    ] = "auto",
-    builds: Annotated[int, option(ENGINE, "N", "Build N times, judge the worst: builds differ [1]")] = 1,
+    seed: Seed = None,
+    engine: Annotated[str, option(ENGINE, "NAME", "auto, tensorrt-rtx, emulation ...")] = "auto",
+    builds: Annotated[int, option(ENGINE, "N", "Build N times, judge the worst [1]")] = 1,
     min_shapes: Annotated[str, option(ENGINE, SHAPES, "Smallest shapes of the profile")] = "",
-    opt_shapes: Annotated[str, option(ENGINE, SHAPES, "Usual shapes; default: those of the samples")] = "",
+    opt_shapes: Annotated[str, option(ENGINE, SHAPES, "Usual shapes [those of the samples]")] = "",
     max_shapes: Annotated[str, option(ENGINE, SHAPES, "Largest shapes")] = "",
     plugin_lib: PluginLib = None,
     timeout: Annotated[float, option(ENGINE, "SECONDS", "For each build, and for the run [600]")] = 600.0,
-    tolerance: Annotated[
-        float | None, option(OUTCOME, "VALUE", "What is allowed; default: by the model's types")
-    ] = None,
-    metric: Annotated[
-        str, option(OUTCOME, "NAME", "Of --tolerance: relative-l2 (default), psnr ...")
-    ] = "relative-l2",
+    tolerance: Annotated[float | None, option(OUTCOME, "VALUE", "What is allowed [by the types]")] = None,
+    metric: Annotated[str, option(OUTCOME, "NAME", "Of --tolerance [relative-l2]")] = "relative-l2",
     accumulation: Annotated[
-        Literal["fp32", "fp16"], option(OUTCOME, "TYPE", "Emulated sums of FP16 products: fp16 or fp32")
+        Literal["fp32", "fp16"], option(OUTCOME, "TYPE", "Emulated sums of FP16: fp16 or fp32")
     ] = "fp16",
     json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
     verbose: Verbose = False,
@@ -71,15 +65,15 @@ def verify(
                 original,
                 fixed,
                 inputs=inputs,
-                input_shapes=dict(map(shape, input_shape or ())),
-                seed=seed,
+                input_shapes=shapes(input_shape),
+                seed=seed or 0,
                 engine=engine,
                 builds=builds,
                 tolerance=tolerance,
                 metric=metric,
-                min_shapes=shapes(min_shapes, "--min-shapes"),
-                opt_shapes=shapes(opt_shapes, "--opt-shapes"),
-                max_shapes=shapes(max_shapes, "--max-shapes"),
+                min_shapes=shapes(split([min_shapes]), "--min-shapes"),
+                opt_shapes=shapes(split([opt_shapes]), "--opt-shapes"),
+                max_shapes=shapes(split([max_shapes]), "--max-shapes"),
                 plugins=plugin_lib or (),
                 accumulation=accumulation,
                 timeout=timeout,

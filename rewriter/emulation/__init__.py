@@ -12,6 +12,7 @@ from typing import Literal
 from onnx import TensorProto
 
 from rewriter.emulation.accumulate import accumulate_in_fp16
+from rewriter.emulation.tf32 import round_to_tf32
 from rewriter.facts import Facts
 from rewriter.model import Model
 from rewriter.retype import Request, retype
@@ -28,14 +29,19 @@ def reference(model: Model, facts: Facts) -> Model:
     return retype(model, facts, _all_fp32(model, rounding=False))
 
 
-def emulation(model: Model, facts: Facts, accumulation: Accumulation = "fp32") -> Model:
+def emulation(
+    model: Model, facts: Facts, accumulation: Accumulation = "fp32", *, tf32: bool = False
+) -> Model:
     """`reference`, with a round to its own type after every tensor that `model` keeps in FP16 or BF16.
 
     Operators compute in FP32 inside and round once, which is what TensorRT was measured to do for
     normalisations and reductions. A MatMul, Gemm or Conv of FP16 tensors was measured to accumulate in
-    FP16: `accumulation="fp16"` does that, too, and takes several times as long.
+    FP16: `accumulation="fp16"` does that, too, and takes several times as long. Those of FP32 tensors are
+    TF32 on Tensor Cores: `tf32` rounds their operands so.
     """
     emulated = retype(model, facts, _all_fp32(model, rounding=True))
+    if tf32:
+        round_to_tf32(emulated, model, facts)
     if accumulation == "fp16":
         accumulate_in_fp16(emulated, model, facts)
     return emulated

@@ -18,6 +18,7 @@ from onnx import TensorProto
 from rewriter.edits import GraphEditor, attribute
 from rewriter.hazards.accumulation import accumulator_error, likely_partial_sums, partial_sums, running_sums
 from rewriter.hazards.attention import linear_attention, masks, unbounded_masks
+from rewriter.hazards.converted import cast_pairs, wide_integers
 from rewriter.hazards.data import fp16_reference, outside_statistics
 from rewriter.hazards.internal import (
     hidden_sums,
@@ -185,6 +186,8 @@ SCAN_RULES: tuple[Rule, ...] = (
     order,
     comparisons,
     quantized,
+    cast_pairs,
+    wide_integers,
     outside_statistics,
     fp16_reference,
     known_defects,
