@@ -82,7 +82,7 @@ def constraints(model: Model, facts: Facts, plan: Plan) -> tuple[Constraint, ...
     Args:
         model: As `named` gives it.
     """
-    repairs = {d.key: d.repair for d in plan.decisions}
+    repairs: dict[str, Repair] = {d.key: d.repair for d in plan.decisions}
     found = []
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         known = facts.main | facts.scopes[scope]

@@ -22,7 +22,17 @@ from rewriter.errors import UsageError
 from rewriter.model import save
 from rewriter.presets import OTHERWISE
 
-ABOUT_ONE_RUN = {"model", "output", "save_plan", "dry_run", "in_place", "progress"}
+ABOUT_ONE_RUN = {
+    "model",
+    "output",
+    "save_plan",
+    "dry_run",
+    "in_place",
+    "progress",
+    "max_latency_cost",
+    "pareto",
+    "search",
+}
 """Arguments of `fix` and `scan` that no file may set."""
 
 OF_THE_COMMANDS = {"report", "fail_on"}

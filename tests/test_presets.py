@@ -86,13 +86,14 @@ def test_accurate_searches_in_fp16_accumulators(matmul: onnx.ModelProto) -> None
 
 
 def test_accurate_fails_where_no_plan_is_accurate_enough() -> None:
-    """1.0001 is 1 in FP16, and the difference is all that is left."""
+    """Both weights are 1 in FP16, and the difference is all that is left."""
     text = """
-        g (float[4,64] x) => (float[4,64] y) <float c = {1.0001}> {
-            a = Mul(x, c)
-            y = Sub(a, x)
+        g (float[4,2] x) => (float[4,1] y) <float[2,1] w = {1.0004, -1.0001}> {
+            m = MatMul(x, w)
+            y = Relu(m)
         }"""
-    result = api.fix(graph(text).proto, preset="accurate", inputs=[{"x": data()["x"]}], build=False)
+    ones = np.ones((4, 2), np.float32)
+    result = api.fix(graph(text).proto, preset="accurate", inputs=[{"x": ones}], build=False)
     assert result.verdict is not None and not result.verdict.passed
     assert "cannot be met" in " ".join(check.summary for check in result.verdict.checks)
 

@@ -17,7 +17,7 @@ import rewriter
 from rewriter import cli, facts, weak_typing
 from rewriter.checks import run_all
 from rewriter.errors import UsageError
-from rewriter.model import Model, load, walk_graphs
+from rewriter.model import Model, load, save, walk_graphs
 from rewriter.plan import Decision, Plan
 
 SOURCE = """
@@ -158,7 +158,7 @@ def test_the_code_finds_every_layer_of_its_nodes_in_a_real_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = weak_typing.named(source())
-    path = rewriter.model.save(made, tmp_path / "m.onnx")
+    path = save(made, tmp_path / "m.onnx")
     files = weak_typing.write(made, facts.infer(made), Plan("fp16", decisions=KEPT), path)
     network, config = constrained(path, files.python.read_text(), monkeypatch)
     assert config.flags == ["FP16", "BF16", "OBEY_PRECISION_CONSTRAINTS"]
@@ -172,7 +172,7 @@ def test_the_code_finds_every_layer_of_its_nodes_in_a_real_network(
 
 def test_a_network_of_another_model_is_refused(tmp_path: Path) -> None:
     other = graphs.graph("g (float[4] x) => (float[4] y) { y = Relu(x) }")
-    network, _alive = parsed(rewriter.model.save(other, tmp_path / "m.onnx"))
+    network, _alive = parsed(save(other, tmp_path / "m.onnx"))
     code = weak_typing.python_code([weak_typing.Constraint("/a/Softmax", "fp32", True, 1)], "m.onnx")
     with pytest.raises(ValueError, match="/a/Softmax"):
         module_of(code).chosen(network)
@@ -222,7 +222,7 @@ def test_the_written_model_is_the_original_in_fp32(tmp_path: Path) -> None:
 
 
 def test_on_the_command_line_and_where_there_is_no_plan(tmp_path: Path) -> None:
-    path = rewriter.model.save(source(), tmp_path / "m.onnx")
+    path = save(source(), tmp_path / "m.onnx")
     arguments = [
         "fix",
         str(path),

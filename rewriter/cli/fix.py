@@ -14,6 +14,7 @@ from rewriter.cli.options import (
     OUTCOME,
     PASSES,
     PRECISION,
+    SEARCH,
     Inputs,
     InputShape,
     ModelPath,
@@ -68,29 +69,33 @@ def fix(
         option(PRECISION, "TYPE", "Inputs and outputs: keep, fp32 or fp16"),
     ] = None,
     keep_fp32: Annotated[
-        list[str] | None, option(PRECISION, "PATTERN", "Keep in FP32 by name: '*/attn/*'")
+        list[str] | None, option(PRECISION, "PATTERN", "Keep nodes of this name in FP32: '*/attn/*'")
     ] = None,
-    keep_fp32_op: Annotated[list[str] | None, option(PRECISION, "OP", "Keep in FP32 by operator")] = None,
-    plan: Annotated[Path | None, option(PRECISION, "PLAN.json", "Apply this plan, measure nothing")] = None,
-    save_plan: Annotated[Path | None, option(PRECISION, "PLAN.json", "Write the plan that was made")] = None,
-    tolerance: Annotated[
-        float | None, option(PRECISION, "ERROR", "Search a plan this accurate: 1e-3")
+    keep_fp32_op: Annotated[
+        list[str] | None, option(PRECISION, "OP", "Keep every node of this operator in FP32")
     ] = None,
-    max_latency_cost: Annotated[
-        str | None, option(PRECISION, "SHARE", "Best accuracy for at most 5% more")
+    plan: Annotated[
+        Path | None, option(PRECISION, "PLAN.json", "Apply this plan exactly, measure nothing")
     ] = None,
-    pareto: Annotated[
-        Path | None, option(PRECISION, "FILE.html", "Accuracy against latency, as a plot")
+    save_plan: Annotated[
+        Path | None, option(PRECISION, "PLAN.json", "Write the plan that was made, to edit it")
     ] = None,
     weak_typing: Annotated[
-        bool, option(PRECISION, FLAG, "TensorRT 8-10: FP32 and constraints", "--weak-typing")
-    ] = False,
+        bool | None, option(PRECISION, FLAG, "TensorRT 8-10: FP32, constraints", "--weak-typing")
+    ] = None,
+    tolerance: Annotated[
+        float | None, option(SEARCH, "ERROR", "The cheapest plan this accurate: 1e-3")
+    ] = None,
+    max_latency_cost: Annotated[
+        str | None, option(SEARCH, "SHARE", "The best plan for 5% more latency")
+    ] = None,
+    pareto: Annotated[Path | None, option(SEARCH, "FILE.html", "Plot accuracy against latency")] = None,
     metric: Annotated[
         str | None,
-        option(PRECISION, "NAME", "Of a search; by default relative-l2", autocompletion=complete.metrics),
+        option(SEARCH, "NAME", "Of accuracy; by default relative-l2", autocompletion=complete.metrics),
     ] = None,
     search: Annotated[
-        Literal["emulation", "gpu"], option(PRECISION, "BY", "Who judges its plans: emulation, gpu")
+        Literal["emulation", "gpu"], option(SEARCH, "BY", "Who judges: emulation (default), gpu")
     ] = "emulation",
     verify: Annotated[
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
@@ -137,6 +142,7 @@ def fix(
             plan=plan,
             tolerance=tolerance,
             metric=metric,
+            weak_typing=weak_typing,
             verify=verify,
             build=build,
             accumulation=accumulation,
@@ -145,6 +151,9 @@ def fix(
             report=report,
         )
         chosen = in_force.settings
+        arguments = in_force.arguments("fix")
+        if max_latency_cost is not None and tolerance is None:
+            arguments["tolerance"] = None  # a file's goal gives way to that of the command line
         read = [path for path in (model, output, chosen.plan) if path is not None]
         check_extra(in_force.where("report"), chosen.report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
@@ -156,12 +165,11 @@ def fix(
                 save_plan=save_plan,
                 max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
                 pareto=pareto is not None,
-                weak_typing=weak_typing,
                 search=search,
                 dry_run=dry_run,
                 in_place=in_place,
                 progress=shown,
-                **in_force.arguments("fix"),
+                **arguments,
             )
         _show(result, chosen.report, pareto, verbosity=int(verbose) - int(quiet))
         if result.verdict is not None and not result.verdict.passed:

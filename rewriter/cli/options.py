@@ -13,7 +13,7 @@ from rewriter.errors import OutputError, UsageError
 if TYPE_CHECKING:
     from rewriter.config import InForce
 
-PASSES, PRECISION, ENGINE = "Passes", "Precision", "Engine"
+PASSES, PRECISION, SEARCH, ENGINE = "Passes", "Precision", "Search for a plan", "Engine"
 OUTCOME = "Verification and report"
 
 FLAG = " "

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from rewriter import facts as tensor_facts
 from rewriter.build_check import expectation, judged_report
-from rewriter.checks import as_declared, check_engine, run_all, selects_rows
+from rewriter.checks import as_declared, check_engine, selects_rows
 from rewriter.emulation import Accumulation, emulation
 from rewriter.engines import host
 from rewriter.engines.measure import measure
+from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineName, Latency, Outcome, Settings, Variant
 from rewriter.engines.tensors import write_samples, write_tensors
 from rewriter.errors import ArithmeticRunError
@@ -189,15 +190,13 @@ def emulated(stage: Stage, tolerance: Tolerance, accumulation: Accumulation) -> 
 
 
 def _emulate(stage: Stage, accumulation: Accumulation) -> Iterator[Path]:
-    model = emulation(stage.fixed, stage.fixed_facts, accumulation)
-    fed = stage.stored(stage.fixed, "fixed")
-    for number, feeds in enumerate(fed):
-        try:
-            (outputs,) = run_all(model, [as_declared(stage.fixed, feeds)])
-        except ArithmeticRunError as error:
-            error.hint = error.hint or "--engine tensorrt-rtx needs no emulation, but a GPU"
-            raise
-        yield write_tensors(stage.folder / "emulated" / str(number), outputs)
+    try:
+        with Session(emulation(stage.fixed, stage.fixed_facts, accumulation)) as session:
+            for number, feeds in enumerate(stage.stored(stage.fixed, "fixed")):
+                yield write_tensors(stage.folder / "emulated" / str(number), session.run(feeds))
+    except ArithmeticRunError as error:
+        error.hint = error.hint or "--engine tensorrt-rtx needs no emulation, but a GPU"
+        raise
 
 
 def build_without_gpu(stage: Stage, timeout_s: float, plugins: Sequence[Path]) -> Check:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rewriter import facts as tensor_facts
-from rewriter.checks import as_declared, expected_outputs, selects_rows
+from rewriter.checks import as_declared, selects_rows
 from rewriter.emulation import reference
+from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import Shape, Span, Variant
 from rewriter.engines.tensors import Samples as StoredSamples
 from rewriter.engines.tensors import read_tensors, write_samples, write_tensors
@@ -58,9 +59,11 @@ class Stage:
         Raises:
             ArithmeticRunError: ONNX Runtime cannot run the original.
         """
-        for number, sample in zip(range(len(self)), self.samples, strict=False):
-            (outputs,) = expected_outputs(self.original, [sample]).exact
-            self._expected.append(write_tensors(self.folder / "expected" / str(number), outputs))
+        wide = reference(self.original, tensor_facts.infer(self.original))
+        with Session(wide) as session:
+            for number, sample in zip(range(len(self)), self.samples, strict=False):
+                folder = self.folder / "expected" / str(number)
+                self._expected.append(write_tensors(folder, session.run(sample)))
 
     def expected(self, sample: int) -> dict[str, Array]:
         """What the original gives in FP32, memory-mapped."""
@@ -90,7 +93,7 @@ class Stage:
 
     def _file(self, model: Model, name: str) -> Path:
         """The model's own file, if it is what was loaded from it."""
-        if model.path is not None and model in (self.original, self.fixed):
+        if model.path is not None and (model is self.original or model is self.fixed):
             return model.path
         return save(model, self.folder / f"{name}.onnx")
 
