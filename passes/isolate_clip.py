@@ -30,8 +30,9 @@ class IsolateClip(GraphPass):
     measurable (one H200: same time).
 
     Options:
-        when: `auto` rewrites if the target's version is unknown or has the defect, `always` and
-            `never` say themselves.
+        when: `auto` rewrites where `rewriter probe` saw the target be wrong, and not where it saw it be
+            right; if it did not look, if the target's version is unknown or has the defect. `always`
+            and `never` say themselves.
     """
 
     name = "isolate-clip"
@@ -54,26 +55,30 @@ class IsolateClip(GraphPass):
     when: Literal["auto", "always", "never"] = "auto"
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        if not self._applies(context.target):
-            return
         for node in graph.nodes:
-            if node.op_type == "Clip" and _follows_matmul(graph, node):
+            probe = _probe_of(graph, node) if node.op_type == "Clip" else None
+            if probe is not None and self._applies(context.target, probe):
                 yield _isolate(graph, node)
 
-    def _applies(self, target: Target) -> bool:
+    def _applies(self, target: Target, probe: str) -> bool:
         if self.when != "auto":
             return self.when == "always"
+        if probe in target.answers:
+            return target.answers[probe] == "wrong"
         if target.library != "tensorrt":
             return False
         return not target.version or any(a <= target.version < b for a, b in DEFECTS)
 
 
-def _follows_matmul(graph: GraphEditor, clip: NodeProto) -> bool:
+def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:
+    """The probe that asks about what stands before a Clip; None if nothing does that is fused with it."""
     source = graph.producer(clip.input[0])
     if source is not None and source.op_type == "Add":
         sources = [graph.producer(name) for name in source.input]
-        return any(s is not None and s.op_type == "MatMul" for s in sources)
-    return source is not None and source.op_type in {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+        return "matmul-add-clip" if any(s is not None and s.op_type == "MatMul" for s in sources) else None
+    if source is None or source.op_type not in {"Conv", "ConvTranspose", "Gemm", "MatMul"}:
+        return None
+    return "conv-clip" if source.op_type.startswith("Conv") else "matmul-add-clip"
 
 
 def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:

@@ -22,6 +22,7 @@ from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan_file import read
 from rewriter.planner import Wish
 from rewriter.presets import DEFAULT_OPSETS, Preset, preset_named
+from rewriter.probe.answers import known_target
 from rewriter.result import FixResult
 from rewriter.search import Budget, Goal
 
@@ -121,6 +122,7 @@ def fix(
     if (given or save_plan or goal or pareto or weak_typing) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
+    known = known_target(Target.parse(chosen.choose("target", target)))
     return Job(
         Options(
             source=model,
@@ -132,9 +134,10 @@ def fix(
                 tuple(keep_fp32),
                 tuple(keep_fp32_op),
                 measured_norms=any(step.name == "rescale" for step in steps),
+                target=known,
             ),
             opset=chosen_opset,
-            target=Target.parse(chosen.choose("target", target)),
+            target=known,
             inputs=inputs,
             input_shapes={name: tuple(shape) for name, shape in (input_shapes or {}).items()},
             seed=seed,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto, TensorProto
 
+from rewriter.base import Target
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
@@ -32,13 +33,14 @@ BETWEEN = "between-islands"
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asked of the plan; `measured_norms` is explained at `Settings`."""
+    """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`."""
 
     precision: Precision = "fp16"
     io: InputsOutputs = "keep"
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
     measured_norms: bool = False
+    target: Target = field(default_factory=Target)
 
 
 def node_key(scope: int, node: NodeProto) -> str:
@@ -62,6 +64,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
         wish.keep_nodes,
         wish.keep_ops,
         measured_norms=wish.measured_norms,
+        target=wish.target,
     )
     decisions: list[Decision] = []
     in_range: set[str] = set()

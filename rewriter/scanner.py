@@ -25,6 +25,7 @@ from rewriter.kinds import KINDS, SEVERITIES, Severity
 from rewriter.metrics import METRICS
 from rewriter.model import Model, load
 from rewriter.planner import LOW_TYPES, surveys
+from rewriter.probe.answers import known_target
 from rewriter.ranges import Ranges, measure
 
 TF32_NOTED = 2e-3
@@ -62,7 +63,7 @@ def scan(
     if precision not in get_args(LowPrecision):
         raise UsageError(f"it cannot be {precision!r}", where="--precision", hint="choose from fp16, bf16")
     shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
-    run = _Scan(precision, Target.parse(target), progress or (lambda stage, done, total: None))
+    run = _Scan(precision, known_target(Target.parse(target)), progress or (lambda stage, done, total: None))
     return run.result(model, inputs, shapes, seed)
 
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup, TyperOption
 
 from rewriter import __version__
-from rewriter.cli import config, fix, hook, passes, presets, scan, verify
+from rewriter.cli import compare_inputs, config, fix, hook, locate, passes, presets, probe, scan, verify
 
 COMPLETION = {
     "install_completion": "Complete names on TAB in this shell",
@@ -27,6 +27,7 @@ class _Root(TyperGroup):
         for param in params:
             if isinstance(param, TyperOption) and param.name in COMPLETION:
                 param.help = COMPLETION[param.name]
+                param.hidden = param.name == "show_completion"  # for those who know that it is there
         return params
 
 
@@ -38,20 +39,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-MODELS, LOOK_UP, REPOSITORY = "A model", "Look up", "A training repository"
+MODELS, AROUND = "A model", "Around it"
 """Groups of commands in `rewriter --help`."""
 
 app.command(rich_help_panel=MODELS, short_help="Make MODEL safe and fast in FP16, and check it")(fix.fix)
 app.command(rich_help_panel=MODELS, short_help="Find what would go wrong; change nothing")(scan.scan)
 app.command(rich_help_panel=MODELS, short_help="Compare every output of two versions")(verify.verify)
-app.command(rich_help_panel=LOOK_UP, short_help="Options in force, and where each comes from")(config.config)
+app.command(rich_help_panel=MODELS, short_help="Find the first tensor that goes wrong")(locate.locate)
+app.command("compare-inputs", rich_help_panel=MODELS, short_help="Find how two preprocessings differ")(
+    compare_inputs.compare_inputs
+)
+app.command(rich_help_panel=AROUND, short_help="What this TensorRT does on this GPU")(probe.probe)
+app.command(rich_help_panel=AROUND, short_help="Options in force, and where each comes from")(config.config)
 app.add_typer(
-    presets.app, name="presets", rich_help_panel=LOOK_UP, help="Pipelines by name; `presets show NAME`"
+    presets.app, name="presets", rich_help_panel=AROUND, help="Pipelines by name; `presets show NAME`"
 )
 app.add_typer(
-    passes.app, name="passes", rich_help_panel=LOOK_UP, help="What a pipeline can do; `passes show NAME`"
+    passes.app, name="passes", rich_help_panel=AROUND, help="What a pipeline can do; `passes show NAME`"
 )
-app.add_typer(hook.app, name="hook", rich_help_panel=REPOSITORY, help="Hooks of pre-commit: `hook install`")
+app.add_typer(hook.app, name="hook", rich_help_panel=AROUND, help="Hooks of pre-commit: `hook install`")
 
 GARBAGE_THRESHOLD = 20_000
 """A graph of 20,000 nodes is some 10^5 Python objects that live on: looking for cycles among them after

@@ -1,7 +1,7 @@
 """How a command ends: its exit code, and what it says on stderr.
 
 Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
-something; 2 bad usage or bad model, nothing written;
+something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written;
 70 a defect of this program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT).
 """
 

@@ -27,6 +27,7 @@ from rewriter.hazards.internal import (
     inner_squares,
     inner_sums,
     long_softmax,
+    norm_operators,
     steep_powers,
 )
 from rewriter.hazards.loss import (
@@ -144,6 +145,7 @@ RULES: tuple[Rule, ...] = (
     unbounded_masks,
     overflow,
     hidden_sums,
+    norm_operators,
     long_softmax,
     likely_partial_sums,
     lost_epsilon,
@@ -166,6 +168,7 @@ SCAN_RULES: tuple[Rule, ...] = (
     unfused_norm,
     overflowing,
     hidden_sums,
+    norm_operators,
     inner_squares,
     inner_exponentials,
     inner_cube,

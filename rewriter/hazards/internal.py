@@ -35,6 +35,23 @@ def hidden_sums(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(node, "internal-overflow", reason, tensor, survey.range(tensor), severity, link=link)
 
 
+NORM_OPERATORS = {
+    "LayerNormalization": "layer-normalization",
+    "InstanceNormalization": "instance-normalization",
+    "GroupNormalization": "group-normalization",
+    "RMSNormalization": "rms-normalization",
+}
+"""Operators that are taken to compute in FP32 inside, with the probes that ask for it."""
+
+
+def norm_operators(survey: Survey) -> Iterator[Hazard]:
+    """Normalisations that `rewriter probe` saw lose accuracy in FP16 on this target."""
+    for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
+        if survey.settings.target.answers.get(NORM_OPERATORS.get(node.op_type, "")) == "fp16":
+            reason = f"{node.op_type} was measured to lose accuracy in FP16 on this target"
+            yield Hazard(node, "internal-overflow", reason, node.input[0], survey.range(node.input[0]))
+
+
 def _terms(survey: Survey, node: NodeProto) -> tuple[float, float, float] | None:
     """The largest term of a hidden sum, and a lower and an upper bound of the sum; None without one.
 

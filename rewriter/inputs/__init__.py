@@ -24,7 +24,7 @@ from rewriter.inputs.random import random_samples
 from rewriter.inputs.samples import Sample, Samples
 from rewriter.model import Array, Model, Signature
 
-__all__ = ["Samples", "load_samples", "random_samples"]
+__all__ = ["Samples", "load_samples", "random_samples", "raw_samples"]
 
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
 
@@ -57,6 +57,22 @@ def load_samples(data: Any, model: Model) -> Samples:
     )
 
 
+def raw_samples(path: Path) -> Sequence[Sample]:
+    """The samples of a file or folder as `load_samples` reads them, held to no model.
+
+    An .npy file is a sample with one array, called `array`.
+
+    Raises:
+        InputsError: nothing there, or nothing readable.
+    """
+    if path.is_file() and path.suffix == ".npy":
+        return [Sample(str(path), lambda: {"array": _load(path)})]
+    samples = _opened(path, Signature((), ()))
+    if not samples:
+        raise InputsError("there is no sample in it", where=str(path), hint="give at least one")
+    return samples
+
+
 def _samples(signature: Signature, samples: Sequence[Sample], origin: str) -> Samples:
     if not samples:
         raise InputsError("there is no sample in it", where=origin, hint="give at least one")
@@ -69,17 +85,21 @@ def _constant(feeds: Any) -> Callable[[], Any]:
 
 
 def _from_path(path: Path, signature: Signature) -> Samples:
+    return _samples(signature, _opened(path, signature), str(path))
+
+
+def _opened(path: Path, signature: Signature) -> list[Sample]:
     if path.is_dir():
-        return _samples(signature, _from_folder(path, signature), str(path))
+        return _from_folder(path, signature)
     if not path.is_file():
         raise InputsError("no such file or folder", where=str(path), hint=f"give {FORMATS}")
     if path.suffix == ".npz":
-        return _samples(signature, [_npz(path)], str(path))
+        return [_npz(path)]
     if path.suffix == ".json":
-        return _samples(signature, _spooled(_polygraphy(path), f"{path}: sample"), str(path))
+        return _spooled(_polygraphy(path), f"{path}: sample")
     if path.suffix == ".npy" and len(signature.inputs) == 1:
         name = signature.inputs[0].name
-        return _samples(signature, [Sample(str(path), lambda: {name: _load(path)})], str(path))
+        return [Sample(str(path), lambda: {name: _load(path)})]
     raise InputsError(f"cannot read samples from a {path.suffix or 'such a'} file", where=str(path),
                       hint=f"give {FORMATS}")  # fmt: skip
 

@@ -46,7 +46,7 @@ def random_samples(
     for name, shape in (input_shapes or {}).items():
         sizes.fix(name, tuple(shape))
     shapes = {port.name: sizes.shape(port) for port in model.signature.inputs}
-    limits = _table_sizes(model)
+    limits = table_sizes(model)
     makers = {port.name: _maker(port, limits.get(port.name)) for port in model.signature.inputs}
 
     def sample(index: int) -> Sample:
@@ -143,7 +143,7 @@ def _maker(port: Port, limit: int | None) -> Maker:
     return lambda rng, shape: np.ones(shape, dtype)
 
 
-def _table_sizes(model: Model) -> dict[str, int]:
+def table_sizes(model: Model) -> dict[str, int]:
     """Rows of the smallest table that each integer input indexes, for those that index one."""
     integers = [p.name for p in model.signature.inputs if p.dtype in (TensorProto.INT32, TensorProto.INT64)]
     if not integers:

@@ -1,0 +1,43 @@
+"""`rewriter compare-inputs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
+from rewriter.cli.options import OUTCOME, check_extra, option
+
+Ours = Annotated[Path, typer.Argument(metavar="OURS", help="npz, npy, folder, Polygraphy JSON")]
+Theirs = Annotated[Path, typer.Argument(metavar="THEIRS", help="The same samples from the other pipeline")]
+
+
+def compare_inputs(
+    ours: Ours,
+    theirs: Theirs,
+    samples: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Samples to look at [8]", show_default=False)
+    ] = 8,
+    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the result as JSON, too")] = None,
+) -> None:
+    """Find what differs between two preprocessing pipelines: layout, channel order, scale, crop ...
+
+    Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
+    """
+    with exit_codes():
+        from rewriter import parity
+        from rewriter.report import parity as report
+        from rewriter.report.progress import progress
+        from rewriter.report.terminal import console
+
+        check_extra("--json", json, [ours, theirs])
+        with progress(shown=True) as shown:
+            result = parity.compare_inputs(ours, theirs, samples=samples, progress=shown)
+        if json is not None:
+            report.write_json(result, json)
+        with reader_may_leave():
+            report.print_comparison(result, console())
+        if result.differ:
+            raise typer.Exit(FAILED)

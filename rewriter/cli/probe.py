@@ -1,0 +1,76 @@
+"""`rewriter probe`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from rewriter.cli.exits import exit_codes, reader_may_leave
+from rewriter.cli.options import FLAG, OUTCOME, Verbose, check_extra, option
+
+
+def probe(
+    engine: Annotated[
+        str, option(OUTCOME, "NAME", "auto (the best on this GPU), tensorrt, tensorrt-rtx or onnxruntime")
+    ] = "auto",
+    again: Annotated[bool, option(OUTCOME, FLAG, "Measure, although the answers are known")] = False,
+    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the answers as JSON, too")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Ask this machine's TensorRT and GPU what they do in FP16, and keep the answers for `fix`.
+
+    Without a GPU: build the probes' models, and show the recorded answers.
+    """
+    with exit_codes():
+        from rewriter import probe as probes
+        from rewriter.base import Target
+        from rewriter.engines import host
+        from rewriter.probe.answers import write
+        from rewriter.report import probe as report
+        from rewriter.report.progress import progress
+        from rewriter.report.terminal import console
+
+        check_extra("--json", json, [])
+        out = console()
+        choice = host.choose() if engine == "auto" else host.Choice(host.require(engine))
+        if choice.engine is None:
+            _without_gpu(choice, json)
+            return
+        target = Target(choice.engine)
+        found = None if again or engine == "onnxruntime" else probes.measured(target)
+        if found is None:
+            with progress(shown=True) as shown:
+                found = probes.ask(choice.engine, progress=shown)
+            if choice.engine != "onnxruntime":
+                probes.remember(found)
+        if json is not None:
+            write(found, json)
+        with reader_may_leave():
+            report.print_answers(found, out, verbose=verbose)
+
+
+def _without_gpu(choice: object, json: Path | None) -> None:
+    from rewriter import probe as probes
+    from rewriter.errors import EngineError
+    from rewriter.report import probe as report
+    from rewriter.report.progress import progress
+    from rewriter.report.terminal import console
+
+    reasons = "; ".join(getattr(choice, "reasons", ()))
+    if json is not None:
+        raise EngineError(
+            f"nothing was measured, so there is nothing to write: {reasons}",
+            where=f"--json {json}",
+            hint="run it on a machine with a GPU",
+        )
+    out = console()
+    out.print(f"Nothing can be measured here: {reasons}", soft_wrap=True, markup=False)
+    try:
+        with progress(shown=True) as shown:
+            builds = list(probes.build_all(progress=shown))
+        report.print_builds(builds, out)
+    except EngineError as error:
+        out.print(f"The probes' models were not built: {error.what}", soft_wrap=True, markup=False)
+    with reader_may_leave():
+        for answers in probes.recorded():
+            report.print_answers(answers, out)

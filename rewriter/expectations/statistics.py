@@ -1,0 +1,59 @@
+"""One sample of one input in a few numbers, so that the next one can take its place."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter.model import Array
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of the finite values; 0 where there is none.
+
+    Attributes:
+        mean, deviation: By channel, or of all values (size 1) without a channel axis.
+        levels: The distinct values if there are three at most.
+        negative_infinite: How many values are -infinity, which masks use.
+        digest: The same for equal arrays alone.
+    """
+
+    shape: tuple[int, ...]
+    size: int
+    low: float
+    high: float
+    mean: Array
+    deviation: Array
+    levels: tuple[float, ...] | None
+    not_finite: int
+    negative_infinite: int
+    digest: str
+
+
+def statistics(array: Array, channel_axis: int | None) -> Statistics:
+    """Reduce an array of any real element type."""
+    values = array.astype(np.float64)
+    finite = np.isfinite(values)
+    usable = values[finite]
+    axis = channel_axis if channel_axis is not None and channel_axis < values.ndim else None
+    rows = (np.moveaxis(values, axis, 0) if axis is not None else values).reshape(
+        values.shape[axis] if axis is not None else 1, -1
+    )
+    clean = np.where(np.isfinite(rows), rows, 0.0)
+    few = np.unique(usable[:4096])
+    levels = tuple(np.unique(usable).tolist()) if few.size <= 3 else None
+    return Statistics(
+        values.shape,
+        values.size,
+        float(usable.min()) if usable.size else 0.0,
+        float(usable.max()) if usable.size else 0.0,
+        clean.mean(axis=1) if clean.size else np.zeros(1),
+        clean.std(axis=1) if clean.size else np.zeros(1),
+        levels if levels is not None and len(levels) <= 3 else None,
+        int(values.size - usable.size),
+        int(np.isneginf(values).sum()),
+        hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest(),
+    )

@@ -1,0 +1,215 @@
+"""Builds with marked tensors, and the exact values that they are held against."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from rewriter.engines.measure import measure
+from rewriter.engines.onnxruntime import Session
+from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
+from rewriter.engines.tensors import Samples
+from rewriter.errors import EngineError
+from rewriter.locate.lineup import Shared
+from rewriter.locate.search import Marked
+from rewriter.model import Array, Model
+
+
+@dataclass(frozen=True)
+class Run:
+    """One build: outputs and marked tensors of each sample, by name, read when they are asked for.
+
+    Attributes:
+        debug: Tensors that the library showed without being asked for, of each sample.
+        problem: Why there is nothing; "" if there is.
+    """
+
+    values: Sequence[Callable[[], Mapping[str, Array]]] = ()
+    debug: Sequence[Callable[[], Mapping[str, Array]]] = ()
+    problem: str = ""
+    engine: str = ""
+    notes: tuple[str, ...] = ()
+
+
+Build = Callable[[Sequence[str], bool], Run]
+"""Builds and runs the other model with some tensors marked as outputs; with True, unfused debug tensors too.
+What it gave before may be gone afterwards."""
+
+
+class EngineBuild:
+    """A `Build` by an engine of the protocol, in child processes; a folder for each, gone with the next.
+
+    Args:
+        path: The other model. `samples`: what it is fed.
+        folder: Where the files go: one build's outputs at a time.
+    """
+
+    def __init__(
+        self, path: Path, samples: Samples, engine: EngineName, folder: Path, settings: Settings
+    ) -> None:
+        self._path, self._samples, self._folder = path, samples, folder
+        self._settings = replace(settings, engine=engine, timing=None, builds=1)
+        self._count = 0
+
+    def __call__(self, marks: Sequence[str], debug: bool) -> Run:
+        shutil.rmtree(self._folder / str(self._count), ignore_errors=True)
+        self._count += 1
+        variant = Variant("other", self._path, self._samples, outputs=tuple(marks), debug=debug)
+        (outcome,) = measure([variant], self._settings, self._folder / str(self._count))
+        return _run(outcome)
+
+
+def _run(outcome: Outcome) -> Run:
+    engine = " on ".join(part for part in (outcome.library, outcome.device) if part)
+    if not outcome.ran:
+        hint = f" ({outcome.hint})" if outcome.hint else ""
+        return Run(problem=f"{outcome.problem}{hint}", engine=engine, notes=outcome.notes)
+    count = len(outcome.outputs)
+    return Run(
+        [lambda i=i: outcome.values(i) for i in range(count)],  # type: ignore[misc]
+        [lambda i=i: outcome.debug_values(i) for i in range(len(outcome.debug))],  # type: ignore[misc]
+        engine=engine,
+        notes=outcome.notes,
+    )
+
+
+class Exact:
+    """The original in FP32 on ONNX Runtime: any of its tensors, a few at a time, sample by sample.
+
+    Args:
+        reference: Every tensor in FP32, from `emulation.reference`.
+        samples: Read anew for every look.
+    """
+
+    def __init__(self, reference: Model, samples: Iterable[Mapping[str, Array]]) -> None:
+        self._reference, self._samples = reference, samples
+        self.outputs = tuple(port.name for port in reference.signature.outputs)
+
+    def errors(
+        self,
+        pairs: Mapping[str, str],
+        values: Sequence[Callable[[], Mapping[str, Array]]],
+        *,
+        rescaled: bool = False,
+    ) -> dict[str, float]:
+        """Relative L2 error of some tensors over all samples; those that `values` lacks are left out.
+
+        Args:
+            pairs: Name in the other model: name in the original.
+            values: The other model's, for each sample.
+            rescaled: Look for a power of two first that the other model keeps its values multiplied by.
+        """
+        squares: dict[str, Array] = {}
+        with ExitStack() as stack:
+            session: Session | None = None
+            for sample, given in zip(self._samples, values, strict=False):
+                found = given()
+                present = [name for name in pairs if name in found]
+                if not present:
+                    break
+                if session is None:
+                    session = stack.enter_context(Session(self._with_outputs([pairs[n] for n in present])))
+                exact = session.run(sample, list(dict.fromkeys(pairs[n] for n in present)))
+                for name in present:
+                    squares[name] = squares.get(name, np.zeros(2)) + _squares(
+                        exact[pairs[name]], np.asarray(found[name]), rescaled=rescaled
+                    )
+        return {name: _relative(*parts) for name, parts in squares.items()}
+
+    def _with_outputs(self, names: Sequence[str]) -> Model:
+        model = self._reference.copy()
+        missing = dict.fromkeys(n for n in names if n not in self.outputs)
+        model.proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in missing)
+        return model
+
+
+def _squares(exact: Array, given: Array, *, rescaled: bool) -> Array:
+    """Squared norms of the error and of the exact value; an infinite error where NaN or infinity is new."""
+    if exact.shape != given.shape:
+        return np.array([math.inf, 1.0])
+    wanted, got = exact.astype(np.float64), given.astype(np.float64)
+    usable = np.isfinite(wanted)
+    if not (np.isfinite(got[usable]).all() and np.array_equal(wanted[~usable], got[~usable], equal_nan=True)):
+        return np.array([math.inf, 1.0])
+    wanted, got = wanted[usable], got[usable]
+    square = float(wanted @ wanted)
+    if rescaled and square:
+        ratio = float(wanted @ got) / square
+        got = got * 2.0 ** -round(math.log2(ratio)) if ratio > 0 else got
+    rest = got - wanted
+    return np.array([float(rest @ rest), square])
+
+
+def _relative(error: float, scale: float) -> float:
+    return math.sqrt(error / (scale or 1.0)) if math.isfinite(error) else math.inf
+
+
+class Outputs:
+    """The other model's own outputs without any mark, kept to see whether marks change them."""
+
+    def __init__(self, run: Run, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.kept = [{n: np.array(values()[n]) for n in names if n in values()} for values in run.values]
+
+    def distance(self, run: Run) -> float:
+        """Largest relative L2 distance of an output; infinite where one has NaN and the other has not."""
+        if len(run.values) != len(self.kept):
+            return math.inf
+        found = [0.0]
+        for kept, values in zip(self.kept, run.values, strict=True):
+            given = values()
+            for name, array in kept.items():
+                if name not in given:
+                    return math.inf
+                found.append(_relative(*_squares(array, np.asarray(given[name]), rescaled=False)))
+        return max(found)
+
+
+class Measurement:
+    """A `search.Measure`: one build with marks, its errors, and whether the outputs stayed.
+
+    Args:
+        allowed: Largest distance of the outputs that counts as unchanged.
+
+    Attributes:
+        moved: Largest distance that occurred in a build that counted.
+    """
+
+    def __init__(
+        self, build: Build, exact: Exact, before: Outputs, allowed: float, tensors: Sequence[Shared],
+        *, rescaled: bool,
+    ) -> None:  # fmt: skip
+        self._build, self._exact, self._before = build, exact, before
+        self._allowed, self._rescaled = allowed, rescaled
+        self._names = {t.name: t.exact for t in tensors}
+        self.moved = 0.0
+
+    def __call__(self, names: Sequence[str]) -> Marked:
+        run = self._build(names, False)
+        if run.problem:
+            return Marked({}, unchanged=False, problem=run.problem)
+        distance = self._before.distance(run)
+        if not distance <= self._allowed:
+            return Marked({}, unchanged=False)
+        self.moved = max(self.moved, distance)
+        pairs = {name: self._names[name] for name in names}
+        return Marked(self._exact.errors(pairs, run.values, rescaled=self._rescaled), unchanged=True)
+
+
+def first_run(build: Build, *, debug: bool) -> Run:
+    """The build without marks.
+
+    Raises:
+        EngineError: it cannot be built or run: there is nothing to locate.
+    """
+    run = build((), debug)
+    if run.problem:
+        raise EngineError(f"the other model does not run: {run.problem}", hint="try `rewriter scan` on it")
+    return run

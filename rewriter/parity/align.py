@@ -1,0 +1,138 @@
+"""Where one image lies in another: mirrored, turned, shifted by whole pixels, padded.
+
+Translations come from phase correlation (Kuglin and Hines 1975): the inverse transform of the normalised
+cross-power spectrum has its peak at the shift, whatever the brightness and contrast of either image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rewriter.model import Array
+
+LEAST_OVERLAP = 0.25
+"""Share of the smaller image that must lie in the other one: less would fit by accident."""
+
+PEAKS = 2
+"""Peaks of each correlation that are looked at; the fit decides among them."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """What a letterbox holds: rows `top` to `bottom` and columns `left` to `right`, ends excluded."""
+
+    top: int
+    bottom: int
+    left: int
+    right: int
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        return slice(self.top, self.bottom), slice(self.left, self.right)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """theirs[y, x] = turned(ours)[y + dy, x + dx], where `turned` swaps the axes first and flips then."""
+
+    swap: bool = False
+    flip_v: bool = False
+    flip_h: bool = False
+    dy: int = 0
+    dx: int = 0
+
+    def turned(self, images: Array) -> Array:
+        """A view of [..., H, W]."""
+        if self.swap:
+            images = images.swapaxes(-1, -2)
+        return images[..., :: -1 if self.flip_v else 1, :: -1 if self.flip_h else 1]
+
+    def overlap(self, ours: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[Any, Any]:
+        """Index of the pixels that both have: into the turned ours, and into theirs."""
+        rows = _span(self.dy, ours[-2], theirs[-2])
+        columns = _span(self.dx, ours[-1], theirs[-1])
+        mine = (..., _moved(rows, self.dy), _moved(columns, self.dx))
+        return mine, (..., rows, columns)
+
+    @property
+    def changes(self) -> int:
+        """How many things it says, for the choice of the simplest explanation."""
+        return self.swap + self.flip_v + self.flip_h + bool(self.dy or self.dx)
+
+
+def _span(shift: int, ours: int, theirs: int) -> slice:
+    return slice(max(0, -shift), max(0, min(theirs, ours - shift)))
+
+
+def _moved(span: slice, shift: int) -> slice:
+    return slice(max(0, span.start + shift), max(0, span.stop + shift))
+
+
+def content(images: Array) -> Box:
+    """Images [N, C, H, W] without the borders that have one value for each channel, in all images."""
+    first = images[..., :1, :1]
+    height, width = images.shape[-2:]
+    rows = np.flatnonzero((images != first).any(axis=(0, 1, 3)))
+    last = images[..., -1:, -1:]
+    rows_back = np.flatnonzero((images != last).any(axis=(0, 1, 3)))
+    columns = np.flatnonzero((images != first).any(axis=(0, 1, 2)))
+    columns_back = np.flatnonzero((images != last).any(axis=(0, 1, 2)))
+    if not (rows.size and rows_back.size):
+        return Box(0, height, 0, width)
+    return Box(int(rows[0]), int(rows_back[-1]) + 1, int(columns[0]), int(columns_back[-1]) + 1)
+
+
+def placements(ours: Array, theirs: Array) -> Iterator[Placement]:
+    """Where ours may lie in theirs, both [N, C, H, W]: identity first, then what correlates."""
+    yield Placement()
+    target = _flat(theirs)
+    for swap in (False, True):
+        for flip_v in (False, True):
+            for flip_h in (False, True):
+                turn = Placement(swap, flip_v, flip_h)
+                if swap and turn.turned(ours).shape != theirs.shape:
+                    continue
+                source = _flat(turn.turned(ours))
+                shifts = {(0, 0), *_shifts(source, target)}
+                yield from (Placement(swap, flip_v, flip_h, dy, dx) for dy, dx in sorted(shifts))
+
+
+def _flat(images: Array) -> Array:
+    """The sum of the channels, each of mean 0 and deviation 1: no order and no scale of channels in it.
+
+    Borders of a letterbox are 0: an edge that only one of two images has would outweigh the rest.
+    """
+    box = content(images)
+    flat = np.zeros(images.shape[-2:], np.float64)
+    inside = images[0][:, box.slices[0], box.slices[1]]
+    deviation = inside.std(axis=(1, 2), keepdims=True)
+    standard = (inside - inside.mean(axis=(1, 2), keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
+    flat[box.slices] = standard.sum(axis=0)
+    return flat
+
+
+def _shifts(source: Array, target: Array) -> Iterator[tuple[int, int]]:
+    """Whole shifts at the peaks of the cross-correlation and of the phase correlation."""
+    size = (max(source.shape[0], target.shape[0]), max(source.shape[1], target.shape[1]))
+    cross = np.fft.rfft2(source, size) * np.conj(np.fft.rfft2(target, size))
+    strength = np.abs(cross)
+    phase = cross / np.maximum(strength, 1e-9 * (float(strength.max()) or 1.0))
+    for spectrum in (cross, phase):
+        peaks = np.abs(np.fft.irfft2(spectrum, size))
+        for place in np.argpartition(-peaks, PEAKS, axis=None)[:PEAKS]:
+            y, x = np.unravel_index(int(place), size)
+            for dy in _unwrapped(int(y), source.shape[0], target.shape[0], size[0]):
+                for dx in _unwrapped(int(x), source.shape[1], target.shape[1], size[1]):
+                    yield dy, dx
+
+
+def _unwrapped(shift: int, ours: int, theirs: int, size: int) -> Iterator[int]:
+    """A cyclic shift means one of two; those stay that leave enough overlap."""
+    for found in (shift, shift - size):
+        span = _span(found, ours, theirs)
+        if span.stop - span.start >= LEAST_OVERLAP**0.5 * min(ours, theirs):
+            yield found

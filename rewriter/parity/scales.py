@@ -1,0 +1,157 @@
+"""Named ways to bring pixels of 0..255 into a network's range, and which two of them explain a fit."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter.model import Array
+
+Constants = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """value = (pixel / divisor - mean) / std, pixels 0..255; mean and std for R, G, B, or one for all.
+
+    Attributes:
+        name: As users know the constants; "" for none.
+        reversed: The constants are applied to B, G, R.
+    """
+
+    divisor: float
+    mean: Constants = (0.0,)
+    std: Constants = (1.0,)
+    name: str = ""
+    reversed: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether there is no mean and no deviation, or none worth a word."""
+        return self.mean == (0.0,) and self.std == (1.0,)
+
+    def constants(self, channels: int) -> tuple[Array, Array]:
+        """Mean and deviation of each channel, as applied."""
+        step = -1 if self.reversed else 1
+        return tuple(  # type: ignore[return-value]
+            np.resize(np.asarray(c, np.float64), channels)[::step] for c in (self.mean, self.std)
+        )
+
+    def affine(self, channels: int) -> tuple[Array, Array]:
+        """Factor and offset of each channel: value = pixel * factor + offset."""
+        mean, std = self.constants(channels)
+        return 1.0 / (self.divisor * std), -mean / std
+
+    @property
+    def text(self) -> str:
+        """What the values are."""
+        span = {1.0: "0..255", 255.0: "0..1"}.get(self.divisor, f"divided by {self.divisor:g}")
+        order = ", in reverse channel order" if self.reversed else ""
+        return f"{self.name}{order}" if self.name else span
+
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""torchvision.transforms: mean and standard deviation of ImageNet's training set, pixels 0..1."""
+
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+"""openai/CLIP, clip/clip.py."""
+
+CAFFE_MEAN = (123.68, 116.779, 103.939)
+"""VGG's means, pixels 0..255, of Caffe's model zoo; in Keras `imagenet_utils` mode "caffe"."""
+
+SCALINGS: tuple[Scaling, ...] = (
+    Scaling(1.0),
+    Scaling(255.0),
+    Scaling(255.0, (0.5,), (0.5,), "-1..1 (Inception's mean 0.5 and standard deviation 0.5)"),
+    Scaling(255.0, *IMAGENET, "ImageNet's mean and standard deviation"),
+    Scaling(255.0, *CLIP, "CLIP's mean and standard deviation"),
+    Scaling(1.0, CAFFE_MEAN, (1.0,), "Caffe's mean (123.68, 116.779, 103.939)"),
+    Scaling(1.0, *IMAGENET, "ImageNet's mean and standard deviation, not divided by 255 before"),
+    Scaling(255.0, IMAGENET[0], (1.0,), "ImageNet's mean without the standard deviation"),
+    Scaling(255.0, (0.0,), IMAGENET[1], "ImageNet's standard deviation without the mean"),
+    Scaling(255.0, (0.5,), (1.0,), "-0.5..0.5"),
+    Scaling(1.0, (128.0,), (1.0,), "-128..127"),
+    Scaling(65025.0, (0.0,), (1.0,), "divided by 255 twice"),
+)
+"""The usual first: among those that explain the data equally well, the first wins."""
+
+PIXEL_SLACK = 6.0
+"""How far a resampled pixel may lie outside 0..255: bicubic and Lanczos kernels overshoot at edges."""
+
+LEAST_CONTRAST = 6.0
+"""Span that pixels of 0..255 have at least: in 0..1 data read as 0..255 there is none."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """theirs = ours[order] * factor + offset for each of their channels.
+
+    `order[c]` is our channel of their channel `c`; `unexplained` is the share of their variance left over.
+    """
+
+    order: tuple[int, ...]
+    factor: Array
+    offset: Array
+    unexplained: float
+
+
+def named_pair(fit: Fit, spans: Array, tolerance: float) -> tuple[Scaling, Scaling] | None:
+    """The scalings of ours and theirs that explain a fit within `tolerance`; None if no two do.
+
+    Args:
+        spans: [channels, 2]: smallest and largest value of ours, outliers left out, in their order.
+        tolerance: Largest deviation of what the pair predicts, as a share of their span.
+    """
+    best: tuple[tuple[float, ...], tuple[Scaling, Scaling]] | None = None
+    low, high = spans.T
+    fitted = np.stack([low * fit.factor + fit.offset, high * fit.factor + fit.offset])
+    width = float(np.max(np.abs(fitted[1] - fitted[0]))) or 1.0
+    for rank, (mine, other) in enumerate(_pairs(fit.order)):
+        mine_factor, mine_offset = (part[list(fit.order)] for part in mine.affine(len(fit.order)))
+        pixels = np.stack([low - mine_offset, high - mine_offset]) / mine_factor
+        if not _is_pixels(pixels):
+            continue
+        factor, offset = other.affine(len(fit.order))
+        error = float(np.max(np.abs(pixels * factor + offset - fitted))) / width
+        if error > tolerance:
+            continue
+        # errors of the same order of magnitude are equal: the usual pair wins
+        score = (_misplaced(mine, other, fit.order), round(np.log2(max(error / tolerance, 0.25))), rank)
+        if best is None or score < best[0]:
+            best = score, (mine, other)
+    return best[1] if best else None
+
+
+def _pairs(order: tuple[int, ...]) -> Iterator[tuple[Scaling, Scaling]]:
+    """Every two scalings, each with its constants in both orders; equal ones explain nothing new."""
+    sides = [s for scaling in SCALINGS for s in _both_orders(scaling, len(order))]
+    pairs = [(a, b) for a, b in itertools.product(sides, sides) if a != b or order != _same(order)]
+    positions = {scaling.name: i for i, scaling in enumerate(SCALINGS)}
+    yield from sorted(pairs, key=lambda p: sum(positions[s.name] + s.reversed for s in p))
+
+
+def _same(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(range(len(order)))
+
+
+def _both_orders(scaling: Scaling, channels: int) -> Iterator[Scaling]:
+    if channels == 3 or len(scaling.mean) == len(scaling.std) == 1:
+        yield scaling
+    if channels == 3 and max(len(scaling.mean), len(scaling.std)) > 1:
+        yield Scaling(scaling.divisor, scaling.mean, scaling.std, scaling.name, reversed=True)
+
+
+def _misplaced(mine: Scaling, other: Scaling, order: tuple[int, ...]) -> float:
+    """1 if the constants of the two sides do not follow the channels: possible, and less likely."""
+    ordered = [max(len(s.mean), len(s.std)) > 1 for s in (mine, other)]
+    if not all(ordered):
+        return 0.0
+    return float((mine.reversed != other.reversed) != (order == (2, 1, 0)))
+
+
+def _is_pixels(pixels: Array) -> bool:
+    inside = pixels.min() >= -PIXEL_SLACK and pixels.max() <= 255.0 + PIXEL_SLACK
+    return bool(inside and pixels.max() - pixels.min() >= LEAST_CONTRAST)

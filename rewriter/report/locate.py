@@ -1,0 +1,116 @@
+"""Where a model starts to go wrong, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from rewriter.locate.result import Location, Step
+from rewriter.report.json import installed_versions, plain, write_text
+from rewriter.report.tables import new_table
+from rewriter.report.text import shorten
+
+SCHEMA_VERSION = 1
+"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+
+
+def print_location(found: Location, out: Console) -> None:
+    """Print the verdict, the chain from the first wrong tensor to the output, and how it was found."""
+    for part in _sections(found):
+        out.print(part, soft_wrap=True)
+
+
+def _sections(found: Location) -> Iterator[RenderableType]:
+    yield _table("Outputs", found.outputs, found.tolerance)
+    if found.first is None and found.wrong:
+        names = ", ".join(step.tensor for step in found.wrong)
+        yield Text(f"{names} is wrong, and is no float tensor that both models have.", style="bold red")
+        yield _how(found)
+        return
+    if found.first is None:
+        yield Text(f"No output is further than {found.tolerance:.2g} from the original.", style="green")
+        yield _how(found)
+        return
+    yield Text(_verdict(found), style="bold red")
+    if found.right:
+        names = ", ".join(f"{s.tensor} ({_error(s)})" for s in found.right)
+        yield Text(f"Right before it: {names}")
+    else:
+        yield Text("Right before it: the model's inputs")
+    if found.hiding:
+        yield Text("Between them, and not to be looked at:", style="yellow")
+        for step in found.hiding:
+            yield Text(f"  {step.tensor} of {step.node} ({step.op}): {step.note}", style="yellow")
+    yield _table("From there to the output", found.chain, found.tolerance)
+    if found.jump is not None:
+        jump = found.jump
+        yield Text(f"The error grows most at {jump.tensor} of {jump.node} ({jump.op}).")
+    yield _how(found)
+
+
+def _verdict(found: Location) -> str:
+    first = found.first
+    if first is None:
+        return ""
+    where = f"{first.tensor} of node {first.node} ({first.op}), error {_error(first)}"
+    if found.exact:
+        return f"It starts to go wrong at {where}: all that it is computed from is right."
+    if found.hiding:
+        return (
+            f"It goes wrong somewhere up to {where}: looking between changes what is computed, so what is "
+            "wrong is probably the fusion of these nodes."
+        )
+    return f"It goes wrong somewhere up to {where}: the search ended before it was narrowed down further."
+
+
+def _table(title: str, steps: Sequence[Step], tolerance: float) -> RenderableType:
+    added = any(step.added is not None for step in steps)
+    columns = ["tensor", "node", "operator", "error", *(["its own"] if added else [])]
+    rows = new_table(title, *columns, right=("error", "its own") if added else ("error",))
+    for step in steps:
+        wrong = step.error is not None and not step.error <= tolerance
+        cells = [shorten(step.tensor), shorten(step.node), step.op, _error(step)]
+        if added:
+            cells.append("" if step.added is None else _number(step.added))
+        rows.add_row(*(Text(cell, style="red" if wrong else "") for cell in cells))
+    return rows
+
+
+def _error(step: Step) -> str:
+    return step.note or "not measured" if step.error is None else _number(step.error)
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "NaN or infinity"
+
+
+def _how(found: Location) -> Text:
+    text = f"{found.tensors} tensors in common, {found.builds} builds with marks"
+    if found.discarded:
+        text += f", {found.discarded} of them thrown away because the marks changed the outputs"
+    if found.builds:
+        text += f"; marks moved the outputs by {found.moved:.2g}, two builds differ by {found.spread:.2g}"
+    notes = "".join(f"\nNote: {note}" for note in found.notes)
+    return Text(f"{text} (relative L2, {found.engine}){notes}")
+
+
+def as_dict(found: Location) -> dict[str, Any]:
+    """The result as objects that `json.dumps` takes."""
+    fields = {"schema_version": SCHEMA_VERSION, "versions": installed_versions(), **asdict(found)}
+    return {name: plain(value) for name, value in fields.items()}
+
+
+def write_json(found: Location, path: Path) -> None:
+    """Write the result to `path`, which is replaced only when all is written.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    write_text(json.dumps(as_dict(found), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)

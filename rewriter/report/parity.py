@@ -1,0 +1,91 @@
+"""What `compare-inputs` found, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from rewriter.parity.result import ArrayComparison, InputComparison
+from rewriter.report.json import installed_versions, plain, write_text
+
+SCHEMA_VERSION = 1
+"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+
+
+def print_comparison(result: InputComparison, out: Console) -> None:
+    """Print each relation once, with the samples that it holds for, and the code that undoes it."""
+    for (name, sentence), found in _groups(result).items():
+        array = found[0][1]
+        where = "" if len(found) == len(result.samples) else f" (in {', '.join(w for w, _ in found[:3])}"
+        where += f" and {len(found) - 3} more)" if where and len(found) > 3 else ")" if where else ""
+        out.print(Text(f"{name}: {sentence}{where}", style="bold red" if array.differences else "green"))
+        for detail in _details(array, [a for _, a in found]):
+            out.print(Text(f"  {detail}"), soft_wrap=True)
+    for line in _summary(result):
+        out.print(line, soft_wrap=True)
+
+
+def _groups(result: InputComparison) -> dict[tuple[str, str], list[tuple[str, ArrayComparison]]]:
+    groups: dict[tuple[str, str], list[tuple[str, ArrayComparison]]] = {}
+    for sample in result.samples:
+        for array in sample.arrays:
+            groups.setdefault((array.name, array.sentence), []).append((sample.ours, array))
+    return groups
+
+
+def _details(array: ArrayComparison, alike: list[ArrayComparison]) -> Iterator[str]:
+    for difference in array.differences:
+        yield f"{difference.kind}: {difference.text}"
+    yield from (f"note: {note}" for note in array.notes)
+    if array.code:
+        yield "what turns ours into theirs:"
+        yield from (f"    {line}" for line in array.code)
+        after = max(a.after for a in alike)
+        yield f"distance (relative L2): {array.before:.3g} before, {after:.3g} after it"
+
+
+def _summary(result: InputComparison) -> Iterator[Text]:
+    ours, theirs = result.counts
+    if ours != theirs:
+        yield Text(f"ours has {ours} samples, theirs {theirs}", style="bold red")
+    compared = f"{len(result.samples)} sample{'s' * (len(result.samples) != 1)} compared"
+    left = min(result.counts) - len(result.samples)
+    compared += f" of {min(result.counts)} (--samples)" if left else ""
+    if not result.differ:
+        yield Text(f"{compared}: the two pipelines do the same", style="green")
+    else:
+        yield Text(f"{compared}: the two pipelines differ", style="bold red")
+
+
+def as_dict(result: InputComparison) -> dict[str, Any]:
+    """The result as objects that `json.dumps` takes."""
+    fields: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "versions": installed_versions(),
+        "differ": result.differ,
+        "counts": {"ours": result.counts[0], "theirs": result.counts[1]},
+        "samples": [
+            {
+                "ours": sample.ours,
+                "theirs": sample.theirs,
+                "arrays": [{**asdict(a), "sentence": a.sentence} for a in sample.arrays],
+            }
+            for sample in result.samples
+        ],
+    }
+    return {name: plain(value) for name, value in fields.items()}
+
+
+def write_json(result: InputComparison, path: Path) -> None:
+    """Write the result to `path`, which is replaced only when all is written.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    write_text(json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)

@@ -1,0 +1,49 @@
+"""The answers of the probes as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from rewriter.probe import UNKNOWN, Answer, Answers, Buildable, questions
+from rewriter.report.tables import new_table
+
+
+def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> None:
+    """Print every question with its answer, and where the answers come from."""
+    origin = (
+        "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
+    )
+    rows = new_table(f"{origin}: {found.title}", "question", "answer", "figures")
+    for probe, answer in questions(found.answers):
+        known = answer.value != UNKNOWN
+        text = probe.values.get(answer.value, answer.value) if known else f"unknown: {answer.problem}"
+        cells = [probe.question, text, _figures(answer, None if verbose else 3)]
+        if verbose and probe.used:
+            cells[0] += f" [{probe.name}] Used for: {probe.used}"
+        rows.add_row(*(Text(cell, style="" if known else "yellow") for cell in cells))
+    out.print(rows)
+    if found.source:
+        out.print(Text(f"Source: {found.source}"), soft_wrap=True)
+
+
+def _figures(answer: Answer, most: int | None) -> str:
+    shown = list(answer.figures.items())[:most]
+    rest = len(answer.figures) - len(shown)
+    return "; ".join(f"{name}: {value:.3g}" for name, value in shown) + (f"; {rest} more" if rest else "")
+
+
+def print_builds(builds: Sequence[Buildable], out: Console) -> None:
+    """Print which of the models are parsed and built."""
+    failed = [b for b in builds if b.problem]
+    for build in failed:
+        out.print(Text(f"{build.probe}, {build.case}: {build.problem}", style="yellow"), soft_wrap=True)
+    built = len(builds) - len(failed)
+    out.print(f"TensorRT-RTX parses and builds {built} of {len(builds)} probe models here, without a GPU.")
+
+
+def differing(ours: Mapping[str, Answer], others: Mapping[str, Answer]) -> list[str]:
+    """Probes that two sets of answers answer differently."""
+    return [n for n, a in ours.items() if n in others and others[n].value != a.value != UNKNOWN]
