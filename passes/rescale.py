@@ -28,8 +28,14 @@ class Rescale(ModelPass):
     the exponents, so that as few tensors as possible stay out of range and as few as possible lose
     bits among the subnormal numbers, with as few edits as that takes.
 
+    Norms that are written out compute in FP32 as they are; only what surrounds them counts. With
+    `norms`, their squares are brought into range as well, and what then fits FP16 computes in it.
+
     Needs measured ranges, as `fix` has them; without them, it looks at constants alone. Only FP32
     tensors are scaled. docs/rescaling.md has the rule of each operator.
+
+    Options:
+        norms: Whether the inside of norms that are written out shall fit FP16, too.
     """
 
     name = "rescale"
@@ -37,6 +43,7 @@ class Rescale(ModelPass):
         0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
     )
     needs_ranges = True
+    norms: bool = False
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,2] x) => (float[2,2] y)
@@ -58,7 +65,7 @@ class Rescale(ModelPass):
         opsets = {o.domain: o.version for o in model.proto.opset_import}
         opsets.setdefault("", opsets.get("ai.onnx", 1))
         graphs = open_graphs(model, facts.infer(model), tag=self.name)
-        ranges, settings = context.ranges or {}, Settings(TensorProto.FLOAT16)
+        ranges, settings = context.ranges or {}, Settings(TensorProto.FLOAT16, measured_norms=self.norms)
         surveys: dict[int, Survey] = {}
         for scope, graph in enumerate(graphs):
             parent = surveys.get(id(graph.parent)) if graph.parent is not None else None

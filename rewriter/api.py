@@ -15,6 +15,7 @@ from rewriter.emulation import Accumulation
 from rewriter.errors import UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import METRICS
+from rewriter.passes.rescale import Rescale
 from rewriter.pipeline import preset_named, select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan_file import read
@@ -110,7 +111,7 @@ def fix(
                 io,
                 tuple(keep_fp32),
                 tuple(keep_fp32_op),
-                measured_norms=any(step.name == "rescale" for step in steps),
+                measured_norms=any(isinstance(step, Rescale) and step.norms for step in steps),
             ),
             opset=chosen_opset,
             target=Target.parse(target),

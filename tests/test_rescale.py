@@ -24,7 +24,7 @@ from rewriter.passes.rescale import Rescale
 from rewriter.ranges import Ranges, measure
 from rewriter.rescaling.apply import apply as shift
 from rewriter.rescaling.classes import ZERO
-from rewriter.rescaling.demands import Demand
+from rewriter.rescaling.demand import Demand
 from rewriter.rescaling.freedom import analyse
 from rewriter.rescaling.rules import RULES
 from rewriter.rescaling.solver import solve

@@ -13,7 +13,8 @@ from rewriter.edits import GraphEditor
 from rewriter.hazards.survey import Survey
 from rewriter.rescaling.apply import apply
 from rewriter.rescaling.classes import ZERO
-from rewriter.rescaling.demands import Demand, Demands, demands
+from rewriter.rescaling.demand import Demand
+from rewriter.rescaling.demands import Demands, demands
 from rewriter.rescaling.freedom import Freedom, analyse
 from rewriter.rescaling.solver import solve
 
@@ -22,11 +23,12 @@ __all__ = ["Part", "Rescaling", "rescale"]
 
 @dataclass(frozen=True)
 class Part:
-    """What became of one class of tensors that have to be scaled together, and that overflowed.
+    """What became of one class of tensors that have to be scaled together, and that asked for it.
 
     Attributes:
         exponent: 0 if it stays as it is.
-        saved, left: Tensors that overflowed, and do not any more, or still do.
+        saved: Tensors that overflowed, or sank among the subnormal numbers, and do not any more.
+        left: Tensors that still overflow.
         size: How many tensors are scaled together.
     """
 
@@ -41,7 +43,7 @@ class Rescaling:
     """What was done to one graph.
 
     Attributes:
-        parts: One for every class that held an overflow.
+        parts: One for every class that held an overflow, or something that sank.
         tied: Tensors that overflow and have exponent 0, with the reason where one is known.
         exponents: Of the computed tensors, without those that are 0.
         edits: How many constants and epsilons were given a new value.
@@ -67,7 +69,7 @@ def rescale(survey: Survey, graph: GraphEditor, *, measured: bool) -> Rescaling:
     tied = {tensor: freedom.pins.get(tensor, "") for tensor in found.tied}
     equations = freedom.classes.equations()
     chosen = _chosen(found, freedom, equations)
-    if not any(demand.hazards for demand in chosen.values()):
+    if not any(demand.calls for demand in chosen.values()):
         return Rescaling((), tied, {}, 0)
     exponents = solve(chosen, equations)
     if exponents is None:
@@ -81,7 +83,7 @@ def rescale(survey: Survey, graph: GraphEditor, *, measured: bool) -> Rescaling:
 
 
 def _chosen(found: Demands, freedom: Freedom, equations: Iterable[Mapping[int, int]]) -> dict[int, Demand]:
-    """The classes in connected parts that hold a hazard, with the constants at their border.
+    """The classes in connected parts that ask to be scaled, with the constants at their border.
 
     An equation with a constant of its own binds nothing else: the constant takes up any
     difference. So parts end at weights.
@@ -93,7 +95,7 @@ def _chosen(found: Demands, freedom: Freedom, equations: Iterable[Mapping[int, i
         if not free & terms.keys():
             for root in terms:
                 neighbours.setdefault(root, set()).update(terms)
-    reached = {root for root, demand in found.classes.items() if demand.hazards} - {ZERO}
+    reached = {root for root, demand in found.classes.items() if demand.calls} - {ZERO}
     queue = list(reached)
     while queue:
         new = neighbours.get(queue.pop(), set()) - reached
@@ -108,12 +110,15 @@ def _chosen(found: Demands, freedom: Freedom, equations: Iterable[Mapping[int, i
 def _parts(chosen: Mapping[int, Demand], freedom: Freedom, exponents: Mapping[int, int]) -> tuple[Part, ...]:
     members = freedom.members()
     return tuple(
-        Part(
-            k := exponents.get(root, 0),
-            tuple(t for t, level in demand.hazards.items() if k <= level),
-            tuple(t for t, level in demand.hazards.items() if k > level),
-            max(1, len(members.get(root, ()))),
-        )
+        _part(demand, exponents.get(root, 0), max(1, len(members.get(root, ()))))
         for root, demand in chosen.items()
-        if demand.hazards
+        if demand.calls
     )
+
+
+def _part(demand: Demand, k: int, size: int) -> Part:
+    """What an exponent does for those who asked for one."""
+    helped = {t: k <= level for t, level in demand.hazards.items()}
+    helped |= {t: k >= level for t, level in demand.sunken.items()}
+    left = tuple(t for t in demand.hazards if not helped[t])
+    return Part(k, tuple(t for t, well in helped.items() if well), left, size)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.rescaling.demands import Demand
+from rewriter.rescaling.demand import Demand
 
 OVERFLOW = 100.0
 """Cost of a tensor that stays out of range: it keeps its nodes in FP32. The unit is one tensor with
