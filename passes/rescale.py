@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from onnx import TensorProto
@@ -12,7 +12,8 @@ from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Rescale
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.hazards.survey import Settings, Survey
 from rewriter.model import Model
-from rewriter.rescaling import Part, Rescaling, rescale
+from rewriter.plan import Range
+from rewriter.rescaling import Part, Rescaling, concerned, rescale
 
 NAMED = 3
 """How many tensors a message names."""
@@ -61,21 +62,28 @@ class Rescale(ModelPass):
             y = MatMul(r, v)
         }"""
 
+    def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
+        survey = next(self._surveys(model, ranges))
+        return concerned(survey, survey.graph)
+
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
-        opsets = {o.domain: o.version for o in model.proto.opset_import}
-        opsets.setdefault("", opsets.get("ai.onnx", 1))
-        graphs = open_graphs(model, facts.infer(model), tag=self.name)
-        ranges, settings = context.ranges or {}, Settings(TensorProto.FLOAT16, measured_norms=self.norms)
-        surveys: dict[int, Survey] = {}
-        for scope, graph in enumerate(graphs):
-            parent = surveys.get(id(graph.parent)) if graph.parent is not None else None
-            surveys[id(graph)] = Survey(graph, scope, ranges, opsets, settings, parent=parent)
-        for graph in reversed(graphs):
+        for survey in reversed(list(self._surveys(model, context.ranges or {}))):
+            graph = survey.graph
             graph.refresh()
-            survey = surveys[id(graph)]
             done = rescale(survey, graph, measured=context.ranges is not None)
             yield from _events(survey, graph, done)
             graph.commit()
+
+    def _surveys(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Iterator[Survey]:
+        """Every graph, the main one first."""
+        opsets = {o.domain: o.version for o in model.proto.opset_import}
+        opsets.setdefault("", opsets.get("ai.onnx", 1))
+        settings = Settings(TensorProto.FLOAT16, measured_norms=self.norms)
+        made: dict[int, Survey] = {}
+        for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=self.name)):
+            parent = made.get(id(graph.parent)) if graph.parent is not None else None
+            made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, parent=parent)
+            yield survey
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:

@@ -24,6 +24,7 @@ from rewriter.plan import Plan
 from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
+from rewriter.ranges.binades import measure_binades
 from rewriter.result import Check, FixResult, Verdict
 from rewriter.search import Goal, search
 
@@ -147,6 +148,10 @@ class Job:
     ) -> tuple[Model, Ranges]:
         """The model after passes that need ranges, with its ranges: known, or measured again."""
         first = len(self.passes)
+        if wanted := {tensor for step in steps for tensor in step.spread_of(model, ranges)}:
+            with self._stage("ranges"):
+                widened = reference(model, tensor_facts.infer(model))
+                ranges = ranges.spread(measure_binades(widened, samples, wanted))
         rewritten = self._rewrite(model, steps, ranges=ranges)
         changes = [change for result in self.passes[first:] for change in result.changes]
         scaled = [change for change in changes if isinstance(change, Rescaled)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -16,7 +17,7 @@ from rewriter.edits import constant_value, label
 from rewriter.engines.onnxruntime import NoKernelError, Session, qualified
 from rewriter.facts import FLOATS, Facts
 from rewriter.model import Array, Model, walk_graphs
-from rewriter.plan import Range
+from rewriter.plan import Binades, Range
 from rewriter.ranges.instrument import Instrumented, instrument
 from rewriter.ranges.statistics import Key
 from rewriter.schemas import schema_of
@@ -41,11 +42,23 @@ class Ranges(dict[Key, Range]):
 
     def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
         """What would be measured after tensors (scope, name) were multiplied by 2^exponent."""
-        new = Ranges(self)
-        new.unsupported, new.samples = self.unsupported, self.samples
+        new = self._copy()
         for scope, name, exponent in exponents:
             if (scope, name) in new:
                 new[scope, name] = new[scope, name].scaled(exponent)
+        return new
+
+    def spread(self, binades: Mapping[str, Binades]) -> Ranges:
+        """With what was counted of tensors of the main graph."""
+        new = self._copy()
+        for name, counted in binades.items():
+            if (0, name) in new:
+                new[0, name] = replace(new[0, name], binades=counted)
+        return new
+
+    def _copy(self) -> Ranges:
+        new = Ranges(self)
+        new.unsupported, new.samples = self.unsupported, self.samples
         return new
 
 

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rewriter.edits import GraphEditor
+from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
 from rewriter.rescaling.apply import apply
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.demand import Demand
-from rewriter.rescaling.demands import Demands, demands
+from rewriter.rescaling.demands import Demands, demands, quiet
 from rewriter.rescaling.freedom import Freedom, analyse
 from rewriter.rescaling.solver import solve
 
-__all__ = ["Part", "Rescaling", "rescale"]
+__all__ = ["Part", "Rescaling", "concerned", "rescale"]
 
 
 @dataclass(frozen=True)
@@ -57,29 +58,64 @@ class Rescaling:
     solved: bool = True
 
 
+@dataclass(frozen=True)
+class _Solution:
+    """What shall be done to one graph; `exponents` is None if the solver found nothing in its time."""
+
+    freedom: Freedom
+    chosen: dict[int, Demand]
+    tied: dict[str, str]
+    exponents: dict[int, int] | None
+
+    def of(self, number: int) -> int:
+        return (self.exponents or {}).get(self.freedom.classes.root(number), 0)
+
+
 def rescale(survey: Survey, graph: GraphEditor, *, measured: bool) -> Rescaling:
-    """Scale what overflows in one graph by powers of two, through the editor.
+    """Scale what overflows or sinks in one graph by powers of two, through the editor.
 
     Args:
         survey: The graph with its ranges; made of the same editor.
         measured: Whether there are ranges; without, only constants show what overflows.
     """
+    if measured and quiet(survey):
+        return Rescaling((), {}, {}, 0)
+    found = _solution(survey, graph, measured=measured)
+    parts = _parts(found.chosen, found.freedom, found.exponents or {})
+    solved = found.exponents is not None
+    if found.exponents is None or not any(part.saved for part in parts):
+        return Rescaling(parts, found.tied, {}, 0, solved)
+    edits = apply(graph, found.freedom, found.exponents)
+    exponents = {t: k for t, number in found.freedom.tensors.items() if (k := found.of(number))}
+    return Rescaling(parts, found.tied, exponents, edits)
+
+
+def concerned(survey: Survey, graph: GraphEditor) -> list[str]:
+    """The tensors of one graph that sink so far that it matters how their values spread.
+
+    Small values are rare `TAIL` binades below the mean; what stays higher than that is not asked for.
+    """
+    if quiet(survey):
+        return []
+    found = _solution(survey, graph, measured=True)
+    moved = ((t, k) for t, number in found.freedom.tensors.items() if (k := found.of(number)) < 0)
+    ranges = ((t, k, survey.range(t)) for t, k in moved)
+    least = FP16_MIN_NORMAL * 2.0**TAIL
+    return [t for t, k, r in ranges if r is not None and r.mean_abs * 2.0**k < least]
+
+
+TAIL = 14
+"""If values are dense about 0, 2^-TAIL of them lie TAIL binades below the mean: 6e-5."""
+
+
+def _solution(survey: Survey, graph: GraphEditor, *, measured: bool) -> _Solution:
     freedom = analyse(graph)
     found = demands(survey, freedom, measured=measured)
     tied = {tensor: freedom.pins.get(tensor, "") for tensor in found.tied}
     equations = freedom.classes.equations()
     chosen = _chosen(found, freedom, equations)
-    if not any(demand.calls for demand in chosen.values()):
-        return Rescaling((), tied, {}, 0)
-    exponents = solve(chosen, equations)
-    if exponents is None:
-        return Rescaling(_parts(chosen, freedom, {}), tied, {}, 0, solved=False)
-    parts = _parts(chosen, freedom, exponents)
-    if not any(part.saved for part in parts):
-        return Rescaling(parts, tied, {}, 0)
-    edits = apply(graph, freedom, exponents)
-    of_tensors = {t: exponents.get(freedom.classes.root(n), 0) for t, n in freedom.tensors.items()}
-    return Rescaling(parts, tied, {t: k for t, k in of_tensors.items() if k}, edits)
+    called = any(demand.calls for demand in chosen.values())
+    return _Solution(freedom, chosen, tied, solve(chosen, equations) if called else {})
 
 
 def _chosen(found: Demands, freedom: Freedom, equations: Iterable[Mapping[int, int]]) -> dict[int, Demand]:
@@ -90,12 +126,13 @@ def _chosen(found: Demands, freedom: Freedom, equations: Iterable[Mapping[int, i
     """
     free = {freedom.classes.root(use.number) for use in freedom.constants}
     free -= {freedom.classes.root(number) for number in freedom.tensors.values()}
+    reached = {root for root, demand in found.classes.items() if demand.calls} - {ZERO}
+    free -= reached  # what shall move itself takes up no difference
     neighbours: dict[int, set[int]] = {}
     for terms in equations:
         if not free & terms.keys():
             for root in terms:
                 neighbours.setdefault(root, set()).update(terms)
-    reached = {root for root, demand in found.classes.items() if demand.calls} - {ZERO}
     queue = list(reached)
     while queue:
         new = neighbours.get(queue.pop(), set()) - reached

@@ -14,7 +14,7 @@ from rewriter.plan import Range
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.demand import MAX_EXPONENT, RESERVE, SUBNORMAL, VANISHING, Demand
 from rewriter.rescaling.freedom import Freedom
-from rewriter.rescaling.weights import of_constant
+from rewriter.rescaling.weights import PRODUCTS, SMALLEST_RMS, of_constant
 
 LOWEST_NORMAL = -14
 """Exponent of FP16's smallest normal number."""
@@ -35,6 +35,24 @@ class Demands:
 
     classes: dict[int, Demand]
     tied: list[str]
+
+
+def quiet(survey: Survey) -> bool:
+    """Whether the ranges alone say that nothing in a graph asks to be scaled: most graphs, at no cost."""
+    highest = inside_limit(survey) if survey.settings.measured_norms else survey.settings.limit
+    for node in survey.graph.nodes:
+        least = SMALLEST_RMS if node.op_type in PRODUCTS else 0.0
+        for tensor in node.input:
+            measured = survey.range(tensor) if survey.is_constant(tensor) else None
+            if measured is not None and (
+                measured.absmax > survey.settings.largest or 0 < measured.mean_abs < least
+            ):
+                return False
+        for tensor in node.output:
+            measured = survey.range(tensor) if survey.is_float(tensor) else None
+            if measured is not None and (measured.absmax > highest or 0 < measured.absmax < UNDERFLOW):
+                return False
+    return True
 
 
 def demands(survey: Survey, freedom: Freedom, *, measured: bool) -> Demands:

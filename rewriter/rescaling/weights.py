@@ -9,7 +9,7 @@ import numpy as np
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
-from rewriter.rescaling.demand import MAX_EXPONENT, RESERVE, VANISHING, Demand
+from rewriter.rescaling.demand import MAX_EXPONENT, RESERVE, SUBNORMAL, VANISHING, Demand
 from rewriter.rescaling.freedom import ConstantUse
 
 FP32_LOWEST, FP32_HIGHEST = -125, 128
@@ -50,7 +50,9 @@ def of_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand, 
         demand.floor(math.ceil(math.log2(UNDERFLOW / largest)), VANISHING)
     if use.node.op_type in PRODUCTS:
         mean = float(sizes.mean(dtype=np.float64))
-        demand.floor(math.ceil(math.log2(FP16_MIN_NORMAL / mean)) + RESERVE)
+        normal = math.ceil(math.log2(FP16_MIN_NORMAL / mean))
+        demand.floor(normal, SUBNORMAL)
+        demand.floor(normal + RESERVE)
         _of_small_weights(use.tensor, sizes, mean, demand)
 
 
