@@ -212,7 +212,8 @@ class Job:
         with self._stage("verify"):
             check = verify.check_emulation(expected, fixed, plan.precision, compared, accumulation)
         structural, measuring, _ = _split(self.options.steps)
-        if check.passed is not False or measuring:  # what ranges changed cannot be made again without them
+        by_ranges = any(step in measuring for step in self._changed())
+        if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
         with self._stage("explain"):
             return verify.explained(check, self._structured_again(structural), fixed, compared, accumulation)

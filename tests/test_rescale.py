@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,10 +19,13 @@ from rewriter import api
 from rewriter.base import Context, Rescaled
 from rewriter.driver import PassResult
 from rewriter.edits import open_graphs
+from rewriter.emulation import emulation
 from rewriter.facts import infer
 from rewriter.model import Array, Model, load
 from rewriter.passes.rescale import Rescale
+from rewriter.plan import Decision
 from rewriter.ranges import Ranges, measure
+from rewriter.ranges.binades import measure_binades
 from rewriter.rescaling.apply import apply as shift
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.demand import Demand
@@ -29,6 +33,7 @@ from rewriter.rescaling.freedom import analyse
 from rewriter.rescaling.rules import RULES
 from rewriter.rescaling.solver import solve
 from rewriter.result import FixResult
+from rewriter.verify import expected_outputs, run_all
 
 MODELS = Path(__file__).parent.parent / "models"
 FP16_LARGEST = 65504.0
@@ -40,10 +45,11 @@ ERROR_RATIO = 1.3
 Feeds = dict[str, Array]
 
 
-def rescaled(source: Model, feeds: Feeds) -> tuple[Model, PassResult, Ranges]:
+def rescaled(source: Model, feeds: Feeds, *, norms: bool = False) -> tuple[Model, PassResult, Ranges]:
     """The model after the pass with ranges of `feeds`, and the ranges that hold then by calculation."""
-    ranges = measure(source, [feeds], infer(source))
-    result, report = apply(Rescale(), source, Context(ranges=ranges))
+    ranges, step = measure(source, [feeds], infer(source)), Rescale(norms=norms)
+    ranges = ranges.spread(measure_binades(source, [feeds], step.spread_of(source, ranges)))
+    result, report = apply(step, source, Context(ranges=ranges))
     exponents = [e for c in report.changes if isinstance(c, Rescaled) for e in c.exponents]
     return result, report, ranges.rescaled(exponents)
 
@@ -202,7 +208,7 @@ RESIDUAL = f"""
 def test_a_residual_stream_is_scaled_with_the_epsilons_of_its_norms() -> None:
     source = graph(RESIDUAL)
     feeds = random_feeds(source)
-    result, report, ranges = rescaled(source, feeds)
+    result, report, ranges = rescaled(source, feeds, norms=True)
     exponents = {t: k for c in report.changes if isinstance(c, Rescaled) for _, t, k in c.exponents}
     k = exponents["r0"]
     assert k < 0
@@ -276,29 +282,39 @@ def test_the_inside_of_a_branch_is_scaled_between_its_borders() -> None:
     assert_bit_equal(source, result, feeds)
 
 
+@pytest.mark.parametrize("norms", [False, True], ids=["norms in FP32", "norms, too"])
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.onnx")), ids=lambda path: path.stem)
-def test_every_case_is_bit_equal_with_its_measured_ranges(path: Path) -> None:
+def test_every_case_is_bit_equal_with_its_measured_ranges(path: Path, norms: bool) -> None:
     source = load(path)
     samples = path.with_suffix(".npz")
     feeds = dict(np.load(samples)) if samples.exists() else random_feeds(source)
-    result, report, _ = rescaled(source, feeds)
+    result, report, _ = rescaled(source, feeds, norms=norms)
     for wanted, found in zip(run(source, feeds), run(result, feeds), strict=True):
         np.testing.assert_array_equal(found, wanted)
-    if path.stem in {"nafnet", "t5_encoder"}:
+    if norms and path.stem in {"nafnet", "t5_encoder"}:
         assert report.changes
+
+
+ISLANDS: dict[str, Any] = {"preset": "trt-fp16", "skip": ["rescale"]}
+DEFAULT: dict[str, Any] = {"preset": "trt-fp16"}
+NORMS_TOO: dict[str, Any] = {"preset": "trt-fp16-rescaled"}
+
+
+def fixed(source: Model, samples: Path, options: dict[str, Any]) -> FixResult:
+    return api.fix(source.whole(), inputs=samples, build=False, dry_run=True, **options)
+
+
+def decisions(result: FixResult) -> tuple[Decision, ...]:
+    assert result.plan is not None
+    return result.plan.decisions
 
 
 @pytest.mark.parametrize("name", ["nafnet", "t5_encoder"])
 def test_no_residual_stream_is_left_in_fp32(name: str) -> None:
-    islands, found = (
-        api.fix(
-            MODELS / f"{name}.onnx", inputs=MODELS / f"{name}.npz", preset=preset, build=False, dry_run=True
-        )
-        for preset in ("trt-fp16", "trt-fp16-rescaled")
-    )
-    assert islands.plan is not None and found.plan is not None
-    kept = found.plan.decisions
-    assert len(kept) < len(islands.plan.decisions)
+    source, samples = load(MODELS / f"{name}.onnx"), MODELS / f"{name}.npz"
+    islands, found = (fixed(source, samples, options) for options in (ISLANDS, NORMS_TOO))
+    kept = decisions(found)
+    assert len(kept) < len(decisions(islands))
     assert error_of(found) <= ERROR_RATIO * error_of(islands)
     assert {decision.rule for decision in kept} == {"unfused-norm"}
     assert not {d.op for d in kept} & {"Conv", "ConvTranspose", "MatMul", "Gather", "DepthToSpace", "Split"}
@@ -324,21 +340,76 @@ STREAMS = (("vit_massive", 12), ("llama_block", 14), ("t5_encoder", 8), ("resnet
 """Cases with the exponent that brings their residual stream beyond FP16's range."""
 
 
+@pytest.mark.parametrize("options", [DEFAULT, NORMS_TOO], ids=["norms in FP32", "norms, too"])
 @pytest.mark.parametrize(("name", "k"), [pytest.param(n, k, id=n) for n, k in STREAMS])
-def test_a_stream_beyond_fp16_needs_no_island(name: str, k: int) -> None:
+def test_a_stream_beyond_fp16_needs_no_island(name: str, k: int, options: dict[str, Any]) -> None:
     """As good as the same network was before its stream left FP16, with fewer FP32 nodes than islands."""
     original, samples = load(MODELS / f"{name}.onnx"), MODELS / f"{name}.npz"
     source, feeds = overflowing(original, k), dict(np.load(samples))
     assert max(r.absmax for r in measure(source, [feeds], infer(source)).values()) > FP16_LARGEST
     assert_bit_equal(original, source, feeds)
-    before, islands, found = (
-        api.fix(m.whole(), inputs=samples, preset=preset, build=False, dry_run=True)
-        for m, preset in ((original, "trt-fp16"), (source, "trt-fp16"), (source, "trt-fp16-rescaled"))
+    before, islands = fixed(original, samples, ISLANDS), fixed(source, samples, ISLANDS)
+    found = fixed(source, samples, options)
+    assert len(decisions(found)) < len(decisions(islands))
+    assert error_of(found) <= ALIKE * error_of(before)
+    if name not in HELD_IN_FP32:
+        assert error_of(found) <= ERROR_RATIO * error_of(islands)
+    assert not [d for d in decisions(found) if d.op in {"Conv", "MatMul", "Gemm"}]
+
+
+ALIKE = 1.1
+"""The norms' insides, where FP16 computes them, round once more; 1.07 was the largest measured."""
+
+HELD_IN_FP32 = {"t5_encoder"}
+"""Islands hold the whole stream and its MatMul there, and no FP16 stream rounds as little as none does
+(docs/rescaling.md has the figures)."""
+
+
+@pytest.mark.parametrize("name", [name for name, _ in STREAMS])
+def test_no_exponent_could_do_better(name: str) -> None:
+    """FP16 with exponents without end errs as much: what is left is the rounding of 11 bits."""
+    original, samples = load(MODELS / f"{name}.onnx"), MODELS / f"{name}.npz"
+    source, feeds = overflowing(original, dict(STREAMS)[name]), dict(np.load(samples))
+    found = fixed(source, samples, DEFAULT)
+    (expected,) = expected_outputs(source, [feeds]).exact
+    (ideal,) = run_all(eleven_bits(emulation(found.model, infer(found.model))), [feeds])
+    floor = max(
+        float(np.linalg.norm(ideal[n] - expected[n]) / np.linalg.norm(expected[n])) for n in expected
     )
-    assert islands.plan is not None and found.plan is not None
-    assert len(found.plan.decisions) < len(islands.plan.decisions)
-    assert error_of(found) <= ERROR_RATIO * error_of(before)
-    assert not [d for d in found.plan.decisions if d.op in {"Conv", "MatMul", "Gemm"}]
+    assert error_of(found) <= 1.02 * floor
+
+
+def eleven_bits(model: Model) -> Model:
+    """An emulated model whose tensors are rounded to FP16's significand, with the exponents of FP32.
+
+    Veltkamp's splitting: with c = (2^13 + 1) x, c - (c - x) has 24 - 13 bits of x, rounded to nearest.
+    """
+    result = model.copy()
+    inner = result.proto.graph
+    halves = {n.output[0]: n.input[0] for n in inner.node if n.op_type == "Cast" and _to(n) == 10}
+    constants = {t.name for t in inner.initializer}
+    nodes = []
+    for node in inner.node:
+        source = halves.get(node.input[0]) if node.op_type == "Cast" and _to(node) == 1 else None
+        if source is None or source in constants:
+            nodes.append(node)
+            continue
+        out = node.output[0]
+        nodes += [
+            helper.make_node("Mul", [source, "veltkamp"], [f"{out}/c"]),
+            helper.make_node("Sub", [f"{out}/c", source], [f"{out}/d"]),
+            helper.make_node("Sub", [f"{out}/c", f"{out}/d"], [out]),
+        ]
+    assert len(nodes) > len(inner.node)
+    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+    del inner.node[:]
+    inner.node.extend(copies)
+    inner.initializer.append(numpy_helper.from_array(np.float32(2**13 + 1), "veltkamp"))
+    return result
+
+
+def _to(node: onnx.NodeProto) -> int:
+    return next(a.i for a in node.attribute if a.name == "to")
 
 
 def error_of(result: FixResult) -> float:
@@ -351,7 +422,7 @@ def error_of(result: FixResult) -> float:
 def test_ranges_by_calculation_give_the_plan_that_measuring_again_gives() -> None:
     path = MODELS / "nafnet.onnx"
     feeds = dict(np.load(path.with_suffix(".npz")))
-    result, _, ranges = rescaled(load(path), feeds)
+    result, _, ranges = rescaled(load(path), feeds, norms=True)
     measured = measure(result, [feeds], infer(result))
     computed = {(0, t) for n in result.proto.graph.node if n.op_type != "Constant" for t in n.output}
     for key in computed & measured.keys():
