@@ -87,12 +87,24 @@ class Rescale(ModelPass):
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
-    saved = [part for part in done.parts if part.saved]
+    saved = _by_exponent(done.parts)
     exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
     for index, part in enumerate(saved):
-        what = f"{part.size} tensors times 2^{part.exponent}: {_before_and_after(survey, part)}"
+        many = f"{part.size} tensors" if part.size > 1 else "a tensor"
+        what = f"{many} times 2^{part.exponent}: {_before_and_after(survey, part)}"
+        if not index:
+            what += f" ({len(exponents)} computed tensors and {done.edits} constants are scaled in all)"
         yield Rescaled(_node(graph, part.saved[0]), what, () if index else exponents)
     yield from _left(survey, graph, done)
+
+
+def _by_exponent(parts: tuple[Part, ...]) -> list[Part]:
+    """What was saved, all that has one exponent together: a line of the report for each."""
+    together: dict[int, Part] = {}
+    for part in (part for part in parts if part.saved):
+        known = together.get(part.exponent, Part(part.exponent, (), (), 0))
+        together[part.exponent] = Part(part.exponent, known.saved + part.saved, (), known.size + part.size)
+    return list(together.values())
 
 
 def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refusal]:
@@ -121,7 +133,7 @@ def _before_and_after(survey: Survey, part: Part) -> str:
         f"{t} {m} to {m.scaled(part.exponent)}" if (m := survey.range(t)) is not None else t for t in largest
     ]
     more = len(part.saved) - len(largest)
-    return "; ".join(texts) + (f"; and {more} more that overflowed" if more else "")
+    return "; ".join(texts) + (f"; and {more} more like these" if more else "")
 
 
 def _names(survey: Survey, tensors: list[str] | tuple[str, ...]) -> str:

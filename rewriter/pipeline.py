@@ -40,7 +40,9 @@ _FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
 PRESETS: dict[str, Preset] = {
     "trt-fp16": Preset("strongly typed FP16 with FP32 islands", _FP16, "fp16"),
     "trt-fp16-rescaled": Preset(
-        "the same, with overflow scaled away where powers of two in the weights can do it", _FP16_NORMS, "fp16"
+        "the same, with overflow scaled away where powers of two in the weights can do it",
+        _FP16_NORMS,
+        "fp16",
     ),
     "trt-bf16": Preset("strongly typed BF16 with FP32 islands", _MIXED, "bf16"),
     "structure-only": Preset("the graph rewrites alone; types stay as they are", _STRUCTURE, "fp32"),

@@ -23,7 +23,7 @@ from rewriter.emulation import emulation
 from rewriter.facts import infer
 from rewriter.model import Array, Model, load
 from rewriter.passes.rescale import Rescale
-from rewriter.plan import Decision
+from rewriter.plan import Binades, Decision, Range
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
 from rewriter.rescaling.apply import apply as shift
@@ -108,6 +108,12 @@ SAVED = [
         "b",
         id="Pad's constant follows",
     ),
+    pytest.param(
+        "a = MatMul(x, big)  q = QuantizeLinear(a, step, zero)  b = DequantizeLinear(q, step, zero)"
+        "  y = MatMul(b, w)",
+        "b",
+        id="the scale of a quantiser follows",
+    ),
 ]
 
 
@@ -118,7 +124,7 @@ def test_what_overflows_comes_into_range(body: str, tensor: str) -> None:
         g (float[4,4] x) => (float[m,n] y)
         <{_matrix("big", 1e5)}, {_matrix("w", 0.001)}, float[4] row = {{1, 0.5, 2, -1}},
          float[4] bias = {{1000, 1, -3, 70000}}, float low = {{-30000}}, float high = {{300000}},
-         float[1,4] low1 = {{1, 2, 3, 4}}> {{
+         float[1,4] low1 = {{1, 2, 3, 4}}, float step = {{2500}}, int8 zero = {{3}}> {{
             {body}
         }}"""
     )
@@ -140,6 +146,86 @@ def test_what_overflows_comes_into_range(body: str, tensor: str) -> None:
 def _matrix(name: str, size: float) -> str:
     values = np.random.default_rng(len(name)).standard_normal(16) * size
     return f"float[4,4] {name} = {{{', '.join(f'{v:.6f}' for v in values)}}}"
+
+
+def test_weights_that_fp16_would_round_away_are_raised() -> None:
+    """The stream before them takes the factor back, and the report has their range before and after."""
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[4,4] y) <{_matrix("into", 1000.0)}, {_matrix("out", 5e-6)}> {{
+            a = MatMul(x, into)
+            b = Relu(a)
+            y = MatMul(b, out)
+        }}"""
+    )
+    feeds = random_feeds(source)
+    result, report, _ = rescaled(source, feeds)
+    assert _fp16_error(constant(source, "y", 1)) > 1e-3
+    assert _fp16_error(constant(result, "y", 1)) < 3e-4
+    assert "out [" in report.changes[0].what
+    assert_bit_equal(source, result, feeds)
+    again, _, _ = rescaled(result, feeds)
+    assert again is result
+
+
+def _fp16_error(weights: Array) -> float:
+    return float(np.linalg.norm(weights - weights.astype(np.float16)) / np.linalg.norm(weights))
+
+
+def test_a_tensor_deep_among_the_subnormal_numbers_is_raised() -> None:
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[4,4] y) <{_matrix("into", 1e-6)}, {_matrix("out", 1e4)}> {{
+            a = MatMul(x, into)
+            b = Relu(a)
+            y = MatMul(b, out)
+        }}"""
+    )
+    feeds = random_feeds(source)
+    result, report, ranges = rescaled(source, feeds)
+    assert report.changes
+    assert ranges[0, "a"].mean_abs > 2**-14
+    assert_bit_equal(source, result, feeds)
+
+
+def test_how_values_spread_decides_who_gives_way() -> None:
+    """a * b overflows; a has one huge value and is tiny else, b is even: b has room to give, a has not."""
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[4,4] y) <{_matrix("left", 1.0)}, {_matrix("right", 1.0)}> {{
+            a = Mul(x, left)
+            b = Mul(x, right)
+            c = Mul(a, b)
+            y = LpNormalization(c)
+        }}"""
+    )
+    ranges = Ranges(
+        {
+            (0, "x"): Range(-1, 1, 0.5, True),
+            (0, "a"): Range(-1000, 1000, 1.0, True),
+            (0, "b"): Range(-1000, 1000, 1.0, True),
+            (0, "c"): Range(-1e6, 1e6, 1.0, True),
+        }
+    )
+    even, steep = Binades(-1, (0.5, 0.5)), Binades(-16, (0.9, *([0.0] * 24), 0.1))
+    for one, other in (("a", "b"), ("b", "a")):
+        _, report = apply(
+            Rescale(), source, Context(ranges=ranges.spread({one: steep, other: even, "c": even}))
+        )
+        (change,) = report.changes
+        assert isinstance(change, Rescaled)
+        exponents = {t: k for _, t, k in change.exponents}
+        assert exponents["c"] == -5
+        assert exponents[other] <= -5
+        assert exponents.get(one, 0) >= 0
+
+
+def test_many_groups_of_one_exponent_are_one_line() -> None:
+    source, feeds = load(MODELS / "nafnet.onnx"), dict(np.load(MODELS / "nafnet.npz"))
+    _, report, _ = rescaled(source, feeds, norms=True)
+    exponents = [re.findall(r"2\^(-?\d+):", change.what) for change in report.changes]
+    assert len(exponents) == len({k for (k,) in exponents}) < 5
+    assert "more like these" in report.changes[0].what
 
 
 LEFT = [
@@ -373,9 +459,7 @@ def test_no_exponent_could_do_better(name: str) -> None:
     found = fixed(source, samples, DEFAULT)
     (expected,) = expected_outputs(source, [feeds]).exact
     (ideal,) = run_all(eleven_bits(emulation(found.model, infer(found.model))), [feeds])
-    floor = max(
-        float(np.linalg.norm(ideal[n] - expected[n]) / np.linalg.norm(expected[n])) for n in expected
-    )
+    floor = max(float(np.linalg.norm(ideal[n] - expected[n]) / np.linalg.norm(expected[n])) for n in expected)
     assert error_of(found) <= 1.02 * floor
 
 
@@ -404,7 +488,7 @@ def eleven_bits(model: Model) -> Model:
     copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
     del inner.node[:]
     inner.node.extend(copies)
-    inner.initializer.append(numpy_helper.from_array(np.float32(2**13 + 1), "veltkamp"))
+    inner.initializer.append(numpy_helper.from_array(np.array(2**13 + 1, np.float32), "veltkamp"))
     return result
 
 

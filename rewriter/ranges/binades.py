@@ -72,7 +72,9 @@ class _Pack:
     def read(self, outputs: Mapping[str, Array]) -> Iterator[tuple[str, int, int]]:
         """Tensor, binary exponent and number of values, without zeros and what is not finite."""
         names = np.repeat(np.arange(len(self.tensors)), outputs[self.lengths])
-        rows = zip(names.tolist(), outputs[self.exponents].tolist(), outputs[self.numbers].tolist(), strict=True)
+        rows = zip(
+            names.tolist(), outputs[self.exponents].tolist(), outputs[self.numbers].tolist(), strict=True
+        )
         for index, exponent, number in rows:
             if isfinite(exponent):
                 yield self.tensors[index], int(exponent), number
@@ -127,7 +129,9 @@ def _count(emit: Emitter, tensor: str) -> tuple[str, str]:
     size = emit.add("Size", [flat])
     step = emit.add("Div", [size, emit.constant(SAMPLED, np.int64)])
     # an odd step beyond 1 goes through all channels of a size that is a power of two
-    odd = emit.add("Add", [emit.add("Mul", [step, emit.constant([2], np.int64)]), emit.constant([1], np.int64)])
+    odd = emit.add(
+        "Add", [emit.add("Mul", [step, emit.constant([2], np.int64)]), emit.constant([1], np.int64)]
+    )
     bounds = [emit.constant([value], np.int64) for value in (0, 2**62, 0)]
     sampled = emit.add("Slice", [flat, *bounds, odd])
     logarithm = emit.add("Log", [emit.add("Abs", [sampled])])

@@ -18,6 +18,9 @@ FP32_LOWEST, FP32_HIGHEST = -125, 128
 PRODUCTS = frozenset("Mul MatMul Gemm Conv ConvTranspose Einsum Div".split())
 """Operators whose result errs relatively as much as their constant does."""
 
+QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear"})
+"""Operators that need all bits of their scale: what is quantised lies between its multiples."""
+
 WEIGHT_ERROR = 1e-3
 """Relative L2 error of rounded weights that is worth scaling them for; normal numbers lose 2.1e-4 (the
 root mean square of a relative error of up to 2^-11)."""
@@ -48,6 +51,8 @@ def of_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand, 
         demand.hazards[use.tensor] = level
     if largest >= UNDERFLOW:
         demand.floor(math.ceil(math.log2(UNDERFLOW / largest)), VANISHING)
+    if use.node.op_type in QUANTISING:
+        demand.floor(math.ceil(math.log2(FP16_MIN_NORMAL / smallest)), VANISHING)
     if use.node.op_type in PRODUCTS:
         mean = float(sizes.mean(dtype=np.float64))
         normal = math.ceil(math.log2(FP16_MIN_NORMAL / mean))
