@@ -13,6 +13,7 @@ from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.hazards.survey import Settings, Survey
 from rewriter.model import Model
 from rewriter.plan import Range
+from rewriter.ranges import Ranges
 from rewriter.rescaling import Part, Rescaling, concerned, rescale
 
 NAMED = 3
@@ -67,10 +68,13 @@ class Rescale(ModelPass):
         return concerned(survey, survey.graph)
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
-        for survey in reversed(list(self._surveys(model, context.ranges or {}))):
+        ranges = context.ranges if context.ranges is not None else {}
+        counted = ranges.binades if isinstance(ranges, Ranges) else {}
+        for survey in reversed(list(self._surveys(model, ranges))):
             graph = survey.graph
             graph.refresh()
-            done = rescale(survey, graph, measured=context.ranges is not None)
+            spread = counted if graph.is_main else {}
+            done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
             yield from _events(survey, graph, done)
             graph.commit()
 

@@ -127,7 +127,7 @@ class Pass(ABC):
     keeps_signature: ClassVar[bool] = True
 
     def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
-        """The tensors of the main graph of which it wants `Range.binades`: they cost one more run."""
+        """The tensors of the main graph of which it wants `Ranges.binades`: that costs one more run."""
         return ()
 
 

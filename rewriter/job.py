@@ -151,7 +151,7 @@ class Job:
         if wanted := {tensor for step in steps for tensor in step.spread_of(model, ranges)}:
             with self._stage("ranges"):
                 widened = reference(model, tensor_facts.infer(model))
-                ranges = ranges.spread(measure_binades(widened, samples, wanted))
+                ranges.binades = measure_binades(widened, samples, wanted)
         rewritten = self._rewrite(model, steps, ranges=ranges)
         changes = [change for result in self.passes[first:] for change in result.changes]
         scaled = [change for change in changes if isinstance(change, Rescaled)]

@@ -11,32 +11,6 @@ InputsOutputs = Literal["keep", "fp32", "fp16"]
 
 
 @dataclass(frozen=True)
-class Binades:
-    """How the nonzero absolute values of a tensor spread over powers of two.
-
-    Attributes:
-        first: The lowest binade that holds a value: its values are in [2^first, 2^(first + 1)).
-        shares: What share of the values lies in each binade from there on; they sum to 1.
-    """
-
-    first: int
-    shares: tuple[float, ...]
-
-    def quantile(self, share: float) -> int:
-        """The largest exponent below whose power of two no more than `share` of the values lie."""
-        below = 0.0
-        for index, part in enumerate(self.shares):
-            below += part
-            if below > share:
-                return self.first + index
-        return self.first + len(self.shares)
-
-    def scaled(self, exponent: int) -> Binades:
-        """Of the same tensor times 2^exponent."""
-        return Binades(self.first + exponent, self.shares)
-
-
-@dataclass(frozen=True)
 class Range:
     """What was measured of one tensor over all samples.
 
@@ -44,14 +18,12 @@ class Range:
         low, high: Smallest and largest value (of the finite run of FP32 arithmetic).
         mean_abs: Mean of the absolute values, averaged over the samples.
         finite: False as soon as one NaN or infinity was seen; such a tensor is never in range.
-        binades: How the values spread, where that was counted: tensors that `rescale` may scale.
     """
 
     low: float
     high: float
     mean_abs: float
     finite: bool
-    binades: Binades | None = field(default=None, compare=False, repr=False)
 
     @property
     def absmax(self) -> float:
@@ -61,8 +33,7 @@ class Range:
     def scaled(self, exponent: int) -> Range:
         """The range of the same tensor times 2^exponent."""
         factor = 2.0**exponent
-        binades = self.binades.scaled(exponent) if self.binades is not None else None
-        return Range(self.low * factor, self.high * factor, self.mean_abs * factor, self.finite, binades)
+        return Range(self.low * factor, self.high * factor, self.mean_abs * factor, self.finite)
 
     def __str__(self) -> str:
         return f"[{self.low:.4g}, {self.high:.4g}]" + ("" if self.finite else ", NaN or infinity seen")

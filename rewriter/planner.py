@@ -200,5 +200,5 @@ def _decision(scope: int, hazard: Hazard) -> Decision:
         hazard.rule,
         hazard.reason,
         hazard.tensor,
-        replace(hazard.range, binades=None) if hazard.range is not None else None,
+        hazard.range,
     )

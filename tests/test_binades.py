@@ -8,8 +8,7 @@ from graphs import graph, model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewriter.plan import Binades, Range
-from rewriter.ranges.binades import PACKED, SAMPLED, measure_binades
+from rewriter.ranges.binades import PACKED, SAMPLED, Binades, measure_binades
 
 COPY = graph("g (float[n] x) => (float[n] y) { y = Identity(x) }")
 
@@ -34,13 +33,6 @@ def test_every_binade_is_found(exponent: int) -> None:
 )
 def test_a_quantile_is_the_largest_power_with_few_enough_below(share: float, exponent: int) -> None:
     assert Binades(-4, (0.25, 0.0, 0.5, 0.25)).quantile(share) == exponent
-
-
-def test_scaling_moves_the_binades() -> None:
-    scaled = Range(1, 2, 1.5, True, Binades(0, (1.0,))).scaled(-5).binades
-    assert scaled is not None
-    assert scaled == Binades(-5, (1.0,))
-    assert scaled.quantile(0.5) == -5
 
 
 def test_a_large_tensor_is_sampled_evenly_over_channels() -> None:

@@ -23,9 +23,9 @@ from rewriter.emulation import emulation
 from rewriter.facts import infer
 from rewriter.model import Array, Model, load
 from rewriter.passes.rescale import Rescale
-from rewriter.plan import Binades, Decision, Range
+from rewriter.plan import Decision, Range
 from rewriter.ranges import Ranges, measure
-from rewriter.ranges.binades import measure_binades
+from rewriter.ranges.binades import Binades, measure_binades
 from rewriter.rescaling.apply import apply as shift
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.demand import Demand
@@ -48,7 +48,7 @@ Feeds = dict[str, Array]
 def rescaled(source: Model, feeds: Feeds, *, norms: bool = False) -> tuple[Model, PassResult, Ranges]:
     """The model after the pass with ranges of `feeds`, and the ranges that hold then by calculation."""
     ranges, step = measure(source, [feeds], infer(source)), Rescale(norms=norms)
-    ranges = ranges.spread(measure_binades(source, [feeds], step.spread_of(source, ranges)))
+    ranges.binades = measure_binades(source, [feeds], step.spread_of(source, ranges))
     result, report = apply(step, source, Context(ranges=ranges))
     exponents = [e for c in report.changes if isinstance(c, Rescaled) for e in c.exponents]
     return result, report, ranges.rescaled(exponents)
@@ -209,9 +209,8 @@ def test_how_values_spread_decides_who_gives_way() -> None:
     )
     even, steep = Binades(-1, (0.5, 0.5)), Binades(-16, (0.9, *([0.0] * 24), 0.1))
     for one, other in (("a", "b"), ("b", "a")):
-        _, report = apply(
-            Rescale(), source, Context(ranges=ranges.spread({one: steep, other: even, "c": even}))
-        )
+        ranges.binades = {one: steep, other: even, "c": even}
+        _, report = apply(Rescale(), source, Context(ranges=ranges))
         (change,) = report.changes
         assert isinstance(change, Rescaled)
         exponents = {t: k for _, t, k in change.exponents}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -17,7 +17,8 @@ from rewriter.edits import constant_value, label
 from rewriter.engines.onnxruntime import NoKernelError, Session, qualified
 from rewriter.facts import FLOATS, Facts
 from rewriter.model import Array, Model, walk_graphs
-from rewriter.plan import Binades, Range
+from rewriter.plan import Range
+from rewriter.ranges.binades import Binades
 from rewriter.ranges.instrument import Instrumented, instrument
 from rewriter.ranges.statistics import Key
 from rewriter.schemas import schema_of
@@ -35,30 +36,20 @@ class Ranges(dict[Key, Range]):
     Attributes:
         unsupported: Operators without a kernel, sorted.
         samples: How many samples were run.
+        binades: How the values of some tensors of the main graph spread, where that was counted.
     """
 
     unsupported: tuple[str, ...] = ()
     samples: int = 0
+    binades: Mapping[str, Binades] = MappingProxyType({})
 
     def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
         """What would be measured after tensors (scope, name) were multiplied by 2^exponent."""
-        new = self._copy()
+        new = Ranges(self)
+        new.unsupported, new.samples = self.unsupported, self.samples
         for scope, name, exponent in exponents:
             if (scope, name) in new:
                 new[scope, name] = new[scope, name].scaled(exponent)
-        return new
-
-    def spread(self, binades: Mapping[str, Binades]) -> Ranges:
-        """With what was counted of tensors of the main graph."""
-        new = self._copy()
-        for name, counted in binades.items():
-            if (0, name) in new:
-                new[0, name] = replace(new[0, name], binades=counted)
-        return new
-
-    def _copy(self) -> Ranges:
-        new = Ranges(self)
-        new.unsupported, new.samples = self.unsupported, self.samples
         return new
 
 

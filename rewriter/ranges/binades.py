@@ -18,7 +18,6 @@ from onnx import GraphProto, NodeProto, TensorProto, helper
 from rewriter.edits import reads
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
-from rewriter.plan import Binades
 from rewriter.ranges.instrument import unused_prefix
 from rewriter.ranges.statistics import Emitter, Names
 
@@ -31,6 +30,28 @@ OPSET = 11
 
 PACKED = 128
 """Tensors whose counts leave as one output."""
+
+
+@dataclass(frozen=True)
+class Binades:
+    """How the nonzero absolute values of a tensor spread over powers of two.
+
+    Attributes:
+        first: The lowest binade that holds a value: its values are in [2^first, 2^(first + 1)).
+        shares: What share of the values lies in each binade from there on; they sum to 1.
+    """
+
+    first: int
+    shares: tuple[float, ...]
+
+    def quantile(self, share: float) -> int:
+        """The largest exponent below whose power of two no more than `share` of the values lie."""
+        below = 0.0
+        for index, part in enumerate(self.shares):
+            below += part
+            if below > share:
+                return self.first + index
+        return self.first + len(self.shares)
 
 
 def measure_binades(

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from rewriter.edits import GraphEditor
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
+from rewriter.ranges.binades import Binades
 from rewriter.rescaling.apply import apply
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.demand import Demand
-from rewriter.rescaling.demands import Demands, demands, quiet
+from rewriter.rescaling.demands import NOTHING, Demands, demands, quiet
 from rewriter.rescaling.freedom import Freedom, analyse
 from rewriter.rescaling.solver import solve
 
@@ -71,16 +72,19 @@ class _Solution:
         return (self.exponents or {}).get(self.freedom.classes.root(number), 0)
 
 
-def rescale(survey: Survey, graph: GraphEditor, *, measured: bool) -> Rescaling:
+def rescale(
+    survey: Survey, graph: GraphEditor, *, measured: bool, spread: Mapping[str, Binades] = NOTHING
+) -> Rescaling:
     """Scale what overflows or sinks in one graph by powers of two, through the editor.
 
     Args:
         survey: The graph with its ranges; made of the same editor.
         measured: Whether there are ranges; without, only constants show what overflows.
+        spread: How the values of the tensors that `concerned` names spread.
     """
     if measured and quiet(survey):
         return Rescaling((), {}, {}, 0)
-    found = _solution(survey, graph, measured=measured)
+    found = _solution(survey, graph, spread, measured=measured)
     parts = _parts(found.chosen, found.freedom, found.exponents or {})
     solved = found.exponents is not None
     if found.exponents is None or not any(part.saved for part in parts):
@@ -97,7 +101,7 @@ def concerned(survey: Survey, graph: GraphEditor) -> list[str]:
     """
     if quiet(survey):
         return []
-    found = _solution(survey, graph, measured=True)
+    found = _solution(survey, graph, NOTHING, measured=True)
     moved = ((t, k) for t, number in found.freedom.tensors.items() if (k := found.of(number)) < 0)
     ranges = ((t, k, survey.range(t)) for t, k in moved)
     least = FP16_MIN_NORMAL * 2.0**TAIL
@@ -108,9 +112,11 @@ TAIL = 14
 """If values are dense about 0, 2^-TAIL of them lie TAIL binades below the mean: 6e-5."""
 
 
-def _solution(survey: Survey, graph: GraphEditor, *, measured: bool) -> _Solution:
+def _solution(
+    survey: Survey, graph: GraphEditor, spread: Mapping[str, Binades], *, measured: bool
+) -> _Solution:
     freedom = analyse(graph)
-    found = demands(survey, freedom, measured=measured)
+    found = demands(survey, freedom, measured=measured, spread=spread)
     tied = {tensor: freedom.pins.get(tensor, "") for tensor in found.tied}
     equations = freedom.classes.equations()
     chosen = _chosen(found, freedom, equations)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from onnx import NodeProto
 
@@ -11,10 +13,13 @@ from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess, insid
 from rewriter.hazards.survey import Survey
 from rewriter.norms import find_norms
 from rewriter.plan import Range
+from rewriter.ranges.binades import Binades
 from rewriter.rescaling.classes import ZERO
 from rewriter.rescaling.demand import MAX_EXPONENT, RESERVE, SUBNORMAL, VANISHING, Demand
 from rewriter.rescaling.freedom import Freedom
 from rewriter.rescaling.weights import PRODUCTS, SMALLEST_RMS, of_constant
+
+NOTHING: Mapping[str, Binades] = MappingProxyType({})
 
 LOWEST_NORMAL = -14
 """Exponent of FP16's smallest normal number."""
@@ -55,10 +60,13 @@ def quiet(survey: Survey) -> bool:
     return True
 
 
-def demands(survey: Survey, freedom: Freedom, *, measured: bool) -> Demands:
+def demands(
+    survey: Survey, freedom: Freedom, *, measured: bool, spread: Mapping[str, Binades] = NOTHING
+) -> Demands:
     """What FP16 asks of a graph.
 
     Args:
+        spread: How the values of tensors spread, of those for which that was counted.
         measured: Whether the survey has ranges; without them, only constants are known.
     """
     found = Demands({}, [])
@@ -71,7 +79,7 @@ def demands(survey: Survey, freedom: Freedom, *, measured: bool) -> Demands:
             if (tensor in border.tight and _level(survey, tensor, border) < 0) or excess(survey, tensor):
                 found.tied.append(tensor)
         elif measured:
-            _of_tensor(survey, tensor, found.classes.setdefault(root, Demand()), border)
+            _of_tensor(survey, tensor, found.classes.setdefault(root, Demand()), border, spread.get(tensor))
     for use in freedom.constants:
         root = freedom.classes.root(use.number)
         value = survey.graph.constant(use.tensor)
@@ -141,7 +149,7 @@ def _level(survey: Survey, tensor: str, border: _Border) -> int:
     return min(MAX_EXPONENT, math.floor(math.log2(limit / measured.absmax)))
 
 
-def _of_tensor(survey: Survey, tensor: str, demand: Demand, border: _Border) -> None:
+def _of_tensor(survey: Survey, tensor: str, demand: Demand, border: _Border, spread: Binades | None) -> None:
     measured = survey.range(tensor)
     if measured is None or not measured.finite:  # nothing is known: it stays as it is
         demand.limit(0, 0)
@@ -156,12 +164,11 @@ def _of_tensor(survey: Survey, tensor: str, demand: Demand, border: _Border) -> 
         demand.limit(lowest, MAX_EXPONENT)
         if lowest > 0:
             demand.sunken[tensor] = lowest
-    _keep_bits(measured, demand, divides=tensor in border.divisors)
+    _keep_bits(measured, spread, demand, divides=tensor in border.divisors)
 
 
-def _keep_bits(measured: Range, demand: Demand, *, divides: bool) -> None:
+def _keep_bits(measured: Range, spread: Binades | None, demand: Demand, *, divides: bool) -> None:
     """How far down a tensor may go, from how its values spread, or else from their mean."""
-    spread = measured.binades
     if spread is not None:
         demand.floor(LOWEST_NORMAL - spread.quantile(0.5), SUBNORMAL)
         demand.floor(LOWEST_NORMAL - spread.quantile(FEW))
