@@ -12,9 +12,10 @@ from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Rescale
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.hazards.survey import Settings, Survey
 from rewriter.model import Model
-from rewriter.plan import Range
+from rewriter.plan import Plan, Range
 from rewriter.ranges import Ranges
 from rewriter.rescaling import Part, Rescaling, concerned, rescale
+from rewriter.rescaling.given import rescale_as_given
 
 NAMED = 3
 """How many tensors a message names."""
@@ -68,6 +69,9 @@ class Rescale(ModelPass):
         return concerned(survey, survey.graph)
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        if context.plan is not None:
+            yield from _as_planned(open_graphs(model, facts.infer(model), tag=self.name), context.plan)
+            return
         ranges = context.ranges if context.ranges is not None else {}
         counted = ranges.binades if isinstance(ranges, Ranges) else {}
         for survey in reversed(list(self._surveys(model, ranges))):
@@ -88,6 +92,19 @@ class Rescale(ModelPass):
             parent = made.get(id(graph.parent)) if graph.parent is not None else None
             made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, parent=parent)
             yield survey
+
+
+def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
+    """What a saved plan says of tensors, done again."""
+    for scope, graph in reversed(list(enumerate(graphs))):
+        exponents = {tensor: k for s, tensor, k in plan.exponents if s == scope}
+        if exponents:
+            graph.refresh()
+            edits = rescale_as_given(graph, exponents)
+            what = f"{len(exponents)} tensors and {edits} constants are scaled as the plan says"
+            rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
+            yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
+            graph.commit()
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:

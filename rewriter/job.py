@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,18 @@ class Job:
         expected = self._expected(original, samples) if options.verify else None
         structural, measuring, lowering = _split(options.steps)
         structured = self._rewrite(original, structural)
-        wanted = bool(measuring) or bool(lowering and options.plan is None)
+        wanted = bool(measuring or lowering) and options.plan is None
         ranges = self._measure(structured, samples) if wanted else Ranges()
-        if measuring:
+        if measuring and options.plan is not None:  # it says what they found
+            structured = self._rewrite(structured, measuring, options.plan)
+        elif measuring:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         checks = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
         if plan is not None and options.goal is not None:
             plan = self._searched(original, structured, samples, plan, options.goal)
+        if plan is not None and options.plan is None:
+            plan = replace(plan, exponents=self._exponents())
         fixed = self._rewrite(structured, lowering, plan)
         if plan is not None and options.save_plan is not None:
             plan_file.write(plan, options.save_plan)
@@ -154,11 +158,14 @@ class Job:
                 ranges.binades = measure_binades(widened, samples, wanted)
         rewritten = self._rewrite(model, steps, ranges=ranges)
         changes = [change for result in self.passes[first:] for change in result.changes]
-        scaled = [change for change in changes if isinstance(change, Rescaled)]
-        if len(scaled) < len(changes):
+        if not all(isinstance(change, Rescaled) for change in changes):
             return rewritten, self._measure(rewritten, samples)
-        exponents = (exponent for change in scaled for exponent in change.exponents)
-        return rewritten, ranges.rescaled(exponents)
+        return rewritten, ranges.rescaled(self._exponents())
+
+    def _exponents(self) -> tuple[tuple[int, str, int], ...]:
+        """What was multiplied by a power of two so far, in the order of the changes."""
+        changes = (change for result in self.passes for change in result.changes)
+        return tuple(e for change in changes if isinstance(change, Rescaled) for e in change.exponents)
 
     def _measure(self, structured: Model, samples: Samples) -> Ranges:
         with self._stage("ranges"):

@@ -32,6 +32,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "io": (str,),
     "float_nodes": (int,),
     "fp32": (list,),
+    "rescaled": (dict,),
 }
 """Of the whole file. All but the first three may be left out."""
 
@@ -63,6 +64,7 @@ def to_text(plan: Plan) -> str:
         "io": plan.io,
         "float_nodes": plan.float_nodes,
         "fp32": [_decision_fields(decision) for decision in plan.decisions],
+        "rescaled": {f"{scope}:{tensor}": k for scope, tensor, k in plan.exponents},
     }
     return json.dumps(fields, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -92,7 +94,8 @@ def from_text(text: str, where: str = "plan") -> Plan:
     )
     precision: Precision = _chosen(fields, "precision", LOWER, where)
     io: InputsOutputs = _chosen({"io": "keep"} | fields, "io", get_args(InputsOutputs), where)
-    return Plan(precision, io, decisions, fields.get("float_nodes", 0))
+    exponents = tuple(_exponent(*item, where) for item in fields.get("rescaled", {}).items())
+    return Plan(precision, io, decisions, fields.get("float_nodes", 0), exponents=exponents)
 
 
 def read(path: Path) -> Plan:
@@ -151,6 +154,14 @@ def _decision(entry: object, where: str) -> Decision:
         entry.get("tensor"),
         _range(measured, f"{where}: range") if measured is not None else None,
     )
+
+
+def _exponent(key: str, k: object, where: str) -> tuple[int, str, int]:
+    scope, colon, tensor = key.partition(":")
+    if not colon or not scope.isdecimal() or type(k) is not int:
+        hint = 'it is "0:tensor": exponent, with the index of the graph before the colon'
+        raise UsageError(f"not an exponent: {key!r}: {k!r}", where=f"{where}: rescaled", hint=hint)
+    return int(scope), tensor, k
 
 
 def _range(entry: dict[str, Any], where: str) -> Range:
