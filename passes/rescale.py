@@ -15,6 +15,7 @@ from rewriter.model import Model
 from rewriter.plan import Plan, Range
 from rewriter.ranges import Ranges
 from rewriter.rescaling import Part, Rescaling, concerned, rescale
+from rewriter.rescaling.demands import quiet
 from rewriter.rescaling.given import rescale_as_given
 
 NAMED = 3
@@ -34,8 +35,8 @@ class Rescale(ModelPass):
     Norms that are written out compute in FP32 as they are; only what surrounds them counts. With
     `norms`, their squares are brought into range as well, and what then fits FP16 computes in it.
 
-    Needs measured ranges, as `fix` has them; without them, it looks at constants alone. Only FP32
-    tensors are scaled. docs/rescaling.md has the rule of each operator.
+    Needs ranges measured on real data, as `fix --inputs` has them; without them, it looks at constants
+    alone. Only FP32 tensors are scaled. docs/rescaling.md has the rule of each operator.
 
     Options:
         norms: Whether the inside of norms that are written out shall fit FP16, too.
@@ -65,6 +66,8 @@ class Rescale(ModelPass):
         }"""
 
     def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
+        if isinstance(ranges, Ranges) and not ranges.real:
+            return ()
         survey = next(self._surveys(model, ranges))
         return concerned(survey, survey.graph)
 
@@ -76,6 +79,9 @@ class Rescale(ModelPass):
         counted = ranges.binades if isinstance(ranges, Ranges) else {}
         for survey in reversed(list(self._surveys(model, ranges))):
             graph = survey.graph
+            if isinstance(ranges, Ranges) and not ranges.real:
+                yield from _made_up(survey)
+                continue
             graph.refresh()
             spread = counted if graph.is_main else {}
             done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
@@ -92,6 +98,13 @@ class Rescale(ModelPass):
             parent = made.get(id(graph.parent)) if graph.parent is not None else None
             made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, parent=parent)
             yield survey
+
+
+def _made_up(survey: Survey) -> Iterator[Refusal]:
+    """Values that overflow on random inputs may be small on real ones, and FP16 would flush them."""
+    if not quiet(survey):
+        why = "what overflows, or is small, was measured on random inputs: give --inputs for exponents"
+        yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
 
 
 def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:

@@ -96,6 +96,8 @@ def fix(
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(preset, passes, skip)
+    if passes is None and chosen_precision != "fp16":  # only FP16 has so few exponents
+        steps = tuple(step for step in steps if step.name != "rescale")
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
     if (given or save_plan or goal) and not any(step.name == "mixed-precision" for step in steps):

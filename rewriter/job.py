@@ -176,6 +176,7 @@ class Job:
                 tensor_facts.infer(widened),
                 progress=lambda done: self.options.progress("ranges", done, len(samples)),
             )
+        ranges.real = samples.source.real
         if ranges.unsupported:
             self.warnings.append(
                 f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "

@@ -94,7 +94,7 @@ def from_text(text: str, where: str = "plan") -> Plan:
     )
     precision: Precision = _chosen(fields, "precision", LOWER, where)
     io: InputsOutputs = _chosen({"io": "keep"} | fields, "io", get_args(InputsOutputs), where)
-    exponents = tuple(_exponent(*item, where) for item in fields.get("rescaled", {}).items())
+    exponents = tuple(_exponent(key, k, where) for key, k in fields.get("rescaled", {}).items())
     return Plan(precision, io, decisions, fields.get("float_nodes", 0), exponents=exponents)
 
 

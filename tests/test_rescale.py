@@ -267,6 +267,30 @@ def test_what_is_in_range_stays() -> None:
     assert not report.refusals
 
 
+BETWEEN = f"""
+    g (float[4,4] x) => (float[4,4] y) <{_matrix("big", 1e5)}, {_matrix("w", 0.001)}> {{
+        a = MatMul(x, big)
+        b = Relu(a)
+        y = MatMul(b, w)
+    }}"""
+
+
+def test_nothing_is_scaled_by_what_random_inputs_say() -> None:
+    """They may be far larger than the user's data, which FP16 would then flush."""
+    result = api.fix(graph(BETWEEN).whole(), build=False, dry_run=True)
+    (report,) = (step for step in result.passes if step.name == "rescale")
+    assert not report.changes
+    assert "random inputs" in report.refusals[0].reason
+    assert decisions(result)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_only_fp16_needs_it(precision: Any) -> None:
+    feeds = random_feeds(source := graph(BETWEEN))
+    result = api.fix(source.whole(), inputs=feeds, build=False, dry_run=True, precision=precision)
+    assert "rescale" not in result.pipeline
+
+
 RESIDUAL = f"""
     g (float[4,4] x) => (float[4,4] y)
     <{_matrix("into", 3e4)}, {_matrix("up", 2.0)}, {_matrix("down", 3e4)}, {_matrix("out", 1.0)},

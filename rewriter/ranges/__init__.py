@@ -36,11 +36,13 @@ class Ranges(dict[Key, Range]):
     Attributes:
         unsupported: Operators without a kernel, sorted.
         samples: How many samples were run.
+        real: False if they were made up: a tensor may then be far smaller on the user's data.
         binades: How the values of some tensors of the main graph spread, where that was counted.
     """
 
     unsupported: tuple[str, ...] = ()
     samples: int = 0
+    real: bool = True
     binades: Mapping[str, Binades] = MappingProxyType({})
 
     def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
