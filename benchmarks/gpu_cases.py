@@ -26,7 +26,7 @@ from rewriter import facts, verify
 from rewriter.compare import compare
 from rewriter.emulation import emulation
 from rewriter.model import Array, Model, load
-from rewriter.pipeline import PRESETS
+from rewriter.presets import PRESETS
 from rewriter.retype import Request, retype
 
 try:

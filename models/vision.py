@@ -1,6 +1,7 @@
-"""Image classifiers from transformers' own classes, with seeded random weights: ViT, Swin, ConvNeXt, MobileNetV2, ResNet.
+"""Image models from transformers' own classes, with seeded random weights: ViT, Swin, ConvNeXt, MobileNetV2, ResNet, SegFormer.
 
-Every model takes `pixel_values`, float32 [1, 3, S, S], normalised as for ImageNet, and gives `logits` [1, classes].
+Every model takes `pixel_values`, float32 [1, 3, S, S], normalised as for ImageNet. Classifiers give `logits`
+[1, classes], SegFormer [1, classes, S / 4, S / 4].
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from transformers import (
     MobileNetV2ForImageClassification,
     ResNetConfig,
     ResNetForImageClassification,
+    SegformerConfig,
+    SegformerForSemanticSegmentation,
     SwinConfig,
     SwinForImageClassification,
     ViTConfig,
@@ -158,3 +161,23 @@ def batch_normed(name: str, net, size: int) -> Built:
     unit_gain(net)
     calibrate_batch_norms(net, image_samples(name, "pixel_values", size), count=8)
     return classifier(name, net, size, opset=13)
+
+
+def segformer(full: bool) -> Built:
+    """SegFormer-B2 for the 150 classes of ADE20K at opset 16: attention over shortened keys, LayerNorms, Resize."""
+    torch.manual_seed(19)
+    config = (
+        SegformerConfig(
+            hidden_sizes=[64, 128, 320, 512], depths=[3, 4, 6, 3], decoder_hidden_size=768, num_labels=150
+        )
+        if full
+        else SegformerConfig(
+            hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1], decoder_hidden_size=16, num_labels=8
+        )
+    )
+    config._attn_implementation = "eager"
+    net = SegformerForSemanticSegmentation(config)
+    unit_gain(net)
+    side = 512 if full else 64
+    calibrate_batch_norms(net, image_samples("segformer", "pixel_values", side), count=4)
+    return classifier("segformer", net, side, opset=16)

@@ -16,15 +16,13 @@ from rewriter.errors import UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import METRICS
 from rewriter.passes.rescale import Rescale
-from rewriter.pipeline import preset_named, select
+from rewriter.pipeline import select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan_file import read
 from rewriter.planner import Wish
+from rewriter.presets import DEFAULT_OPSETS, Preset, preset_named
 from rewriter.result import FixResult
 from rewriter.search import Goal
-
-DEFAULT_OPSETS: dict[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
-"""17 has LayerNormalization, which every TensorRT since 8.6 maps; BF16 Conv exists from 22 on."""
 
 
 def fix(
@@ -36,20 +34,20 @@ def fix(
     skip: Sequence[str] = (),
     preset: str = "trt-fp16",
     precision: Precision | None = None,
-    io: InputsOutputs = "keep",
+    io: InputsOutputs | None = None,
     opset: int | None = None,
     keep_fp32: Sequence[str] = (),
     keep_fp32_op: Sequence[str] = (),
     plan: str | os.PathLike[str] | Plan | None = None,
     save_plan: str | os.PathLike[str] | None = None,
     tolerance: float | None = None,
-    metric: str = "relative-l2",
+    metric: str | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
-    target: str = "tensorrt",
+    target: str | None = None,
     seed: int = 0,
     verify: bool = True,
     build: bool = True,
-    accumulation: Accumulation = "fp32",
+    accumulation: Accumulation | None = None,
     dry_run: bool = False,
     in_place: bool = False,
     strict: bool = False,
@@ -63,9 +61,11 @@ def fix(
         output: Where to write; None writes nothing.
         inputs: Sample data: npz, folder of npz or npy, Polygraphy JSON, a dict of arrays, or an
             iterable of dicts. None: seeded random inputs, which the result says.
+        preset: A name of `rewriter.presets`: a pipeline, and what holds for `precision`, `io`, `opset`,
+            `tolerance`, `metric`, `target` and `accumulation` where they are None.
         passes: A pipeline's text; it replaces the preset's. `skip` drops passes by name.
-        precision: `fp16`, `bf16`, or `fp32` for structure only; None: the preset's.
-        io: Types of float inputs and outputs: as they are, all FP32, or all FP16.
+        precision: `fp16`, `bf16`, or `fp32` for structure only.
+        io: Types of float inputs and outputs: `keep`: as they are, all `fp32`, or all `fp16`.
         opset: Operator set to convert to; None: 17, and 22 for BF16.
         keep_fp32: Patterns of node or output names that stay in FP32; `keep_fp32_op` operators.
         plan: A `Plan`, or the file of one: applied exactly, with its precision and io; no ranges are
@@ -85,14 +85,17 @@ def fix(
     Raises:
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
+    chosen = preset_named(preset)
     given = _given_plan(plan, precision, io, keep_fp32, keep_fp32_op)
-    goal = _goal(tolerance, metric, given)
     if given is not None:
         precision, io = given.precision, given.io
-    chosen_precision = precision or preset_named(preset).precision
+    chosen_precision = precision or chosen.precision
+    chosen_io: InputsOutputs = chosen.choose("io", io)
+    sums: Accumulation = chosen.choose("accumulation", accumulation)
     _require("precision", chosen_precision, get_args(Precision))
-    _require("io", io, get_args(InputsOutputs))
-    _require("accumulation", accumulation, get_args(Accumulation))
+    _require("io", chosen_io, get_args(InputsOutputs))
+    _require("accumulation", sums, get_args(Accumulation))
+    opset = chosen.choose("opset", opset)
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(preset, passes, skip)
@@ -100,7 +103,9 @@ def fix(
         steps = tuple(step for step in steps if step.name != "rescale")
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
-    if (given or save_plan or goal) and not any(step.name == "mixed-precision" for step in steps):
+    lowers = any(step.name == "mixed-precision" for step in steps)
+    goal = _goal(tolerance, metric, given, chosen, lowers=lowers)
+    if (given or save_plan or goal) and not lowers:
         option = "--plan" if given else "--save-plan" if save_plan else "--tolerance"
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     return Job(
@@ -110,13 +115,13 @@ def fix(
             steps=steps,
             wish=Wish(
                 chosen_precision,
-                io,
+                chosen_io,
                 tuple(keep_fp32),
                 tuple(keep_fp32_op),
                 measured_norms=any(isinstance(step, Rescale) and step.norms for step in steps),
             ),
             opset=chosen_opset,
-            target=Target.parse(target),
+            target=Target.parse(chosen.choose("target", target)),
             inputs=inputs,
             input_shapes={name: tuple(shape) for name, shape in (input_shapes or {}).items()},
             seed=seed,
@@ -129,7 +134,7 @@ def fix(
             progress=progress or (lambda stage, done, total: None),
             plan=given,
             plan_source="the plan" if plan is None or isinstance(plan, Plan) else str(plan),
-            accumulation=accumulation,
+            accumulation=sums,
             goal=goal,
             save_plan=None if save_plan is None else Path(save_plan),
         )
@@ -139,7 +144,7 @@ def fix(
 def _given_plan(
     plan: str | os.PathLike[str] | Plan | None,
     precision: Precision | None,
-    io: InputsOutputs,
+    io: InputsOutputs | None,
     keep_fp32: Sequence[str],
     keep_fp32_op: Sequence[str],
 ) -> Plan | None:
@@ -151,7 +156,7 @@ def _given_plan(
         "--keep-fp32": bool(keep_fp32),
         "--keep-fp32-op": bool(keep_fp32_op),
         "--precision": precision not in (None, given.precision),
-        "--io": io not in ("keep", given.io),
+        "--io": io not in (None, "keep", given.io),
     }
     for option, contradicts in others.items():
         if contradicts:
@@ -161,10 +166,21 @@ def _given_plan(
     return given
 
 
-def _goal(tolerance: float | None, metric: str, given: Plan | None) -> Goal | None:
+def _goal(
+    tolerance: float | None, metric: str | None, given: Plan | None, preset: Preset, *, lowers: bool
+) -> Goal | None:
+    """What to search for: the user's, or the preset's if there is a plan to search for."""
+    usual = str(preset.choose("metric"))
+    metric = metric or usual
     _require("metric", metric, list(METRICS))
     if tolerance is None:
-        return None
+        own = preset.choose("tolerance")
+        if own is None or given is not None or not lowers:
+            return None
+        if metric != usual:
+            what = f"the tolerance of preset {preset.name} is one of {usual}"
+            raise UsageError(what, where="--metric", hint=f"add --tolerance, in the unit of {metric}")
+        return Goal(own, metric)
     if given is not None:
         raise UsageError("the plan is given", where="--tolerance", hint="leave one of the two out")
     if math.isnan(tolerance) or (tolerance < 0 and metric != "psnr"):

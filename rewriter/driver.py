@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from rewriter import facts as tensor_facts
 from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal
 from rewriter.edits import open_graphs
-from rewriter.errors import ModelError, PassError
+from rewriter.errors import ModelError, PassError, RewriterError
 from rewriter.facts import Facts
 from rewriter.model import Model, check
+from rewriter.registry import origin
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
     model = state.model.copy()
     try:
         events = list(_apply(step, model, state.facts, context))
+        _require(all(isinstance(event, Event) for event in events), "it yields what is no Change or Refusal")
         if not any(isinstance(event, Change) for event in events):
             _require(model.same_as(state.model), "it reports no change, but the model differs")
             return state, events
@@ -81,12 +83,25 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
     except (ModelError, _BrokenContract) as error:
         if step.imported:
             return state, [Refusal("model", f"rolled back: {error}")]
-        raise PassError(
-            f"pass {step.name} broke its contract: {error}",
-            where=str(state.model.path) if state.model.path else None,
-            hint=f"run without it (--skip {step.name}) and report it; passes before it: "
-            + (", ".join(earlier) or "none"),
-        ) from error
+        raise _pass_error(state.model, step, f"broke its contract: {error}", earlier) from error
+    except RewriterError:
+        raise
+    except Exception as error:
+        if origin(type(step)) is None:  # the traceback tells more than we could
+            raise
+        raise _pass_error(state.model, step, f"failed: {type(error).__name__}: {error}", earlier) from error
+
+
+def _pass_error(model: Model, step: Pass, what: str, earlier: list[str]) -> PassError:
+    package = origin(type(step))
+    name = f"{step.name} of {package}" if package else step.name
+    report = f"report it to the authors of {package}" if package else "report it"
+    return PassError(
+        f"pass {name} {what}",
+        where=str(model.path) if model.path else None,
+        hint=f"run without it (--skip {step.name}) and {report}; "
+        f"passes before it: {', '.join(earlier) or 'none'}",
+    )
 
 
 class _BrokenContract(Exception):

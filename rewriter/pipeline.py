@@ -12,53 +12,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from rewriter import registry
 from rewriter.base import Pass
 from rewriter.errors import UsageError
-from rewriter.options import nearest, parse_option, render_options
-from rewriter.plan import Precision
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named pipeline. `precision` is what its plan lowers the model to; fp32 leaves types alone."""
-
-    why: str
-    text: str
-    precision: Precision
-
-
-_STRUCTURE = (
-    "inline-functions,upgrade-opset,drop-double,simplify,fold-quantized-bias,clean-casts,"
-    "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
-)
-_MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
-_FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
-_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
-
-PRESETS: dict[str, Preset] = {
-    "trt-fp16": Preset("strongly typed FP16 with FP32 islands", _FP16, "fp16"),
-    "trt-fp16-rescaled": Preset(
-        "the same, with overflow scaled away where powers of two in the weights can do it",
-        _FP16_NORMS,
-        "fp16",
-    ),
-    "trt-bf16": Preset("strongly typed BF16 with FP32 islands", _MIXED, "bf16"),
-    "structure-only": Preset("the graph rewrites alone; types stay as they are", _STRUCTURE, "fp32"),
-}
-DEFAULT_PRESET = "trt-fp16"
+from rewriter.options import parse_option, render_options
+from rewriter.presets import DEFAULT_PRESET, preset_named
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _OPTION = re.compile(r"[A-Za-z0-9_-]+\s*=")
 _VALUE = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z0-9_./*?:+-]+')
-
-
-def known_passes() -> dict[str, type[Pass]]:
-    """Every pass by its name, in the order in which the presets run them."""
-    from rewriter.passes import ALL
-
-    return {kind.name: kind for kind in ALL}
 
 
 def parse(text: str) -> tuple[Pass, ...]:
@@ -68,7 +31,7 @@ def parse(text: str) -> tuple[Pass, ...]:
         UsageError: an unknown pass or option, a value of the wrong type, or a syntax error; the
             message gives the column (from 1) and the nearest name that exists.
     """
-    return tuple(_Reader(text, known_passes()).pipeline())
+    return tuple(_Reader(text).pipeline())
 
 
 def render(passes: Iterable[Pass]) -> str:
@@ -86,30 +49,9 @@ def select(
     Raises:
         UsageError: an unknown preset, pass or option.
     """
-    chosen = parse(preset_named(preset).text) if passes is None else _explicit(passes)
-    dropped = {_known_name(name.strip(), known_passes(), "--skip") for name in skip}
+    chosen = parse(preset_named(preset).pipeline) if passes is None else _explicit(passes)
+    dropped = {registry.check_name(name.strip(), "--skip") for name in skip}
     return tuple(step for step in chosen if step.name not in dropped)
-
-
-def pass_named(name: str) -> type[Pass]:
-    """The pass of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    known = known_passes()
-    return known[_known_name(name, known, "passes show")]
-
-
-def preset_named(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in PRESETS:
-        raise UsageError(f"unknown preset {name!r}", where="--preset", hint=nearest(name, PRESETS))
-    return PRESETS[name]
 
 
 def _explicit(passes: str | Sequence[str | Pass]) -> tuple[Pass, ...]:
@@ -118,19 +60,11 @@ def _explicit(passes: str | Sequence[str | Pass]) -> tuple[Pass, ...]:
     return tuple(step for part in passes for step in ((part,) if isinstance(part, Pass) else parse(part)))
 
 
-def _known_name(name: str, known: dict[str, type[Pass]], where: str) -> str:
-    if name not in known:
-        hint = f"{nearest(name, known)}; `rewriter passes` lists them"
-        raise UsageError(f"unknown pass {name!r}", where=where, hint=hint)
-    return name
-
-
 class _Reader:
     """Recursive descent over the grammar in the module's docstring."""
 
-    def __init__(self, text: str, known: dict[str, type[Pass]]) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.known = known
         self.position = 0
 
     def pipeline(self) -> Iterable[Pass]:
@@ -146,7 +80,7 @@ class _Reader:
     def one_pass(self) -> Pass:
         self.skip_spaces()
         start = self.position
-        kind = self.known[_known_name(self.take(_NAME, "the name of a pass"), self.known, self.at(start))]
+        kind = registry.find(self.take(_NAME, "the name of a pass"), self.at(start))
         options: dict[str, object] = {}
         if self.accept("{"):
             while not self.accept("}"):

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.cli import exits
-from rewriter.cli.options import shape
+from rewriter.cli.options import shapes
 from rewriter.errors import UsageError
 from rewriter.model import Array, save
 from rewriter.report.progress import progress
@@ -411,20 +411,65 @@ SHAPES = [
 
 @pytest.mark.parametrize(("text", "expected"), SHAPES)
 def test_shapes(text: str, expected: tuple[str, tuple[int, ...]]) -> None:
-    assert shape(text) == expected
+    assert shapes([text]) == dict([expected])
 
 
 @pytest.mark.parametrize("text", ["x", ":1x2", "x:1x", "x:0x3", "x:-1", "x:1,2"])
 def test_what_is_no_shape(text: str) -> None:
     with pytest.raises(UsageError, match="is not a shape"):
-        shape(text)
+        shapes(["image:1x3", text])
 
 
-def test_help_fits_a_screen() -> None:
-    done = rewriter("fix", "--help")
-    lines = done.stdout.rstrip().splitlines()
-    assert 24 <= len(lines) <= 46
-    assert max(map(len, lines)) <= 80
+SCREEN_LINES, SCREEN_COLUMNS = 24, 80
+
+
+def test_help_fits_a_screen_in_groups() -> None:
+    lines = rewriter("--help").stdout.strip().splitlines()
+    assert len(lines) < SCREEN_LINES, "the prompt takes one"
+    assert max(map(len, lines)) <= SCREEN_COLUMNS
+    assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == ["Options", "A model", "Look up"]
+    assert {"fix", "scan", "config", "presets", "passes"} <= {
+        line.split()[1] for line in lines if "│" in line
+    }
+
+
+@pytest.mark.parametrize("command", ["fix", "scan"])
+def test_the_help_of_a_command_is_as_short_as_it_can_be(command: str) -> None:
+    """A line for every option, and nothing wraps: `fix` has more options than a screen has lines."""
+    lines = rewriter(command, "--help").stdout.strip().splitlines()
+    options = [line for line in lines if line.startswith("│ -")]
+    frames = [line for line in lines if line[0] in "╭╰"]
+    head = lines[: lines.index(frames[0])]
+    assert len(lines) == len(options) + len(frames) + len(head)
+    assert max(map(len, lines)) <= SCREEN_COLUMNS
+    assert len(head) <= 7
+
+
+COMPLETED = [
+    pytest.param("fix --preset trt-b", ["trt-bf16"], id="a preset"),
+    pytest.param("fix --metric p", ["psnr"], id="a metric"),
+    pytest.param("fix --skip isol", ["isolate-clip"], id="a pass"),
+    pytest.param("fix --passes clean-casts,isol", ["clean-casts,isolate-clip"], id="the last pass of a list"),
+    pytest.param("fix --io fp1", ["fp16"], id="a choice"),
+    pytest.param("scan --target tensorrt-", ["tensorrt-rtx"], id="a target"),
+    pytest.param("presets show acc", ["accurate"], id="a preset to show"),
+    pytest.param("passes show isol", ["isolate-clip"], id="a pass to show"),
+    pytest.param("conf", ["config"], id="a command"),
+]
+
+
+@pytest.mark.parametrize(("typed", "offered"), COMPLETED)
+def test_the_shell_completes(typed: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bash asks, by the variables of the script that `--install-completion` writes."""
+    monkeypatch.setenv("_REWRITER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"rewriter {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    assert rewriter().stdout.split() == offered
+
+
+def test_completion_can_be_installed() -> None:
+    shown = rewriter("--help").stdout
+    assert "--install-completion" in shown and "--show-completion" in shown
 
 
 def test_version_and_passes() -> None:

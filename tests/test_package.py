@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rewriter
-from rewriter.pipeline import known_passes
+from rewriter.registry import own_passes
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ["LICENSE", "README.md", "pyproject.toml"]
@@ -81,7 +81,7 @@ def test_the_installed_wheel_runs_away_from_the_checkout(dist: Path, tmp_path: P
     where, top_level, count = done.stdout.split()
     assert Path(where).is_relative_to(site)
     assert top_level == "None"
-    assert int(count) == len(known_passes())
+    assert int(count) == len(own_passes())
 
 
 def test_one_version() -> None:

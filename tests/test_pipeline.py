@@ -17,7 +17,9 @@ from rewriter.edits import GraphEditor
 from rewriter.errors import UsageError
 from rewriter.options import options_of
 from rewriter.passes.isolate_clip import IsolateClip
-from rewriter.pipeline import PRESETS, known_passes, parse, preset_named, render, select
+from rewriter.pipeline import parse, render, select
+from rewriter.presets import PRESETS, preset_named
+from rewriter.registry import own_passes
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def test_what_is_printed_reads_back(passes: tuple[Pass, ...]) -> None:
 
 
 def test_every_pass_prints_and_reads_back_with_its_defaults() -> None:
-    everything = tuple(kind() for kind in known_passes().values())
+    everything = tuple(kind() for kind in own_passes().values())
     assert parse(render(everything)) == everything
 
 
@@ -182,7 +184,7 @@ def test_an_option_of_a_type_without_text_is_a_defect_of_the_pass() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_are_canonical_text(name: str) -> None:
-    text = PRESETS[name].text
+    text = PRESETS[name].pipeline
     assert render(select(name)) == text
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rewriter.cli import complete
 from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
 from rewriter.cli.options import (
     FLAG,
@@ -16,11 +17,14 @@ from rewriter.cli.options import (
     Inputs,
     InputShape,
     ModelPath,
+    Preset,
     Seed,
+    Target,
     Verbose,
     check_extra,
+    configured,
     option,
-    shape,
+    shapes,
     split,
 )
 from rewriter.errors import UsageError
@@ -36,29 +40,31 @@ def fix(
     ] = None,
     inputs: Inputs = None,
     input_shape: InputShape = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", metavar=FLAG, help="The result may replace MODEL")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", metavar=FLAG, help="Do everything, but write no model")
     ] = False,
-    preset: Annotated[
-        str, option(PASSES, "NAME", "trt-fp16 (default), trt-bf16 or structure-only")
-    ] = "trt-fp16",
+    preset: Preset = None,
     passes: Annotated[
-        str | None, option(PASSES, "A,B{X=Y}", "Run these passes instead of a preset's")
+        str | None,
+        option(PASSES, "A,B{X=Y}", "Instead of the preset's pipeline", autocompletion=complete.passes),
     ] = None,
-    skip: Annotated[list[str] | None, option(PASSES, "A,B", "Leave these passes out")] = None,
+    skip: Annotated[
+        list[str] | None, option(PASSES, "A,B", "Leave these passes out", autocompletion=complete.passes)
+    ] = None,
     opset: Annotated[int | None, option(PASSES, "N", "Operator set of the result [17; BF16: 22]")] = None,
-    target: Annotated[str, option(PASSES, "NAME", "tensorrt (default), tensorrt-rtx or 10.3")] = "tensorrt",
+    target: Target = None,
     precision: Annotated[
         Literal["fp16", "bf16", "fp32"] | None,
         option(PRECISION, "TYPE", "fp16, bf16, or fp32: structure only"),
     ] = None,
     io: Annotated[
-        Literal["keep", "fp32", "fp16"], option(PRECISION, "TYPE", "Inputs and outputs: keep, fp32 or fp16")
-    ] = "keep",
+        Literal["keep", "fp32", "fp16"] | None,
+        option(PRECISION, "TYPE", "Inputs and outputs: keep, fp32 or fp16"),
+    ] = None,
     keep_fp32: Annotated[
         list[str] | None, option(PRECISION, "PATTERN", "Keep nodes of this name in FP32: '*/attn/*'")
     ] = None,
@@ -72,18 +78,25 @@ def fix(
         Path | None, option(PRECISION, "PLAN.json", "Write the plan that was made, to edit it")
     ] = None,
     tolerance: Annotated[
-        float | None, option(PRECISION, "ERROR", "Search a plan that emulates within this: 1e-3")
+        float | None, option(PRECISION, "ERROR", "Search a plan this accurate: 1e-3")
     ] = None,
     metric: Annotated[
-        str, option(PRECISION, "NAME", "Of --tolerance: relative-l2 (default), psnr ...")
-    ] = "relative-l2",
-    no_verify: Annotated[bool, option(OUTCOME, FLAG, "Skip the checks", "--no-verify")] = False,
-    no_build: Annotated[bool, option(OUTCOME, FLAG, "Check without TensorRT's build", "--no-build")] = False,
+        str | None,
+        option(PRECISION, "NAME", "Of --tolerance; by default relative-l2", autocompletion=complete.metrics),
+    ] = None,
+    verify: Annotated[
+        bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
+    ] = None,
+    build: Annotated[
+        bool | None, option(OUTCOME, FLAG, "A TensorRT build is one [on]", "--build/--no-build")
+    ] = None,
     accumulation: Annotated[
-        Literal["fp32", "fp16"], option(OUTCOME, "TYPE", "Emulated sums of FP16: fp32 (quick) or fp16")
-    ] = "fp32",
-    strict: Annotated[bool, option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict")] = False,
-    build_timeout: Annotated[float, option(OUTCOME, "SECONDS", "For TensorRT's build [600]")] = 600.0,
+        Literal["fp32", "fp16"] | None, option(OUTCOME, "TYPE", "Emulated sums: fp32 or fp16")
+    ] = None,
+    strict: Annotated[
+        bool | None, option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict/--no-strict")
+    ] = None,
+    build_timeout: Annotated[float | None, option(OUTCOME, "SECONDS", "For TensorRT's build [600]")] = None,
     report: Annotated[Path | None, option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
     verbose: Verbose = False,
     quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")] = False,
@@ -98,39 +111,46 @@ def fix(
 
         if output is None and not (in_place or dry_run):
             raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
-        read = [path for path in (model, output, plan) if path is not None]
-        check_extra("--report", report, [*read, *([save_plan] if save_plan else [])])
+        in_force = configured(
+            model,
+            quiet=quiet,
+            inputs=inputs,
+            input_shapes=shapes(input_shape),
+            seed=seed,
+            preset=preset,
+            passes=passes,
+            skip=split(skip),
+            opset=opset,
+            target=target,
+            precision=precision,
+            io=io,
+            keep_fp32=keep_fp32,
+            keep_fp32_op=split(keep_fp32_op),
+            plan=plan,
+            tolerance=tolerance,
+            metric=metric,
+            verify=verify,
+            build=build,
+            accumulation=accumulation,
+            strict=strict,
+            build_timeout=build_timeout,
+            report=report,
+        )
+        chosen = in_force.settings
+        read = [path for path in (model, output, chosen.plan) if path is not None]
+        check_extra(in_force.where("report"), chosen.report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
-        with progress(shown=not quiet) as shown:
+        with in_force.blaming(), progress(shown=not quiet) as shown:
             result = api.fix(
                 model,
                 output or (model if in_place else None),
-                inputs=inputs,
-                passes=passes,
-                skip=split(skip),
-                preset=preset,
-                precision=precision,
-                io=io,
-                opset=opset,
-                keep_fp32=keep_fp32 or (),
-                keep_fp32_op=split(keep_fp32_op),
-                plan=plan,
                 save_plan=save_plan,
-                tolerance=tolerance,
-                metric=metric,
-                input_shapes=dict(map(shape, input_shape or ())),
-                target=target,
-                seed=seed,
-                verify=not no_verify,
-                build=not no_build,
-                accumulation=accumulation,
                 dry_run=dry_run,
                 in_place=in_place,
-                strict=strict,
-                build_timeout=build_timeout,
                 progress=shown,
+                **in_force.arguments("fix"),
             )
-        _show(result, report, verbosity=int(verbose) - int(quiet))
+        _show(result, chosen.report, verbosity=int(verbose) - int(quiet))
         if result.verdict is not None and not result.verdict.passed:
             raise typer.Exit(FAILED)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rewriter.cli import complete
 from rewriter.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from rewriter.config import InForce
 
 PASSES, PRECISION, OUTCOME = "Passes", "Precision", "Verification and report"
 
@@ -15,9 +19,9 @@ FLAG = " "
 """Metavar of an option without a value; Typer would print `<bool>`."""
 
 
-def option(panel: str, metavar: str, text: str, *names: str) -> Any:
+def option(panel: str, metavar: str, text: str, *names: str, **more: Any) -> Any:
     """An option of the panel `panel` of a command's help."""
-    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False)
+    return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more)
 
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", hidden=True)]
@@ -25,7 +29,17 @@ Inputs = Annotated[Path | None, typer.Option(metavar="DATA", help="Samples: npz,
 InputShape = Annotated[
     list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
 ]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of random data [0]", show_default=False)]
+Seed = Annotated[int | None, typer.Option(min=0, metavar="N", help="Of random data [0]", show_default=False)]
+Preset = Annotated[
+    str | None,
+    option(
+        PASSES, "NAME", "A line of `rewriter presets`; trt-fp16 by default", autocompletion=complete.presets
+    ),
+]
+Target = Annotated[
+    str | None,
+    option(PASSES, "NAME", "tensorrt (default), tensorrt-rtx or 10.3", autocompletion=complete.targets),
+]
 Verbose = Annotated[bool, option(OUTCOME, FLAG, "List everything", "-v", "--verbose")]
 
 
@@ -47,15 +61,28 @@ def split(texts: list[str] | None) -> list[str]:
     return [part.strip() for text in texts or () for part in text.split(",") if part.strip()]
 
 
-def shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """`image:1x3x224x224`: the name may hold colons, the shape may be empty for a scalar."""
-    name, colon, dims = text.rpartition(":")
-    try:
-        shape = tuple(int(dim) for dim in dims.split("x") if dim or dims)
-    except ValueError:
-        shape = (0,)
-    if not (name and colon) or any(dim < 1 for dim in shape):
-        raise UsageError(
-            f"{text!r} is not a shape", where="--input-shape", hint="NAME:1x3x224x224, sizes from 1"
-        )
-    return name, shape
+def shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """`["image:1x3x224x224"]` as `{"image": (1, 3, 224, 224)}`."""
+    from rewriter.config.values import shape_from_text
+
+    found = {}
+    for text in texts or ():
+        try:
+            name, dims = shape_from_text(text)
+        except ValueError as error:
+            raise UsageError(f"{text!r} is not a shape", where="--input-shape", hint=str(error)) from error
+        found[name] = dims
+    return found
+
+
+def configured(model: Path, *, quiet: bool, **given: Any) -> InForce:
+    """Everything in force for `model` with these options of the command line; stderr tells what was read."""
+    from rewriter import config
+
+    configuration = config.load(model)
+    for warning in configuration.warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    in_force = configuration.with_options(**given)
+    for sentence in () if quiet else in_force.told():
+        typer.echo(f"configuration: {sentence}", err=True)
+    return in_force

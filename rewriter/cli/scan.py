@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from rewriter.cli import complete
 from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
 from rewriter.cli.options import (
     FLAG,
@@ -18,8 +19,9 @@ from rewriter.cli.options import (
     Seed,
     Verbose,
     check_extra,
+    configured,
     option,
-    shape,
+    shapes,
 )
 
 if TYPE_CHECKING:
@@ -30,13 +32,20 @@ def scan(
     model: ModelPath,
     inputs: Inputs = None,
     input_shape: InputShape = None,
-    seed: Seed = 0,
+    seed: Seed = None,
     precision: Annotated[
-        Literal["fp16", "bf16"], option(PRECISION, "TYPE", "What MODEL shall compute in: fp16 or bf16")
-    ] = "fp16",
+        Literal["fp16", "bf16"] | None,
+        option(PRECISION, "TYPE", "What MODEL shall compute in: fp16 (default) or bf16"),
+    ] = None,
     target: Annotated[
-        str, option(PRECISION, "NAME", "tensorrt (default), tensorrt-rtx or 10.3: known defects")
-    ] = "tensorrt",
+        str | None,
+        option(
+            PRECISION,
+            "NAME",
+            "tensorrt (default), tensorrt-rtx or 10.3",
+            autocompletion=complete.targets,
+        ),
+    ] = None,
     json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the findings as JSON, too")] = None,
     sarif: Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too")] = None,
     fail_on: Annotated[
@@ -53,20 +62,23 @@ def scan(
         from rewriter import scanner
         from rewriter.report.progress import progress
 
+        in_force = configured(
+            model,
+            quiet=quiet,
+            inputs=inputs,
+            input_shapes=shapes(input_shape),
+            seed=seed,
+            precision=precision,
+            target=target,
+            fail_on=fail_on,
+        )
         for option, path in (("--json", json), ("--sarif", sarif)):
             check_extra(option, path, [model])
-        with progress(shown=not quiet) as shown:
-            result = scanner.scan(
-                model,
-                inputs=inputs,
-                precision=precision,
-                input_shapes=dict(map(shape, input_shape or ())),
-                target=target,
-                seed=seed,
-                progress=shown,
-            )
+        with in_force.blaming(), progress(shown=not quiet) as shown:
+            result = scanner.scan(model, progress=shown, **in_force.arguments("scan"))
         _show_findings(result, json, sarif, verbosity=int(verbose) - int(quiet))
-        if fail_on is not None and result.reaches(fail_on):
+        least = in_force.settings.fail_on
+        if least is not None and result.reaches(least):
             raise typer.Exit(FAILED)
 
 

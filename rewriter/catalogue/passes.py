@@ -1,7 +1,4 @@
-"""The catalogue of passes: the page `passes/README.md` and what `rewriter passes` prints.
-
-`python -m rewriter.catalogue` writes the page, `--check` fails if it is stale.
-"""
+"""The catalogue of passes: the page `passes/README.md` and what `rewriter passes` prints."""
 
 from __future__ import annotations
 
@@ -10,19 +7,18 @@ import inspect
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rewriter.base import Exactness, Pass
+from rewriter.errors import UsageError
 from rewriter.options import Option, options_of
-from rewriter.pipeline import PRESETS, known_passes
+from rewriter.presets import PRESETS
+from rewriter.registry import clashes, origin, own_passes, plugins
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-PAGE = Path(__file__).resolve().parent.parent / "passes" / "README.md"
-"""Where the page lies in a checkout; installed packages do not have it."""
 
 _HEADER = """\
 # The passes
@@ -35,7 +31,7 @@ _SECTION = re.compile(r"^(Options|Declines):$", re.MULTILINE)
 
 def catalogue() -> str:
     """The whole page as Markdown."""
-    kinds = known_passes().values()
+    kinds = own_passes().values()
     lines = [
         f"| [{kind.name}](#{kind.name}) | {exactness_text(kind.exactness)} | {summary(kind)} |"
         for kind in kinds
@@ -47,8 +43,10 @@ def catalogue() -> str:
 def page(kind: type[Pass]) -> str:
     """One pass as Markdown: why, options with types and defaults, example, exactness, refusals."""
     why, sections = _documentation(kind)
+    package = origin(kind)
     parts = [
         f"## {kind.name}",
+        *([f"From {package}, not a part of rewriter."] if package else []),
         why,
         f"FP32 result: {exactness_text(kind.exactness)} ({kind.exactness.source}).",
     ]
@@ -66,7 +64,7 @@ def page(kind: type[Pass]) -> str:
 
 
 def overview() -> RenderableType:
-    """A table of all passes and presets for the terminal."""
+    """A table of all passes for the terminal; those of other packages are marked with them."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -75,10 +73,29 @@ def overview() -> RenderableType:
     table.add_column("pass", no_wrap=True)
     table.add_column("FP32 result", no_wrap=True)
     table.add_column("why", overflow="fold")
-    for kind in known_passes().values():
+    found = list(plugins())
+    warnings = list(clashes(found))
+    own = own_passes()
+    for kind in own.values():
         table.add_row(kind.name, exactness_text(kind.exactness), summary(kind))
-    presets = [f"--preset {name}: {preset.why}" for name, preset in PRESETS.items()]
-    return Group(table, "", Text("\n".join(presets)), "", Text("rewriter passes show NAME tells more."))
+    names = Counter([*own, *(plugin.name for plugin in found)])
+    for plugin in found:
+        if names[plugin.name] > 1:
+            continue
+        try:
+            kind = plugin.load()
+            why = f"{summary(kind)} [{plugin.distribution}]"
+            table.add_row(plugin.name, exactness_text(kind.exactness), why)
+        except UsageError as error:
+            warnings.append(f"{error.where}: {error.what}")
+    parts: list[RenderableType] = [
+        table,
+        "",
+        Text("rewriter passes show NAME tells more; `rewriter presets`: which run, and in what order."),
+    ]
+    if warnings:
+        parts += ["", *[Text(f"warning: {text}") for text in warnings]]
+    return Group(*parts)
 
 
 def summary(kind: type[Pass]) -> str:
@@ -146,21 +163,5 @@ def _fenced(text: str) -> str:
 
 
 def _presets() -> str:
-    lines = [f"- `{name}`: {preset.why}.\n  `{preset.text}`" for name, preset in PRESETS.items()]
+    lines = [f"- `{name}`: {preset.summary}.\n  `{preset.pipeline}`" for name, preset in PRESETS.items()]
     return "\n".join(["Presets:", "", *lines])
-
-
-def main(arguments: list[str]) -> int:
-    """Write the page; with `--check` compare it instead: 0 if it is fresh, 1 if it is stale."""
-    text = catalogue()
-    if "--check" not in arguments:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    sys.stderr.write(f"{PAGE} is stale: run `python -m rewriter.catalogue`\n")
-    return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""`rewriter presets`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rewriter.cli import complete
+from rewriter.cli.exits import exit_codes, reader_may_leave
+
+app = typer.Typer()
+
+
+@app.callback(invoke_without_command=True)
+def _list_presets(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        with exit_codes(), reader_may_leave():
+            from rewriter.catalogue import presets
+            from rewriter.report.terminal import console
+
+            console().print(presets.overview())
+
+
+@app.command("show")
+def _show_preset(
+    name: Annotated[
+        str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=complete.presets)
+    ],
+) -> None:
+    """What a preset stands for: its pipeline, its defaults, and when to use it."""
+    with exit_codes(), reader_may_leave():
+        from rewriter.catalogue.presets import page
+        from rewriter.presets import preset_named
+        from rewriter.report.terminal import console
+
+        console().print(page(preset_named(name)))

@@ -1,0 +1,60 @@
+"""Whether a value of the right type makes sense, so that a bad one is told where it stands.
+
+Each raises `UsageError` or `ValueError`, whose text says what is expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from rewriter import registry
+from rewriter.options import nearest
+
+
+def pipeline(text: str) -> None:
+    """Names, options and syntax of a pipeline; plug-ins that it names are imported."""
+    from rewriter.pipeline import parse
+
+    parse(text)
+
+
+def passes(names: Iterable[str]) -> None:
+    """Names of passes."""
+    for name in names:
+        registry.check_name(name, "")
+
+
+def metric(name: str) -> None:
+    """A name of `rewriter.metrics.METRICS`."""
+    from rewriter.metrics import METRICS
+
+    if name not in METRICS:
+        raise ValueError(nearest(name, METRICS))
+
+
+def opset(number: int) -> None:
+    """An operator set that the installed onnx knows."""
+    import onnx
+
+    newest = onnx.defs.onnx_opset_version()
+    if not 1 <= number <= newest:
+        raise ValueError(f"choose from 1 to {newest}")
+
+
+def a_number(value: float) -> None:
+    """Anything but NaN."""
+    if math.isnan(value):
+        raise ValueError("it takes a number, such as 1e-3")
+
+
+def positive(value: float) -> None:
+    """More than 0."""
+    if not value > 0:
+        raise ValueError("it takes a number above 0")
+
+
+def not_negative(value: int) -> None:
+    """From 0 on."""
+    if value < 0:
+        raise ValueError("it takes a whole number from 0 on")

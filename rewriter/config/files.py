@@ -1,0 +1,93 @@
+"""The file that configures: `rewriter.toml`, or `pyproject.toml` with a table `[tool.rewriter]`."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rewriter.errors import UsageError
+
+OWN, SHARED = "rewriter.toml", "pyproject.toml"
+TABLE = "[tool.rewriter]"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that was read, with its table; `notes` say what was left unread beside it."""
+
+    path: Path
+    table: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return f"{shown(self.path)} {TABLE}" if self.path.name == SHARED else shown(self.path)
+
+
+def find(near: Path) -> File | None:
+    """The nearest file from the folder of `near` (or `near` itself, if it is a folder) upwards.
+
+    In one folder `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` does not count.
+
+    Raises:
+        UsageError: a file on the way cannot be read.
+    """
+    # without `..`, but with links: a linked model belongs where the link lies
+    start = Path(os.path.abspath(near))  # noqa: PTH100
+    for folder in (start, *start.parents):
+        own = read(folder / OWN) if _exists(folder / OWN) else None
+        shared = _shared(folder / SHARED)
+        if own and shared:
+            note = f"{shared.title} is not read: {OWN} beside it comes first"
+            return File(own.path, own.table, (note,))
+        if own or shared:
+            return own or shared
+    return None
+
+
+def read(path: Path) -> File:
+    """A file that is known to configure; a `pyproject.toml` without the table sets nothing.
+
+    Raises:
+        UsageError: it cannot be read, is no TOML, or its table is none.
+    """
+    return (_shared(path) or File(path, {})) if path.name == SHARED else File(path, _toml(path))
+
+
+def _shared(path: Path) -> File | None:
+    if not _exists(path):
+        return None
+    tool = _toml(path).get("tool")
+    if not isinstance(tool, dict) or "rewriter" not in tool:
+        return None
+    table = tool["rewriter"]
+    if not isinstance(table, dict):
+        raise UsageError("tool.rewriter is no table", where=shown(path), hint=f"write {TABLE} and keys below")
+    return File(path, table)
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        hint = "repair it, or name another file with REWRITER_CONFIG"
+        raise UsageError(f"it is no TOML: {error}", where=shown(path), hint=hint) from error
+    except OSError as error:
+        raise UsageError(f"it cannot be read: {error.strerror}", where=shown(path)) from error
+
+
+def shown(path: Path) -> str:
+    """The path, relative to the current folder if it lies below."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a folder that may not be looked into
+        return False

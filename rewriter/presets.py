@@ -1,0 +1,144 @@
+"""Presets: a pipeline by a name, with the options that go with it.
+
+A preset is data. What it sets holds where the user says nothing: see `rewriter.config` for the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rewriter import migration
+from rewriter.errors import UsageError
+from rewriter.options import nearest
+from rewriter.plan import Precision
+
+OTHERWISE: Mapping[str, Any] = {
+    "precision": "fp16",
+    "io": "keep",
+    "target": "tensorrt",
+    "metric": "relative-l2",
+    "accumulation": "fp32",
+}
+"""Of the options that presets may set, the values without one."""
+
+DEFAULT_OPSETS: Mapping[Precision, int] = {"fp16": 17, "fp32": 17, "bf16": 22}
+"""17 has LayerNormalization, which every TensorRT since 8.6 maps; BF16 Conv exists from 22 on."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named pipeline.
+
+    Attributes:
+        name: As `--preset` takes it.
+        summary: One line without a full stop.
+        pipeline: Its passes as text, in the form of `rewriter.pipeline`.
+        defaults: Arguments of `rewriter.fix` and their values, where the user says nothing.
+        about: More to know, as Markdown paragraphs.
+        table: What replaces what, for a preset that stands for something older.
+    """
+
+    name: str
+    summary: str
+    pipeline: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    about: str = ""
+    table: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def precision(self) -> Precision:
+        """What the plan lowers the model to; fp32 leaves types alone."""
+        found: Precision = self.choose("precision")
+        return found
+
+    def choose(self, option: str, given: Any = None) -> Any:
+        """`given`, or if that is None what the preset sets, or what holds without it."""
+        return given if given is not None else self.defaults.get(option, OTHERWISE.get(option))
+
+
+_STRUCTURE = (
+    "inline-functions,upgrade-opset,drop-double,simplify,fold-quantized-bias,clean-casts,"
+    "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
+)
+_MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
+_FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
+_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
+
+ACCURATE_TOLERANCE = 1e-3
+"""Relative L2 of every output. FP16's own unit roundoff is 2^-11 = 4.9e-4, so this is about two roundings of
+the result; good FP16 engines of case models were measured at 7.8e-4 to 2.3e-3 (benchmarks/README.md)."""
+
+_ALL = (
+    Preset(
+        "trt-fp16",
+        "strongly typed FP16 with FP32 islands",
+        _FP16,
+        {"precision": "fp16"},
+        "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms is\n"
+        "scaled away where weights can take powers of two (docs/rescaling.md); the rest goes into islands.",
+    ),
+    Preset(
+        "trt-fp16-rescaled",
+        "the same, with the inside of norms scaled into FP16, too",
+        _FP16_NORMS,
+        {"precision": "fp16"},
+        "Norms that are written out compute in FP16 but for epsilon and root: fewer FP32 nodes, and one more\n"
+        "rounding of their inside. See docs/rescaling.md. The ranges that it relies on hold for the data that\n"
+        "they were measured on.",
+    ),
+    Preset(
+        "trt-bf16",
+        "strongly typed BF16 with FP32 islands",
+        _MIXED,
+        {"precision": "bf16"},
+        "BF16 has the range of FP32 and 8 bits of precision: nothing overflows, much is rounded. For Ampere\n"
+        "and later.",
+    ),
+    Preset(
+        "trt11-migrate",
+        "what `trtexec --fp16` used to mean, for TensorRT 11, which has no such flag",
+        _FP16,
+        {"precision": "fp16", "io": "keep", "target": "11"},
+        migration.ABOUT,
+        migration.ROWS,
+    ),
+    Preset(
+        "accurate",
+        f"FP16 within {ACCURATE_TOLERANCE:g} of the original, emulated with FP16 accumulators",
+        _MIXED,
+        {
+            "precision": "fp16",
+            "tolerance": ACCURATE_TOLERANCE,
+            "metric": "relative-l2",
+            "accumulation": "fp16",
+        },
+        "After the rules, a search keeps more nodes in FP32, cheapest first, until every output is within\n"
+        "the tolerance in an emulation that sums MatMul, Gemm and Conv as Tensor Cores do in FP16. It takes\n"
+        "2 to 8 times as long as `trt-fp16`, and longer where there is something to search. If no plan is\n"
+        "accurate enough, verification fails and says by how much.",
+    ),
+    Preset(
+        "structure-only",
+        "the graph rewrites alone; types stay as they are",
+        _STRUCTURE,
+        {"precision": "fp32"},
+        "For what comes after it: your own conversion to FP16, quantization, or an FP32 engine.",
+    ),
+)
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _ALL}
+DEFAULT_PRESET = "trt-fp16"
+
+
+def preset_named(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in PRESETS:
+        hint = f"{nearest(name, PRESETS)}; `rewriter presets` lists them"
+        raise UsageError(f"unknown preset {name!r}", where="--preset", hint=hint)
+    return PRESETS[name]
