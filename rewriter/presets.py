@@ -76,16 +76,16 @@ _ALL = (
         "strongly typed FP16 with FP32 islands",
         _FP16,
         {"precision": "fp16"},
-        "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms is\n"
-        "scaled away where weights can take powers of two (docs/rescaling.md); the rest goes into islands.",
+        "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms\n"
+        "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.",
     ),
     Preset(
         "trt-fp16-rescaled",
         "the same, with the inside of norms scaled into FP16, too",
         _FP16_NORMS,
         {"precision": "fp16"},
-        "Norms that are written out compute in FP16 but for epsilon and root: fewer FP32 nodes, and one more\n"
-        "rounding of their inside. See docs/rescaling.md. The ranges that it relies on hold for the data that\n"
+        "Norms that are written out compute in FP16 but for epsilon and root: fewer FP32 nodes, and more\n"
+        "rounding inside them: see docs/rescaling.md. The ranges that it relies on hold for the data that\n"
         "they were measured on.",
     ),
     Preset(

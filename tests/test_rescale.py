@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -15,32 +14,19 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from rewriter import api
 from rewriter.base import Context, Rescaled
 from rewriter.driver import PassResult
-from rewriter.edits import open_graphs
-from rewriter.emulation import emulation
 from rewriter.facts import infer
 from rewriter.model import Array, Model, load
 from rewriter.passes.rescale import Rescale
-from rewriter.plan import Decision, Range
+from rewriter.plan import Range
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import Binades, measure_binades
-from rewriter.rescaling.apply import apply as shift
-from rewriter.rescaling.classes import ZERO
-from rewriter.rescaling.demand import Demand
-from rewriter.rescaling.freedom import analyse
 from rewriter.rescaling.rules import RULES
-from rewriter.rescaling.solver import solve
-from rewriter.result import FixResult
-from rewriter.verify import expected_outputs, run_all
 
 MODELS = Path(__file__).parent.parent / "models"
 FP16_LARGEST = 65504.0
 LIMIT = FP16_LARGEST / 2
-
-ERROR_RATIO = 1.3
-"""How much larger an emulated error may be than that of FP32 islands, which round less."""
 
 Feeds = dict[str, Array]
 
@@ -122,7 +108,7 @@ def test_what_overflows_comes_into_range(body: str, tensor: str) -> None:
     source = graph(
         f"""
         g (float[4,4] x) => (float[m,n] y)
-        <{_matrix("big", 1e5)}, {_matrix("w", 0.001)}, float[4] row = {{1, 0.5, 2, -1}},
+        <{matrix("big", 1e5)}, {matrix("w", 0.001)}, float[4] row = {{1, 0.5, 2, -1}},
          float[4] bias = {{1000, 1, -3, 70000}}, float low = {{-30000}}, float high = {{300000}},
          float[1,4] low1 = {{1, 2, 3, 4}}, float step = {{2500}}, int8 zero = {{3}}> {{
             {body}
@@ -143,7 +129,7 @@ def test_what_overflows_comes_into_range(body: str, tensor: str) -> None:
     assert not second.changes
 
 
-def _matrix(name: str, size: float) -> str:
+def matrix(name: str, size: float) -> str:
     values = np.random.default_rng(len(name)).standard_normal(16) * size
     return f"float[4,4] {name} = {{{', '.join(f'{v:.6f}' for v in values)}}}"
 
@@ -152,7 +138,7 @@ def test_weights_that_fp16_would_round_away_are_raised() -> None:
     """The stream before them takes the factor back, and the report has their range before and after."""
     source = graph(
         f"""
-        g (float[4,4] x) => (float[4,4] y) <{_matrix("into", 1000.0)}, {_matrix("out", 5e-6)}> {{
+        g (float[4,4] x) => (float[4,4] y) <{matrix("into", 1000.0)}, {matrix("out", 5e-6)}> {{
             a = MatMul(x, into)
             b = Relu(a)
             y = MatMul(b, out)
@@ -175,7 +161,7 @@ def _fp16_error(weights: Array) -> float:
 def test_a_tensor_deep_among_the_subnormal_numbers_is_raised() -> None:
     source = graph(
         f"""
-        g (float[4,4] x) => (float[4,4] y) <{_matrix("into", 1e-6)}, {_matrix("out", 1e4)}> {{
+        g (float[4,4] x) => (float[4,4] y) <{matrix("into", 1e-6)}, {matrix("out", 1e4)}> {{
             a = MatMul(x, into)
             b = Relu(a)
             y = MatMul(b, out)
@@ -192,7 +178,7 @@ def test_how_values_spread_decides_who_gives_way() -> None:
     """a * b overflows; a has one huge value and is tiny else, b is even: b has room to give, a has not."""
     source = graph(
         f"""
-        g (float[4,4] x) => (float[4,4] y) <{_matrix("left", 1.0)}, {_matrix("right", 1.0)}> {{
+        g (float[4,4] x) => (float[4,4] y) <{matrix("left", 1.0)}, {matrix("right", 1.0)}> {{
             a = Mul(x, left)
             b = Mul(x, right)
             c = Mul(a, b)
@@ -248,7 +234,7 @@ LEFT = [
 def test_what_cannot_be_scaled_is_left_and_said(body: str, reason: str) -> None:
     source = graph(
         f"""
-        g (float[4,4] x) => (float[4,4] y) <{_matrix("big", 1e5)}, {_matrix("w", 0.1)}> {{
+        g (float[4,4] x) => (float[4,4] y) <{matrix("big", 1e5)}, {matrix("w", 0.1)}> {{
             {body}
         }}"""
     )
@@ -259,7 +245,7 @@ def test_what_cannot_be_scaled_is_left_and_said(body: str, reason: str) -> None:
 
 def test_what_is_in_range_stays() -> None:
     source = graph(
-        f"g (float[4,4] x) => (float[4,4] y) <{_matrix('w', 1.0)}> {{ a = MatMul(x, w)  y = MatMul(a, w) }}"
+        f"g (float[4,4] x) => (float[4,4] y) <{matrix('w', 1.0)}> {{ a = MatMul(x, w)  y = MatMul(a, w) }}"
     )
     result, report, _ = rescaled(source, random_feeds(source))
     assert result is source
@@ -267,33 +253,9 @@ def test_what_is_in_range_stays() -> None:
     assert not report.refusals
 
 
-BETWEEN = f"""
-    g (float[4,4] x) => (float[4,4] y) <{_matrix("big", 1e5)}, {_matrix("w", 0.001)}> {{
-        a = MatMul(x, big)
-        b = Relu(a)
-        y = MatMul(b, w)
-    }}"""
-
-
-def test_nothing_is_scaled_by_what_random_inputs_say() -> None:
-    """They may be far larger than the user's data, which FP16 would then flush."""
-    result = api.fix(graph(BETWEEN).whole(), build=False, dry_run=True)
-    (report,) = (step for step in result.passes if step.name == "rescale")
-    assert not report.changes
-    assert "random inputs" in report.refusals[0].reason
-    assert decisions(result)
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_only_fp16_needs_it(precision: Any) -> None:
-    feeds = random_feeds(source := graph(BETWEEN))
-    result = api.fix(source.whole(), inputs=feeds, build=False, dry_run=True, precision=precision)
-    assert "rescale" not in result.pipeline
-
-
 RESIDUAL = f"""
     g (float[4,4] x) => (float[4,4] y)
-    <{_matrix("into", 3e4)}, {_matrix("up", 2.0)}, {_matrix("down", 3e4)}, {_matrix("out", 1.0)},
+    <{matrix("into", 3e4)}, {matrix("up", 2.0)}, {matrix("down", 3e4)}, {matrix("out", 1.0)},
      float[4] gain = {{1, 2, 0.5, 1.5}}, float two = {{2}}, float eps = {{0.000001}}> {{
         r0 = MatMul(x, into)
         m0 = ReduceMean<axes = [-1]>(r0)
@@ -347,7 +309,7 @@ def test_the_opposite_exponents_give_the_constants_back() -> None:
 def test_a_shared_weight_is_copied_for_those_who_want_another_scale() -> None:
     source = graph(
         f"""
-        g (float[4,4] x) => (float[4,4] y, float[4,4] z) <{_matrix("big", 1e5)}> {{
+        g (float[4,4] x) => (float[4,4] y, float[4,4] z) <{matrix("big", 1e5)}> {{
             a = MatMul(x, big)
             b = Sigmoid(x)
             y = LpNormalization(a)
@@ -363,7 +325,7 @@ def test_a_shared_weight_is_copied_for_those_who_want_another_scale() -> None:
 
 def test_a_default_epsilon_is_written_down() -> None:
     source = graph(
-        f"g (float[4,4] x) => (float[4,4] y) <{_matrix('big', 1e5)}, float[4] s = {{1, 1, 1, 1}}> "
+        f"g (float[4,4] x) => (float[4,4] y) <{matrix('big', 1e5)}, float[4] s = {{1, 1, 1, 1}}> "
         "{ a = MatMul(x, big)  y = LayerNormalization(a, s) }"
     )
     result, report, _ = rescaled(source, random_feeds(source))
@@ -377,7 +339,7 @@ def test_a_default_epsilon_is_written_down() -> None:
 def test_the_inside_of_a_branch_is_scaled_between_its_borders() -> None:
     source = graph(
         f"""
-        g (float[4,4] x, bool c) => (float[4,4] y) <{_matrix("big", 1e5)}, {_matrix("w", 1.0)}> {{
+        g (float[4,4] x, bool c) => (float[4,4] y) <{matrix("big", 1e5)}, {matrix("w", 1.0)}> {{
             y = If (c) <
                 then_branch = t () => (float[4,4] u) {{ a = MatMul(x, big)  b = Relu(a)  u = MatMul(b, w) }},
                 else_branch = e () => (float[4,4] v) {{ v = MatMul(x, w) }}
@@ -402,128 +364,6 @@ def test_every_case_is_bit_equal_with_its_measured_ranges(path: Path, norms: boo
         np.testing.assert_array_equal(found, wanted)
     if norms and path.stem in {"nafnet", "t5_encoder"}:
         assert report.changes
-
-
-ISLANDS: dict[str, Any] = {"preset": "trt-fp16", "skip": ["rescale"]}
-DEFAULT: dict[str, Any] = {"preset": "trt-fp16"}
-NORMS_TOO: dict[str, Any] = {"preset": "trt-fp16-rescaled"}
-
-
-def fixed(source: Model, samples: Path, options: dict[str, Any]) -> FixResult:
-    return api.fix(source.whole(), inputs=samples, build=False, dry_run=True, **options)
-
-
-def decisions(result: FixResult) -> tuple[Decision, ...]:
-    assert result.plan is not None
-    return result.plan.decisions
-
-
-@pytest.mark.parametrize("name", ["nafnet", "t5_encoder"])
-def test_no_residual_stream_is_left_in_fp32(name: str) -> None:
-    source, samples = load(MODELS / f"{name}.onnx"), MODELS / f"{name}.npz"
-    islands, found = (fixed(source, samples, options) for options in (ISLANDS, NORMS_TOO))
-    kept = decisions(found)
-    assert len(kept) < len(decisions(islands))
-    assert error_of(found) <= ERROR_RATIO * error_of(islands)
-    assert {decision.rule for decision in kept} == {"unfused-norm"}
-    assert not {d.op for d in kept} & {"Conv", "ConvTranspose", "MatMul", "Gather", "DepthToSpace", "Split"}
-
-
-def overflowing(source: Model, k: int) -> Model:
-    """The same function with the class of most tensors, its residual stream, times 2^k."""
-    editor = open_graphs(source := source.copy(), infer(source))[0]
-    freedom = analyse(editor)
-    members = freedom.members()
-    stream = max(members.keys() - {ZERO}, key=lambda root: len(members[root]))
-    roots = members.keys() | {freedom.classes.root(use.number) for use in freedom.constants}
-    demands = {root: Demand() for root in roots - {ZERO}}
-    demands[stream] = Demand(k, k)
-    exponents = solve(demands, freedom.classes.equations())
-    assert exponents is not None and exponents[stream] == k
-    assert shift(editor, freedom, exponents)
-    editor.commit()
-    return source
-
-
-STREAMS = (("vit_massive", 12), ("llama_block", 14), ("t5_encoder", 8), ("resnet", 16))
-"""Cases with the exponent that brings their residual stream beyond FP16's range."""
-
-
-@pytest.mark.parametrize("options", [DEFAULT, NORMS_TOO], ids=["norms in FP32", "norms, too"])
-@pytest.mark.parametrize(("name", "k"), [pytest.param(n, k, id=n) for n, k in STREAMS])
-def test_a_stream_beyond_fp16_needs_no_island(name: str, k: int, options: dict[str, Any]) -> None:
-    """As good as the same network was before its stream left FP16, with fewer FP32 nodes than islands."""
-    original, samples = load(MODELS / f"{name}.onnx"), MODELS / f"{name}.npz"
-    source, feeds = overflowing(original, k), dict(np.load(samples))
-    assert max(r.absmax for r in measure(source, [feeds], infer(source)).values()) > FP16_LARGEST
-    assert_bit_equal(original, source, feeds)
-    before, islands = fixed(original, samples, ISLANDS), fixed(source, samples, ISLANDS)
-    found = fixed(source, samples, options)
-    assert len(decisions(found)) < len(decisions(islands))
-    assert error_of(found) <= ALIKE * error_of(before)
-    if name not in HELD_IN_FP32:
-        assert error_of(found) <= ERROR_RATIO * error_of(islands)
-    assert not [d for d in decisions(found) if d.op in {"Conv", "MatMul", "Gemm"}]
-
-
-ALIKE = 1.1
-"""The norms' insides, where FP16 computes them, round once more; 1.07 was the largest measured."""
-
-HELD_IN_FP32 = {"t5_encoder"}
-"""Islands hold the whole stream and its MatMul there, and no FP16 stream rounds as little as none does
-(docs/rescaling.md has the figures)."""
-
-
-@pytest.mark.parametrize("name", [name for name, _ in STREAMS])
-def test_no_exponent_could_do_better(name: str) -> None:
-    """FP16 with exponents without end errs as much: what is left is the rounding of 11 bits."""
-    original, samples = load(MODELS / f"{name}.onnx"), MODELS / f"{name}.npz"
-    source, feeds = overflowing(original, dict(STREAMS)[name]), dict(np.load(samples))
-    found = fixed(source, samples, DEFAULT)
-    (expected,) = expected_outputs(source, [feeds]).exact
-    (ideal,) = run_all(eleven_bits(emulation(found.model, infer(found.model))), [feeds])
-    floor = max(float(np.linalg.norm(ideal[n] - expected[n]) / np.linalg.norm(expected[n])) for n in expected)
-    assert error_of(found) <= 1.02 * floor
-
-
-def eleven_bits(model: Model) -> Model:
-    """An emulated model whose tensors are rounded to FP16's significand, with the exponents of FP32.
-
-    Veltkamp's splitting: with c = (2^13 + 1) x, c - (c - x) has 24 - 13 bits of x, rounded to nearest.
-    """
-    result = model.copy()
-    inner = result.proto.graph
-    halves = {n.output[0]: n.input[0] for n in inner.node if n.op_type == "Cast" and _to(n) == 10}
-    constants = {t.name for t in inner.initializer}
-    nodes = []
-    for node in inner.node:
-        source = halves.get(node.input[0]) if node.op_type == "Cast" and _to(node) == 1 else None
-        if source is None or source in constants:
-            nodes.append(node)
-            continue
-        out = node.output[0]
-        nodes += [
-            helper.make_node("Mul", [source, "veltkamp"], [f"{out}/c"]),
-            helper.make_node("Sub", [f"{out}/c", source], [f"{out}/d"]),
-            helper.make_node("Sub", [f"{out}/c", f"{out}/d"], [out]),
-        ]
-    assert len(nodes) > len(inner.node)
-    copies = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del inner.node[:]
-    inner.node.extend(copies)
-    inner.initializer.append(numpy_helper.from_array(np.array(2**13 + 1, np.float32), "veltkamp"))
-    return result
-
-
-def _to(node: onnx.NodeProto) -> int:
-    return next(a.i for a in node.attribute if a.name == "to")
-
-
-def error_of(result: FixResult) -> float:
-    """Largest relative L2 error of an output of the emulated model, which has to pass."""
-    assert result.verdict is not None and result.verdict.passed
-    emulation = next(c for c in result.verdict.checks if c.name == "emulation")
-    return max(c.relative_l2 for c in emulation.outputs)
 
 
 def test_ranges_by_calculation_give_the_plan_that_measuring_again_gives() -> None:
