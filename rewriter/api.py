@@ -17,6 +17,7 @@ from rewriter.engines.protocol import EngineName
 from rewriter.errors import EngineError, UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import named
+from rewriter.passes.rescale import Rescale
 from rewriter.pipeline import select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan_file import read
@@ -113,6 +114,8 @@ def fix(
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(preset, passes, skip)
+    if passes is None and chosen_precision != "fp16":  # only FP16 has so few exponents
+        steps = tuple(step for step in steps if step.name != "rescale")
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
     lowers = any(step.name == "mixed-precision" for step in steps)
@@ -133,7 +136,7 @@ def fix(
                 chosen_io,
                 tuple(keep_fp32),
                 tuple(keep_fp32_op),
-                measured_norms=any(step.name == "rescale" for step in steps),
+                measured_norms=any(isinstance(step, Rescale) and step.norms for step in steps),
                 target=known,
             ),
             opset=chosen_opset,

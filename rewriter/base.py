@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -129,6 +129,10 @@ class Pass(ABC):
     imported: ClassVar[bool] = False
     needs_ranges: ClassVar[bool] = False
     keeps_signature: ClassVar[bool] = True
+
+    def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
+        """The tensors of the main graph of which it wants `Ranges.binades`: that costs one more run."""
+        return ()
 
 
 class GraphPass(Pass):

@@ -27,6 +27,7 @@ from rewriter.plan import Plan
 from rewriter.plan_fit import fit
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
+from rewriter.ranges.binades import measure_binades
 from rewriter.result import Check, FixResult, Frontier, Verdict
 from rewriter.search import Budget, Goal, Problem, begin, frontier, reach
 from rewriter.search.engine_evaluator import EngineEvaluator
@@ -95,14 +96,18 @@ class Job:
         expected = self._expected(original, samples) if options.verify else None
         structural, measuring, lowering = _split(options.steps)
         structured = self._rewrite(original, structural)
-        wanted = bool(measuring) or bool(lowering and options.plan is None)
+        wanted = bool(measuring or lowering) and options.plan is None
         ranges = self._measure(structured, samples) if wanted else Ranges()
-        if measuring:
+        if measuring and options.plan is not None:  # it says what they found
+            structured = self._rewrite(structured, measuring, options.plan)
+        elif measuring:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         done = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
         if plan is not None and (options.goal is not None or options.pareto):
             plan = self._searched(original, structured, samples, plan, options.goal)
+        if plan is not None and options.plan is None:
+            plan = replace(plan, exponents=self._exponents())
         fixed = self._rewrite(structured, lowering, plan)
         if plan is not None and options.save_plan is not None:
             plan_file.write(plan, options.save_plan)
@@ -167,13 +172,20 @@ class Job:
     ) -> tuple[Model, Ranges]:
         """The model after passes that need ranges, with its ranges: known, or measured again."""
         first = len(self.passes)
+        if wanted := {tensor for step in steps for tensor in step.spread_of(model, ranges)}:
+            with self._stage("ranges"):
+                widened = reference(model, tensor_facts.infer(model))
+                ranges.binades = measure_binades(widened, samples, wanted)
         rewritten = self._rewrite(model, steps, ranges=ranges)
         changes = [change for result in self.passes[first:] for change in result.changes]
-        scaled = [change for change in changes if isinstance(change, Rescaled)]
-        if len(scaled) < len(changes):
+        if not all(isinstance(change, Rescaled) for change in changes):
             return rewritten, self._measure(rewritten, samples)
-        exponents = (exponent for change in scaled for exponent in change.exponents)
-        return rewritten, ranges.rescaled(exponents)
+        return rewritten, ranges.rescaled(self._exponents())
+
+    def _exponents(self) -> tuple[tuple[int, str, int], ...]:
+        """What was multiplied by a power of two so far, in the order of the changes."""
+        changes = (change for result in self.passes for change in result.changes)
+        return tuple(e for change in changes if isinstance(change, Rescaled) for e in change.exponents)
 
     def _measure(self, structured: Model, samples: Samples) -> Ranges:
         with self._stage("ranges"):
@@ -184,6 +196,7 @@ class Job:
                 tensor_facts.infer(widened),
                 progress=lambda done: self.options.progress("ranges", done, len(samples)),
             )
+        ranges.real = samples.source.real
         if ranges.unsupported:
             self.warnings.append(
                 f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "
@@ -250,7 +263,8 @@ class Job:
         with self._stage("verify"):
             check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
         structural, measuring, _ = _split(self.options.steps)
-        if check.passed is not False or measuring:  # what ranges changed cannot be made again without them
+        by_ranges = any(step in measuring for step in self._changed())
+        if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
         with self._stage("explain"):
             return checks.explained(check, self._structured_again(structural), fixed, compared, accumulation)

@@ -71,6 +71,7 @@ class Plan:
         float_nodes: How many nodes compute on floating-point tensors.
         norms_in_range: Results of reductions, where decomposed norms among them were measured to fit the
             lower precision inside; empty where none was.
+        exponents: Scope, tensor and k of what `rescale` multiplied by 2^k.
         fp32, bf16: Keys of the nodes in FP32, and of those in BF16.
     """
 
@@ -79,6 +80,7 @@ class Plan:
     decisions: tuple[Decision, ...] = ()
     float_nodes: int = 0
     norms_in_range: frozenset[str] = frozenset()
+    exponents: tuple[tuple[int, str, int], ...] = ()
     fp32: frozenset[str] = field(init=False)
     bf16: frozenset[str] = field(init=False)
 

@@ -34,6 +34,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "fp32": (list,),
     "bf16": (list,),
     "norms_in_range": (list,),
+    "rescaled": (dict,),
 }
 """Of the whole file. All but the first three may be left out."""
 
@@ -67,6 +68,7 @@ def to_text(plan: Plan) -> str:
         "fp32": [_decision_fields(d) for d in plan.decisions if d.repair == "fp32"],
         "bf16": [_decision_fields(d) for d in plan.decisions if d.repair == "bf16"],
         "norms_in_range": sorted(plan.norms_in_range),
+        "rescaled": {f"{scope}:{tensor}": k for scope, tensor, k in plan.exponents},
     }
     return json.dumps(fields, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
@@ -99,7 +101,8 @@ def from_text(text: str, where: str = "plan") -> Plan:
     precision: Precision = _chosen(fields, "precision", LOWER, where)
     io: InputsOutputs = _chosen({"io": "keep"} | fields, "io", get_args(InputsOutputs), where)
     norms = frozenset(_texts(fields.get("norms_in_range", []), f"{where}: norms_in_range"))
-    return Plan(precision, io, decisions, fields.get("float_nodes", 0), norms)
+    exponents = tuple(_exponent(key, k, where) for key, k in fields.get("rescaled", {}).items())
+    return Plan(precision, io, decisions, fields.get("float_nodes", 0), norms, exponents)
 
 
 def read(path: Path) -> Plan:
@@ -166,6 +169,14 @@ def _decision(entry: object, repair: Repair, where: str) -> Decision:
         _range(measured, f"{where}: range") if measured is not None else None,
         repair,
     )
+
+
+def _exponent(key: str, k: object, where: str) -> tuple[int, str, int]:
+    scope, colon, tensor = key.partition(":")
+    if not colon or not scope.isdecimal() or type(k) is not int:
+        hint = 'it is "0:tensor": exponent, with the index of the graph before the colon'
+        raise UsageError(f"not an exponent: {key!r}: {k!r}", where=f"{where}: rescaled", hint=hint)
+    return int(scope), tensor, k
 
 
 def _range(entry: dict[str, Any], where: str) -> Range:

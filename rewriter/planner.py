@@ -164,9 +164,7 @@ def _decide(survey: Survey) -> list[Decision]:
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
     _keep_adjacent(survey, found)
-    if (
-        not survey.settings.measured_norms
-    ):  # rescaling brings streams into FP16's range, and leaves them there
+    if not survey.settings.measured_norms:  # else rescaling is to leave as little in FP32 as it can
         grow(survey, found)
     _absorb(survey, found)
     return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]

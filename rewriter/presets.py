@@ -63,7 +63,8 @@ _STRUCTURE = (
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
 )
 _MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
-_RESCALED = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
+_FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
+_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
 
 ACCURATE_TOLERANCE = 1e-3
 """Relative L2 of every output. FP16's own unit roundoff is 2^-11 = 4.9e-4, so this is about two roundings of
@@ -73,17 +74,19 @@ _ALL = (
     Preset(
         "trt-fp16",
         "strongly typed FP16 with FP32 islands",
-        _MIXED,
+        _FP16,
         {"precision": "fp16"},
-        "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX.",
+        "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms\n"
+        "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.",
     ),
     Preset(
         "trt-fp16-rescaled",
-        "the same, with overflow scaled away where powers of two in the weights can do it",
-        _RESCALED,
+        "the same, with the inside of norms scaled into FP16, too",
+        _FP16_NORMS,
         {"precision": "fp16"},
-        "Fewer FP32 islands, and so a faster engine, on networks whose activations outgrow FP16: see\n"
-        "docs/rescaling.md. The ranges that it relies on hold for the data that they were measured on.",
+        "Norms that are written out compute in FP16 but for epsilon and root: fewer FP32 nodes, and more\n"
+        "rounding inside them: see docs/rescaling.md. The ranges that it relies on hold for the data that\n"
+        "they were measured on.",
     ),
     Preset(
         "trt-bf16",
@@ -96,7 +99,7 @@ _ALL = (
     Preset(
         "trt11-migrate",
         "what `trtexec --fp16` used to mean, for TensorRT 11, which has no such flag",
-        _MIXED,
+        _FP16,
         {"precision": "fp16", "io": "keep", "target": "11"},
         migration.ABOUT,
         migration.ROWS,

@@ -181,7 +181,7 @@ LARGE = """
         [back] y = Div(r, k)
     }"""
 FEEDS = {"x": np.full((1, 4), 10, np.float32)}
-QUICK = {"inputs": FEEDS, "build": False, "skip": ("simplify",)}
+QUICK = {"inputs": FEEDS, "build": False, "skip": ("simplify", "rescale")}
 
 
 def fix(source: Model, output: Path | None = None, **options: Any) -> rewriter.FixResult:
@@ -211,6 +211,44 @@ def test_an_edited_plan_is_applied_exactly(tmp_path: Path) -> None:
     types = {name: f.dtype for name, f in facts.infer(result.model).main.items()}
     assert (types["m"], types["s"], types["r"]) == (1, 10, 10)
     assert result.verdict is not None and not result.verdict.passed, "the overflow that the rules had seen"
+
+
+def test_what_was_rescaled_is_a_part_of_the_plan(tmp_path: Path) -> None:
+    source = graphs.graph(LARGE)
+    first = fix(source, tmp_path / "1.onnx", save_plan=tmp_path / "1.json", skip=("simplify",))
+    assert first.plan is not None and first.plan.exponents and not first.plan.fp32
+    applied = fix(
+        source,
+        tmp_path / "2.onnx",
+        plan=tmp_path / "1.json",
+        save_plan=tmp_path / "2.json",
+        skip=("simplify",),
+    )
+    assert applied.plan == first.plan
+    assert "ranges" not in applied.seconds
+    for kind in ("onnx", "json"):
+        assert (tmp_path / f"1.{kind}").read_bytes() == (tmp_path / f"2.{kind}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("exponents", "message"),
+    [
+        pytest.param({"0:nobody": -3}, "nobody, which the model does not compute", id="an unknown tensor"),
+        pytest.param(
+            {"0:s": -3}, "scales r by 2\\^0 and s by 2\\^-3: they go together", id="one of two that are tied"
+        ),
+        pytest.param({"0:y": -3}, "they go together", id="an output"),
+        pytest.param({"m": -3}, "not an exponent: 'm': -3", id="no graph"),
+        pytest.param({"0:m": 0.5}, "not an exponent: '0:m': 0.5", id="no integer"),
+    ],
+)
+def test_exponents_that_do_not_fit_are_refused(
+    tmp_path: Path, exponents: dict[str, float], message: str
+) -> None:
+    fields = json.loads(plan_file.to_text(Plan("fp16"))) | {"rescaled": exponents}
+    (tmp_path / "plan.json").write_text(json.dumps(fields))
+    with pytest.raises(UsageError, match=message):
+        fix(graphs.graph(LARGE), plan=tmp_path / "plan.json", skip=("simplify",))
 
 
 def test_a_plan_may_be_handed_over_as_data() -> None:

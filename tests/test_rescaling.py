@@ -11,7 +11,7 @@ from rewriter.facts import infer
 from rewriter.model import Model
 from rewriter.rescaling.apply import scaled
 from rewriter.rescaling.classes import ZERO, Classes
-from rewriter.rescaling.demands import Demand
+from rewriter.rescaling.demand import Demand
 from rewriter.rescaling.freedom import Freedom, analyse
 from rewriter.rescaling.solver import solve
 

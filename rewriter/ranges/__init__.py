@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from onnx import NodeProto, helper
@@ -18,6 +19,7 @@ from rewriter.engines.ort_errors import NoKernelError
 from rewriter.facts import FLOATS, Facts
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.plan import Range
+from rewriter.ranges.binades import Binades
 from rewriter.ranges.instrument import Instrumented, instrument
 from rewriter.ranges.statistics import Key
 from rewriter.schemas import schema_of
@@ -35,10 +37,14 @@ class Ranges(dict[Key, Range]):
     Attributes:
         unsupported: Operators without a kernel, sorted.
         samples: How many samples were run.
+        real: False if they were made up: a tensor may then be far smaller on the user's data.
+        binades: How the values of some tensors of the main graph spread, where that was counted.
     """
 
     unsupported: tuple[str, ...] = ()
     samples: int = 0
+    real: bool = True
+    binades: Mapping[str, Binades] = MappingProxyType({})
 
     def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
         """What would be measured after tensors (scope, name) were multiplied by 2^exponent."""

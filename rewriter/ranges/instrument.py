@@ -75,7 +75,7 @@ def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
     """
     result = model.copy()
     graph = result.proto.graph
-    run = _Run(facts, Names(_unused_prefix(result.proto), max(model.opset, 1)))
+    run = _Run(facts, Names(unused_prefix(result.proto, "range:"), max(model.opset, 1)))
     packs = _Scope(run, graph, 0).instrument(_unreachable(graph, refuses))
     del graph.output[:]
     del graph.value_info[:]
@@ -243,10 +243,10 @@ def _unreachable(graph: GraphProto, refuses: Refuses) -> set[int]:
     return found
 
 
-def _unused_prefix(proto: ModelProto) -> str:
+def unused_prefix(proto: ModelProto, prefix: str) -> str:
+    """`prefix` with colons behind it, so that no tensor's name begins with it."""
     graphs = walk_graphs(proto.graph)
     names = {name for g in graphs for n in g.node for name in (*n.input, *n.output)}
-    prefix = "range:"
     while any(name.startswith(prefix) for name in names):
         prefix += ":"
     return prefix

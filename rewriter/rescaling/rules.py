@@ -109,6 +109,11 @@ def _normalised(_: GraphEditor, node: NodeProto) -> Relations | None:
     return Relations((((OUT, 1), (1, -1)), ((OUT, 1), (2, -1))), frozenset({0}), epsilon=True)
 
 
+def _quantised(_graph: GraphEditor, _node: NodeProto) -> Relations:
+    """x / scale is what is rounded to an integer: a scale that goes with x changes none of them."""
+    return Relations(_tied([0, 1]))
+
+
 def _batch_norm(_: GraphEditor, node: NodeProto) -> Relations | None:
     """(x - mean) * scale / sqrt(var + epsilon) + bias: the scale takes the difference up, var stays."""
     if any(node.output[1:]) or attribute(node, "training_mode", 0):
@@ -157,6 +162,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys("ScatterElements ScatterND".split(), _scatter),
     "LpNormalization": _invisible,
     "BatchNormalization": _batch_norm,
+    "QuantizeLinear": _quantised,
+    "DequantizeLinear": _same(1),
     "Where": _same(1, 2),
     "Pad": _pad,
     "Clip": _clip,

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.rescaling.demands import Demand
+from rewriter.rescaling.demand import Demand
 
 OVERFLOW = 100.0
 """Cost of a tensor that stays out of range: it keeps its nodes in FP32. The unit is one tensor with
 less than four spare binades above the subnormal numbers, for each binade that lacks."""
 
-EDIT = 0.01
+EDIT = 0.001
 """Cost of one binade in one constant: of equally good solutions the smallest is taken."""
 
 TIME_LIMIT_S = 60.0
