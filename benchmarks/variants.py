@@ -48,7 +48,7 @@ def naive(model: Path, samples: Path, out: Path) -> None:
                     array = array.astype(np.float16).astype(np.float32)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     loaded = load(proto)
-    wanted = Request(lambda _scope, _node: TensorProto.FLOAT16, TensorProto.FLOAT16)
+    wanted = Request(lambda _scope, _node: TensorProto.FLOAT16)
     save(retype(loaded, facts.infer(loaded), wanted), out)
 
 
