@@ -14,11 +14,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.variants import VARIANTS
+from benchmarks.preparation import worst
+from benchmarks.variants import SEARCHED, VARIANTS
 
 Row = dict[str, Any]
 
-OURS = ("fix", "fix-rescaled", "fix-accurate")
+OURS = ("fix", "fix-rescaled", "fix-accurate", SEARCHED)
 RIVAL = "autocast"
 NOISE = 1.02
 """Two latencies within 2 % of one another are equal (issue 5)."""
@@ -29,7 +30,7 @@ PACKAGES = (
     "numpy",
     "nvidia-modelopt",
     "onnxconverter-common",
-    "torch",
+    "tensorrt",
     "tensorrt-rtx",
 )
 
@@ -39,7 +40,7 @@ def collect(work: Path, models: Sequence[str]) -> list[Row]:
     rows = []
     for model in models:
         folder = work / model
-        measured = {**_read(folder / "measured.json"), **_read(folder / "measured-tf32-off.json")}
+        measured = _read(folder / "measured.json")
         for variant in [*VARIANTS, "fp32-tf32-off"]:
             row = _read(folder / f"{variant}.json")
             built = _read(folder / f"{variant}.built")
@@ -98,13 +99,6 @@ def markdown(found: dict[str, Any]) -> str:
         )
         + "\n"
     )
-
-
-def worst(found: Row | None) -> float | None:
-    """The worst output's error; infinity where one is not finite, None if nothing was measured."""
-    if not found or not found.get("errors"):
-        return None
-    return max(math.inf if e is None else e for e in found["errors"].values())
 
 
 def engine_error(row: Row) -> float | None:

@@ -19,7 +19,7 @@ SCRIPT = [sys.executable, str(ROOT / "benchmarks" / "side_by_side.py")]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    """All stages but `measure` on one small model; the rows by variant."""
+    """All stages on one small model, run by ONNX Runtime's CPU; the rows by variant."""
     folder, work = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("work")
     shutil.copy(ROOT / "models" / "t5_encoder.onnx", folder)
     (folder / "t5_encoder").mkdir()
@@ -27,7 +27,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, objec
     out = work / "found.json"
     for stage in (
         ["prepare", "--variants", "fp32,naive,autocast,fix,fix-accurate", "--accumulations", "fp32,fp16"],
-        ["build"],
+        ["build", "--jobs", "2"],
+        ["measure", "--engine", "onnxruntime"],
         ["report", "--json", str(out)],
     ):
         command = [*SCRIPT, stage[0], str(folder), str(work), *stage[1:]]
@@ -62,6 +63,16 @@ def test_engines_are_built_without_a_gpu(found: dict[str, dict[str, object]]) ->
     pytest.importorskip("tensorrt_rtx")
     assert found["fix"]["builds"] is True
     assert found["fp32-tf32-off"]["builds"] is True
+
+
+def test_what_was_built_is_run_and_timed(found: dict[str, dict[str, object]]) -> None:
+    engines = {variant: row["engine"] for variant, row in found.items() if "engine" in row}
+    assert set(engines) == {"fp32", "naive", "fix", "fix-accurate", "fp32-tf32-off"}
+    for engine in engines.values():
+        assert isinstance(engine, dict)
+        assert engine["latency_us"] > 0
+    assert engines["fp32"]["errors"]["hidden"] < 1e-5  # type: ignore[index]
+    assert 1e-5 < engines["fix"]["errors"]["hidden"] < 5e-3  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
