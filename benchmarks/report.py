@@ -33,6 +33,7 @@ BEGIN, END = "<!-- side by side: begin -->", "<!-- side by side: end -->"
 PACKAGES = (
     "onnx",
     "onnxruntime",
+    "onnxruntime-gpu",
     "numpy",
     "nvidia-modelopt",
     "onnxconverter-common",
@@ -98,11 +99,10 @@ def summary(found: dict[str, Any]) -> str:
     """Where and with what it was measured, the table of errors and latencies, and the emulation's record."""
     known = found["versions"]
     house, others = known.get("rewriter's", {}), known.get("other tools'", {})
+    ort = house.get("onnxruntime") or house.get("onnxruntime-gpu", "")
     host = " ".join(known[key] for key in ("gpu", "library", "version") if known.get(key))
     host = host or "no GPU"
-    tools = (
-        f"AutoCast {others.get('nvidia-modelopt', 'missing')}, ONNX Runtime {house.get('onnxruntime', '')}"
-    )
+    tools = f"AutoCast {others.get('nvidia-modelopt', 'missing')}, ONNX Runtime {ort}"
     note = f" Note: {known['note']}." if known.get("note") else ""
     rows = found["rows"]
     return "\n\n".join([f"{host}; {tools}; commit {known['commit']}.{note}", table(rows), agreement(rows)])

@@ -28,6 +28,7 @@ from benchmarks.preparation import Limits, prepare
 from benchmarks.report import write
 from benchmarks.variants import SEARCHED, VARIANTS
 from rewriter.engines.host import require
+from rewriter.errors import RewriterError
 
 MODELS = (
     "nafnet",
@@ -108,4 +109,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RewriterError as error:
+        raise SystemExit(str(error)) from None
