@@ -20,6 +20,7 @@ from rewriter.emulation import Accumulation, reference
 from rewriter.engines import host
 from rewriter.engines.protocol import EngineName, Settings
 from rewriter.errors import ArithmeticRunError, UsageError
+from rewriter.expectations import data_warnings
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.metrics import named
 from rewriter.model import Model, load, save
@@ -139,7 +140,9 @@ class Job:
     def _samples(self, original: Model) -> Samples:
         options = self.options
         if options.inputs is not None:
-            return load_samples(options.inputs, original)
+            given = load_samples(options.inputs, original)
+            self.warnings.extend(data_warnings(original, given))
+            return given
         samples = random_samples(original, seed=options.seed, input_shapes=options.input_shapes)
         if options.verify or any(
             step.needs_ranges or step.name == "mixed-precision" for step in options.steps

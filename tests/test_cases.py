@@ -57,6 +57,12 @@ def test_case_is_fixed_and_verified(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_nothing_is_left_that_scan_calls_an_error(name: str) -> None:
+    result = rewriter.scan(fixed(name).proto, inputs=MODELS / CASES[name]["inputs"])
+    assert not [f for f in result.findings if f.severity == "error"]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_emulated_error_is_within_the_case_s_bound(name: str) -> None:
     bound = CASES[name].get("fixed_error_below", DEFAULT_BOUND)
     outputs = check(name, "emulation").outputs
