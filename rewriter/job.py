@@ -304,7 +304,8 @@ class Job:
         if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                done.extend(self._build_and_run(fixed, path, Path(folder), samples, plan, expected))
+                with _told_if_interrupted(written):
+                    done.extend(self._build_and_run(fixed, path, Path(folder), samples, plan, expected))
         if written is not None or destination is None:
             return written
         if options.verify and not Verdict(tuple(done)).passed:
@@ -336,7 +337,12 @@ class Job:
                 engine=engine,
                 library=choice.engine and choice.engine.replace("-", "_"),
             )
-        if choice.engine is None and host.gpu() is not None:
+        if choice.engine is None and host.gpu() is None:
+            self.warnings.append(
+                f"NOT run on a GPU ({'; '.join(choice.reasons)}): the figures are emulated, and the build is a "
+                "build alone; `rewriter verify` on a machine with a GPU runs it"
+            )
+        elif choice.engine is None:
             yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
         if choice.engine and engine and engine.exists() and expected is not None:
             timeout = self.options.build_timeout
@@ -364,6 +370,17 @@ class Job:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@contextmanager
+def _told_if_interrupted(written: Path | None) -> Iterator[None]:
+    """Ctrl-C in a long build leaves the file, which has passed what came before, and says what it lacks."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if written is None:
+            raise
+        raise KeyboardInterrupt(f"{written} is written, but not verified to the end") from None
 
 
 def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:

@@ -26,6 +26,7 @@ from rewriter.cli.options import (
 if TYPE_CHECKING:
     from rewriter.verification import VerifyResult
 
+ENGINES = "auto (the best here), tensorrt, tensorrt-rtx, onnxruntime, onnxruntime-cuda or emulation"
 SHAPES = "NAME:1x3x8,..."
 
 
@@ -35,7 +36,7 @@ def verify(
     inputs: Inputs = None,
     input_shape: InputShape = None,
     seed: Seed = None,
-    engine: Annotated[str, option(ENGINE, "NAME", "auto, tensorrt-rtx, emulation ...")] = "auto",
+    engine: Annotated[str, option(ENGINE, "NAME", ENGINES)] = "auto",
     builds: Annotated[int, option(ENGINE, "N", "Build N times, judge the worst [1]")] = 1,
     min_shapes: Annotated[str, option(ENGINE, SHAPES, "Smallest shapes of the profile")] = "",
     opt_shapes: Annotated[str, option(ENGINE, SHAPES, "Usual shapes [those of the samples]")] = "",
