@@ -339,8 +339,8 @@ class Job:
             )
         if choice.engine is None and host.gpu() is None:
             self.warnings.append(
-                f"NOT run on a GPU ({'; '.join(choice.reasons)}): the figures are emulated, and the build is a "
-                "build alone; `rewriter verify` on a machine with a GPU runs it"
+                f"NOT run on a GPU ({'; '.join(choice.reasons)}): the figures are emulated, and what was "
+                "built was not loaded; `rewriter verify` on a machine with a GPU runs it"
             )
         elif choice.engine is None:
             yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
