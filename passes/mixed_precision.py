@@ -25,9 +25,15 @@ class MixedPrecision(ModelPass):
     inputs and outputs keep their types unless the plan says otherwise. Casts between float types
     that were there before are dissolved: each tensor has one stored type, and one Cast of it
     serves all who want another.
+
+    Options:
+        epilogues: Whether the plan keeps in FP32 what is added to FP16 matrix products, and what follows
+            elementwise: TensorRT then sums those products in FP32, at no cost (docs/accuracy.md). A plan
+            that is given says so itself; in BF16 products are summed in FP32 without it.
     """
 
     name = "mixed-precision"
+    epilogues: bool = False
     exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")
     keeps_signature = False
     before = """

@@ -17,6 +17,7 @@ from rewriter.engines.protocol import EngineName
 from rewriter.errors import EngineError, UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import named
+from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.pipeline import select
 from rewriter.plan import InputsOutputs, Plan, Precision
@@ -137,6 +138,7 @@ def fix(
                 tuple(keep_fp32),
                 tuple(keep_fp32_op),
                 measured_norms=any(isinstance(step, Rescale) and step.norms for step in steps),
+                epilogues=any(isinstance(step, MixedPrecision) and step.epilogues for step in steps),
                 target=known,
             ),
             opset=chosen_opset,

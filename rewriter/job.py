@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rewriter import checks, pipeline, plan_file, weak_typing
+from rewriter import checks, epilogues, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
 from rewriter.base import Context, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
@@ -214,7 +214,7 @@ class Job:
             if self.options.plan is not None:
                 return fit(structured, facts, self.options.plan, self.options.plan_source)
             plan = make_plan(structured, facts, ranges, self.options.wish)
-        self.warnings.extend(_unmatched(self.options.wish, plan))
+        self.warnings.extend((*_unmatched(self.options.wish, plan), *_declined(self.options.wish)))
         return plan
 
     def _searched(
@@ -381,6 +381,15 @@ def _told_if_interrupted(written: Path | None) -> Iterator[None]:
         if written is None:
             raise
         raise KeyboardInterrupt(f"{written} is written, but not verified to the end") from None
+
+
+def _declined(wish: Wish) -> Iterator[str]:
+    """What the user asked for and the target was measured not to do."""
+    if wish.epilogues and epilogues.refused_by(wish.target):
+        yield (
+            f"mixed-precision{{epilogues=true}} has no effect: `rewriter probe` found that on {wish.target} "
+            "an FP16 MatMul sums in FP16 even where what is added to it is FP32"
+        )
 
 
 def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:

@@ -10,6 +10,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
 from rewriter.edits import GraphEditor, label, open_graphs
+from rewriter.epilogues import extend_over_epilogues
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
@@ -33,13 +34,17 @@ BETWEEN = "between-islands"
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`."""
+    """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`.
+
+    `epilogues`: whether what is added to FP16 matrix products is FP32, as `rewriter.epilogues` explains.
+    """
 
     precision: Precision = "fp16"
     io: InputsOutputs = "keep"
     keep_nodes: tuple[str, ...] = ()
     keep_ops: tuple[str, ...] = ()
     measured_norms: bool = False
+    epilogues: bool = False
     target: Target = field(default_factory=Target)
 
 
@@ -71,7 +76,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
     float_nodes = 0
     for survey in surveys(model, facts, ranges, settings):
         float_nodes += len(survey.nodes)
-        decisions.extend(_decide(survey))
+        decisions.extend(_decide(survey, wish))
         in_range.update(_in_range(survey))
     return Plan(wish.precision, wish.io, tuple(decisions), float_nodes, frozenset(in_range))
 
@@ -158,11 +163,13 @@ def _computes_low(graph: GraphEditor) -> bool:
     )
 
 
-def _decide(survey: Survey) -> list[Decision]:
+def _decide(survey: Survey, wish: Wish) -> list[Decision]:
     found: dict[int, Hazard] = {}
     for rule in RULES:
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
+    if wish.epilogues:
+        extend_over_epilogues(survey, found)
     _keep_adjacent(survey, found)
     if not survey.settings.measured_norms:  # else rescaling is to leave as little in FP32 as it can
         grow(survey, found)

@@ -63,6 +63,7 @@ _STRUCTURE = (
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
 )
 _MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
+_ACCURATE = f"{_STRUCTURE},mixed-precision{{epilogues=true}},clean-casts"
 _FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
 
@@ -107,15 +108,17 @@ _ALL = (
     Preset(
         "accurate",
         f"FP16 within {ACCURATE_TOLERANCE:g} of the original, emulated with FP16 accumulators",
-        _MIXED,
+        _ACCURATE,
         {
             "precision": "fp16",
             "tolerance": ACCURATE_TOLERANCE,
             "metric": "relative-l2",
             "accumulation": "fp16",
         },
-        "After the rules, a search keeps more nodes in FP32, cheapest first, until every output is within\n"
-        "the tolerance in an emulation that sums MatMul, Gemm and Conv as Tensor Cores do in FP16. It takes\n"
+        "What is added to an FP16 matrix product is FP32, and so is what follows elementwise: TensorRT-RTX\n"
+        "then sums the product in FP32 at about the same latency (docs/accuracy.md; one H200). After the\n"
+        "rules, a search keeps more nodes in FP32, cheapest first, until every output is within the\n"
+        "tolerance in an emulation that sums MatMul, Gemm and Conv as Tensor Cores do in FP16. It takes\n"
         "2 to 8 times as long as `trt-fp16`, and longer where there is something to search. If no plan is\n"
         "accurate enough, verification fails and says by how much.",
     ),
