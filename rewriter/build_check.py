@@ -32,7 +32,11 @@ NETWORK_TYPES = {
 }
 """TensorRT's `DataType` for each float type that a plan gives."""
 
+NO_INT8_CONV = "dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed"
+"""Part of what TensorRT-RTX 1.6.1 says of Convs behind a DequantizeLinear from INT8; 1.7.1 builds them."""
+
 LACKING = (
+    NO_INT8_CONV,
     "plugin was not found",
     "Plugin not found",
     "plugin creator version",
@@ -170,7 +174,7 @@ def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     details = (*faults, *_advice(report.hint), *warned)
     passed = None if not faults and report.obstacle else not faults
     if _is_lacking(report):
-        passed, details = None, (*details, "another TensorRT, or this one on a GPU, may build it")
+        passed, details = None, (*details, _elsewhere(report))
     return Check("build", passed, _summary(report, len(faults), passed), details=details)
 
 
@@ -178,7 +182,8 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
     library = f"{report.library} {report.version}"
     count = f"{faults} finding{'s' * (faults > 1)}"
     if report.engine_bytes is None and passed is None:
-        return f"not built: {report.obstacle or f'{library} lacks what this model needs'}"
+        lack = "has no INT8 Conv" if _lacks_int8_conv(report) else "lacks what this model needs"
+        return f"not built: {report.obstacle or f'{library} {lack}'}"
     if not report.parsed:
         return f"{library} refuses the model"
     if report.engine_bytes is None:
@@ -204,6 +209,16 @@ def _is_lacking(report: BuildReport) -> bool:
     if report.parsed and report.engine_bytes is None:
         told = list(report.errors)
     return bool(told) and all(any(part in message for part in LACKING) for message in told)
+
+
+def _lacks_int8_conv(report: BuildReport) -> bool:
+    return any(NO_INT8_CONV in message for message in report.errors)
+
+
+def _elsewhere(report: BuildReport) -> str:
+    if _lacks_int8_conv(report):
+        return "`tensorrt`, or TensorRT-RTX from 1.7.1 on, may build it: the model's Q/DQ is no fault"
+    return "another TensorRT, or this one on a GPU, may build it"
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:

@@ -20,6 +20,7 @@ from rewriter.emulation import Accumulation, reference
 from rewriter.engines import host
 from rewriter.engines.protocol import EngineName, Settings
 from rewriter.errors import ArithmeticRunError, UsageError
+from rewriter.expectations import data_warnings
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.metrics import named
 from rewriter.model import Model, load, save
@@ -139,7 +140,9 @@ class Job:
     def _samples(self, original: Model) -> Samples:
         options = self.options
         if options.inputs is not None:
-            return load_samples(options.inputs, original)
+            given = load_samples(options.inputs, original)
+            self.warnings.extend(data_warnings(original, given))
+            return given
         samples = random_samples(original, seed=options.seed, input_shapes=options.input_shapes)
         if options.verify or any(
             step.needs_ranges or step.name == "mixed-precision" for step in options.steps
@@ -301,7 +304,8 @@ class Job:
         if options.verify and options.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                done.extend(self._build_and_run(fixed, path, Path(folder), samples, plan, expected))
+                with _told_if_interrupted(written):
+                    done.extend(self._build_and_run(fixed, path, Path(folder), samples, plan, expected))
         if written is not None or destination is None:
             return written
         if options.verify and not Verdict(tuple(done)).passed:
@@ -333,7 +337,12 @@ class Job:
                 engine=engine,
                 library=choice.engine and choice.engine.replace("-", "_"),
             )
-        if choice.engine is None and host.gpu() is not None:
+        if choice.engine is None and host.gpu() is None:
+            self.warnings.append(
+                f"NOT run on a GPU ({'; '.join(choice.reasons)}): the figures are emulated, and what was "
+                "built was not loaded; `rewriter verify` on a machine with a GPU runs it"
+            )
+        elif choice.engine is None:
             yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
         if choice.engine and engine and engine.exists() and expected is not None:
             timeout = self.options.build_timeout
@@ -361,6 +370,17 @@ class Job:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@contextmanager
+def _told_if_interrupted(written: Path | None) -> Iterator[None]:
+    """Ctrl-C in a long build leaves the file, which has passed what came before, and says what it lacks."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if written is None:
+            raise
+        raise KeyboardInterrupt(f"{written} is written, but not verified to the end") from None
 
 
 def _declined(wish: Wish) -> Iterator[str]:

@@ -18,8 +18,9 @@ from rewriter.driver import Driver
 from rewriter.edits import label
 from rewriter.emulation import emulation, reference
 from rewriter.errors import ArithmeticRunError, UsageError
+from rewriter.expectations import data_warnings
 from rewriter.findings import Finding, ScanResult
-from rewriter.hazards import SCAN_RULES, Hazard, Settings, Survey
+from rewriter.hazards import KEPT, SCAN_RULES, Hazard, Settings, Survey, is_kept
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.kinds import KINDS, SEVERITIES, Severity
 from rewriter.metrics import METRICS
@@ -107,7 +108,7 @@ class _Scan:
             tuple(findings),
             samples.source,
             sum(len(s.nodes) for s in seen),
-            tuple(_warnings(ranges)),
+            (*_warnings(ranges), *data_warnings(original, samples)),
             self.seconds,
         )
 
@@ -141,10 +142,16 @@ def _inlined(model: Model) -> Model:
 def _findings(seen: Iterable[Survey]) -> Iterator[Finding]:
     """Hazards of one rule and one reason as one finding, in the order of rules and nodes."""
     groups: dict[tuple[str, str], list[Hazard]] = {}
+    open_ends: set[tuple[str, str]] = set()
     for survey in seen:
         for rule in SCAN_RULES:
             for hazard in rule(survey):
-                groups.setdefault((hazard.rule, hazard.reason), []).append(hazard)
+                key = hazard.rule, hazard.reason
+                groups.setdefault(key, []).append(hazard)
+                if not is_kept(survey, hazard):
+                    open_ends.add(key)
+    for key in groups.keys() - open_ends:
+        groups[key] = [replace(hazard, severity="note", repair=KEPT) for hazard in groups[key]]
     norms = {id(h.node) for (kind, _), group in groups.items() if kind == "unfused-norm" for h in group}
     for group in groups.values():
         if not _told_by_norm(group, norms):

@@ -13,12 +13,13 @@ from graphs import graph, model
 from onnx import TensorProto
 
 from rewriter import build_check
-from rewriter.build_check import BuildExpectation, check_build, expectation
+from rewriter.build_check import BuildExpectation, check_build, expectation, judged_report
 from rewriter.builder_warnings import other_warnings, precision_warnings
 from rewriter.engines import tensorrt
+from rewriter.engines.tensorrt import BuildReport
 from rewriter.facts import infer
 from rewriter.model import Model, load, save
-from rewriter.result import Check
+from rewriter.result import Check, Verdict
 from rewriter.retype import Request, retype
 
 needs_rtx = pytest.mark.skipif(
@@ -310,6 +311,37 @@ def test_an_operator_that_the_library_lacks_is_no_verdict(body: str, told: str, 
     assert "lacks what this model needs" in check.summary
     assert told in details(check)
     assert "another TensorRT" in details(check)
+
+
+QUANTISED_CONV = f"""
+    g (float[1,16,8,8] x) => (float[1,16,8,8] y)
+    <float s = {{0.1}}, int8 z = {{0}}, int8[16,16,3,3] w = {{{", ".join(["3"] * 2304)}}}> {{
+        q = QuantizeLinear(x, s, z)
+        d = DequantizeLinear(q, s, z)
+        v = DequantizeLinear(w, s, z)
+        y = Conv<pads = [1,1,1,1]>(d, v)
+    }}"""
+
+
+@needs_rtx
+def test_a_quantised_conv_is_built_or_no_verdict(tmp_path: Path) -> None:
+    """TensorRT-RTX 1.6.1 has no INT8 Conv, 1.7.1 has."""
+    check = checked(graph(QUANTISED_CONV), tmp_path)
+    assert check.passed is True or (check.passed is None and check.summary.endswith("has no INT8 Conv"))
+
+
+def test_what_rtx_161_says_of_a_quantised_conv_is_no_verdict() -> None:
+    said = (
+        "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([myelin_graph.h:1259: "
+        "attachExceptionMsgToGraph] MyelinCheckException: cudnn_impl.cpp:89: CHECK(dtype == myelinTypeFloat "
+        "|| dtype == myelinTypeHalf || dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed)"
+    )
+    report = BuildReport("tensorrt_rtx", "1.6.1.120", parsed=True, errors=(said,))
+    check = judged_report(report, BuildExpectation())
+    assert check.passed is None
+    assert check.summary == "not built: tensorrt_rtx 1.6.1.120 has no INT8 Conv"
+    assert "from 1.7.1 on" in details(check)
+    assert Verdict((Check("structure", True, ""), check)).passed
 
 
 @needs_rtx

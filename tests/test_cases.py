@@ -53,7 +53,14 @@ def test_case_is_fixed_and_verified(name: str) -> None:
     result = fixed(name)
     assert result.verdict is not None
     assert result.verdict.passed, [c.summary for c in result.verdict.checks]
-    assert [c.passed for c in result.verdict.checks] == [True, True, True]
+    lacking = check(name, "build").summary.endswith("has no INT8 Conv")  # TensorRT-RTX 1.6
+    assert [c.passed for c in result.verdict.checks] == [True, True, None if lacking else True]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_left_that_scan_calls_an_error(name: str) -> None:
+    result = rewriter.scan(fixed(name).proto, inputs=MODELS / CASES[name]["inputs"])
+    assert not [f for f in result.findings if f.severity == "error"]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import graphs
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+import rewriter
+from rewriter.cli import app
 from rewriter.expectations import input_expectations, unexpected
-from rewriter.model import Array, Model
+from rewriter.model import Array, Model, save
 
 RNG = np.random.default_rng(0)
 PIXELS = RNG.integers(0, 256, (1, 3, 16, 16)).astype(np.float32)
@@ -112,3 +118,40 @@ def test_the_constants_of_the_first_layers_are_read() -> None:
     np.testing.assert_allclose(expected.layers.factor, 1 / np.array([0.229, 0.224, 0.225]), rtol=1e-6)
     ids, mask = input_expectations(TOKENS)
     assert (ids.rows, ids.mask, mask.rows, mask.mask) == (8, False, None, True)
+
+
+WARNED_OF = "the data may be prepared in another way than the model expects: input 'x'"
+
+
+class TestWarnings:
+    """`verify`, `fix` and `scan` tell of such data, and judge all the same."""
+
+    UNDIVIDED, DIVIDED = {"x": PIXELS}, {"x": PIXELS / 255}
+
+    def test_verify_and_scan_warn_and_pass(self) -> None:
+        verified = rewriter.verify(
+            SUBTRACTS.proto, SUBTRACTS.proto, inputs=self.UNDIVIDED, engine="emulation"
+        )
+        assert verified.passed
+        assert any(WARNED_OF in text for text in verified.warnings)
+        scanned = rewriter.scan(SUBTRACTS.proto, inputs=self.UNDIVIDED)
+        assert any(WARNED_OF in text for text in scanned.warnings)
+
+    def test_data_as_expected_and_random_data_get_no_warning(self) -> None:
+        for inputs in (self.DIVIDED, None):
+            verified = rewriter.verify(SUBTRACTS.proto, SUBTRACTS.proto, inputs=inputs, engine="emulation")
+            fixed = rewriter.fix(SUBTRACTS.proto, inputs=inputs, build=False)
+            assert not any(WARNED_OF in text for text in (*verified.warnings, *fixed.warnings))
+
+    def test_terminal_and_json_of_fix_and_verify_show_it(self, tmp_path: Path) -> None:
+        source, data = str(save(SUBTRACTS, tmp_path / "m.onnx")), str(tmp_path / "data.npz")
+        out, told = str(tmp_path / "fixed.onnx"), tmp_path / "told.json"
+        np.savez(data, **self.UNDIVIDED)  # type: ignore[arg-type]
+        for arguments in (
+            ["fix", source, "-o", out, "--no-build", "--report", str(told)],
+            ["verify", source, out, "--engine", "emulation", "--json", str(told)],
+        ):
+            done = CliRunner().invoke(app, [*arguments, "--inputs", data])
+            assert done.exit_code == 0, done.output
+            assert WARNED_OF in " ".join(done.output.split())
+            assert any(WARNED_OF in text for text in json.loads(told.read_text())["warnings"])

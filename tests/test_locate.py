@@ -20,6 +20,7 @@ from rewriter import facts as tensor_facts
 from rewriter.cli import app
 from rewriter.engines import host
 from rewriter.engines.onnxruntime import Session
+from rewriter.engines.runtime import context_hint
 from rewriter.errors import EngineError, RewriterError, UsageError
 from rewriter.locate import Location, Options, locate, locate_by_emulation, locate_with
 from rewriter.locate.lineup import Lineup, Shared
@@ -345,3 +346,19 @@ def test_on_a_gpu_tensorrt_finds_it(files: dict[str, Path]) -> None:
     found = locate(files["good"], files["bad"], SAMPLES, engine)
     assert found.first is not None
     assert found.first.tensor in ("m5", "a5", "r5")
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            "Error Code 1: Myelin ([vm.cpp:1011: load_persistent] Compatible cubin or ptx module for device "
+            "target '90' not found)",
+            "cannot run on this GPU",
+        ),
+        ("Error Code 2: OutOfMemory", "memory"),
+    ],
+    ids=["what TensorRT-RTX 1.6.1 said on an H200 of builds with a mark", "anything else"],
+)
+def test_an_engine_that_makes_no_context_names_what_the_library_said(said: str, advice: str) -> None:
+    assert advice in context_hint(said)

@@ -170,12 +170,17 @@ def test_recorded_answers_name_their_source_and_answer_real_probes() -> None:
             assert answer.value in {*named(name).values, UNKNOWN}
 
 
+def test_the_h200_answered_every_probe() -> None:
+    (answers,) = (a for a in recorded() if "H200" in a.gpu)
+    assert answers.values.keys() == {probe.name for probe in PROBES}
+
+
 def test_recorded_answers_serve_their_own_library_and_release(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     known = store.known_target(Target("tensorrt-rtx"))
-    assert known.answers["conv-clip"] == "right"
+    assert (known.answers["conv-clip"], known.answers["reduce-log-sum-exp"]) == ("right", "wrong")
     assert store.known_target(Target("tensorrt-rtx", (1, 6))).answers
     assert not store.known_target(Target("tensorrt-rtx", (1, 4))).answers
     assert not store.known_target(Target("tensorrt")).answers
@@ -282,6 +287,13 @@ def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
     assert told(answering(matmul_accumulation="fp32")) == 0
 
 
+def test_a_stable_log_sum_exp_is_no_hazard() -> None:
+    body = "g (float[1,4096] x) => (float[1,1] y) { y = ReduceLogSumExp<axes = [1]>(x) }"
+    assert "internal-overflow" in rules_of(body, answering())
+    assert "internal-overflow" in rules_of(body, answering(reduce_log_sum_exp="wrong"))
+    assert "internal-overflow" not in rules_of(body, answering(reduce_log_sum_exp="right"))
+
+
 # -- the command --------------------------------------------------------------------------------
 
 
@@ -304,7 +316,12 @@ def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded
     monkeypatch.setattr(room, "build_all", lambda progress: build_all([named("cast-round-trip")]))
     result = CliRunner().invoke(app, ["probe"])
     assert result.exit_code == 0
-    for text in ("Nothing can be measured here", "builds 1 of 1 probe models", "Recorded answers"):
+    for text in (
+        "Nothing can be measured here",
+        "builds 1 of 1 probe models",
+        "Recorded answers",
+        "--target tensorrt-rtx alone",
+    ):
         assert text in result.output
     refused = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])
     assert (refused.exit_code, (tmp_path / "answers.json").exists()) == (2, False)

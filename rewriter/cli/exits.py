@@ -28,8 +28,9 @@ def exit_codes() -> Iterator[None]:
         yield
     except RewriterError as error:
         _stop(f"error: {error}", BAD_INPUT)
-    except KeyboardInterrupt:
-        _stop("interrupted", INTERRUPTED)
+    except KeyboardInterrupt as interrupt:
+        told = f": {interrupt}" if str(interrupt) else ""
+        _stop(f"interrupted{told}", INTERRUPTED)
     except (typer.Exit, typer.Abort):
         raise
     except Exception:

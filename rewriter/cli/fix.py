@@ -101,7 +101,7 @@ def fix(
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
     ] = None,
     build: Annotated[
-        bool | None, option(OUTCOME, FLAG, "TensorRT's build, and run, too [on]", "--build/--no-build")
+        bool | None, option(OUTCOME, FLAG, "TensorRT's build and run [on]", "--build/--no-build")
     ] = None,
     accumulation: Annotated[
         Literal["fp32", "fp16"] | None, option(OUTCOME, "TYPE", "Emulated sums: fp32 or fp16")

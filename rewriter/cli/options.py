@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ FLAG = " "
 
 def option(panel: str, metavar: str, text: str, *names: str, **more: Any) -> Any:
     """An option of the panel `panel` of a command's help."""
+    text = re.sub(r"\[(?=[a-z])", r"\\[", text)  # a default in brackets is no markup of rich
     return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, show_default=False, **more)
 
 

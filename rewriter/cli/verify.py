@@ -35,7 +35,7 @@ def verify(
     inputs: Inputs = None,
     input_shape: InputShape = None,
     seed: Seed = None,
-    engine: Annotated[str, option(ENGINE, "NAME", "auto, tensorrt-rtx, emulation ...")] = "auto",
+    engine: Annotated[str, option(ENGINE, "NAME", "One of those above; auto: the best")] = "auto",
     builds: Annotated[int, option(ENGINE, "N", "Build N times, judge the worst [1]")] = 1,
     min_shapes: Annotated[str, option(ENGINE, SHAPES, "Smallest shapes of the profile")] = "",
     opt_shapes: Annotated[str, option(ENGINE, SHAPES, "Usual shapes [those of the samples]")] = "",
@@ -52,6 +52,8 @@ def verify(
     quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")] = False,
 ) -> None:
     """Run FIXED and compare every output with ORIGINAL in FP32.
+
+    Engine: auto, tensorrt, tensorrt-rtx, onnxruntime, onnxruntime-cuda, emulation
 
     Exits with 0 if it is within the tolerance, 1 if not, 2 on bad usage or model.
     """

@@ -31,6 +31,16 @@ MOST_RUNS = 50
 WARM_RUNS = 2
 """Runs before a capture: the first one may allocate, compile or load, which no graph can hold."""
 
+NO_KERNEL = "cubin or ptx module for device target"
+"""What TensorRT-RTX 1.6.1 wrote on an H200 of engines that it had built there and could not load."""
+
+
+def context_hint(why: str) -> str:
+    """What to do about an engine that makes no execution context, by what the library said."""
+    if NO_KERNEL in why:
+        return "this build cannot run on this GPU: it has no kernel for it; another release may build one"
+    return "it may lack memory: close other programs on the GPU"
+
 
 class TensorRT:
     """The `Engine` of one of the two modules."""
@@ -141,9 +151,9 @@ class TensorRTProgram:
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
             context = engine.create_execution_context(config)
         if context is None:
+            why = self._why()
             raise EngineError(
-                f"{self._title} makes no execution context on {self.device}: {self._why()}",
-                hint="it may lack memory: close other programs on the GPU",
+                f"{self._title} makes no execution context on {self.device}: {why}", hint=context_hint(why)
             )
         return context
 

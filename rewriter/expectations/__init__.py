@@ -16,10 +16,11 @@ from rewriter import facts as tensor_facts
 from rewriter.edits import GraphEditor, open_graphs
 from rewriter.expectations.first_layers import FirstLayers, first_layers
 from rewriter.expectations.statistics import Statistics, statistics
+from rewriter.inputs import Samples
 from rewriter.inputs.random import table_sizes
 from rewriter.model import Array, Model
 
-__all__ = ["Expectation", "Unexpected", "input_expectations", "unexpected"]
+__all__ = ["Expectation", "Unexpected", "data_warnings", "input_expectations", "unexpected"]
 
 SPREAD = 20.0
 """How far mean and deviation may be from what a normalisation is for (mean 0, deviation 1), as a factor and
@@ -93,6 +94,12 @@ def unexpected(model: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Un
                 axis = layers.channel_axis if layers else None
                 found[expectation.input].append(statistics(np.asarray(sample[expectation.input]), axis))
     return tuple(told for e in expectations if found[e.input] for told in _told(e, found[e.input]))
+
+
+def data_warnings(model: Model, samples: Samples) -> tuple[str, ...]:
+    """What of the user's data is unexpected, as sentences for a report; () for random data."""
+    found = unexpected(model, samples) if samples.source.real else ()
+    return tuple(f"the data may be prepared in another way than the model expects: {told}" for told in found)
 
 
 def _layers(graph: GraphEditor, name: str, dtype: int) -> FirstLayers | None:

@@ -30,6 +30,7 @@ from rewriter.hazards.internal import (
     norm_operators,
     steep_powers,
 )
+from rewriter.hazards.kept import KEPT, is_kept
 from rewriter.hazards.loss import (
     cancellation,
     flushed_constants,
@@ -44,7 +45,7 @@ from rewriter.hazards.resolution import comparisons, coordinates, integers, orde
 from rewriter.hazards.survey import CHEAP, Hazard, Settings, Survey
 from rewriter.model import holds_graphs
 
-__all__ = ["RULES", "SCAN_RULES", "Hazard", "Rule", "Settings", "Survey"]
+__all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "Rule", "Settings", "Survey", "is_kept"]
 
 Rule = Callable[[Survey], Iterable[Hazard]]
 
@@ -65,7 +66,7 @@ def user_island(survey: Survey) -> Iterator[Hazard]:
     if not survey.mixed:
         return
     for node in survey.nodes:
-        if {survey.graph.dtype(t) for t in survey.floats(node)} == {TensorProto.FLOAT}:
+        if survey.in_fp32(node):
             yield Hazard(node, "existing-island", "FP32 in a model that computes in FP16 elsewhere")
 
 

@@ -107,8 +107,9 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
 
 def _inner_severity(survey: Survey, norm: Norm) -> Severity:
     """How bad a norm is in the lower precision, by the largest value measured inside it."""
-    inner = (survey.range(t) for node in norm.nodes for t in node.output if t != norm.output)
-    worst = max((r.absmax for r in inner if r is not None), default=math.inf)
+    inner = [t for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
+    measured = [r for t in inner if (r := survey.range(t)) is not None]
+    worst = max((r.absmax for r in measured), default=math.inf if inner else 0.0)
     if worst > survey.settings.largest:
         return "error"
     return "warning" if worst > survey.settings.limit else "note"

@@ -133,12 +133,29 @@ class Survey:
             found.extend(n.output[0] for n in self.graph.consumers(name) if self._is_float_cast(n))
         return found
 
+    def lowered(self, tensor: str) -> bool:
+        """Whether the lower precision holds `tensor`: in a mixed model by its types, else it may come to."""
+        return not self.mixed or any(self.graph.dtype(t) in LARGEST for t in self.aliases(tensor))
+
+    def was_rounded(self, tensor: str) -> bool:
+        """Whether `tensor` went through the lower precision on its way from the node that computed it."""
+        types = {self.graph.dtype(tensor)}
+        node = self.graph.producer(tensor)
+        while node is not None and self._is_float_cast(node):
+            types.add(self.graph.dtype(node.input[0]))
+            node = self.graph.producer(node.input[0])
+        return not types.isdisjoint(LARGEST)
+
     def stays_fp32(self, tensor: str) -> bool:
         """Whether `tensor` is an input or output of the model that stays FP32."""
         main, kept = self.graph.is_main, self.settings.io != "fp16"
         return main and kept and self.graph.dtype(tensor) == TensorProto.FLOAT
 
     # -- nodes -------------------------------------------------------------------------------
+
+    def in_fp32(self, node: NodeProto) -> bool:
+        """Whether all float tensors at the border of a node are FP32."""
+        return {self.graph.dtype(t) for t in self.floats(node)} == {TensorProto.FLOAT}
 
     def _computes(self, node: NodeProto) -> bool:
         """Whether a precision has to be chosen for the node."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -21,7 +20,7 @@ from rewriter.model import replacing
 from rewriter.probe.question import UNKNOWN, Answer
 
 RECORDED = Path(__file__).with_name("recorded")
-"""A file for each GPU and library, TOML or what `rewriter probe --json` wrote."""
+"""What `rewriter probe --json` wrote, a file for each GPU and release."""
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""
@@ -89,8 +88,7 @@ def driver_text(gpu: Gpu) -> str:
 @lru_cache(maxsize=1)
 def recorded() -> tuple[Answers, ...]:
     """The answers that come with the package, newest library first."""
-    files = (p for p in RECORDED.iterdir() if p.suffix in (".json", ".toml"))
-    found = [replace(_parsed(_content(path)), recorded=True) for path in files]
+    found = [replace(_parsed(_content(path)), recorded=True) for path in RECORDED.glob("*.json")]
     return tuple(sorted(found, key=lambda a: (a.library, a.version, len(a.answers)), reverse=True))
 
 
@@ -126,8 +124,7 @@ def _cache_folder() -> Path:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
-    found: dict[str, Any] = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
 

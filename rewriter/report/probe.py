@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from rewriter.base import Target
 from rewriter.probe.ask import UNKNOWN, Answer, Answers, Buildable, questions
 from rewriter.report.tables import new_table
 
@@ -27,6 +28,16 @@ def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> Non
     out.print(rows)
     if found.source:
         out.print(Text(f"Source: {found.source}"), soft_wrap=True)
+    out.print(Text(f"Used for: {_use(found)}"), soft_wrap=True)
+
+
+def _use(found: Answers) -> str:
+    """Which targets of `fix` and `scan` the answers serve."""
+    if found.library == "onnxruntime":
+        return "nothing: no target is ONNX Runtime"
+    if found.library == Target().library:
+        return f"--target {found.library} (the default), also with this release's number"
+    return f"--target {found.library} alone, not the default target, {Target().library}"
 
 
 def _figures(answer: Answer, most: int | None) -> str:

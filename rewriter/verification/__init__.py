@@ -14,6 +14,7 @@ from typing import Any
 from rewriter.emulation import Accumulation
 from rewriter.engines.protocol import Settings, Shape, Timing
 from rewriter.errors import UsageError
+from rewriter.expectations import data_warnings
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.metrics import named
 from rewriter.model import Model, load
@@ -104,7 +105,7 @@ def verify(
             )
             with watch("run"):
                 done = on_engine(stage, settings, held)
-        warnings = (*_warnings(chosen, samples), *done.warnings)
+        warnings = (*_warnings(chosen, samples), *data_warnings(models[0], samples), *done.warnings)
         return VerifyResult(
             original=models[0].path,
             fixed=models[1].path,
