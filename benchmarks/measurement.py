@@ -1,17 +1,19 @@
-"""The second stage of side_by_side.py: build every variant, then run and time all variants of a model in one process.
+"""The second and third stage of side_by_side.py: build every variant, then run and time all variants of a model.
 
-A build is a child process, several at a time; so are the runs of a model, one at a time. If the runs of a model die, each
-variant is tried alone, and those that live are timed together.
+Both use what `rewriter verify` uses (rewriter/engines): a build is a child process, several at a time; the variants of a
+model run in one process, on the same sample, timed in turn. FP32 without TF32 runs in a process of its own. If a process
+dies, its engines run one by one, and those that live are timed together.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,91 +22,131 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.preparation import Limits, child, errors, feeds_of
-from benchmarks.variants import VARIANTS
-from rewriter.model import load
+from benchmarks.preparation import Limits, errors, feeds_of, prepare_variant, worst
+from benchmarks.variants import SEARCHED, VARIANTS
+from rewriter.engines import host
+from rewriter.engines.measure import build_variant, measure
+from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
+from rewriter.engines.tensors import write_samples
+from rewriter.errors import EngineError
+from rewriter.model import Array, Model, load
 
-ROUNDS, WARM_UP_ROUNDS = 300, 50
-TF32_OFF = {"NVIDIA_TF32_OVERRIDE": "0"}
-"""On TensorRT-RTX 1.6.1 clearing the builder's flag changes nothing; this does."""
+WITHOUT_TF32 = "fp32-tf32-off"
+SEARCH_SHARE = 0.5
+"""Tolerance of the search on the GPU in the error that `fix` was measured with."""
 
 
-def build_all(models: Sequence[Path], jobs: int, limits: Limits) -> None:
-    """Engines beside the variants of each model's folder, for the GPU at hand or for none."""
+@dataclass(frozen=True)
+class Case:
+    """A model of the benchmark: its file, its samples, and the folder that the stages keep things in."""
 
-    def one(path: Path, stem: str, environment: dict[str, str]) -> None:
-        engine, note = path.parent / f"{stem}.engine", path.parent / f"{stem}.built"
-        if note.exists():
-            return
-        command = [sys.executable, "benchmarks/gpu.py", str(path), str(engine)]
-        built = child(command, path.parent / f"{stem}.build.log", limits, environment)
-        built["builds"] = engine.exists() and built["exit_code"] == 0
-        note.write_text(json.dumps(built, indent=1))
+    path: Path
+    samples: Path
+    work: Path
 
-    wanted = [(m / f"{v}.onnx", v, {}) for m in models for v in VARIANTS if (m / f"{v}.onnx").exists()]
-    wanted += [(m / "fp32.onnx", "fp32-tf32-off", TF32_OFF) for m in models if (m / "fp32.onnx").exists()]
+
+def builder() -> EngineName:
+    """The engine that builds here: the GPU's, or, with no GPU, TensorRT-RTX, which needs none to build."""
+    return host.choose().engine or "tensorrt-rtx"
+
+
+def runner() -> EngineName:
+    """The engine that runs here.
+
+    Raises:
+        EngineError: none does.
+    """
+    choice = host.choose()
+    if choice.engine is None:
+        raise EngineError(
+            f"no engine runs here: {'; '.join(choice.reasons)}",
+            hint="measure on a machine with a GPU, or --engine onnxruntime to try the stage itself",
+        )
+    return choice.engine
+
+
+def build_all(cases: Sequence[Case], engine: EngineName, jobs: int, limits: Limits) -> None:
+    """Engines beside the variants in each model's folder, for the GPU at hand or for none."""
+    wanted = [(case.work, variant) for case in cases for variant in _variants(case)]
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda job: one(*job), wanted))
+        list(pool.map(lambda job: _build(*job, engine, limits), wanted))
 
 
-def measure(work: Path, samples: Path, limits: Limits) -> None:
-    """Errors and latencies of one model into WORK/measured.json, and FP32 without TF32 beside it."""
-    names = [v for v in VARIANTS if (work / f"{v}.engine").exists()]
-    died: dict[str, Any] = {}
-    done = _runs(work, samples, names, "measured", limits)
-    if done["exit_code"]:
-        alone = {v: _runs(work, samples, [v], "alone", limits) for v in names}
-        died = {v: {"note": f"the run died: {a['note']}"} for v, a in alone.items() if a["exit_code"]}
-        _runs(work, samples, [v for v in names if v not in died], "measured", limits)
-    if (work / "fp32-tf32-off.engine").exists():
-        _runs(work, samples, ["fp32-tf32-off"], "measured-tf32-off", limits, TF32_OFF)
-    found = work / "measured.json"
-    if died:
-        rows = json.loads(found.read_text()) if found.exists() else {}
-        found.write_text(json.dumps(rows | died, indent=1))
+def _variants(case: Case) -> list[Variant]:
+    """All that `prepare` made, and the original once more, without TF32; on the first sample."""
+    samples = write_samples(case.work / "sample", [feeds_of(case.samples)])
+    named = [(name, case.work / f"{name}.onnx") for name in VARIANTS]
+    found = [Variant(name, path, samples) for name, path in named if _made(path)]
+    original = case.work / "fp32.onnx"
+    return [*found, *([Variant(WITHOUT_TF32, original, samples, tf32=False)] if original.exists() else [])]
 
 
-def _runs(
-    work: Path, samples: Path, names: Sequence[str], out: str, limits: Limits, environment: Any = None
-) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__)), str(work), str(samples), out, *names]
-    return child(command, work / f"{out}.log", limits, environment)
+def _made(path: Path) -> bool:
+    stats = path.with_suffix(".json")
+    return path.exists() and stats.exists() and bool(json.loads(stats.read_text()).get("made"))
 
 
-def run(work: Path, samples: Path, out: str, names: Sequence[str]) -> None:
-    """In a process of its own: the engines side by side on one sample, interleaved."""
-    import torch
+def _build(work: Path, variant: Variant, engine: EngineName, limits: Limits) -> None:
+    note, start = work / f"{variant.name}.built", time.perf_counter()
+    if note.exists():
+        return
+    settings = Settings(engine, build_timeout_s=limits.seconds)
+    found = build_variant(variant, settings, work / f"{variant.name}.engine")
+    refused = isinstance(found, Outcome)
+    built = {"builds": not refused, "wall_s": round(time.perf_counter() - start, 2)}
+    note.write_text(
+        json.dumps(built | {"note": found.problem if isinstance(found, Outcome) else ""}, indent=1)
+    )
 
-    from benchmarks.gpu import Engine, trt
 
-    feeds, original = feeds_of(samples), load(work / "fp32.onnx")
-    with np.load(work / "expected.npz") as archive:
+def measure_case(case: Case, engine: EngineName, limits: Limits) -> None:
+    """Errors and latencies of one model's variants into WORK/measured.json."""
+    variants = []
+    for variant in _variants(case):
+        built = case.work / f"{variant.name}.engine"
+        if engine.startswith("onnxruntime"):
+            variants.append(variant)
+        elif built.exists():
+            variants.append(replace(variant, engine=built))
+    original = load(case.work / "fp32.onnx")
+    with np.load(case.work / "expected.npz") as archive:
         expected = dict(archive)
-    rows: dict[str, Any] = {name: {} for name in names}
-    engines = {}
-    for name in names:
-        try:
-            engines[name] = Engine(work / f"{name}.engine", feeds)
-            rows[name]["errors"] = errors(original, expected, engines[name].outputs(list(expected)))
-        except Exception as error:
-            rows[name]["note"] = str(error).splitlines()[0][:200]
-    times: dict[str, list[float]] = {name: [] for name in engines}
-    order = list(engines)
-    for round_ in range(ROUNDS):
-        for name in order:
-            elapsed = engines[name].time_us()
-            if round_ >= WARM_UP_ROUNDS:
-                times[name].append(elapsed)
-        order = [*order[1:], *order[:1]]  # nobody always follows the same neighbour
-    for name, measured in times.items():
-        quarters = statistics.quantiles(measured, n=4)
-        rows[name]["latency_us"] = round(statistics.median(measured), 1)
-        rows[name]["spread_us"] = round(quarters[2] - quarters[0], 1)
-        rows[name]["cuda_graph"] = engines[name].graph is not None
-    host = {"gpu": torch.cuda.get_device_name(), "library": trt.__name__, "version": trt.__version__}
-    host["tf32_override"] = os.environ.get("NVIDIA_TF32_OVERRIDE", "")
-    (work / f"{out}.json").write_text(json.dumps({"host": host} | rows, indent=1))
+    with tempfile.TemporaryDirectory(dir=case.work) as folder:
+        outcomes = measure(variants, Settings(engine, run_timeout_s=limits.seconds), Path(folder))
+        rows = {outcome.variant: _row(outcome, original, expected) for outcome in outcomes}
+    ran = next((outcome for outcome in outcomes if outcome.device), None)
+    library, _, version = (ran.library if ran else "").partition(" ")
+    machine = {"gpu": ran.device if ran else "", "library": library, "version": version}
+    (case.work / "measured.json").write_text(json.dumps({"host": machine} | rows, indent=1))
 
 
-if __name__ == "__main__":
-    run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])
+def _row(outcome: Outcome, original: Model, expected: dict[str, Array]) -> dict[str, Any]:
+    if not outcome.ran:
+        return {"note": outcome.problem}
+    row: dict[str, Any] = {"errors": errors(original, expected, outcome.values(0))}
+    if outcome.latency is not None:
+        row["latency_us"] = round(outcome.latency.median_us, 1)
+        row["spread_us"] = round(outcome.latency.iqr_us, 1)
+        row["cuda_graph"] = outcome.latency.cuda_graph
+    return row
+
+
+def search_case(case: Case, engine: EngineName, accumulations: Sequence[str], limits: Limits) -> None:
+    """`fix --search gpu` for a share of the error that `fix` was measured with; then all variants once more."""
+    measured = json.loads((case.work / "measured.json").read_text())
+    if SEARCHED in measured:
+        return
+    error = worst(measured.get("fix"))
+    if not error or not np.isfinite(error):
+        print(f"{case.work.name}: `fix` has no finite error, so nothing is searched", flush=True)
+        return
+    extra = ["--tolerance", f"{error * SEARCH_SHARE:.3g}"]
+    prepare_variant(
+        case.path, case.samples, case.work, SEARCHED, sys.executable, accumulations, limits, extra
+    )
+    if not _made(case.work / f"{SEARCHED}.onnx"):
+        print(f"{case.work.name}: the search made nothing; {SEARCHED}.log says why", flush=True)
+        return
+    build_all([case], engine, 1, limits)
+    measure_case(case, engine, limits)
+    print(f"{case.work.name}: searched", flush=True)

@@ -29,9 +29,6 @@ from rewriter.emulation import Accumulation, emulation
 from rewriter.model import Array, Model, load
 
 ROOT = Path(__file__).resolve().parent.parent
-ACCURATE_SHARE = 1 / 3
-"""Error of the accurate variant in AutoCast's (issue 5): the tolerance of its search, emulated."""
-
 SELECTING = frozenset({"TopK", "NonMaxSuppression"})
 
 
@@ -49,31 +46,36 @@ def prepare(
     if not (work / "expected.npz").exists():
         _own("expect", path, samples, work)
     for name in variants:
-        out, stats = work / f"{name}.onnx", work / f"{name}.json"
-        row = json.loads(stats.read_text()) if stats.exists() else {}
-        if "tool" not in row:
-            out.unlink(missing_ok=True)
-            foreign = name in {"autocast", "onnxconverter-common"}
-            command = [python if foreign else sys.executable, "benchmarks/variants.py", name]
-            command += [str(path), str(samples), str(out), *_extra(name, work)]
-            row["tool"] = child(command, work / f"{name}.log", limits)
-            row["made"] = out.exists() and row["tool"]["exit_code"] == 0
-            stats.write_text(json.dumps(row, indent=1))
-        if row["made"] and "fp32_nodes" not in row:
-            _own("count", path, samples, work, name)
-        for accumulation in accumulations if name != "fp32" else ():
-            if row["made"] and f"emulated_{accumulation}" not in json.loads(stats.read_text()):
-                _own("emulate", path, samples, work, name, accumulation)
+        prepare_variant(path, samples, work, name, python, accumulations, limits)
 
 
-def _extra(name: str, work: Path) -> list[str]:
-    """The accurate variant's tolerance: a share of what AutoCast's output emulates to."""
-    if name != "fix-accurate":
-        return []
-    rival = work / "autocast.json"
-    found = json.loads(rival.read_text()).get("emulated_fp32", {}) if rival.exists() else {}
-    error = max((e for e in found.get("errors", {}).values() if e is not None), default=3e-3)
-    return ["--tolerance", f"{error * ACCURATE_SHARE:.3g}"]
+def prepare_variant(
+    path: Path,
+    samples: Path,
+    work: Path,
+    name: str,
+    python: str,
+    accumulations: Sequence[str],
+    limits: Limits,
+    extra: Sequence[str] = (),
+) -> None:
+    """One variant: made, counted and emulated; `extra` are more arguments for its tool."""
+    out, stats = work / f"{name}.onnx", work / f"{name}.json"
+    row = json.loads(stats.read_text()) if stats.exists() else {}
+    if "tool" not in row:
+        out.unlink(missing_ok=True)
+        foreign = name in {"autocast", "onnxconverter-common"}
+        command = [python if foreign else sys.executable, "benchmarks/variants.py", name]
+        row["tool"] = child(
+            [*command, str(path), str(samples), str(out), *extra], work / f"{name}.log", limits
+        )
+        row["made"] = out.exists() and row["tool"]["exit_code"] == 0
+        stats.write_text(json.dumps(row, indent=1))
+    if row["made"] and "fp32_nodes" not in row:
+        _own("count", path, samples, work, name)
+    for accumulation in accumulations if name != "fp32" else ():
+        if row["made"] and f"emulated_{accumulation}" not in json.loads(stats.read_text()):
+            _own("emulate", path, samples, work, name, accumulation)
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,13 @@ def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -
     actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
     rows = compare(expected, actual, checks.EMULATION_TOLERANCE["fp16"], as_sets=as_sets)
     return {r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows}
+
+
+def worst(found: Mapping[str, Any] | None) -> float | None:
+    """The worst output's error; infinity where one is not finite, None if nothing was measured."""
+    if not found or not found.get("errors"):
+        return None
+    return max(math.inf if e is None else e for e in found["errors"].values())
 
 
 def expect(path: Path, samples: Path, work: Path) -> None:

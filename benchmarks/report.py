@@ -1,7 +1,13 @@
-"""The third stage of side_by_side.py: what the first two left in WORK, as JSON and as Markdown."""
+"""The last stage of side_by_side.py: what the others left in WORK, as JSON and as Markdown.
+
+    python benchmarks/report.py FOUND.json [--readme README.md]
+
+writes FOUND.md, and the table between the marks of a README, anew from the JSON alone.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import platform
@@ -14,22 +20,24 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.variants import VARIANTS
+from benchmarks.headline import RIVAL, agreement, engine_error, latency, mean, table
+from benchmarks.preparation import worst
+from benchmarks.variants import SEARCHED, VARIANTS
 
 Row = dict[str, Any]
 
-OURS = ("fix", "fix-rescaled", "fix-accurate")
-RIVAL = "autocast"
-NOISE = 1.02
-"""Two latencies within 2 % of one another are equal (issue 5)."""
+OURS = ("fix", "fix-rescaled", "fix-accurate", SEARCHED)
+BEGIN, END = "<!-- side by side: begin -->", "<!-- side by side: end -->"
+"""Marks of the part of benchmarks/README.md that is generated."""
 
 PACKAGES = (
     "onnx",
     "onnxruntime",
+    "onnxruntime-gpu",
     "numpy",
     "nvidia-modelopt",
     "onnxconverter-common",
-    "torch",
+    "tensorrt",
     "tensorrt-rtx",
 )
 
@@ -39,7 +47,7 @@ def collect(work: Path, models: Sequence[str]) -> list[Row]:
     rows = []
     for model in models:
         folder = work / model
-        measured = {**_read(folder / "measured.json"), **_read(folder / "measured-tf32-off.json")}
+        measured = _read(folder / "measured.json")
         for variant in [*VARIANTS, "fp32-tf32-off"]:
             row = _read(folder / f"{variant}.json")
             built = _read(folder / f"{variant}.built")
@@ -80,6 +88,26 @@ def write(work: Path, models: Sequence[str], python: str, out: Path) -> None:
     out.with_suffix(".md").write_text(markdown(found))
 
 
+def with_summary(readme: str, found: dict[str, Any]) -> str:
+    """A README's text with what stands between the marks made anew."""
+    before, rest = readme.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{summary(found)}\n{END}{after}"
+
+
+def summary(found: dict[str, Any]) -> str:
+    """Where and with what it was measured, the table of errors and latencies, and the emulation's record."""
+    known = found["versions"]
+    house, others = known.get("rewriter's", {}), known.get("other tools'", {})
+    ort = house.get("onnxruntime") or house.get("onnxruntime-gpu", "")
+    host = " ".join(known[key] for key in ("gpu", "library", "version") if known.get(key))
+    host = host or "no GPU"
+    tools = f"AutoCast {others.get('nvidia-modelopt', 'missing')}, ONNX Runtime {ort}"
+    note = f" Note: {known['note']}." if known.get("note") else ""
+    rows = found["rows"]
+    return "\n\n".join([f"{host}; {tools}; commit {known['commit']}.{note}", table(rows), agreement(rows)])
+
+
 def markdown(found: dict[str, Any]) -> str:
     """The whole page."""
     rows: list[Row] = found["rows"]
@@ -90,6 +118,8 @@ def markdown(found: dict[str, Any]) -> str:
                 "Written by `benchmarks/side_by_side.py report`; do not edit. Errors are relative L2 of the worst output "
                 "against the original in FP32 on ONNX Runtime's CPU, as a set for models that select their rows; `inf` is "
                 "not finite. FP32 nodes and Casts as `benchmarks/census.py` defines them. Tool seconds are user seconds.",
+                summary(found),
+                "## Everything",
                 "Versions: " + json.dumps(found["versions"]),
                 _table(rows),
                 "## Against AutoCast",
@@ -98,21 +128,6 @@ def markdown(found: dict[str, Any]) -> str:
         )
         + "\n"
     )
-
-
-def worst(found: Row | None) -> float | None:
-    """The worst output's error; infinity where one is not finite, None if nothing was measured."""
-    if not found or not found.get("errors"):
-        return None
-    return max(math.inf if e is None else e for e in found["errors"].values())
-
-
-def engine_error(row: Row) -> float | None:
-    return worst(row.get("engine"))
-
-
-def latency(row: Row) -> float | None:
-    return row.get("engine", {}).get("latency_us")
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -203,13 +218,9 @@ def _duel(rows: Sequence[Row]) -> str:
                 cells.append(f"{ratios[title][-1]:.2f} ({shown})" if known else shown)
             lines.append(f"| {model} | {variant} | " + " | ".join(cells) + " |")
         if any(ratios.values()):
-            means = [f"**{_mean(r):.3f}**" if r else "" for r in ratios.values()]
+            means = [f"**{mean(r):.3f}**" if r else "" for r in ratios.values()]
             lines.append(f"| **geometric mean** | {variant} | " + " | ".join(means) + " |")
     return "\n".join(lines)
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return math.exp(math.fsum(math.log(max(r, 1e-9)) for r in ratios) / len(ratios))
 
 
 def _read(path: Path) -> Row:
@@ -228,3 +239,20 @@ def _short(value: float | None) -> str:
 
 def _plain(value: object) -> str:
     return "" if value is None else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("json", type=Path)
+    parser.add_argument("--readme", type=Path)
+    arguments = parser.parse_args()
+    found = json.loads(arguments.json.read_text())
+    arguments.json.with_suffix(".md").write_text(markdown(found))
+    if arguments.readme:
+        arguments.readme.write_text(with_summary(arguments.readme.read_text(), found))
+
+
+if __name__ == "__main__":
+    main()

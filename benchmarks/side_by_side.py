@@ -8,9 +8,9 @@
 
 `prepare` needs no GPU: each tool makes its variant in a child process (benchmarks/variants.py), which is counted
 (benchmarks/census.py) and emulated. `--python` is an interpreter with nvidia-modelopt and onnxconverter-common.
-`build` needs TensorRT or TensorRT-RTX, `measure` a GPU and torch for its buffers: latency is the median over CUDA events of
-single replays of a CUDA graph, all variants of a model interleaved in one process. FP32 without TF32 runs in a process
-of its own. Every stage goes on where it was stopped; what is to be done again has to be deleted from WORK.
+`build` needs TensorRT or TensorRT-RTX (which builds without a GPU), `measure` a GPU: both are those of `rewriter verify`
+(docs/engines.md), all variants of a model timed in turn in one process. `--search-gpu` adds `fix --search gpu`, which
+builds and runs many plans. Every stage goes on where it was stopped; what is to be done again has to be deleted from WORK.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.measurement import build_all, measure
+from benchmarks.measurement import Case, build_all, builder, measure_case, runner, search_case
 from benchmarks.preparation import Limits, prepare
 from benchmarks.report import write
-from benchmarks.variants import VARIANTS
+from benchmarks.variants import SEARCHED, VARIANTS
+from rewriter.engines.host import require
+from rewriter.errors import RewriterError
 
 MODELS = (
     "nafnet",
@@ -55,43 +57,51 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="where variants and what was measured of them are kept")
     parser.add_argument("names", nargs="*", help="models; default: all that the folder holds")
     parser.add_argument("--python", default=sys.executable, help="interpreter for the other tools")
-    parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v != "fix-accurate"))
+    parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v != SEARCHED))
     parser.add_argument(
         "--accumulations", default="fp32", help="of the emulation: fp32, fp16 or both, by comma"
     )
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for one tool")
     parser.add_argument("--memory", type=float, default=math.inf, metavar="GB", help="for one tool")
+    parser.add_argument(
+        "--engine", help="tensorrt, tensorrt-rtx, onnxruntime or onnxruntime-cuda; default: the GPU's"
+    )
+    parser.add_argument("--search-gpu", action="store_true", help="measure `fix --search gpu`, too")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = arguments.names or [n for n in MODELS if (arguments.folder / f"{n}.onnx").exists()]
 
     folder, work = arguments.folder.resolve(), arguments.work.resolve()
+    cases = [Case(folder / f"{n}.onnx", folder / n, work / n) for n in names]
     limits = Limits(arguments.limit, arguments.memory)
     accumulations = [a for a in arguments.accumulations.split(",") if a]
 
-    def prepare_one(name: str) -> None:
+    def prepare_one(case: Case) -> None:
         prepare(
-            folder / f"{name}.onnx",
-            folder / name,
-            work / name,
+            case.path,
+            case.samples,
+            case.work,
             arguments.variants.split(","),
             arguments.python,
             accumulations,
             limits,
         )
-        print(f"{name}: prepared", flush=True)
+        print(f"{case.work.name}: prepared", flush=True)
 
     if arguments.stage == "prepare":
         with ThreadPoolExecutor(arguments.jobs) as pool:
-            list(pool.map(prepare_one, names))
+            list(pool.map(prepare_one, cases))
     elif arguments.stage == "build":
-        build_all([work / name for name in names], arguments.jobs, limits)
+        build_all(cases, arguments.engine or builder(), arguments.jobs, limits)
     elif arguments.stage == "measure":
-        for name in names:
-            if not (work / name / "measured.json").exists():
-                measure(work / name, folder / name, limits)
-                print(f"{name}: measured", flush=True)
+        engine = require(arguments.engine) if arguments.engine else runner()
+        for case in cases:
+            if not (case.work / "measured.json").exists():
+                measure_case(case, engine, limits)
+                print(f"{case.work.name}: measured", flush=True)
+            if arguments.search_gpu:
+                search_case(case, engine, accumulations, limits)
     elif arguments.json is None:
         parser.error("report needs --json FILE")
     else:
@@ -99,4 +109,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RewriterError as error:
+        raise SystemExit(str(error)) from None

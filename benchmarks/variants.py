@@ -48,7 +48,7 @@ def naive(model: Path, samples: Path, out: Path) -> None:
                     array = array.astype(np.float16).astype(np.float32)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     loaded = load(proto)
-    wanted = Request(lambda _scope, _node: TensorProto.FLOAT16, TensorProto.FLOAT16)
+    wanted = Request(lambda _scope, _node: TensorProto.FLOAT16)
     save(retype(loaded, facts.infer(loaded), wanted), out)
 
 
@@ -85,10 +85,17 @@ def rescaled(model: Path, samples: Path, out: Path) -> None:
     fix(model, samples, out, "--preset", "trt-fp16-rescaled")
 
 
-def accurate(model: Path, samples: Path, out: Path, *extra: str) -> None:
-    """`rewriter fix` with a tolerance, which `side_by_side.py` hands over."""
-    fix(model, samples, out, *extra)
+def accurate(model: Path, samples: Path, out: Path) -> None:
+    """`rewriter fix --preset accurate`."""
+    fix(model, samples, out, "--preset", "accurate")
 
+
+def searched(model: Path, samples: Path, out: Path, *tolerance: str) -> None:
+    """`rewriter fix --search gpu` for a tolerance, which the measure stage hands over; needs a GPU."""
+    fix(model, samples, out, "--preset", "trt-fp16", "--search", "gpu", *tolerance)
+
+
+SEARCHED = "fix-search-gpu"
 
 VARIANTS = {
     "fp32": fp32,
@@ -98,8 +105,9 @@ VARIANTS = {
     "fix": fix,
     "fix-rescaled": rescaled,
     "fix-accurate": accurate,
+    SEARCHED: searched,
 }
-"""In the order of the table; `fix-accurate` comes after `autocast`, whose error it is held against."""
+"""In the order of the table. The last is made in the measure stage, if at all."""
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from rewriter.engines.driver import Gpu
 from rewriter.errors import OutputError
 from rewriter.hazards.survey import Settings
 from rewriter.planner import Wish, make_plan
-from rewriter.probe import PROBES, UNKNOWN, Answer, Answers, Probe, ask, build_all, recorded, remember
 from rewriter.probe import answers as store
+from rewriter.probe.ask import PROBES, UNKNOWN, Answer, Answers, Probe, ask, build_all, recorded, remember
 from rewriter.probe.question import Case, Seen
 from rewriter.ranges import measure as measure_ranges
 
@@ -286,7 +286,7 @@ def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
 
 
 def test_the_command_measures_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import rewriter.probe as room
+    import rewriter.probe.ask as room
 
     monkeypatch.setattr(room, "ask", lambda engine, progress: ask(engine, [named("cast-round-trip")]))
     written = tmp_path / "answers.json"
@@ -299,7 +299,7 @@ def test_the_command_measures_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch
 def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    import rewriter.probe as room
+    import rewriter.probe.ask as room
 
     monkeypatch.setattr(room, "build_all", lambda progress: build_all([named("cast-round-trip")]))
     result = CliRunner().invoke(app, ["probe"])

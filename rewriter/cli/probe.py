@@ -22,9 +22,9 @@ def probe(
     Without a GPU: build the probes' models, and show the recorded answers.
     """
     with exit_codes():
-        from rewriter import probe as probes
         from rewriter.base import Target
         from rewriter.engines import host
+        from rewriter.probe import ask as probes
         from rewriter.probe.answers import write
         from rewriter.report import probe as report
         from rewriter.report.progress import progress
@@ -50,8 +50,8 @@ def probe(
 
 
 def _without_gpu(choice: object, json: Path | None) -> None:
-    from rewriter import probe as probes
     from rewriter.errors import EngineError
+    from rewriter.probe import ask as probes
     from rewriter.report import probe as report
     from rewriter.report.progress import progress
     from rewriter.report.terminal import console

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from rewriter.probe import UNKNOWN, Answer, Answers, Buildable, questions
+from rewriter.probe.ask import UNKNOWN, Answer, Answers, Buildable, questions
 from rewriter.report.tables import new_table
 
 
