@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Value = Callable[[Row], float | None]
 
 RIVAL = "autocast"
-SHOWN = (RIVAL, "fix", "fix-rescaled", "fix-accurate", SEARCHED, "naive")
+SHOWN = (RIVAL, "fix", "fix-rescaled", "fix-epilogues", "fix-accurate", SEARCHED, "naive")
 FACTOR = 2.0
 """An emulated error within this factor of the engine's is called right."""
 

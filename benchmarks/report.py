@@ -26,7 +26,7 @@ from benchmarks.variants import SEARCHED, VARIANTS
 
 Row = dict[str, Any]
 
-OURS = ("fix", "fix-rescaled", "fix-accurate", SEARCHED)
+OURS = ("fix", "fix-rescaled", "fix-epilogues", "fix-accurate", SEARCHED)
 BEGIN, END = "<!-- side by side: begin -->", "<!-- side by side: end -->"
 """Marks of the part of benchmarks/README.md that is generated."""
 

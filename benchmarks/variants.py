@@ -85,6 +85,13 @@ def rescaled(model: Path, samples: Path, out: Path) -> None:
     fix(model, samples, out, "--preset", "trt-fp16-rescaled")
 
 
+def epilogues(model: Path, samples: Path, out: Path) -> None:
+    """The passes of `--preset accurate` without its search: FP32 behind FP16 matrix products."""
+    from rewriter.presets import PRESETS
+
+    fix(model, samples, out, "--passes", PRESETS["accurate"].pipeline)
+
+
 def accurate(model: Path, samples: Path, out: Path) -> None:
     """`rewriter fix --preset accurate`."""
     fix(model, samples, out, "--preset", "accurate")
@@ -104,6 +111,7 @@ VARIANTS = {
     "autocast": autocast,
     "fix": fix,
     "fix-rescaled": rescaled,
+    "fix-epilogues": epilogues,
     "fix-accurate": accurate,
     SEARCHED: searched,
 }
