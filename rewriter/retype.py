@@ -9,6 +9,7 @@ another type than the one in which a tensor is stored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
@@ -39,6 +40,7 @@ class Request:
             of `Facts.scopes`) and the node.
         inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
         rounding: Round after every tensor that is FP16 or BF16 in the given model.
+        exact: What is not rounded all the same: index of the scope, and name.
         tag: Name for new nodes' metadata.
     """
 
@@ -46,6 +48,7 @@ class Request:
     inputs: Mapping[str, int] = field(default_factory=dict)
     outputs: Mapping[str, int] = field(default_factory=dict)
     rounding: bool = False
+    exact: AbstractSet[tuple[int, str]] = frozenset()
     tag: str = ""
 
 
@@ -139,7 +142,7 @@ class _Walk:
         rules = self._rules(tensors, node, dtype)
         if rules is None:
             self._read(tensors, node, [tensors.given(name) for name in node.input])
-            self._add(tensors, node, [0] * len(node.output))
+            self._add(tensors, scope, node, [0] * len(node.output))
             return
         follow = {Port.FOLLOWS: dtype, Port.FP32: TensorProto.FLOAT, Port.ANY: 0}
         self._read(tensors, node, [follow[port] for port in rules.inputs])
@@ -148,7 +151,7 @@ class _Walk:
             set_type_attributes(node, outputs[0])
         if node.op_type == "ConstantOfShape" and tensors.is_float(node.output[0]):
             _fill_with(node, dtype)
-        self._add(tensors, node, outputs)
+        self._add(tensors, scope, node, outputs)
 
     def _rules(self, tensors: Tensors, node: NodeProto, dtype: int) -> Ports | None:
         """None if the node must keep the types that it has."""
@@ -162,12 +165,13 @@ class _Walk:
             if name and tensors.is_float(name):
                 node.input[index] = tensors.as_type(name, dtype)
 
-    def _add(self, tensors: Tensors, node: NodeProto, types: list[int]) -> None:
+    def _add(self, tensors: Tensors, scope: int, node: NodeProto, types: list[int]) -> None:
         """Add the node; where the given model has a lower type, round what it computes."""
         rounded: list[tuple[str, str, int]] = []
         for index, name in enumerate(node.output if self.request.rounding else ()):
             given = tensors.given(name) if name else 0
-            if given in EXCHANGEABLE - {TensorProto.FLOAT} and node.op_type not in VALUE_PRESERVING:
+            lower = given in EXCHANGEABLE - {TensorProto.FLOAT} and (scope, name) not in self.request.exact
+            if lower and node.op_type not in VALUE_PRESERVING:
                 node.output[index] = self.book.fresh(f"{name}/exact")
                 rounded.append((node.output[index], name, given))
         tensors.add(node, types)
@@ -185,7 +189,7 @@ class _Walk:
                     value.type.tensor_type.elem_type = border
             given = [facts[v.name].dtype if v.name in facts else tensors.given(v.name) for v in child.output]
             self.graph(child, tensors, [border or dtype for dtype in given])
-        self._add(tensors, node, [border] * len(node.output))
+        self._add(tensors, scope, node, [border] * len(node.output))
 
     def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
         """0 if the node keeps the types that it has."""

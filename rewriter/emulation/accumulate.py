@@ -12,6 +12,7 @@ K = 768, 2.05e-3 at 3072 and 2.36e-3 at 4096, so that K / n is 15.4, 16.1 and 16
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,25 +91,27 @@ _CONV = f"""
     }}"""
 
 
-def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts) -> None:
+def accumulate_in_fp16(
+    emulated: Model, given: Model, facts: Facts, summed: AbstractSet[tuple[int, str]] = frozenset()
+) -> None:
     """Give the MatMul, Gemm and Conv nodes of an emulation FP16 accumulators where `given` is FP16.
 
-    FP32 accumulators stay in a node whose result is read by Casts to FP32 alone (TensorRT fuses such a
-    Cast, and partial sums were measured not to overflow then), in BF16, in operator sets below 13, and
-    in a Conv whose kernel size is unknown or which pads by `auto_pad`. The chunks of a grouped Conv hold
-    all channels of a group.
+    FP32 accumulators stay in the products of `summed`, in BF16, in operator sets below 13, and in a Conv
+    whose kernel size is unknown or which pads by `auto_pad`. The chunks of a grouped Conv hold all
+    channels of a group.
 
     Args:
         emulated: What `retype` made of `given` with rounding; changed in place. It has the same nodes
             of these operators in the same order.
         facts: Of `given`.
+        summed: Results of products with FP32 sums: `rewriter.emulation.epilogues`.
     """
     if emulated.opset < _LEAST_OPSET:
         return
     pairs = zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
     used = False
     for scope, (source, target) in reversed(list(enumerate(pairs))):  # inner graphs before their owners
-        chosen = _chosen(source, target, facts, scope)
+        chosen = _chosen(source, target, facts, scope, summed)
         if chosen:
             used = True
             _Writer().rewrite(target, chosen)
@@ -130,29 +133,22 @@ class _Choice:
     shapes: tuple[Shape | None, ...]
 
 
-def _chosen(source: GraphProto, target: GraphProto, facts: Facts, scope: int) -> dict[int, _Choice]:
+def _chosen(
+    source: GraphProto, target: GraphProto, facts: Facts, scope: int, summed: AbstractSet[tuple[int, str]]
+) -> dict[int, _Choice]:
     """The nodes of `target`, by position, that shall accumulate in FP16."""
     known = facts.main | facts.scopes[scope]
-    readers: dict[str, list[NodeProto]] = {}
-    for node in source.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
     originals = [n for n in source.node if n.op_type in ACCUMULATING]
     copies = [i for i, n in enumerate(target.node) if n.op_type in ACCUMULATING]
     found = {}
     for node, position in zip(originals, copies, strict=True):
         result = known.get(node.output[0])
         low = result is not None and result.dtype == TensorProto.FLOAT16
-        if low and not _is_widened(readers.get(node.output[0], [])):
+        if low and (scope, node.output[0]) not in summed:
             shapes = tuple(known[n].shape if n in known else None for n in node.input)
             if _can_split(node, shapes):
                 found[position] = _Choice(shapes)
     return found
-
-
-def _is_widened(readers: Sequence[NodeProto]) -> bool:
-    casts = [n.op_type == "Cast" and attribute(n, "to") == TensorProto.FLOAT for n in readers]
-    return bool(casts) and all(casts)
 
 
 def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:

@@ -40,6 +40,17 @@ def _matmul(depth: int) -> Case:
     )
 
 
+def _epilogue(depth: int) -> Case:
+    return Case(
+        f"depth {depth}",
+        f"g (float16[64,{depth}] x, float16[{depth},64] w, float[64] b) => (float16[64,64] y) "
+        "{ m = MatMul(x, w) c = Cast<to = 1>(m) a = Add(c, b) y = Cast<to = 10>(a) }",
+        {"x": normal(depth, 64, depth)},
+        {"w": normal(depth + 1, depth, 64, scale=0.05), "b": normal(depth + 2, 64, dtype=np.float32)},
+        lambda t: t["x"] @ t["w"] + t["b"],
+    )
+
+
 def _conv(channels: int) -> Case:
     shape = f"[1,{channels},14,14]"
     return Case(
@@ -158,6 +169,17 @@ PROBES: tuple[Probe, ...] = (
         (*map(_matmul, DEPTHS), _partial_sums()),
         _accumulation,
         "partial sums out of range are no hazard where it is FP32",
+    ),
+    Probe(
+        "matmul-epilogue",
+        "Does an FP32 bias make an FP16 MatMul sum in FP32?",
+        {"fp32": "yes, and it is rounded once", "fp16": "no"},
+        tuple(map(_epilogue, DEPTHS)),
+        lambda seen: (
+            "fp32" if max(s.error for s in seen.values()) <= ROUNDED_ONCE else "fp16",
+            {name: s.error for name, s in seen.items()},
+        ),
+        "mixed-precision{epilogues=true} keeps nothing in FP32 where it does not",
     ),
     Probe(
         "conv-accumulation",
