@@ -49,7 +49,7 @@ def fix(
     pareto: bool = False,
     metric: str | None = None,
     search: Literal["emulation", "gpu"] = "emulation",
-    weak_typing: bool = False,
+    weak_typing: bool | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str | None = None,
     seed: int = 0,
@@ -123,7 +123,8 @@ def fix(
     goal = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
     if pareto and given is not None:
         raise UsageError("the plan is given", where="--pareto", hint="leave one of the two out")
-    if (given or save_plan or goal or pareto or weak_typing) and not lowers:
+    weak = bool(chosen.choose("weak_typing", weak_typing))
+    if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     known = known_target(Target.parse(chosen.choose("target", target)))
@@ -159,7 +160,7 @@ def fix(
             goal=goal,
             metric=metric or str(chosen.choose("metric")),
             pareto=pareto,
-            weak_typing=weak_typing,
+            weak_typing=weak,
             search_engine=_search_engine(search, goal is not None or pareto),
             save_plan=None if save_plan is None else Path(save_plan),
         )

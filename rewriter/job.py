@@ -121,8 +121,9 @@ class Job:
         elif expected is not None and options.wish.precision == "fp32":
             done.append(self._check_tf32(expected, fixed, samples))
         written = self._write_and_build(given, destination, samples, done, plan, expected)
+        constraints = None
         if options.weak_typing and written is not None and plan is not None:
-            self._write_constraints(given, plan, written)
+            constraints = self._write_constraints(given, plan, written)
         return FixResult(
             given,
             written,
@@ -135,6 +136,7 @@ class Job:
             self.frontier,
             self.warnings,
             self.seconds,
+            constraints,
         )
 
     def _samples(self, original: Model) -> Samples:
@@ -351,12 +353,13 @@ class Job:
             with self._stage("run"):
                 yield run_built(fixed, path, engine, settings, compared, expected.exact)
 
-    def _write_constraints(self, model: Model, plan: Plan, path: Path) -> None:
+    def _write_constraints(self, model: Model, plan: Plan, path: Path) -> Path:
         files = weak_typing.write(model, tensor_facts.infer(model), plan, path)
         self.warnings.append(
             f"weak typing: {path} is FP32; build it with trtexec and the arguments in {files.trtexec}, or "
             f"with the code in {files.python}, which finds all layers of a node that becomes several"
         )
+        return files.trtexec
 
     def _save(self, model: Model, path: Path) -> Path:
         with self._stage("save"):

@@ -20,6 +20,7 @@ OTHERWISE: Mapping[str, Any] = {
     "target": "tensorrt",
     "metric": "relative-l2",
     "accumulation": "fp32",
+    "weak_typing": False,
 }
 """Of the options that presets may set, the values without one."""
 
@@ -121,6 +122,16 @@ _ALL = (
         "tolerance in an emulation that sums MatMul, Gemm and Conv as Tensor Cores do in FP16. It takes\n"
         "2 to 8 times as long as `trt-fp16`, and longer where there is something to search. If no plan is\n"
         "accurate enough, verification fails and says by how much.",
+    ),
+    Preset(
+        "weak-typing",
+        "FP32, and the plan as constraints for the weakly typed builds of TensorRT 8 to 10",
+        _FP16,
+        {"precision": "fp16", "weak_typing": True},
+        "For those who stay on `trtexec --fp16` of TensorRT 8 to 10: the model keeps its types. What the\n"
+        "plan would keep in FP32 stands beside it twice: as arguments for trtexec (`--layerPrecisions`,\n"
+        "`--layerOutputTypes`, `--precisionConstraints=obey`) and as Python that sets the same on a\n"
+        "network. `--weak-typing` does the same for any preset.",
     ),
     Preset(
         "structure-only",

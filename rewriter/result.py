@@ -130,6 +130,7 @@ class FixResult:
         frontier: Accuracy against latency, if it was asked for.
         warnings: Sentences that the user should read.
         seconds: Wall time by stage, in order.
+        constraints: The file of trtexec's arguments for a weakly typed build, if that was asked for.
     """
 
     model: Model
@@ -143,6 +144,7 @@ class FixResult:
     frontier: Frontier | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    constraints: Path | None = None
 
     @property
     def proto(self) -> onnx.ModelProto:

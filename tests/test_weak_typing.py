@@ -19,6 +19,7 @@ from rewriter.checks import run_all
 from rewriter.errors import UsageError
 from rewriter.model import Model, load, save, walk_graphs
 from rewriter.plan import Decision, Plan
+from rewriter.report.next_step import next_command, remark
 
 SOURCE = """
     g (float[4,64] x, float[64,8] w) => (float[4,8] y)
@@ -238,3 +239,15 @@ def test_on_the_command_line_and_where_there_is_no_plan(tmp_path: Path) -> None:
     assert (tmp_path / "out_constraints.py").exists()
     with pytest.raises(UsageError, match="--weak-typing"):
         rewriter.fix(path, weak_typing=True, precision="fp32")
+
+
+def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:
+    case = CASES / "t5_encoder.onnx"
+    output = tmp_path / "m.onnx"
+    result = rewriter.fix(
+        case, output, inputs=case.with_suffix(".npz"), preset="weak-typing", build=False, verify=False
+    )
+    files = weak_typing.Files.beside(output)
+    assert files.trtexec.exists() and files.python.exists()
+    assert next_command(result) == f"trtexec --onnx={output} $(cat {files.trtexec})"
+    assert remark(result) is None, "nothing about --stronglyTyped"

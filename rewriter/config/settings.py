@@ -71,7 +71,7 @@ class Settings:
         "search for the cheapest plan that emulates within this", check=checks.a_number
     )
     metric: str | None = _option("what `tolerance` is one of", check=checks.metric)
-    weak_typing: bool = _option("write FP32, and constraints for the builder of TensorRT 8 to 10", False)
+    weak_typing: bool | None = _option("write FP32, and constraints for the builder of TensorRT 8 to 10")
     inputs: Path | None = _option(
         "sample data: npz, folder, or Polygraphy's JSON", of=_BOTH, words=("data", "samples", "calibration")
     )

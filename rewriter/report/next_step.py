@@ -25,13 +25,17 @@ def next_command(result: FixResult) -> str | None:
     if result.output is None:
         return None
     spans = result.data.spans if result.data else {}
-    words = [*_tool(result.target, result.output), *_shapes(result.model.signature.inputs, spans)]
-    return shlex.join(words)
+    shapes = _shapes(result.model.signature.inputs, spans)
+    if result.constraints is not None:  # the file holds a line of arguments, for the shell to split
+        words = shlex.join(["trtexec", f"--onnx={result.output}", *shapes])
+        return f"{words} $(cat {shlex.quote(str(result.constraints))})"
+    return shlex.join([*_tool(result.target, result.output), *shapes])
 
 
-def remark(target: Target) -> str | None:
+def remark(result: FixResult) -> str | None:
     """What to change in the command when the version of the target is not known."""
-    if target.library == "tensorrt" and not target.version:
+    target = result.target
+    if target.library == "tensorrt" and not target.version and result.constraints is None:
         return "TensorRT 11: leave --stronglyTyped out"
     return None
 

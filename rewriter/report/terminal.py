@@ -227,7 +227,7 @@ def _data_and_warnings(result: FixResult) -> Iterator[RenderableType]:
 def _print_next(result: FixResult, out: Console) -> None:
     command = next_command(result)
     if command is not None:
-        note = remark(result.target)
+        note = remark(result)
         out.print(Text("Next" + (f" ({note})" if note else "") + ":"))
         out.print(Text(f"  {command}"), soft_wrap=True)  # one line, however long: it is there to be copied
 
