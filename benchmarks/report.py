@@ -20,13 +20,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.headline import RIVAL, agreement, engine_error, latency, mean, table
+from benchmarks.headline import OURS, RIVAL, agreement, engine_error, latency, mean, table
 from benchmarks.preparation import worst
-from benchmarks.variants import SEARCHED, VARIANTS
+from benchmarks.variants import VARIANTS
 
 Row = dict[str, Any]
 
-OURS = ("fix", "fix-rescaled", "fix-epilogues", "fix-accurate", SEARCHED)
 BEGIN, END = "<!-- side by side: begin -->", "<!-- side by side: end -->"
 """Marks of the part of benchmarks/README.md that is generated."""
 
