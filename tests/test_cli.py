@@ -465,6 +465,12 @@ def test_help_fits_a_screen_in_groups() -> None:
     } <= {line.split()[1] for line in lines if "│" in line}
 
 
+@pytest.mark.parametrize("command", ["", "fix", "probe", "passes show", "presets", "hook install"])
+def test_a_switch_takes_nothing(command: str) -> None:
+    """Typer shows `<bool>` where `--help` and others take no value."""
+    assert "<bool>" not in rewriter(*command.split(), "--help").stdout
+
+
 @pytest.mark.parametrize("command", ["fix", "scan", "verify"])
 def test_the_help_of_a_command_is_as_short_as_it_can_be(command: str) -> None:
     """A line for every option, and nothing wraps: `fix` has more options than a screen has lines."""
