@@ -55,9 +55,13 @@ class OutputComparison:
         return self.finite and self.relative_l2 <= self.tolerance
 
 
+GOALS = frozenset({"tolerance", "max-latency-cost"})
+"""Checks that say whether a search reached what it was asked for; they verify nothing of what is written."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One step of verification: `structure`, `emulation` or `build`.
+    """One step of verification: `structure`, `emulation` or `build`; or what became of a goal of `GOALS`.
 
     `passed` is None when the step could not be done; `summary` then says why.
     """
@@ -126,7 +130,7 @@ class FixResult:
         passes: What each pass did and declined.
         plan: Which nodes stay in FP32 and why; None when no precision pass ran.
         data: The samples that ranges and verification used; None if none were needed.
-        verdict: None with `verify=False`.
+        verdict: None with `verify=False`, unless there was a goal to search for.
         frontier: Accuracy against latency, if it was asked for.
         warnings: Sentences that the user should read.
         seconds: Wall time by stage, in order.
@@ -145,6 +149,14 @@ class FixResult:
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     constraints: Path | None = None
+
+    @property
+    def verified(self) -> bool | None:
+        """Whether the checks passed; None if nothing was checked but that a search reached its goal."""
+        if self.verdict is None:
+            return None
+        reached = self.verdict.passed and all(check.name in GOALS for check in self.verdict.checks)
+        return None if reached else self.verdict.passed
 
     @property
     def proto(self) -> onnx.ModelProto:

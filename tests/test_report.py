@@ -51,6 +51,7 @@ GOOD = Verdict(
         Check("build", None, "no TensorRT is installed"),
     )
 )
+REACHED = Check("tolerance", True, "the cheapest of 3 plans that reach 0.001")
 BAD = Verdict((Check("emulation", False, "FP16 emulated: NOT within", (output(error=0.3, finite=False),)),))
 
 
@@ -209,6 +210,21 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
     [
         pytest.param(
             {"verdict": None}, "Fixed, NOT verified (--no-verify): out/fixed.onnx", id="no verification"
+        ),
+        pytest.param(
+            {"verdict": Verdict((REACHED,))},
+            "Fixed, NOT verified (--no-verify): out/fixed.onnx",
+            id="a goal that was reached verifies nothing",
+        ),
+        pytest.param(
+            {"verdict": Verdict((replace(REACHED, passed=False),))},
+            "VERIFICATION FAILED (tolerance): out/fixed.onnx",
+            id="a goal that was not reached",
+        ),
+        pytest.param(
+            {"verdict": Verdict((REACHED, *GOOD.checks))},
+            "Fixed and verified: out/fixed.onnx",
+            id="a goal and a verification",
         ),
         pytest.param({"output": None}, "Fixed and verified: nothing written", id="a dry run"),
         pytest.param({"plan": None}, "Fixed and verified: out/fixed.onnx\n", id="structure only"),

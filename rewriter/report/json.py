@@ -50,7 +50,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "passes": [asdict(step) for step in result.passes],
         "plan": _plan(result.plan) if result.plan else None,
         "data": {"text": data.text, "samples": data.samples, "real": data.real} if data else None,
-        "verified": result.verdict.passed if result.verdict else None,
+        "verified": result.verified,
         "checks": [check_dict(check) for check in result.verdict.checks] if result.verdict else [],
         "frontier": _frontier(result.frontier) if result.frontier else None,
         "warnings": result.warnings,

@@ -58,12 +58,13 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
 def verdict_line(result: FixResult) -> Text:
     """One line: fixed and verified, not verified, or failed; where the result is; what stays FP32."""
     where = str(result.output) if result.output else "nothing written"
-    if result.verdict is None:
+    if result.verified is None:
         text, style = f"Fixed, NOT verified (--no-verify): {where}", "yellow"
-    elif result.verdict.passed:
+    elif result.verified:
         text, style = f"Fixed and verified: {where}", "green"
     else:
-        text, style = f"VERIFICATION FAILED ({_failed(result.verdict.checks)}): {where}", "bold red"
+        checks = result.verdict.checks if result.verdict else ()
+        text, style = f"VERIFICATION FAILED ({_failed(checks)}): {where}", "bold red"
     return Text(text + _share(result.plan), style=style)
 
 
