@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 import onnx
 
 from rewriter.base import Target
+from rewriter.deployment import AUTO, TENSORRT, Deployment, deployment
 from rewriter.emulation import Accumulation
-from rewriter.engines import host
-from rewriter.engines.protocol import EngineName
+from rewriter.engines.protocol import EngineName, Shape
 from rewriter.errors import EngineError, UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import named
@@ -60,6 +60,11 @@ def fix(
     in_place: bool = False,
     strict: bool = False,
     build_timeout: float = 600.0,
+    engine: str = AUTO,
+    plugin_lib: Sequence[str | os.PathLike[str]] = (),
+    min_shapes: Mapping[str, Shape] | None = None,
+    opt_shapes: Mapping[str, Shape] | None = None,
+    max_shapes: Mapping[str, Shape] | None = None,
     progress: Progress | None = None,
 ) -> FixResult:
     """Make a model safe for a strongly typed TensorRT build in reduced precision, and check it.
@@ -97,6 +102,9 @@ def fix(
             measured on a GPU, and takes 2 to 8 times as long.
         dry_run: Do everything, write nothing.
         strict: Write nothing if verification fails.
+        engine: What builds and runs the result: `tensorrt`, `tensorrt-rtx`, the best of them (`auto`), or
+            `emulation`, which builds and runs nothing on a GPU.
+        plugin_lib, min_shapes, opt_shapes, max_shapes: As for `verify`.
 
     Raises:
         RewriterError: bad model, data, option or output path; nothing is written then.
@@ -127,6 +135,7 @@ def fix(
     if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
+    deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes, engines=TENSORRT)
     known = known_target(Target.parse(chosen.choose("target", target)))
     return Job(
         Options(
@@ -161,7 +170,8 @@ def fix(
             metric=metric or str(chosen.choose("metric")),
             pareto=pareto,
             weak_typing=weak,
-            search_engine=_search_engine(search, goal is not None or pareto),
+            search_engine=_search_engine(search, deployed, goal is not None or pareto),
+            deployment=deployed,
             save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
@@ -237,7 +247,7 @@ def _goal(
     return Goal(tolerance, metric)
 
 
-def _search_engine(search: str, searched: bool) -> EngineName | None:
+def _search_engine(search: str, deployed: Deployment, searched: bool) -> EngineName | None:
     """The engine of `--search gpu`.
 
     Raises:
@@ -248,7 +258,7 @@ def _search_engine(search: str, searched: bool) -> EngineName | None:
         return None
     if not searched:
         raise UsageError("nothing is searched", where="--search gpu", hint="say what for: --tolerance 1e-3")
-    choice = host.choose()
+    choice = deployed.choose()
     if choice.engine is None:
         raise EngineError(
             f"no engine runs here: {'; '.join(choice.reasons)}",

@@ -15,10 +15,11 @@ from typing import Any
 from rewriter import checks, epilogues, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
 from rewriter.base import Context, Pass, Rescaled, Target
+from rewriter.deployment import Deployment
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
 from rewriter.engines import host
-from rewriter.engines.protocol import EngineName, Settings
+from rewriter.engines.protocol import EngineName, Settings, Span
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.expectations import data_warnings
 from rewriter.inputs import Samples, load_samples, random_samples
@@ -74,6 +75,7 @@ class Options:
     pareto: bool = False
     weak_typing: bool = False
     search_engine: EngineName | None = None
+    deployment: Deployment = field(default_factory=Deployment)
 
 
 @dataclass
@@ -131,7 +133,7 @@ class Job:
             options.target,
             self.passes,
             plan,
-            samples.source,
+            replace(samples.source, spans=self._spans(samples)),
             Verdict(tuple(done)) if options.verify or done else None,
             self.frontier,
             self.warnings,
@@ -141,11 +143,15 @@ class Job:
 
     def _samples(self, original: Model) -> Samples:
         options = self.options
+        options.deployment.check(original.signature)
         if options.inputs is not None:
             given = load_samples(options.inputs, original)
+            options.deployment.check_data(given.source.spans)
             self.warnings.extend(data_warnings(original, given))
             return given
-        samples = random_samples(original, seed=options.seed, input_shapes=options.input_shapes)
+        shapes = {**options.deployment.usual, **options.input_shapes}
+        samples = random_samples(original, seed=options.seed, input_shapes=shapes)
+        options.deployment.check_data(samples.source.spans)
         if options.verify or any(
             step.needs_ranges or step.name == "mixed-precision" for step in options.steps
         ):
@@ -325,17 +331,19 @@ class Job:
         expected: checks.Expected | None,
     ) -> Iterator[Check]:
         """Build once; where there is a GPU, run what was built, too."""
+        options = self.options
         with self._stage("build"):
-            choice = host.choose()
+            choice = options.deployment.choose()
             engine = folder / "model.engine" if choice.engine else None
-            sample, spans = next(iter(samples), {}), samples.source.spans
+            sample, spans = next(iter(samples), {}), self._spans(samples)
             yield checks.check_engine(
                 fixed,
                 path,
                 sample,
                 spans,
-                self.options.build_timeout,
+                options.build_timeout,
                 plan.norms_in_range if plan is not None else frozenset(),
+                plugins=options.deployment.plugins,
                 engine=engine,
                 library=choice.engine and choice.engine.replace("-", "_"),
             )
@@ -347,11 +355,15 @@ class Job:
         elif choice.engine is None:
             yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
         if choice.engine and engine and engine.exists() and expected is not None:
-            timeout = self.options.build_timeout
-            settings = Settings(choice.engine, run_timeout_s=timeout)
+            plugins, timeout = options.deployment.plugins, options.build_timeout
+            settings = Settings(choice.engine, plugins=plugins, run_timeout_s=timeout)
             compared = list(islice(samples, VERIFIED_SAMPLES))
             with self._stage("run"):
                 yield run_built(fixed, path, engine, settings, compared, expected.exact)
+
+    def _spans(self, samples: Samples) -> dict[str, Span]:
+        """The optimisation profile: the user's, else what the data says."""
+        return {**samples.source.spans, **self.options.deployment.profile}
 
     def _write_constraints(self, model: Model, plan: Plan, path: Path) -> Path:
         files = weak_typing.write(model, tensor_facts.infer(model), plan, path)

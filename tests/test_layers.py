@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("registry",),
     ("driver",),
     ("pipeline", "result"),
-    ("builder_warnings", "findings"),
+    ("builder_warnings", "deployment", "findings"),
     ("build_check", "compare", "inputs"),
     ("checks", "metrics", "weak_typing"),
     ("locate", "parity", "probe"),

@@ -10,6 +10,7 @@ import typer
 from rewriter.cli import complete
 from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
 from rewriter.cli.options import (
+    ENGINE,
     FLAG,
     OUTCOME,
     PASSES,
@@ -17,7 +18,11 @@ from rewriter.cli.options import (
     SEARCH,
     Inputs,
     InputShape,
+    MaxShapes,
+    MinShapes,
     ModelPath,
+    OptShapes,
+    PluginLib,
     Preset,
     Seed,
     Target,
@@ -26,6 +31,7 @@ from rewriter.cli.options import (
     check_pareto,
     configured,
     option,
+    profile,
     shapes,
     share,
     split,
@@ -110,6 +116,11 @@ def fix(
         bool | None, option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict/--no-strict")
     ] = None,
     build_timeout: Annotated[float | None, option(OUTCOME, "SECONDS", "For TensorRT's build [600]")] = None,
+    engine: Annotated[str | None, option(ENGINE, "NAME", "auto, tensorrt, tensorrt-rtx, emulation")] = None,
+    plugin_lib: PluginLib = None,
+    min_shapes: MinShapes = None,
+    opt_shapes: OptShapes = None,
+    max_shapes: MaxShapes = None,
     report: Annotated[Path | None, option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
     verbose: Verbose = False,
     quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")] = False,
@@ -148,6 +159,9 @@ def fix(
             accumulation=accumulation,
             strict=strict,
             build_timeout=build_timeout,
+            engine=engine,
+            plugin_lib=plugin_lib,
+            **profile(min_shapes, opt_shapes, max_shapes),
             report=report,
         )
         chosen = in_force.settings

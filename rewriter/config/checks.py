@@ -54,6 +54,20 @@ def positive(value: float) -> None:
         raise ValueError("it takes a number above 0")
 
 
+def at_least_one(value: int) -> None:
+    """From 1 on."""
+    if value < 1:
+        raise ValueError("it takes a whole number from 1 on")
+
+
+def engine(name: str) -> None:
+    """A name that `verify` takes; whether it runs here, and whether `fix` takes it, is seen there."""
+    from rewriter.deployment import ENGINES
+
+    if name not in ENGINES:
+        raise ValueError(nearest(name, ENGINES))
+
+
 def not_negative(value: int) -> None:
     """From 0 on."""
     if value < 0:

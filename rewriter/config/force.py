@@ -77,14 +77,14 @@ class InForce:
     hidden: tuple[str, ...]
 
     def arguments(self, command: Command) -> dict[str, Any]:
-        """Keyword arguments of `rewriter.fix` or `rewriter.scan`, without `report` and `fail_on`.
+        """Keyword arguments of `rewriter.fix`, `scan` or `verify`, without `report` and `fail_on`.
 
-        For `fix`, what the user set: the rest is up to it and the preset. For `scan`, which has no
-        presets, every value, where the preset's precision is one to scan for.
+        For `fix` and `verify`, what the user set: the rest is up to them and the preset. For `scan`, which
+        has no presets, every value, where the preset's precision is one to scan for.
         """
         values = {name: getattr(self.settings, name) for name, key in KEYS.items() if command in key.of}
         values = {name: value for name, value in values.items() if name not in ("report", "fail_on")}
-        if command == "fix":
+        if command != "scan":
             return {name: value for name, value in values.items() if self.origins[name].source}
         del values["preset"]
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}

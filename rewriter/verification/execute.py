@@ -11,10 +11,9 @@ from rewriter import facts as tensor_facts
 from rewriter.build_check import expectation, judged_report
 from rewriter.checks import as_declared, check_engine, selects_rows
 from rewriter.emulation import Accumulation, emulation
-from rewriter.engines import host
 from rewriter.engines.measure import measure
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import EngineName, Latency, Outcome, Settings, Variant
+from rewriter.engines.protocol import Latency, Outcome, Settings, Variant
 from rewriter.engines.tensors import write_samples, write_tensors
 from rewriter.errors import ArithmeticRunError
 from rewriter.model import Array, Model
@@ -29,14 +28,6 @@ LOG_LINES = 15
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What computes: an engine, or None for emulation; `reasons` why not a better one."""
-
-    engine: EngineName | None
-    reasons: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Execution:
     """What came of it; see `VerifyResult` for the fields."""
 
@@ -47,20 +38,6 @@ class Execution:
     latency: Latency | None = None
     reference_latency: Latency | None = None
     warnings: tuple[str, ...] = ()
-
-
-def choose(engine: str) -> Chosen:
-    """From the name that the user gave.
-
-    Raises:
-        EngineError: it cannot run here.
-    """
-    if engine == "emulation":
-        return Chosen(None)
-    if engine != "auto":
-        return Chosen(host.require(engine))
-    best = host.choose()
-    return Chosen(best.engine, best.reasons)
 
 
 def on_engine(stage: Stage, settings: Settings, tolerance: Tolerance) -> Execution:
