@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,12 @@ class Samples:
     def __iter__(self) -> Iterator[dict[str, Array]]:
         for sample in self._samples:
             yield checked(sample.read(), self._ports, sample.where)
+
+    def first(self, count: int) -> Samples:
+        """The first of them, at most `count`, from the same source."""
+        some = copy(self)
+        some._samples = self._samples[:count]
+        return some
 
     def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
         spans: dict[str, tuple[Shape, Shape, Shape]] = {}
