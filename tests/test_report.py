@@ -235,6 +235,15 @@ def test_verdict_line(changes: dict[str, object], line: str) -> None:
     assert line in printed(result(**changes), verbosity=-1)
 
 
+def test_where_the_answers_of_probes_come_from_is_said() -> None:
+    recorded = Target("tensorrt-rtx", known_from="recorded of tensorrt-rtx 1.6 on a GPU, not measured here")
+    text = flat(printed(result(target=recorded)))
+    assert "Target: tensorrt-rtx; known of it by `rewriter probe`: recorded of tensorrt-rtx 1.6" in text
+    assert json_report.as_dict(result(target=recorded))["probe"] == recorded.known_from
+    assert "by `rewriter probe`: nothing, so that" in flat(printed(result(target=Target())))
+    assert json_report.as_dict(result(target=Target()))["probe"] is None
+
+
 def test_random_data_and_warnings_are_said() -> None:
     text = flat(
         printed(result(data=DataSource("random data", 1, real=False), warnings=["ranges are guesses"]))

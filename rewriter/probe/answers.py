@@ -57,6 +57,15 @@ class Answers:
         driver = f", driver {self.driver}" if self.driver else ""
         return f"{self.library} {self.version} on {self.gpu}{driver}"
 
+    @property
+    def origin(self) -> str:
+        """On what, and whether that is this machine."""
+        return (
+            f"recorded of {self.title}, not measured here"
+            if self.recorded
+            else f"measured here: {self.title}"
+        )
+
     def fits(self, target: Target) -> bool:
         """Whether they hold for a target: the same library, and its release as far as the target says it."""
         release = tuple(int(part) for part in re.findall(r"\d+", self.version))
@@ -66,7 +75,7 @@ class Answers:
 def known_target(target: Target) -> Target:
     """The target with what is known of it: measured on this machine's GPU, else recorded."""
     found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
-    return target if found is None else replace(target, answers=found.values)
+    return target if found is None else replace(target, answers=found.values, known_from=found.origin)
 
 
 def measured(target: Target | None = None) -> Answers | None:

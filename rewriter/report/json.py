@@ -45,6 +45,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "input": str(model.path) if model.path else None,
         "output": str(result.output) if result.output else None,
         "target": str(result.target),
+        "probe": result.target.known_from or None,
         "opset": model.opset,
         "pipeline": result.pipeline,
         "passes": [asdict(step) for step in result.passes],

@@ -15,7 +15,7 @@ from rewriter.plan import Decision, Plan
 from rewriter.report.frontier import sections as frontier_sections
 from rewriter.report.next_step import next_command, remark
 from rewriter.report.tables import new_table
-from rewriter.report.text import grouped, listed, shorten
+from rewriter.report.text import about_target, grouped, listed, shorten
 from rewriter.result import Check, FixResult, OutputComparison
 
 SHOWN = 5
@@ -218,6 +218,7 @@ def _output_note(output: OutputComparison) -> str:
 
 
 def _data_and_warnings(result: FixResult) -> Iterator[RenderableType]:
+    yield Text(about_target(result.target))
     if result.data is not None:
         yield Text(f"Data: {result.data.text}", style="" if result.data.real else "yellow")
     told = result.data.text if result.data is not None else None
