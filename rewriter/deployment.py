@@ -11,7 +11,7 @@ from typing import get_args
 from rewriter.engines import host
 from rewriter.engines.host import Choice
 from rewriter.engines.protocol import EngineName, Shape, Span
-from rewriter.errors import UsageError
+from rewriter.errors import UsageError, did_you_mean
 from rewriter.model import Port, Signature
 
 AUTO, EMULATION = "auto", "emulation"
@@ -61,10 +61,8 @@ class Deployment:
         ports = {port.name: port for port in signature.inputs}
         for name, span in self.profile.items():
             if name not in ports:
-                listed = ", ".join(ports)
-                raise UsageError(
-                    f"the model has no input {name!r}", where=_PROFILE, hint=f"its inputs are {listed}"
-                )
+                told = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
+                raise UsageError(told, where=_PROFILE, hint="its inputs are " + ", ".join(ports))
             _require_fit(ports[name], span)
 
     def check_data(self, samples: Mapping[str, Span]) -> None:

@@ -210,7 +210,7 @@ class Survey:
                     stack.extend(new)
 
     def _is_float_cast(self, node: NodeProto) -> bool:
-        return node.op_type == "Cast" and self.is_float(node.input[0]) and self.is_float(node.output[0])
+        return casts_floats(node, self.is_float)
 
 
 @dataclass(frozen=True)
