@@ -61,7 +61,9 @@ class Deployment:
         ports = {port.name: port for port in signature.inputs}
         for name, span in self.profile.items():
             if name not in ports:
-                told = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
+                told = "; ".join(
+                    filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports)))
+                )
                 raise UsageError(told, where=_PROFILE, hint="its inputs are " + ", ".join(ports))
             _require_fit(ports[name], span)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
-from rewriter.edits import GraphEditor
+from rewriter.edits import GraphEditor, casts_floats
 from rewriter.kinds import Severity
 from rewriter.plan import InputsOutputs, Range
 from rewriter.schemas import Port, Ports, ports
