@@ -15,6 +15,7 @@ from typing import Any
 from rewriter.deployment import AUTO, Deployment, deployment
 from rewriter.emulation import Accumulation
 from rewriter.engines.host import Choice
+from rewriter.engines.ort_errors import NoKernelError
 from rewriter.engines.protocol import Settings, Shape, Timing
 from rewriter.errors import UsageError
 from rewriter.expectations import data_warnings
@@ -92,7 +93,7 @@ def verify(
         tf32 = chosen.engine not in (None, "onnxruntime")
         held = asked or default_tolerance(stage.fixed_facts, tf32=tf32)
         with watch("reference"):
-            stage.compute_reference()
+            missing = _without_reference(stage, chosen)
         if chosen.engine is None:
             with watch("emulation"):
                 done = emulated(stage, held, accumulation)
@@ -109,7 +110,7 @@ def verify(
                 run_timeout_s=timeout,
             )
             with watch("run"):
-                done = on_engine(stage, settings, held)
+                done = on_engine(stage, settings, held, missing)
         warnings = (*_warnings(chosen, samples), *data_warnings(models[0], samples), *done.warnings)
         return VerifyResult(
             original=models[0].path,
@@ -141,6 +142,18 @@ def _samples(
     )
     deployed.check_data(samples.source.spans)
     return samples
+
+
+def _without_reference(stage: Stage, chosen: Choice) -> str:
+    """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
+    try:
+        stage.compute_reference()
+    except NoKernelError as error:
+        if chosen.engine in ("tensorrt", "tensorrt-rtx"):
+            return error.what
+        error.hint = "on a GPU its FP32 engine is the reference: --engine tensorrt, with --plugin-lib"
+        raise
+    return ""
 
 
 def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:

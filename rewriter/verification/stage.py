@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,6 +64,10 @@ class Stage:
             for number, sample in zip(range(len(self)), self.samples, strict=False):
                 folder = self.folder / "expected" / str(number)
                 self._expected.append(write_tensors(folder, session.run(sample)))
+
+    def take_reference(self, folders: Sequence[Path]) -> None:
+        """Compare with what an engine made of the original, one folder of tensors for each sample."""
+        self._expected = list(folders)
 
     def expected(self, sample: int) -> dict[str, Array]:
         """What the original gives in FP32, memory-mapped."""
