@@ -218,6 +218,16 @@ def test_measured_answers_are_kept_and_go_before_recorded_ones(
     assert store.measured() is None
 
 
+def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.65.06"))
+    mine = replace(MINE, driver="580.65.06, CUDA 13.0")
+    remember(mine)
+    assert store.measured() == mine
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.95.05"))
+    assert store.measured() is None
+
+
 def test_a_broken_cache_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     remember(MINE).write_text('{"schema_version": 1, "library"')

@@ -32,7 +32,7 @@ class Answers:
 
     Attributes:
         library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
-        gpu, driver: Name of the GPU, and the CUDA version of its driver.
+        gpu, driver: Name of the GPU; release of its driver, where known, and the CUDA of that.
         source: Who measured it, and when; for people.
         recorded: Whether it comes from the package instead of this machine.
         answers: By probe.
@@ -90,8 +90,9 @@ def measured(target: Target | None = None) -> Answers | None:
 
 
 def driver_text(gpu: Gpu) -> str:
-    """How answers call the driver."""
-    return f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
+    """How answers call the driver: by its release, if that is known, and by its CUDA."""
+    cuda = f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
+    return f"{gpu.driver}, {cuda}" if gpu.driver else cuda
 
 
 @lru_cache(maxsize=1)
