@@ -388,11 +388,8 @@ def _told_if_interrupted(written: Path | None) -> Iterator[None]:
 
 def _declined(wish: Wish) -> Iterator[str]:
     """What the user asked for and the target was measured not to do."""
-    if wish.epilogues and epilogues.refused_by(wish.target):
-        yield (
-            f"mixed-precision{{epilogues=true}} has no effect: `rewriter probe` found that on {wish.target} "
-            "an FP16 MatMul sums in FP16 even where what is added to it is FP32"
-        )
+    if wish.epilogues and wish.precision == "fp16":
+        yield from epilogues.refusals(wish.target)
 
 
 def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
