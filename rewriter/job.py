@@ -14,7 +14,7 @@ from typing import Any
 
 from rewriter import checks, epilogues, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
-from rewriter.base import Context, Pass, Rescaled, Target
+from rewriter.base import Context, Kept, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
 from rewriter.engines import host
@@ -25,7 +25,7 @@ from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.metrics import named
 from rewriter.model import Model, load, save
 from rewriter.plan import Plan
-from rewriter.plan_fit import fit
+from rewriter.plan_fit import fit, kept_by_user
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
@@ -164,13 +164,18 @@ class Job:
     def _rewrite(
         self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
     ) -> Model:
-        context = Context(self.options.opset, self.options.target, plan, ranges)
+        context = Context(self.options.opset, self.options.target, plan, ranges, self._kept())
         total = len(self.options.steps)
         driver = Driver(lambda step: self.options.progress(f"pass {step.name}", len(self.passes), total))
         with self._stage("passes"):
             rewritten, results = driver.run(model, steps, context)
         self.passes.extend(results)
         return rewritten
+
+    def _kept(self) -> Kept:
+        """What the user keeps in FP32, by the options or in the plan that excludes them."""
+        wish, plan = self.options.wish, self.options.plan
+        return Kept(wish.keep_nodes, wish.keep_ops) if plan is None else kept_by_user(plan)
 
     def _rewrite_measured(
         self, model: Model, steps: Sequence[Pass], ranges: Ranges, samples: Samples
@@ -281,7 +286,7 @@ class Job:
 
     def _structured_again(self, structural: Sequence[Pass]) -> Model:
         """What the precision passes saw; made anew, for its weights were given back."""
-        context = Context(self.options.opset, self.options.target, None)
+        context = Context(self.options.opset, self.options.target, kept=self._kept())
         return Driver(lambda step: None).run(load(self.options.source), structural, context)[0]
 
     def _changed(self) -> list[Pass]:
