@@ -64,8 +64,9 @@ _STRUCTURE = (
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
 )
 _MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
-_ACCURATE = f"{_STRUCTURE},mixed-precision{{epilogues=true}},clean-casts"
-_DEFAULT = f"{_STRUCTURE},rescale,mixed-precision{{epilogues=true}},clean-casts"
+_EPILOGUES = "merge-projections,mixed-precision{epilogues=true},clean-casts"
+_ACCURATE = f"{_STRUCTURE},{_EPILOGUES}"
+_DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
 
@@ -82,7 +83,8 @@ _ALL = (
         "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms\n"
         "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
         "So is what stands elementwise behind an FP16 matrix product, and attention's Softmax: TensorRT-RTX\n"
-        "then sums the products in FP32 at the same latency or less (docs/accuracy.md; one H200).",
+        "then sums the products in FP32 at the same latency or less (docs/accuracy.md; one H200). That is\n"
+        "why projections of one tensor are merged, and why there are many FP32 nodes.",
     ),
     Preset(
         "trt-fp16-rescaled",

@@ -31,10 +31,18 @@ def reference(model: Model, facts: Facts) -> Model:
     return retype(model, facts, _all_fp32(model, rounding=False))
 
 
+def rounded(model: Model, facts: Facts) -> Model:
+    """`reference`, with a round to its own type after every tensor that `model` keeps in FP16 or BF16.
+
+    That is what the file says, whatever kernels make of it: what a rewrite of its structure must keep.
+    """
+    return retype(model, facts, _all_fp32(model, rounding=True))
+
+
 def emulation(
     model: Model, facts: Facts, accumulation: Accumulation = "fp32", *, tf32: bool = False
 ) -> Model:
-    """`reference`, with a round to its own type after every tensor that `model` keeps in FP16 or BF16.
+    """`rounded`, but for what TensorRT's kernels are known to do otherwise.
 
     Operators compute in FP32 inside and round once, which is what TensorRT was measured to do for
     normalisations and reductions. A MatMul, Gemm or Conv of FP16 tensors was measured to accumulate in
