@@ -30,8 +30,8 @@ ALL: tuple[type[Pass], ...] = (
     ScaleQuery,
     ClampConstants,
     IsolateClip,
-    MergeProjections,
     Rescale,
+    MergeProjections,
     MixedPrecision,
 )
 """A new pass is added here, and nowhere else."""

@@ -37,8 +37,10 @@ class MergeProjections(GraphPass):
     becomes a part of the one bias. Where none has one, it is zeros all the same: the epilogue needs an Add.
 
     All results are made at once and live until their last reader: with one state that every layer projects
-    (a decoder's cross-attention, a time embedding), those of all layers. Members share one range: where one
-    overflows FP16, all are kept from it.
+    (a decoder's cross-attention, a time embedding), those of all layers. Members share one range, and one
+    exponent of `rescale`: it stands behind `rescale`, which can save one member that overflows, and before
+    `mixed-precision`, which keeps all of them in FP32 where one cannot be saved. The merged weights are
+    held in memory until they are lowered, those of external data, too.
 
     Declines:
         - a group in which --keep-fp32, --keep-fp32-op or an edited plan names a member or its bias

@@ -273,11 +273,12 @@ class Job:
         with self._stage("verify"):
             check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
         structural, measuring, _ = _split(self.options.steps)
-        by_ranges = any(step in measuring for step in self._changed())
+        by_ranges = any(step.needs_ranges for step in self._changed())
         if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
+        again = (*structural, *(step for step in measuring if not step.needs_ranges))
         with self._stage("explain"):
-            return checks.explained(check, self._structured_again(structural), fixed, compared, accumulation)
+            return checks.explained(check, self._structured_again(again), fixed, compared, accumulation)
 
     def _check_tf32(self, expected: checks.Expected, fixed: Model, samples: Samples) -> Check:
         """TensorRT's FP32 engines use TF32: what that does is told before one is built."""
