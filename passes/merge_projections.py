@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal
 from rewriter.edits import GraphEditor, attribute, label
 from rewriter.model import Array
 
@@ -219,7 +219,7 @@ class _Weights:
         return self._graph.add_constant(base, np.concatenate(rows))
 
 
-def _merge(graph: GraphEditor, members: list[_Product], weights: _Weights) -> Change:
+def _merge(graph: GraphEditor, members: list[_Product], weights: _Weights) -> Merged:
     first = members[0].node
     data, name = first.input[0], f"{label(first)}/merged"
     weight = weights.weight(members)
@@ -238,7 +238,7 @@ def _merge(graph: GraphEditor, members: list[_Product], weights: _Weights) -> Ch
         graph.remove(member.end)
     total = sum(m.columns for m in members)
     names = ", ".join(label(m.node) for m in members[1:])
-    return Change(label(first), f"one product of {data} with {names}: {total} columns")
+    return Merged(label(first), f"one product of {data} with {names}: {total} columns")
 
 
 def _split(graph: GraphEditor, tensor: str, members: list[_Product], name: str) -> NodeProto:

@@ -37,6 +37,11 @@ class Rescaled(Change):
 
 
 @dataclass(frozen=True)
+class Merged(Change):
+    """A change after which tensors are parts of larger ones; all that there was has its values still."""
+
+
+@dataclass(frozen=True)
 class Refusal:
     """Something that a pass recognised and left alone, with the reason."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from rewriter import checks, epilogues, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
-from rewriter.base import Context, Kept, Pass, Rescaled, Target
+from rewriter.base import Context, Kept, Merged, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
 from rewriter.engines import host
@@ -29,6 +29,7 @@ from rewriter.plan_fit import fit, kept_by_user
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
+from rewriter.ranges.merged import merged_ranges
 from rewriter.result import Check, FixResult, Frontier, Verdict
 from rewriter.search import Budget, Goal, Problem, begin, frontier, reach
 from rewriter.search.engine_evaluator import EngineEvaluator
@@ -187,10 +188,13 @@ class Job:
                 widened = reference(model, tensor_facts.infer(model))
                 ranges.binades = measure_binades(widened, samples, wanted)
         rewritten = self._rewrite(model, steps, ranges=ranges)
-        changes = [change for result in self.passes[first:] for change in result.changes]
-        if not all(isinstance(change, Rescaled) for change in changes):
+        made = self.passes[first:]
+        if not all(isinstance(change, (Merged, Rescaled)) for result in made for change in result.changes):
             return rewritten, self._measure(rewritten, samples)
-        return rewritten, ranges.rescaled(self._exponents())
+        known = ranges.rescaled(self._exponents())
+        merging = {r.name for r in made if any(isinstance(change, Merged) for change in r.changes)}
+        merged = merged_ranges(rewritten, known, merging) if merging else known
+        return rewritten, merged if merged is not None else self._measure(rewritten, samples)
 
     def _exponents(self) -> tuple[tuple[int, str, int], ...]:
         """What was multiplied by a power of two so far, in the order of the changes."""
