@@ -54,7 +54,8 @@ def test_merged_products_get_one_fp32_epilogue(name: str) -> None:
     splits = [n for n in result.proto.graph.node if n.name.endswith("/merged/Split")]
     assert splits
     for split in splits:
-        chain, tensor = [], split.input[0]
+        chain: list[onnx.NodeProto] = []
+        tensor = split.input[0]
         while not chain or chain[-1].op_type != "MatMul":
             chain.append(producers[tensor])
             tensor = chain[-1].input[0]
@@ -157,6 +158,7 @@ def test_a_failed_emulation_is_explained_behind_rescale_too() -> None:
 def test_tensorrt_builds_what_is_merged(name: str) -> None:
     model = MODELS / f"{name}.onnx"
     result = api.fix(model, passes=f"{STRUCTURE},merge-projections,{LOWER}", inputs=model.with_suffix(".npz"))
+    assert result.verdict is not None
     build = next(check for check in result.verdict.checks if check.name == "build")
     assert build.passed
     assert "types as planned" in build.summary
