@@ -118,7 +118,7 @@ def fix(
     if passes is None and chosen_precision != "fp16":  # only FP16 has so few exponents
         steps = tuple(step for step in steps if step.name != "rescale")
     if chosen_precision == "fp32":
-        steps = tuple(step for step in steps if step.name != "mixed-precision")
+        steps = tuple(step for step in steps if step.name != "mixed-precision" and not step.rounds)
     lowers = any(step.name == "mixed-precision" for step in steps)
     goal = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
     if pareto and given is not None:

@@ -6,11 +6,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from rewriter.edits import GraphEditor
-    from rewriter.model import Model
+    from rewriter.model import Array, Model
     from rewriter.plan import Plan, Range
 
 
@@ -90,6 +90,29 @@ class Target:
         return cls(match[1] or "tensorrt", version)
 
 
+class Feeds(Protocol):
+    """Samples with a known number, one in memory at a time, as often as wanted."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Mapping[str, Array]]: ...
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Data that a pass may run the model on.
+
+    Attributes:
+        samples: They fit the model's inputs.
+        real: False if they were made up.
+        seed: Of what is chosen from them at random.
+    """
+
+    samples: Feeds
+    real: bool = True
+    seed: int = 0
+
+
 @dataclass(frozen=True)
 class Context:
     """What a whole run has in common; a pass's own options are its fields.
@@ -99,12 +122,14 @@ class Context:
         target: The TensorRT that the result is for.
         plan: Element type of every node and tensor; None until ranges were measured.
         ranges: By scope and tensor; None before the first pass that needs them.
+        calibration: For passes that round; None where there are no samples.
     """
 
     opset: int = 17
     target: Target = field(default_factory=Target)
     plan: Plan | None = None
     ranges: Mapping[tuple[int, str], Range] | None = None
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +144,8 @@ class Pass(ABC):
         imported: True when a library rewrites the graph: what breaks the contract is rolled back
             and reported as a refusal, instead of being raised as a defect of ours.
         needs_ranges: True for a pass that looks at `Context.ranges`; `fix` measures before the first one.
+        rounds: True for a pass that rounds constants for a lower type: it is a part of reduced precision, and
+            `fix` runs it when the structure is checked and the plan is made.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
     """
 
@@ -128,6 +155,7 @@ class Pass(ABC):
     after: ClassVar[str]
     imported: ClassVar[bool] = False
     needs_ranges: ClassVar[bool] = False
+    rounds: ClassVar[bool] = False
     keeps_signature: ClassVar[bool] = True
 
     def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
