@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
+from math import prod
 
 import numpy as np
 
 from rewriter.engines.ort_errors import NoKernelError
+from rewriter.facts import TensorFacts, infer
 from rewriter.model import Array, Model
 from rewriter.ranges.binades import leading_to
+from rewriter.rounding.blas import one_thread
 from rewriter.rounding.factors import factor
 from rewriter.rounding.grid import Grid
 from rewriter.rounding.layers import Layer, Left, Source, by_sources
@@ -66,9 +70,35 @@ class Data:
         return -(-self.count // SAMPLES)
 
     @property
+    def runs(self) -> int:
+        """How many do."""
+        return len(range(0, self.count, self.step))
+
+    @property
     def each(self) -> int:
         """Rows that a sample gives."""
-        return -(-self.limit // len(range(0, self.count, self.step)))
+        return -(-self.limit // self.runs)
+
+    def most(self, source: Source) -> int:
+        """How many rows a sample gives, as the first one's shapes tell."""
+        shape = self.facts.get(source.tensor)
+        sizes = [size for size in (shape.shape if shape else None) or () if isinstance(size, int)]
+        if shape is None or shape.shape is None or len(sizes) != len(shape.shape):
+            return self.each
+        taps = prod(source.window.kernel) if source.window else 1
+        return min(self.each, prod(sizes) * taps // source.width)
+
+    @cached_property
+    def facts(self) -> Mapping[str, TensorFacts]:
+        """What is known of the main graph's tensors for the first sample."""
+        model = self.model.copy()
+        del model.proto.graph.value_info[:]  # what is named there would stay a name
+        sample = next(iter(self.samples))
+        for value in model.proto.graph.input:
+            if value.name in sample:
+                for dim, size in zip(value.type.tensor_type.shape.dim, sample[value.name].shape, strict=False):
+                    dim.dim_value = size
+        return infer(model).main
 
     def rows(self, sources: Sequence[Source]) -> dict[Source, Rows]:
         """The rows of those sources that can be computed.
@@ -116,18 +146,20 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
         yield Left(wanted[0].node, f"rows are read from operator set {OPSET} on (the pass upgrade-opset)")
         return
     together = by_sources(wanted)
-    for group in _groups(list(together), data.limit):
+    for group in _groups(list(together), data):
         rows = data.rows(list(dict.fromkeys(source for sources in group for source in sources)))
         for sources in group:
-            yield from _fitted([rows.get(s) for s in sources], together[sources], weights, grid)
+            with one_thread():
+                done = list(_fitted([rows.get(s) for s in sources], together[sources], weights, grid))
+            yield from done
 
 
-def _groups(keys: Sequence[tuple[Source, ...]], limit: int) -> Iterator[list[tuple[Source, ...]]]:
+def _groups(keys: Sequence[tuple[Source, ...]], data: Data) -> Iterator[list[tuple[Source, ...]]]:
     """Keys one after the other, as many at a time as `HELD_BYTES` allows."""
     group: list[tuple[Source, ...]] = []
     held = 0
     for key in keys:
-        size = sum(4 * limit * source.width for source in key)
+        size = sum(data.most(source) * source.width * 4 for source in key) * data.runs
         if group and held + size > HELD_BYTES:
             yield group
             group, held = [], 0
