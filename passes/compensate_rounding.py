@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from rewriter import facts
-from rewriter.base import Calibration, Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.edits import GraphEditor, open_graphs
 from rewriter.emulation import reference
 from rewriter.model import Array, Model

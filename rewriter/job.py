@@ -414,7 +414,7 @@ def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
 
 
 def _split(steps: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
-    """The passes before the first that needs ranges, those up to the first that rounds, to the plan, the others."""
+    """The passes up to the first that needs ranges, to the first that rounds, to the plan's; the rest."""
     end = next((i for i, step in enumerate(steps) if step.name == "mixed-precision"), len(steps))
     middle = next((i for i, step in enumerate(steps[:end]) if step.rounds), end)
     start = next((i for i, step in enumerate(steps[:middle]) if step.needs_ranges), middle)

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from rewriter.rounding.compensate import Rounded, compensate
 from rewriter.rounding.grid import Grid
-from rewriter.rounding.layers import Layer, Left, layers
+from rewriter.rounding.layers import Layer, Left, Source, Window, layers
 
-__all__ = ["Grid", "Layer", "Left", "Rounded", "compensate", "layers"]
+__all__ = ["Grid", "Layer", "Left", "Rounded", "Source", "Window", "compensate", "layers"]

@@ -96,7 +96,9 @@ class Data:
         sample = next(iter(self.samples))
         for value in model.proto.graph.input:
             if value.name in sample:
-                for dim, size in zip(value.type.tensor_type.shape.dim, sample[value.name].shape, strict=False):
+                for dim, size in zip(
+                    value.type.tensor_type.shape.dim, sample[value.name].shape, strict=False
+                ):
                     dim.dim_value = size
         return infer(model).main
 
@@ -148,10 +150,14 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
     together = by_sources(wanted)
     for group in _groups(list(together), data):
         rows = data.rows(list(dict.fromkeys(source for sources in group for source in sources)))
+        last = {source: sources for sources in group for source in sources}
         for sources in group:
             with one_thread():
                 done = list(_fitted([rows.get(s) for s in sources], together[sources], weights, grid))
             yield from done
+            for source in sources:
+                if last[source] == sources:  # what is held shrinks while the new weights grow
+                    rows.pop(source, None)
 
 
 def _groups(keys: Sequence[tuple[Source, ...]], data: Data) -> Iterator[list[tuple[Source, ...]]]:

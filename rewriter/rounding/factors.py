@@ -25,19 +25,19 @@ def factor(rows: Array) -> Factor | None:
     if not (np.isfinite(mean).all() and (mean > np.finfo(np.float32).tiny).all()):
         return None
     if groups == 1 and count < channels:
-        return _Slim.of(rows[0], DAMPING * float(mean[0]))
-    return _Square.of(rows, DAMPING * mean)
+        return Slim.of(rows[0], DAMPING * float(mean[0]))
+    return Square.of(rows, DAMPING * mean)
 
 
 @dataclass(frozen=True)
-class _Square:
+class Square:
     """The whole factor, [groups, K, K]: K^3 / 3 operations, for at least as many rows as channels."""
 
     triangle: Array
 
     @classmethod
-    def of(cls, rows: Array, damping: Array) -> _Square:
-        # float32 has too few digits for the smallest eigenvalues where a few channels are 1000 times the others
+    def of(cls, rows: Array, damping: Array) -> Square:
+        # if a few channels are 1000 times the others, float32 has too few digits for small eigenvalues
         moments = (rows.transpose(0, 2, 1) @ rows).astype(np.float64)
         np.einsum("gkk->gk", moments)[:] += damping[:, np.newaxis]
         lower = np.linalg.cholesky(moments)
@@ -65,12 +65,12 @@ class _SquareLedger:
 
 
 @dataclass(frozen=True)
-class _Slim:
-    """The factor's blocks in terms of X, for fewer rows n than channels: K n^2 operations, and no K x K matrix.
+class Slim:
+    """The factor's blocks in terms of X, for fewer rows n than channels: K n^2 operations, no K x K matrix.
 
-    With F for the channels before a block B, P = damping (damping + X_F X_F^T)^-1 is what they cannot make up
-    of a residual. The block of H that is left when they have done so is S = X_B^T P X_B + damping = L L^T, and
-    P of the next block is P - Z^T Z with Z = L^-1 X_B^T P.
+    With F for the channels before a block B, P = damping (damping + X_F X_F^T)^-1 takes from a residual what
+    they can make up. What then is left of H in the block is S = X_B^T P X_B + damping = L L^T, and P of the
+    next block is P - Z^T Z with Z = L^-1 X_B^T P.
 
     Attributes:
         rows: X, float32 [n, K].
@@ -83,7 +83,7 @@ class _Slim:
     triangles: dict[int, Array]
 
     @classmethod
-    def of(cls, rows: Array, damping: float) -> _Slim:
+    def of(cls, rows: Array, damping: float) -> Slim:
         count, channels = rows.shape
         shares, triangles = np.empty((channels, count), np.float32), {}
         left = np.eye(count)
@@ -104,7 +104,7 @@ class _Slim:
 
 @dataclass(frozen=True)
 class _SlimLedger:
-    factor: _Slim
+    factor: Slim
     residual: Array
 
     def owed(self, start: int, end: int) -> Array:

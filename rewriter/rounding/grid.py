@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
 from rewriter.model import Array
-from rewriter.stored import NUMPY_TYPES, SHORT_NAMES
-
+from rewriter.stored import SHORT_NAMES
 
 _FP16_MIN_NORMAL = np.float32(2.0**-14)
 
@@ -24,20 +21,21 @@ class Grid:
     """The numbers of a type.
 
     Attributes:
-        dtype: A TensorProto.DataType of `stored.NUMPY_TYPES`.
+        dtype: FLOAT16 or BFLOAT16 of TensorProto.
     """
 
     dtype: int
 
-    @cached_property
+    @property
     def dropped(self) -> int:
         """Bits of float32's significand that the type lacks."""
-        return 23 - int(ml_dtypes.finfo(NUMPY_TYPES[self.dtype]).nmant)
+        return 13 if self.dtype == TensorProto.FLOAT16 else 16
 
-    @cached_property
+    @property
     def largest(self) -> np.float32:
         """The largest finite number."""
-        return np.float32(ml_dtypes.finfo(NUMPY_TYPES[self.dtype]).max)
+        exponent = 16 if self.dtype == TensorProto.FLOAT16 else 128
+        return np.float32(2.0**exponent - 2.0 ** (exponent - 24 + self.dropped))
 
     def nearest(self, values: Array) -> Array:
         """Float32 values rounded to nearest even, as float32; those beyond the largest number become that.
@@ -61,4 +59,6 @@ class Grid:
         largest = np.abs(value).max(initial=0)
         if not np.isfinite(largest):
             return "the weight is not finite"
-        return f"{SHORT_NAMES[self.dtype].upper()} cannot hold {largest:.4g}" if largest > self.largest else None
+        return (
+            f"{SHORT_NAMES[self.dtype].upper()} cannot hold {largest:.4g}" if largest > self.largest else None
+        )

@@ -1,4 +1,4 @@
-"""The products of a graph that have a constant weight, and where the rows come from that it is multiplied by."""
+"""The products of a graph that have a constant weight, and the rows that it is multiplied by."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import GraphEditor, attribute, label
@@ -65,7 +66,8 @@ class Layer:
         """The weight as [groups, K, N]: input channels by output channels."""
         if self.groups:
             return value.reshape(self.groups, value.shape[0] // self.groups, -1).transpose(0, 2, 1)
-        return (value.T if self.transposed else value)[None]
+        matrix: Array = value.T if self.transposed else value
+        return matrix[np.newaxis, :, :]
 
     def unmatrix(self, matrix: Array, shape: Sequence[int]) -> Array:
         """What `matrix` was made of."""

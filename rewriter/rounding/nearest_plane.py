@@ -2,8 +2,8 @@
 
 For y = x W with rows X of x that were seen, rounded weights Q err by ||X (Q - W)||. With H = X^T X that is
 ||R (Q - W)|| for the triangular R of H = R^T R. So weights are rounded from the last input channel to the
-first, each to the number of the grid that is nearest to what the errors behind it leave to be made up. This is
-Babai's nearest plane, and GPTQ (Frantar et al. 2022, arXiv 2210.17323) in the opposite order of channels,
+first, each to the number of the grid that is nearest to what the errors behind it leave to be made up. This
+is Babai's nearest plane, and GPTQ (Frantar et al. 2022, arXiv 2210.17323) in the opposite order of channels,
 without GPTQ's inverse of H (Chen et al. 2025, arXiv 2507.18553).
 """
 

@@ -6,7 +6,7 @@ output position. Of both, a seeded choice that is spread evenly is gathered wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
