@@ -29,8 +29,8 @@ class CompensateRounding(ModelPass):
     latency. docs/weights.md has what was measured.
 
     It needs samples, as `fix --inputs` has them. Some rows are held out: a weight that errs no less on
-    those than when it is rounded to nearest is left alone, and so are weights of nodes that the plan
-    keeps in another type, those beyond the range of the type, and those inside If, Loop and Scan.
+    those than when it is rounded to nearest is rounded so. Weights of nodes that the plan keeps in another
+    type, those beyond the range of the type, and those inside If, Loop and Scan are left alone.
 
     Options:
         rows: How many rows of a layer's input are looked at, those held out included.
@@ -71,11 +71,13 @@ class CompensateRounding(ModelPass):
         weights = {layer.weight: _value(graph, layer) for layer in chosen}
         done = list(compensate(weights, chosen, data, Grid(LOW_TYPES[plan.precision])))
         rounded = [one for one in done if isinstance(one, Rounded)]
-        for one in rounded:
-            _put(model, one)
-        if rounded:
-            yield Change("model", _summary(rounded))
+        gained = [one for one in rounded if one.gains]
+        if gained:  # then all of them, or a second run would judge the rest by other inputs
+            for one in rounded:
+                _put(model, one)
+            yield Change("model", _summary(gained))
         yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
+        yield from _refusals([_told(one) for one in rounded if not one.gains])
         if any(map(_has_weights, inner)):
             yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
 
@@ -101,6 +103,11 @@ def _summary(rounded: Sequence[Rounded]) -> str:
     error, nearest = median(one.error for one in rounded), median(one.nearest for one in rounded)
     many = f"{len(rounded)} weights" if len(rounded) > 1 else "a weight"
     return f"{many} rounded together: {error:.1e} of each product instead of {nearest:.1e}, on rows held out"
+
+
+def _told(one: Rounded) -> Left:
+    figures = f"{one.nearest:.2g} of the product, not {one.error:.2g}"
+    return Left(one.layer.node, f"rounded to nearest it errs no more on rows held out: {figures}")
 
 
 def _refusals(left: Sequence[Left]) -> Iterator[Refusal]:

@@ -22,7 +22,7 @@ from rewriter.plan import Decision, Plan
 from rewriter.rounding import Grid, Source, Window
 from rewriter.rounding.factors import Slim, Square, factor
 from rewriter.rounding.nearest_plane import DAMPING, round_together
-from rewriter.rounding.rows import Reading, read_rows
+from rewriter.rounding.rows import read_rows
 
 FP16, BF16 = 10, 16
 Feeds = dict[str, Array]
@@ -226,9 +226,9 @@ def test_windows_are_what_a_conv_reads(groups: int) -> None:
     x = np.random.default_rng(0).standard_normal((2, 4, 9, 8)).astype(np.float32)
     window = Window((3, 2), (2, 1), (1, 3), (1, 0, 2, 1), groups)
     asked = Source("x", 4 * 6, window)
-    all_rows = read_rows(source, [{"x": x}], [asked], Reading(4096, 0))[asked].samples[0]
+    all_rows = read_rows(source, [{"x": x}], {asked: 4096}, 0)[asked].samples[0]
     np.testing.assert_array_equal(all_rows, windows(x, window))
-    some = read_rows(source, [{"x": x}], [asked], Reading(20, 0))[asked].samples[0]
+    some = read_rows(source, [{"x": x}], {asked: 20}, 0)[asked].samples[0]
     assert some.shape == (groups, 20, 24 // groups)
     known = {row.tobytes() for row in all_rows[0]}
     assert {row.tobytes() for row in some[0]} <= known

@@ -19,13 +19,17 @@ from rewriter.rounding.factors import factor
 from rewriter.rounding.grid import Grid
 from rewriter.rounding.layers import Layer, Left, Source, by_sources
 from rewriter.rounding.nearest_plane import round_together
-from rewriter.rounding.rows import OPSET, Reading, Rows, read_rows
+from rewriter.rounding.rows import OPSET, Rows, read_rows
 
 HELD_BYTES = 2**27
 """Rows that are held at once: 128 MiB. Layers that have more together take several runs."""
 
 SAMPLES = 8
 """Samples that give rows, evenly chosen: each costs a run, and more would give fewer rows each."""
+
+ROWS_PER_CHANNEL, LEAST_ROWS = 8, 512
+"""Rows beyond which errors on data held out fall no further worth their time: the moments of K channels are
+known to about sqrt(K / rows)."""
 
 Weights = Mapping[str, Array]
 
@@ -35,8 +39,8 @@ class Rounded:
     """A weight on the grid.
 
     Attributes:
-        value: Of the weight's shape, float32.
-        error: ||X (Q - W)|| / ||X W|| on rows X that it was not fitted to.
+        value: Of the weight's shape, float32: the better one of the two.
+        error: ||X (Q - W)|| / ||X W|| on rows X held out, for the weight rounded together.
         nearest: The same for the weight rounded to nearest.
     """
 
@@ -44,6 +48,11 @@ class Rounded:
     value: Array
     error: float
     nearest: float
+
+    @property
+    def gains(self) -> bool:
+        """Whether it was worth it."""
+        return self.error < self.nearest
 
 
 @dataclass(frozen=True)
@@ -74,19 +83,20 @@ class Data:
         """How many do."""
         return len(range(0, self.count, self.step))
 
-    @property
-    def each(self) -> int:
-        """Rows that a sample gives."""
-        return -(-self.limit // self.runs)
+    def each(self, source: Source) -> int:
+        """Rows that a sample gives at most: no more than its channels call for."""
+        groups = source.window.groups if source.window else 1
+        called = max(LEAST_ROWS, ROWS_PER_CHANNEL * source.width // groups)
+        return -(-min(self.limit, called) // self.runs)
 
     def most(self, source: Source) -> int:
         """How many rows a sample gives, as the first one's shapes tell."""
         shape = self.facts.get(source.tensor)
         sizes = [size for size in (shape.shape if shape else None) or () if isinstance(size, int)]
         if shape is None or shape.shape is None or len(sizes) != len(shape.shape):
-            return self.each
+            return self.each(source)
         taps = prod(source.window.kernel) if source.window else 1
-        return min(self.each, prod(sizes) * taps // source.width)
+        return min(self.each(source), prod(sizes) * taps // source.width)
 
     @cached_property
     def facts(self) -> Mapping[str, TensorFacts]:
@@ -114,7 +124,7 @@ class Data:
         while wanted:
             try:
                 samples = islice(self.samples, 0, None, self.step)
-                return read_rows(self.model, samples, wanted, Reading(self.each, self.seed))
+                return read_rows(self.model, samples, {s: self.each(s) for s in wanted}, self.seed)
             except NoKernelError as error:
                 runs = [source for source in wanted if not self._depends(source, error)]
                 if len(runs) == len(wanted):
@@ -206,12 +216,10 @@ def _left(found: Iterable[Layer], reason: str) -> Iterator[Left]:
 
 def _judged(
     layer: Layer, matrix: Array, columns: Array, rows: Array, grid: Grid, shape: tuple[int, ...]
-) -> Rounded | Left:
+) -> Rounded:
     error = float(np.linalg.norm(rows @ (columns - matrix)))
     nearest = float(np.linalg.norm(rows @ (grid.nearest(matrix) - matrix)))
     whole = float(np.linalg.norm(rows @ matrix)) or 1.0
-    if not error < nearest:
-        told = f"{nearest / whole:.2g} of the product, not {error / whole:.2g}"
-        return Left(layer.node, f"rounded to nearest it errs no more on data held out: {told}")
-    value = np.ascontiguousarray(layer.unmatrix(columns, shape))
+    best = columns if error < nearest else grid.nearest(matrix)
+    value = np.ascontiguousarray(layer.unmatrix(best, shape))
     return Rounded(layer, value, error / whole, nearest / whole)

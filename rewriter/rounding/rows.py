@@ -6,7 +6,7 @@ output position. Of both, a seeded choice that is spread evenly is gathered wher
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,28 +45,22 @@ class Rows:
         return only[:, ~judged], only[:, judged]
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How many rows one sample gives at most, and the seed of their choice."""
-
-    limit: int
-    seed: int
-
-
 def read_rows(
-    model: Model, samples: Iterable[Mapping[str, Array]], sources: Sequence[Source], reading: Reading
+    model: Model, samples: Iterable[Mapping[str, Array]], limits: Mapping[Source, int], seed: int
 ) -> dict[Source, Rows]:
     """The rows of sources in the main graph.
 
     Args:
         model: Computes in FP32; see `emulation.reference`.
         samples: Feeds; only one is held at a time.
+        limits: The sources, and how many rows of each one sample gives at most.
+        seed: Of the choice of rows.
 
     Raises:
         NoKernelError, ArithmeticRunError: a sample does not run; the message names the node.
     """
-    probe, names = _instrumented(model, sources, reading)
-    found: dict[Source, list[Array]] = {source: [] for source in sources}
+    probe, names = _instrumented(model, limits, seed)
+    found: dict[Source, list[Array]] = {source: [] for source in limits}
     with Session(probe) as session:
         for feeds in samples:
             outputs = session.run(feeds)
@@ -85,18 +79,16 @@ def _grouped(array: Array, source: Source) -> Array:
     return split.transpose(1, 0, 3, 2, 4).reshape(groups, batch * positions, -1)
 
 
-def _instrumented(
-    model: Model, sources: Sequence[Source], reading: Reading
-) -> tuple[Model, dict[Source, str]]:
+def _instrumented(model: Model, limits: Mapping[Source, int], seed: int) -> tuple[Model, dict[Source, str]]:
     """A copy of the model that gathers rows, and nothing else, with the output of each source."""
     result = model.copy()
     graph = result.proto.graph
     nodes: list[NodeProto] = []
     emit = Emitter(Names(unused_prefix(result.proto, "rows:"), model.opset), nodes)
-    offsets = np.random.default_rng(reading.seed).integers(FRACTIONS, size=reading.limit)
-    gather = _Gather(emit, reading.limit, offsets)
+    offsets = np.random.default_rng(seed).integers(FRACTIONS, size=max(limits.values()))
+    gather = _Gather(emit, limits, offsets)
     wanted: dict[str, list[Source]] = {}
-    for source in sources:
+    for source in limits:
         wanted.setdefault(source.tensor, []).append(source)
     names: dict[Source, str] = {}
 
@@ -120,7 +112,7 @@ class _Gather:
     """Appends the nodes that choose rows."""
 
     emit: Emitter
-    limit: int
+    limits: Mapping[Source, int]
     offsets: Array
 
     def rows(self, source: Source) -> str:
@@ -133,7 +125,7 @@ class _Gather:
             tensor = self.emit.add("Transpose", [tensor], perm=[*first[:-1], last, first[-1]])
         flat = self.emit.add("Reshape", [tensor, self._ints([-1, source.width])])
         total = self._size(flat, 0)
-        return self.emit.add("Gather", [flat, self._spread(total, self._int(self.limit))], axis=0)
+        return self.emit.add("Gather", [flat, self._spread(total, self._int(self.limits[source]))], axis=0)
 
     def _windows(self, source: Source, window: Window) -> str:
         tensor = source.tensor
@@ -141,7 +133,8 @@ class _Gather:
             axes = len(window.kernel)
             pads = [0, 0, *window.pads[:axes], 0, 0, *window.pads[axes:]]
             tensor = self.emit.add("Pad", [tensor, self._ints(pads)])
-        limit = self._op("Max", self._op("Div", self._int(self.limit), self._size(tensor, 0)), self._int(1))
+        share = self._op("Div", self._int(self.limits[source]), self._size(tensor, 0))
+        limit = self._op("Max", share, self._int(1))
         flat = self.emit.add("Reshape", [tensor, self._ints([0, 0, -1])])
         return self.emit.add("Gather", [flat, self._indices(tensor, window, limit)], axis=2)
 
