@@ -9,20 +9,16 @@ import numpy as np
 import onnx.parser
 import pytest
 from graphs import apply, graph, run
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from onnx import numpy_helper
 
+import rewriter
 from rewriter.base import Calibration, Context
 from rewriter.driver import PassResult
 from rewriter.facts import infer
 from rewriter.model import Array, Model, load
 from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.plan import Decision, Plan
-from rewriter.rounding import Grid, Source, Window
-from rewriter.rounding.factors import Slim, Square, factor
-from rewriter.rounding.nearest_plane import DAMPING, round_together
-from rewriter.rounding.rows import read_rows
+from rewriter.presets import PRESETS
 
 FP16, BF16 = 10, 16
 Feeds = dict[str, Array]
@@ -168,71 +164,6 @@ def test_products_err_less_on_data_never_seen(source: Model, shape: tuple[int, .
     assert not report.refusals
     assert on_grid(weights(result)["w"])
     assert error(source, result, feeds[3]) < 0.8 * error(source, to_nearest(source), feeds[3])
-
-
-@pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
-@given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
-def test_the_grid_is_what_numpy_converts_to(dtype: int, bits: list[int]) -> None:
-    values = np.array(bits, np.uint32).view(np.float32)
-    values = np.where(np.isfinite(values), values, np.float32(0.0))
-    grid, kind = Grid(dtype), {FP16: np.float16, BF16: ml_dtypes.bfloat16}[dtype]
-    wanted = np.clip(values, -grid.largest, grid.largest).astype(kind).astype(np.float32)
-    np.testing.assert_array_equal(grid.nearest(values).view(np.uint32), wanted.view(np.uint32))
-
-
-def test_every_number_of_fp16_and_every_middle_between_two() -> None:
-    own = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
-    own = np.sort(own[np.isfinite(own)])
-    middles = ((own[1:].astype(np.float64) + own[:-1]) / 2).astype(np.float32)
-    for values in (own, middles):
-        wanted = values.astype(np.float16).astype(np.float32)
-        np.testing.assert_array_equal(Grid(FP16).nearest(values), wanted)
-
-
-@settings(deadline=None, max_examples=20)
-@given(count=st.integers(3, 90), channels=st.integers(1, 150), seed=st.integers(0, 9))
-def test_both_forms_of_the_factor_round_alike(count: int, channels: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    rows = (rng.standard_normal((count, 3)) @ rng.standard_normal((3, channels))).astype(np.float32)
-    rows += rng.standard_normal(rows.shape).astype(np.float32)
-    matrix = rng.standard_normal((1, channels, 5)).astype(np.float32)
-    damping = DAMPING * np.square(rows).sum() / channels
-    forms = (Slim.of(rows, float(damping)), Square.of(rows[None], np.array([damping])))
-    errors = [
-        np.linalg.norm(rows @ (round_together(matrix, f, Grid(FP16).nearest) - matrix)[0]) for f in forms
-    ]
-    assert errors[0] == pytest.approx(errors[1], rel=0.2)
-
-
-def windows(x: Array, window: Window) -> Array:
-    """What a 2-D Conv reads at all positions, [groups, rows, K], by plain loops."""
-    top, left, bottom, right = window.pads
-    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
-    rows = []
-    spans = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
-    for image in x:
-        for i in range(0, x.shape[2] - spans[0] + 1, window.strides[0]):
-            for j in range(0, x.shape[3] - spans[1] + 1, window.strides[1]):
-                seen = image[
-                    :, i : i + spans[0] : window.dilations[0], j : j + spans[1] : window.dilations[1]
-                ]
-                rows.append(seen.reshape(window.groups, -1))
-    return np.stack(rows, axis=1)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_windows_are_what_a_conv_reads(groups: int) -> None:
-    source = graph("g (float[2,4,9,8] x) => (float[2,4,9,8] y) { y = Relu(x) }")
-    x = np.random.default_rng(0).standard_normal((2, 4, 9, 8)).astype(np.float32)
-    window = Window((3, 2), (2, 1), (1, 3), (1, 0, 2, 1), groups)
-    asked = Source("x", 4 * 6, window)
-    all_rows = read_rows(source, [{"x": x}], {asked: 4096}, 0)[asked].samples[0]
-    np.testing.assert_array_equal(all_rows, windows(x, window))
-    some = read_rows(source, [{"x": x}], {asked: 20}, 0)[asked].samples[0]
-    assert some.shape == (groups, 20, 24 // groups)
-    known = {row.tobytes() for row in all_rows[0]}
-    assert {row.tobytes() for row in some[0]} <= known
-    assert len({row.tobytes() for row in some[0]}) == 20
 
 
 def test_a_weight_that_several_nodes_read_alike() -> None:
@@ -390,6 +321,30 @@ def test_a_model_in_fp16_has_nothing_to_round() -> None:
     assert infer(source).main["y"].dtype == FP16
 
 
-def test_nothing_to_make_up_with() -> None:
-    assert factor(np.zeros((1, 8, 4), np.float32)) is None
-    assert factor(np.full((1, 8, 4), 1e30, np.float32)) is None
+def test_fix_rounds_together_converts_exactly_and_builds() -> None:
+    source = weighted(MATMUL, w=(48, 24)).whole()
+    feeds = [{"x": related(1, 96, 48, seed=s)} for s in range(3)]
+    plain = rewriter.fix(source, inputs=feeds, skip=["compensate-rounding"], build=False)
+    result = rewriter.fix(source, inputs=feeds)
+    assert result.verdict is not None
+    assert result.verdict.passed
+    assert "build" in {check.name for check in result.verdict.checks}
+    (stored,) = (t for t in result.proto.graph.initializer if t.data_type == FP16)
+    (other,) = (t for t in plain.proto.graph.initializer if t.data_type == FP16)
+    value, nearest = numpy_helper.to_array(stored), numpy_helper.to_array(other)
+    assert not np.array_equal(value, nearest)
+    pass_alone, _ = compensated(load(source), *feeds)
+    np.testing.assert_array_equal(value.astype(np.float32), weights(pass_alone)["w"])
+
+
+@pytest.mark.parametrize("preset", ["structure-only", "weak-typing"])
+def test_presets_that_keep_fp32_do_without(preset: str) -> None:
+    assert "compensate-rounding" not in PRESETS[preset].pipeline
+
+
+def test_a_plan_that_is_given_takes_the_data_too() -> None:
+    source = weighted(MATMUL, w=(48, 24)).whole()
+    feeds = [{"x": related(1, 96, 48, seed=s)} for s in range(3)]
+    first = rewriter.fix(source, inputs=feeds, build=False)
+    second = rewriter.fix(source, inputs=feeds, build=False, plan=first.plan)
+    assert second.proto == first.proto
