@@ -38,11 +38,11 @@ class Rows:
 
     def split(self) -> tuple[Array, Array]:
         """Rows to fit to, and rows to judge by: the last sample, or of one sample every fourth row."""
-        if len(self.samples) > 1:
-            return np.concatenate(self.samples[:-1], axis=1), self.samples[-1]
-        only = self.samples[0]
-        judged = np.arange(only.shape[1]) % 4 == 3
-        return only[:, ~judged], only[:, judged]
+        *fitted, last = self.samples
+        if fitted:
+            return np.concatenate(fitted, axis=1), last
+        judged = np.arange(last.shape[1]) % 4 == 3
+        return last[:, ~judged], last[:, judged]
 
 
 def read_rows(
