@@ -65,15 +65,16 @@ class Layer:
     def matrix(self, value: Array) -> Array:
         """The weight as [groups, K, N]: input channels by output channels."""
         if self.groups:
-            return value.reshape(self.groups, value.shape[0] // self.groups, -1).transpose(0, 2, 1)
-        matrix: Array = value.T if self.transposed else value
-        return matrix[np.newaxis, :, :]
+            split: Array = value.reshape(self.groups, value.shape[0] // self.groups, -1)
+            return split.transpose(0, 2, 1)
+        return np.expand_dims(value.T if self.transposed else value, 0)
 
     def unmatrix(self, matrix: Array, shape: Sequence[int]) -> Array:
         """What `matrix` was made of."""
         if self.groups:
             return matrix.transpose(0, 2, 1).reshape(shape)
-        return matrix[0].T if self.transposed else matrix[0]
+        own: Array = matrix[0]
+        return own.T if self.transposed else own
 
 
 @dataclass(frozen=True)
