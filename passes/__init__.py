@@ -12,6 +12,7 @@ from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
@@ -31,6 +32,7 @@ ALL: tuple[type[Pass], ...] = (
     ClampConstants,
     IsolateClip,
     Rescale,
+    MergeProjections,
     CompensateRounding,
     MixedPrecision,
 )
