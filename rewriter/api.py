@@ -124,6 +124,8 @@ def fix(
     if pareto and given is not None:
         raise UsageError("the plan is given", where="--pareto", hint="leave one of the two out")
     weak = bool(chosen.choose("weak_typing", weak_typing))
+    if weak:  # what is handed out is the original in FP32; its weights are the builder's to round
+        steps = tuple(step for step in steps if not step.rounds)
     if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
