@@ -15,9 +15,8 @@ _GET, _SET = "scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_thread
 def one_thread() -> Iterator[None]:
     """Let numpy's OpenBLAS compute in one thread inside; what else numpy may be built with stays as it is.
 
-    OpenBLAS's idle threads spin. Where other processes want the cores, too, the rounding of a ViT-S took
-    30 s of CPU with two threads and 7 s with one. One thread also gives the same bits on every machine
-    with the same kind of core.
+    OpenBLAS's idle threads spin. On two cores that other processes wanted, too, the rounding of a ViT-S took
+    30 s of CPU with two threads and 7 s with one.
     """
     core = sys.modules["numpy._core._multiarray_umath"].__file__  # it is linked with the OpenBLAS
     library = ctypes.CDLL(core)
