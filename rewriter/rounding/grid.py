@@ -40,8 +40,9 @@ class Grid:
     def nearest(self, values: Array) -> Array:
         """Float32 values rounded to nearest even, as float32; those beyond the largest number become that.
 
-        A fifth of the time of two conversions (4096 numbers to FP16 and back): half the last bit that stays, less one where that is even,
-        carries into it. Below the smallest normal number, adding a number with the right last bit rounds.
+        A fifth of the time of two conversions (4096 numbers to FP16 and back): half the last bit that stays,
+        less one where that is even, carries into it. Below the smallest normal number, adding a number with
+        the right last bit rounds.
         """
         bits = values.view(np.uint32)
         kept = (bits >> np.uint32(self.dropped)) & np.uint32(1)
