@@ -13,6 +13,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
+POLL_S = 0.05
+"""How often a child is asked whether it has ended, and held to its limits."""
+
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """What numpy's linear algebra and others ask how many threads they may start."""
 
@@ -49,7 +52,7 @@ def child(command: Sequence[str], log: Path, limits: Limits) -> dict[str, Any]:
                 stopped = _exceeded(process.pid, time.perf_counter() - start, limits)
                 if stopped:
                     process.kill()
-            time.sleep(0.02)
+            time.sleep(POLL_S)
         process.returncode = os.waitstatus_to_exitcode(status)
     return {
         "wall_s": round(time.perf_counter() - start, 2),
