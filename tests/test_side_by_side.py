@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,9 @@ def small_case(folder: Path) -> None:
     with np.load(ROOT / "models" / "t5_encoder.npz") as archive:
         sample = dict(archive)
     np.savez(folder / "t5_encoder" / "0.npz", **sample)
-    backwards = {name: np.ascontiguousarray(array[..., ::-1]) for name, array in sample.items()}
+    backwards: dict[str, Any] = {
+        name: np.ascontiguousarray(array[..., ::-1]) for name, array in sample.items()
+    }
     np.savez(folder / "t5_encoder" / "1.npz", **backwards)
 
 

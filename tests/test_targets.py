@@ -26,7 +26,7 @@ Measured = tuple[float | None, float]
 """Error, None where it is not finite, and us."""
 
 
-def rows(model: str, emulated: float | None = 1e-3, **measured: Measured) -> list[Row]:
+def rows(model: str, emulated: float | None = 1e-3, /, **measured: Measured) -> list[Row]:
     return [
         {
             "model": model,
