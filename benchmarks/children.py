@@ -69,7 +69,8 @@ def _last_words(log: Path, exit_code: int) -> str:
         return ""
     printed = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     lines = [line for line in printed if line and not line.startswith("what to do:")]
-    return lines[-1][:200] if lines else f"exit code {exit_code}"
+    said = lines[-1].replace(f"{log.parent}/", "") if lines else f"exit code {exit_code}"
+    return said[:200]
 
 
 def _exceeded(pid: int, seconds: float, limits: Limits) -> str:

@@ -245,6 +245,13 @@ def test_the_emulation_with_fp16_sums_is_held_to_the_engines() -> None:
     [
         pytest.param("pass", Limits(), "", id="all is well"),
         pytest.param("raise SystemExit('no such thing')", Limits(), "no such thing", id="it fails"),
+        pytest.param(
+            "import os, sys\nprint('no', os.path.dirname(sys.argv[1]) + '/x')\nsys.exit('what to do: nothing')",
+            Limits(),
+            "no x",
+            id="without folders and hints",
+        ),
+        pytest.param("raise SystemExit(3)", Limits(), "exit code 3", id="it says nothing"),
         pytest.param("import time; time.sleep(60)", Limits(seconds=0.5), "stopped after 0 s", id="too slow"),
         pytest.param(
             "x = bytearray(600_000_000); import time; time.sleep(60)",
@@ -255,7 +262,7 @@ def test_the_emulation_with_fp16_sums_is_held_to_the_engines() -> None:
     ],
 )
 def test_limits(tmp_path: Path, code: str, limits: Limits, note: str) -> None:
-    ran = child([sys.executable, "-c", code], tmp_path / "log", limits)
+    ran = child([sys.executable, "-c", code, str(tmp_path / "log")], tmp_path / "log", limits)
     assert ran["note"].startswith(note)
     assert bool(note) == bool(ran["note"]) == bool(ran["exit_code"])
     assert ran["wall_s"] < 30
