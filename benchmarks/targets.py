@@ -161,7 +161,8 @@ def naive(found: Found) -> Target:
             missed += [] if error < right else [f"{model} error {error:.1e}"]
     if not slowest:
         return Target(title, goal)
-    reached = f"at most {slowest:.2f}x; right on {repaired} of {garbage} where it is garbage"
+    right_on = f"right on {repaired} of {garbage} where it is garbage" if garbage else "it is garbage nowhere"
+    reached = f"at most {slowest:.2f}x; {right_on}"
     return Target(title, goal, reached, not missed, tuple(missed))
 
 
