@@ -64,7 +64,9 @@ _STRUCTURE = (
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
 )
 _MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
-_ACCURATE = f"{_STRUCTURE},mixed-precision{{epilogues=true}},clean-casts"
+_EPILOGUES = "merge-projections,mixed-precision{epilogues=true},clean-casts"
+_ACCURATE = f"{_STRUCTURE},{_EPILOGUES}"
+_DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
 
@@ -75,20 +77,23 @@ the result; good FP16 engines of case models were measured at 7.8e-4 to 2.3e-3 (
 _ALL = (
     Preset(
         "trt-fp16",
-        "strongly typed FP16 with FP32 islands",
-        _FP16,
+        "strongly typed FP16 with FP32 islands, and FP32 where it is free",
+        _DEFAULT,
         {"precision": "fp16"},
         "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms\n"
-        "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.",
+        "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
+        "So is what stands elementwise behind an FP16 matrix product, and attention's Softmax: TensorRT-RTX\n"
+        "then sums the products in FP32 at the same latency or less (docs/accuracy.md; one H200). That is\n"
+        "why projections of one tensor are merged, and why there are many FP32 nodes.",
     ),
     Preset(
         "trt-fp16-rescaled",
-        "the same, with the inside of norms scaled into FP16, too",
+        "FP16 with as few FP32 nodes as rescaling can do with",
         _FP16_NORMS,
         {"precision": "fp16"},
-        "Norms that are written out compute in FP16 but for epsilon and root: fewer FP32 nodes, and more\n"
-        "rounding inside them: see docs/rescaling.md. The ranges that it relies on hold for the data that\n"
-        "they were measured on.",
+        "As `trt-fp16`, but norms that are written out compute in FP16 except for epsilon and root, and\n"
+        "nothing is in FP32 because it is free: fewer FP32 nodes, and more rounding: see docs/rescaling.md.\n"
+        "The ranges that it relies on hold for the data that they were measured on.",
     ),
     Preset(
         "trt-bf16",
@@ -116,12 +121,10 @@ _ALL = (
             "metric": "relative-l2",
             "accumulation": "fp16",
         },
-        "What is added to an FP16 matrix product is FP32, and so is what follows elementwise: TensorRT-RTX\n"
-        "then sums the product in FP32 at about the same latency (docs/accuracy.md; one H200). After the\n"
-        "rules, a search keeps more nodes in FP32, cheapest first, until every output is within the\n"
-        "tolerance in an emulation that sums MatMul, Gemm and Conv as Tensor Cores do in FP16. It takes\n"
-        "2 to 8 times as long as `trt-fp16`, and longer where there is something to search. If no plan is\n"
-        "accurate enough, verification fails and says by how much.",
+        "As `trt-fp16`, without rescaling. After the rules, a search keeps more nodes in FP32, cheapest\n"
+        "first, until every output is within the tolerance in an emulation that sums MatMul, Gemm and Conv\n"
+        "as Tensor Cores do in FP16. It takes 2 to 8 times as long as `trt-fp16`, and longer where there is\n"
+        "something to search. If no plan is accurate enough, verification fails and says by how much.",
     ),
     Preset(
         "weak-typing",
