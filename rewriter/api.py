@@ -74,7 +74,8 @@ def fix(
         passes: A pipeline's text; it replaces the preset's. `skip` drops passes by name.
         precision: `fp16`, `bf16`, or `fp32` for structure only.
         io: Types of float inputs and outputs: `keep`: as they are, all `fp32`, or all `fp16`.
-        opset: Operator set to convert to; None: 17, and 22 for BF16.
+        opset: Operator set to convert to; None: 17, 22 for BF16, and 23 for FP16 where the model writes out
+            RMSNorms and the target is known to map RMSNormalization (TensorRT 10.15, TensorRT-RTX 1.6).
         keep_fp32: Patterns of node or output names that stay in FP32; `keep_fp32_op` operators.
         plan: A `Plan`, or the file of one: applied exactly, with its precision and io; no ranges are
             measured. It excludes `keep_fp32` and `keep_fp32_op`.
@@ -145,6 +146,7 @@ def fix(
                 target=known,
             ),
             opset=chosen_opset,
+            free_opset=opset is None and chosen_precision == "fp16",
             target=known,
             inputs=inputs,
             input_shapes={name: tuple(shape) for name, shape in (input_shapes or {}).items()},

@@ -24,6 +24,7 @@ from rewriter.expectations import data_warnings
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.metrics import named
 from rewriter.model import Model, load, save
+from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit, kept_by_user
 from rewriter.planner import Wish, make_plan
@@ -48,13 +49,17 @@ SEARCHED_SAMPLES = 4
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `fix`, checked and complete; see there."""
+    """The arguments of `fix`, checked and complete; see there.
+
+    `free_opset`: whether `opset` is a default, which a model's norms may raise.
+    """
 
     source: Any
     output: str | os.PathLike[str] | None
     steps: tuple[Pass, ...]
     wish: Wish
     opset: int
+    free_opset: bool
     target: Target
     inputs: Any
     input_shapes: Mapping[str, tuple[int, ...]]
@@ -95,6 +100,9 @@ class Job:
         with self._stage("load"):
             original = load(options.source)
             samples = self._samples(original)
+        if options.free_opset:
+            raised = needed_opset(original, options.opset, options.target)
+            options = self.options = replace(options, opset=raised)
         expected = self._expected(original, samples) if options.verify else None
         structural, measuring, rounding, lowering = _split(options.steps)
         structured = self._rewrite(original, structural)
