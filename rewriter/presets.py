@@ -63,12 +63,14 @@ _STRUCTURE = (
     "inline-functions,upgrade-opset,drop-double,simplify,fold-quantized-bias,clean-casts,"
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
 )
-_MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
-_EPILOGUES = "merge-projections,mixed-precision{epilogues=true},clean-casts"
+_LOWER = "compensate-rounding,mixed-precision,clean-casts"
+_MIXED = f"{_STRUCTURE},{_LOWER}"
+_EPILOGUES = "merge-projections,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
 _ACCURATE = f"{_STRUCTURE},{_EPILOGUES}"
 _DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
-_FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
-_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
+_FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
+_WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
+_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},{_LOWER}"
 
 ACCURATE_TOLERANCE = 1e-3
 """Relative L2 of every output. FP16's own unit roundoff is 2^-11 = 4.9e-4, so this is about two roundings of
@@ -129,7 +131,7 @@ _ALL = (
     Preset(
         "weak-typing",
         "FP32, and the plan as constraints for the weakly typed builds of TensorRT 8 to 10",
-        _FP16,
+        _WEAK,
         {"precision": "fp16", "weak_typing": True},
         "For those who stay on `trtexec --fp16` of TensorRT 8 to 10: the model keeps its types. What the\n"
         "plan would keep in FP32 stands beside it twice: as arguments for trtexec (`--layerPrecisions`,\n"
