@@ -12,6 +12,7 @@ import functools
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,13 @@ def share_the_cores() -> None:
 
 
 def fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
-    """`rewriter fix` as a user calls it. AutoCast compares and builds nothing, so neither happens here."""
+    """`rewriter fix` as a user calls it who knows what it is for: the TensorRT that is installed.
+
+    AutoCast compares and builds nothing, so neither happens here.
+    """
     command = [sys.executable, "-m", "rewriter", "fix", str(model), "--inputs", str(samples), "-o", str(out)]
-    command += ["--save-plan", str(out.with_suffix(".plan")), "--no-verify", "-q", *extra]
+    command += ["--save-plan", str(out.with_suffix(".plan")), "--no-verify", "-q"]
+    command += ["--target", "tensorrt" if find_spec("tensorrt") else "tensorrt-rtx", *extra]
     os.execv(command[0], command)  # so that its limits, its memory and its exit code are this process's
 
 
