@@ -10,7 +10,7 @@ from rewriter.report.tables import new_table
 from rewriter.result import Searched, TriedPlan
 
 FEW = 12
-"""Rows of the table without `-v`: the rules' plan, the one that was applied, and the fastest of the others."""
+"""Rows of the table without `-v`: the rules' plan, the one that was applied, the fastest of the others."""
 
 
 def sections(found: Searched, limit: int | None) -> Iterator[RenderableType]:

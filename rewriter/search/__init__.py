@@ -34,6 +34,7 @@ __all__ = [
     "by_measurement",
     "frontier",
     "groups",
+    "most_accurate",
     "most_emulations",
     "reach",
     "search",

@@ -14,8 +14,8 @@ FP16_SUMS = 8.0
 """How many times longer an emulation with FP16 sums takes, at most (docs/plans.md)."""
 
 FULL = 4e10
-"""Multiply-adds of one evaluation that are worth its time: some 10 s of one core, which emulates 4e9 (a ViT) to
-1.5e10 (Whisper's encoder) a second."""
+"""Multiply-adds of one evaluation that are worth its time: some 10 s of one core, which emulates 4e9 (a ViT)
+to 1.5e10 (Whisper's encoder) a second."""
 
 MOST, FEWEST = 12, 5
 """Plans that a budget's search evaluates, of small models and of large ones."""

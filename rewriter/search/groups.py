@@ -1,8 +1,8 @@
 """The groups of nodes that a search on an engine tries: those of one operator, one rule or one place.
 
 Single nodes are too many to build, and what makes an engine faster is seldom one node: on an H200 a SegFormer
-was 1.10 times faster with four Resizes and nine Reshapes in FP32, which broke a slow fusion. No estimate tells
-that; a build does.
+was 1.10 times faster with four Resizes and nine Reshapes in FP32, which broke a slow fusion. No estimate
+tells that; a build does.
 """
 
 from __future__ import annotations
