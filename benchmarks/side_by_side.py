@@ -10,7 +10,7 @@
 (benchmarks/census.py) and emulated. `--python` is an interpreter with nvidia-modelopt and onnxconverter-common.
 `build` needs TensorRT or TensorRT-RTX (which builds without a GPU), `measure` a GPU: both are those of `rewriter verify`
 (docs/engines.md), all variants of a model timed in turn in one process. `--search-gpu` adds `fix --search gpu`, which
-builds and runs many plans. Every stage goes on where it was stopped; what is to be done again has to be deleted from WORK.
+builds and runs some thirty plans in `--search-seconds` a model. Every stage goes on where it was stopped; what is to be done again has to be deleted from WORK.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ def main() -> None:
         "--engine", help="tensorrt, tensorrt-rtx, onnxruntime or onnxruntime-cuda; default: the GPU's"
     )
     parser.add_argument("--search-gpu", action="store_true", help="measure `fix --search gpu`, too")
+    parser.add_argument("--search-seconds", type=float, default=120.0, help="of it for one model")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = arguments.names or [n for n in MODELS if (arguments.folder / f"{n}.onnx").exists()]
@@ -101,7 +102,7 @@ def main() -> None:
                 measure_case(case, engine, limits)
                 print(f"{case.work.name}: measured", flush=True)
             if arguments.search_gpu:
-                search_case(case, engine, accumulations, limits)
+                search_case(case, engine, accumulations, limits, arguments.search_seconds)
     elif arguments.json is None:
         parser.error("report needs --json FILE")
     else:

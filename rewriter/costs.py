@@ -26,22 +26,22 @@ from rewriter.hazards.survey import VIEWS
 ORIGIN = "recorded on an H200, not measured here"
 
 LOW_US: Mapping[str, float] = {
-    "kernel": 3.06,
-    "norm": 9.14,
-    "products": 4.34e-9,
-    "depth": 4.03e-3,
-    "ragged": 10.8,
-    "moved": 2.08e-7,
+    "kernel": 3.09,
+    "norm": 9.05,
+    "products": 4.14e-9,
+    "depth": 4.04e-3,
+    "ragged": 10.7,
+    "moved": 2.91e-7,
     "attention": 1.08e-8,
 }
 """Microseconds in FP16 for each unit of `terms`. `attention` is not fitted: 139 us for both products of
 8 x 12 x 1024 x 1024 x 64."""
 
 MORE_US: Mapping[str, float] = {
-    "matmul": 2.83,
-    "products": 1.76e-8,
-    "conv-products": 4.26e-9,
-    "depth": 3.8e-3,
+    "matmul": 2.79,
+    "products": 1.81e-8,
+    "conv-products": 4.36e-9,
+    "depth": 3.89e-3,
 }
 """Microseconds more in FP32. Attention, Casts and what is bound by memory are `prices`' matter."""
 
@@ -67,21 +67,24 @@ TYPICAL = 64
 Shapes = Mapping[str, Shape | None]
 
 
-def terms(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> dict[str, float]:
+def terms(
+    node: NodeProto, shapes: Shapes, constants: AbstractSet[str], *, attention: bool = False
+) -> dict[str, float]:
     """What a node's time grows with.
 
     Args:
         shapes: Of the node's tensors, by name.
-        constants: Names of constant tensors: a MatMul of two others is attention's.
+        constants: Names of constant tensors.
+        attention: Whether it is a product of an attention that is one kernel.
 
     Returns:
-        `kernel`: matrix operators with a weight, of which `matmul`; their multiply-adds as `products` or
-        `conv-products`; `depth`: length of a Conv's sums; `attention`: multiply-adds of a product of two
-        computed tensors, and `ragged` half an attention of unaligned rows; `norm`: such kernels; `moved`:
+        `kernel`: matrix operators, of which `matmul`; their multiply-adds as `products` or
+        `conv-products`; `depth`: length of a Conv's sums; `attention`: an attention's multiply-adds, and
+        `ragged` half an attention of unaligned rows; `norm`: such kernels; `moved`:
         elements at the border of others.
     """
     kind, count = products(node, shapes)
-    if is_attention(node, constants):
+    if attention:
         rows = _sizes(shapes.get(node.input[0]))
         return {"attention": count, "ragged": 0.5 * bool(len(rows) > 1 and rows[-2] % ALIGNED)}
     if kind == "MatMul":
@@ -94,16 +97,18 @@ def terms(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> dict[
     return {"norm": float(node.op_type in NORMS), "moved": float(moved_elements(node, shapes, constants))}
 
 
-def base_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
+def base_us(
+    node: NodeProto, shapes: Shapes, constants: AbstractSet[str], *, attention: bool = False
+) -> float:
     """Estimated microseconds of the node in FP16; arguments as for `terms`."""
-    found = terms(node, shapes, constants)
+    found = terms(node, shapes, constants, attention=attention)
     kind, count = products(node, shapes)
-    least = count / PRODUCTS_PER_US[kind] if kind and "attention" not in found else 0.0
+    least = count / PRODUCTS_PER_US[kind] if kind and not attention else 0.0
     return max(least, sum(LOW_US.get(name, 0.0) * value for name, value in found.items()))
 
 
 def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
-    """Estimated microseconds that the node's own kernel takes longer in FP32; 0 for attention's products."""
+    """Estimated microseconds that the node's own kernel takes longer in FP32."""
     found = terms(node, shapes, constants)
     if products(node, shapes)[0]:
         return sum(MORE_US.get(name, 0.0) * value for name, value in found.items())

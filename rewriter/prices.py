@@ -27,9 +27,9 @@ from rewriter.model import Model
 from rewriter.plan import Plan
 from rewriter.planner import node_key
 
-BROKEN_ATTENTION_US = 18.8
-"""What an attention takes longer at least when it is not one kernel any more: a ViT with biases of Q, K and V
-in FP32 took 222 us more for 12 of them, and a fit of ragged attentions in FP32 gave the same."""
+BROKEN_ATTENTION_US = 16.0
+"""What an attention takes longer at least when it is not one kernel any more: 13 us for each of the 12 of a
+T5 encoder with products in FP32, 18.5 us of a ViT with biases of Q, K and V in FP32 (the same source)."""
 
 BROKEN_US = 2.55e-8
 """The same for each multiply-add of its two products: 332 us for 8 x 12 x 1024 x 1024 x 64."""
@@ -103,12 +103,18 @@ class Prices:
         return total + sum(cast.values())
 
 
+def all_terms(model: Model, facts: Facts) -> Iterator[dict[str, float]]:
+    """`costs.terms` of every node of the main graph that is a kernel, or may be one: what a fit needs."""
+    return _Pricing(model, facts, Target()).terms()
+
+
 class _Pricing:
     """Looks at the main graph once."""
 
     def __init__(self, model: Model, facts: Facts, target: Target) -> None:
         graph = model.proto.graph
         self._target = target
+        self._products: set[str] = set()  # of attentions
         self._shapes: Shapes = {name: found.shape for name, found in facts.main.items()}
         self._constants = {t.name for t in graph.initializer}
         self._constants |= {n.output[0] for n in graph.node if n.op_type == "Constant"}
@@ -117,20 +123,27 @@ class _Pricing:
         self._projections = Counter(tensor for n in weighted for tensor in self._computed(n))
         self._keys = {tensor: key for key, n in self._nodes.items() for tensor in n.output if tensor}
 
+        self._attentions = [self._attention(*parts) for parts in self._attention_parts()]
+        self._inside = {key for _, between in self._attentions for key in between}
+
+    def terms(self) -> Iterator[dict[str, float]]:
+        for key, node in self._nodes.items():
+            if key not in self._inside:
+                yield terms(node, self._shapes, self._constants, attention=key in self._products)
+
     def prices(self) -> Prices:
-        found = [self._attention(node, *parts) for node, *parts in self._attention_parts()]
-        inside = {key for _, between in found for key in between}
-        base = {
-            key: 0.0 if key in inside else base_us(node, self._shapes, self._constants)
-            for key, node in self._nodes.items()
-        }
-        fused = self._fused()
+        found, inside = self._attentions, self._inside
+        base = {key: 0.0 if key in inside else self._base_us(key, node) for key, node in self._nodes.items()}
+        free = inside | self._products | self._fused()
         own = {
-            key: 0.0 if key in inside | fused else more_us(node, self._shapes, self._constants)
+            key: 0.0 if key in free else more_us(node, self._shapes, self._constants)
             for key, node in self._nodes.items()
         }
         casts = {key: tuple(self._casts(node)) for key, node in self._nodes.items() if self._weighted(node)}
         return Prices(base, own, tuple(attention for attention, _ in found), casts)
+
+    def _base_us(self, key: str, node: NodeProto) -> float:
+        return base_us(node, self._shapes, self._constants, attention=key in self._products)
 
     def _producer(self, tensor: str) -> NodeProto | None:
         key = self._keys.get(tensor)
@@ -163,7 +176,7 @@ class _Pricing:
     # -- attention ------------------------------------------------------------------------------
 
     def _attention_parts(self) -> Iterator[tuple[NodeProto, NodeProto, list[NodeProto]]]:
-        """Each PV with its QK^T, and what lies between: the Softmax among them."""
+        """Each product PV with its QK^T, and what lies between: the Softmax among them."""
         for node in self._nodes.values():
             if is_attention(node, self._constants):
                 between = list(self._walk(node.input[0], CHEAP))
@@ -183,7 +196,8 @@ class _Pricing:
         breaking += [n for n in fed if n.op_type in {"Mul", "Div"} or self._merged_bias(n)]
         if self._target.answers.get("attention-islands") == "none":
             breaking += [n for n in between if n.op_type in _SOFTMAX]
-        count = sum(terms(n, self._shapes, self._constants)["attention"] for n in (values, scores))
+        self._products |= {self._key(values), self._key(scores)}
+        count = sum(products(node, self._shapes)[1] for node in (values, scores))
         keys = frozenset(map(self._key, breaking))
         return Attention(keys, self._broken_us(count)), {self._key(n) for n in between}
 

@@ -121,7 +121,7 @@ def _readers(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
 def _products(survey: Survey, trials: Trials) -> Iterator[Group]:
     """The Convs, and the MatMuls with a weight, whose error falls most for their cost.
 
-    Products of two computed tensors are attention's: in FP32 they cost its fused kernel.
+    Products of two computed tensors are attention's: FP32 costs its fused kernel, so they are one group.
     """
     ranked = trials.ranking()
     for name, operators in (("Conv", _CONVS), ("MatMul", _PRODUCTS)):
@@ -131,6 +131,10 @@ def _products(survey: Survey, trials: Trials) -> Iterator[Group]:
             if n.op_type in operators and any(map(survey.is_constant, n.input))
         }
         yield from _rows(name, [key for key in ranked if key in weighted])
+    inner = [n for n in survey.nodes if n.op_type == "MatMul" and not any(map(survey.is_constant, n.input))]
+    softmax = [n for n in survey.nodes if n.op_type in _SOFTMAX]
+    if inner and softmax:
+        yield _in_fp32("attention", survey, trials, [*inner, *softmax])
 
 
 def _ranked(survey: Survey, trials: Trials) -> Iterator[Group]:
