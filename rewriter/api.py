@@ -124,7 +124,7 @@ def fix(
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision")
     lowers = any(step.name == "mixed-precision" for step in steps)
-    goal = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
+    goal: Aim | None = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
     for option, asked in (("--pareto", pareto), ("--search gpu", search == "gpu")):
         if asked and given is not None:
             raise UsageError("the plan is given", where=option, hint="leave one of the two out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -10,17 +11,19 @@ from pathlib import Path
 
 import graphs
 import pytest
+from typer.testing import CliRunner
 
 import rewriter
-from rewriter import facts
+from rewriter import cli, facts
 from rewriter.base import Target
 from rewriter.checks import run_all
-from rewriter.emulation import reference
+from rewriter.emulation import Accumulation, reference
+from rewriter.engines import host
 from rewriter.engines.protocol import Timing
 from rewriter.errors import EngineError, UsageError
 from rewriter.inputs import load_samples
 from rewriter.metrics import named
-from rewriter.model import Model
+from rewriter.model import Array, Model, save
 from rewriter.plan import Decision, Plan
 from rewriter.search import (
     Aim,
@@ -38,6 +41,7 @@ from rewriter.search import (
     groups,
 )
 from rewriter.search.choice import added
+from rewriter.search.effort import FEWEST, MOST, affordable
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.rounds import FIRST, SECOND, THIRD
 from rewriter.search.stage import Order, answer
@@ -265,8 +269,6 @@ def test_no_plan_is_built_when_the_time_is_up(tmp_path: Path) -> None:
 def test_an_engine_that_does_not_run_is_a_failure_of_each_plan_and_no_error(tmp_path: Path) -> None:
     """TensorRT-RTX builds without a GPU, and runs nothing there."""
     pytest.importorskip("tensorrt_rtx")
-    from rewriter.engines import host
-
     if host.gpu() is not None:
         pytest.skip("there is a GPU")
     judge = evaluator(tmp_path, engine="tensorrt-rtx", jobs=0)
@@ -293,9 +295,7 @@ def test_the_stage_searches_on_an_engine_and_tells_what_it_tried() -> None:
 # -- through fix -------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rewriter.engines import host
-
+def test_without_a_gpu_it_is_refused_before_anything_starts() -> None:
     if host.gpu() is not None:
         pytest.skip("there is a GPU")
     source = graphs.graph(CHAIN).whole()
@@ -307,3 +307,51 @@ def test_without_a_gpu_it_is_refused_before_anything_starts(monkeypatch: pytest.
         rewriter.fix(source, search="gpu", plan=Plan("fp16"))
     with pytest.raises(UsageError, match="--search gpu: no plan is needed"):
         rewriter.fix(source, search="gpu", precision="fp32")
+
+
+def test_the_command_prints_and_reports_what_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's CPU stands in for the GPU: it is an engine like the others, as slow as it is."""
+    monkeypatch.setattr(host, "choose", lambda: host.Choice("onnxruntime"))
+    path, report = save(graphs.graph(WEIGHTED), tmp_path / "m.onnx"), tmp_path / "report.json"
+    arguments = ["fix", path, "--dry-run", "--no-build", "--search", "gpu", "--report", report]
+    done = CliRunner().invoke(cli.app, [*map(str, arguments), "--skip", "simplify", "--tolerance", "1e-5"])
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "Plans tried (measured with onnxruntime on CPU)" in told
+    assert "the rules' plan" in told and "applied" in told and "plans built" in told
+    found = json.loads(report.read_text())["searched"]
+    assert (found["metric"], found["tried"][0]["plan"]) == ("relative-l2", "the rules' plan")
+    assert sum(one["applied"] for one in found["tried"]) == 1
+    assert all(one["latency_us"] > 0 and not one["problem"] for one in found["tried"])
+
+
+# -- how much emulation a model affords ----------------------------------------------------------------
+
+
+def large(width: int, accumulation: Accumulation) -> Problem:
+    """Four samples of a product of `width` cubed multiply-adds, of which only the shapes count."""
+    source = graphs.graph(
+        f"g (float[{width},{width}] x) => (float[{width},{width}] y) {{ y = MatMul(x, x) }}"
+    )
+    nothing: list[dict[str, Array]] = [{}] * 4
+    return Problem(source, facts.infer(source), nothing, nothing, accumulation)
+
+
+@pytest.mark.parametrize(
+    ("width", "accumulation", "left"),
+    [
+        pytest.param(64, "fp16", (4, "fp16", MOST), id="a small model"),
+        pytest.param(1600, "fp16", (1, "fp16", MOST), id="fewer samples first"),
+        pytest.param(2000, "fp16", (4, "fp32", MOST), id="then FP32 sums"),
+        pytest.param(4000, "fp16", (1, "fp32", FEWEST), id="then fewer plans"),
+        pytest.param(4000, "fp32", (1, "fp32", FEWEST), id="FP32 sums as asked for"),
+    ],
+)
+def test_large_models_get_less_emulation_and_it_is_told(
+    width: int, accumulation: Accumulation, left: tuple[int, Accumulation, int]
+) -> None:
+    effort = affordable(large(width, accumulation))
+    assert (len(effort.problem.samples), effort.problem.accumulation, effort.most) == left
+    assert bool(effort.told) == (left != (4, accumulation, MOST))

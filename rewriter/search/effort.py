@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rewriter.costs import products
+from rewriter.emulation import Accumulation
 from rewriter.search.evaluate import Problem
 
 FP16_SUMS = 8.0
-"""How many times longer an emulation with FP16 sums takes, at most (docs/plans.md)."""
+"""How many times longer an emulation with FP16 sums takes, at most (README.md)."""
 
 FULL = 4e10
 """Multiply-adds of one evaluation that are worth its time: some 10 s of one core, which emulates 4e9 (a ViT)
@@ -37,18 +38,19 @@ class Effort:
 
 
 def affordable(problem: Problem) -> Effort:
-    """Give up samples first, all but one, then FP16 sums, then plans."""
+    """Give up samples first, all but one, then FP16 sums for samples, then plans."""
     shapes = {name: found.shape for name, found in problem.facts.main.items()}
     count = sum(products(node, shapes)[1] for node in problem.model.proto.graph.node if node.output)
-    factor = FP16_SUMS if problem.accumulation == "fp16" else 1.0
-    one = count * factor
-    samples = max(1, min(len(problem.samples), int(FULL // one) if one else len(problem.samples)))
-    accumulation = problem.accumulation if one <= FULL else "fp32"
-    most = MOST if min(one, count) <= FULL else FEWEST
+    asked, given = problem.accumulation, len(problem.samples)
+    slow = asked == "fp16" and FP16_SUMS * count <= FULL
+    one = FP16_SUMS * count if slow else count
+    samples = max(1, min(given, int(FULL // one))) if one else given
+    accumulation: Accumulation = asked if slow else "fp32"
+    most = MOST if one <= FULL else FEWEST
     told = []
-    if samples < len(problem.samples):
-        told.append(f"{samples} of {len(problem.samples)} samples")
-    if accumulation != problem.accumulation:
+    if samples < given:
+        told.append(f"{samples} of {given} samples")
+    if accumulation != asked:
         told.append("FP32 sums")
     if most < MOST:
         told.append(f"{most} plans")

@@ -114,7 +114,7 @@ def _emulated(trials: Trials, plan: Plan, order: Order, most: int) -> Answer:
         found = most_accurate(trials, aim, most)
     chosen = found.plan if found is not None else plan
     drawn = replace(frontier(trials, order.metric), chosen=chosen) if order.pareto else None
-    return Answer(chosen, found and _check(found), drawn)
+    return Answer(chosen, _check(found) if found is not None else None, drawn)
 
 
 def _measured(problem: Problem, trials: Trials, order: Order, until: float, progress: Progress) -> Answer:
