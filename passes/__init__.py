@@ -11,6 +11,7 @@ from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
@@ -30,6 +31,7 @@ ALL: tuple[type[Pass], ...] = (
     ClampConstants,
     IsolateClip,
     Rescale,
+    MergeProjections,
     MixedPrecision,
 )
 """A new pass is added here, and nowhere else."""

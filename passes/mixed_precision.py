@@ -27,9 +27,9 @@ class MixedPrecision(ModelPass):
     serves all who want another.
 
     Options:
-        epilogues: Whether the plan keeps in FP32 what is added to FP16 matrix products, and what follows
-            elementwise: TensorRT then sums those products in FP32, at no cost (docs/accuracy.md). A plan
-            that is given says so itself; in BF16 products are summed in FP32 without it.
+        epilogues: Whether the plan keeps in FP32 what follows FP16 matrix products elementwise, and
+            attention's Softmax: TensorRT then sums those products in FP32, at no cost (docs/accuracy.md). A
+            plan that is given says so itself; in BF16 products are summed in FP32 without it.
     """
 
     name = "mixed-precision"

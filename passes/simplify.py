@@ -16,7 +16,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
-from rewriter.edits import TAG, reads
+from rewriter.edits import TAG, attribute, reads
 from rewriter.model import UNKNOWN_DOMAIN, Array, Model, subgraphs, walk_graphs
 from rewriter.schemas import schema_of
 
@@ -66,7 +66,8 @@ class Simplify(ModelPass):
     what does nothing. It gets the graph without the weights, but for those that a constant chain or
     a BatchNormalization needs. Nodes that it leaves keep their names and metadata, weights that it
     leaves keep their arrays, dynamic axes stay dynamic. Quantised weights stay quantised, and
-    rounding detours (float32 - float16 - float32) of computed tensors stay.
+    rounding detours (float32 - float16 - float32) of computed tensors stay. So does, in a model that is
+    mixed already, an Add of zeros: TensorRT may sum the product before it in FP32 for its sake.
 
     Declined, with the model left as it was: a result with other inputs or outputs, and whatever
     onnxsim cannot read.
@@ -128,10 +129,17 @@ def _simplified(proto: ModelProto) -> ModelProto:
 
     with _quiet():
         result, _ = onnxsim.simplify(
-            proto, check_n=0, skipped_optimizers=list(unwanted()), tensor_size_threshold=LARGEST_FOLD
+            proto, check_n=0, skipped_optimizers=_skipped(proto), tensor_size_threshold=LARGEST_FOLD
         )
     assert isinstance(result, ModelProto)
     return result
+
+
+def _skipped(proto: ModelProto) -> list[str]:
+    """`unwanted`; in a model that lowers types, an FP32 Add of zeros stays: a product sums in FP32 for it."""
+    casts = (node for graph in walk_graphs(proto.graph) for node in graph.node if node.op_type == "Cast")
+    mixed = any(attribute(cast, "to") == TensorProto.FLOAT16 for cast in casts)
+    return [*unwanted(), *(["eliminate_nop_with_unit"] if mixed else [])]
 
 
 @lru_cache(maxsize=1)

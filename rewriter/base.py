@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from onnx import NodeProto
+
     from rewriter.edits import GraphEditor
     from rewriter.model import Model
     from rewriter.plan import Plan, Range
@@ -31,6 +34,11 @@ class Rescaled(Change):
     """
 
     exponents: tuple[tuple[int, str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Merged(Change):
+    """A change after which tensors are parts of larger ones; all that there was has its values still."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,23 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The nodes that the user keeps in FP32: patterns (fnmatch) of node or output names, and operators."""
+
+    nodes: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+
+    def options(self, node: NodeProto) -> Iterator[str]:
+        """The options that name a node, as the user wrote them."""
+        names = (node.name, *node.output)
+        for pattern in self.nodes:
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                yield f"--keep-fp32 {pattern}"
+        if node.op_type in self.ops:
+            yield f"--keep-fp32-op {node.op_type}"
+
+
+@dataclass(frozen=True)
 class Context:
     """What a whole run has in common; a pass's own options are its fields.
 
@@ -101,12 +126,14 @@ class Context:
         target: The TensorRT that the result is for.
         plan: Element type of every node and tensor; None until ranges were measured.
         ranges: By scope and tensor; None before the first pass that needs them.
+        kept: What the user keeps in FP32, by option or in a plan.
     """
 
     opset: int = 17
     target: Target = field(default_factory=Target)
     plan: Plan | None = None
     ranges: Mapping[tuple[int, str], Range] | None = None
+    kept: Kept = field(default_factory=Kept)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -13,12 +14,13 @@ from rewriter import facts as tensor_facts
 from rewriter.base import Pass
 from rewriter.build_check import check_build, expectation
 from rewriter.compare import compare, worst
-from rewriter.emulation import Accumulation, emulation, reference
+from rewriter.emulation import Accumulation, emulation, reference, rounded
 from rewriter.emulation.divergence import NodeError, diverge
 from rewriter.engines.measure import shape_values
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import Span
 from rewriter.errors import ArithmeticRunError
+from rewriter.facts import Facts
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.result import Check, OutputComparison
 
@@ -57,7 +59,7 @@ def expected_outputs(model: Model, samples: Sequence[Mapping[str, Array]]) -> Ex
     exact = run_all(reference(model, facts), samples)
     low = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     rounds = any(tensor.dtype in low for scope in facts.scopes for tensor in scope.values())
-    return Expected(exact, run_all(emulation(model, facts), samples) if rounds else exact)
+    return Expected(exact, run_all(rounded(model, facts), samples) if rounds else exact)
 
 
 def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[Outputs]:
@@ -80,7 +82,7 @@ def check_structure(
         passes: Those that changed something.
     """
     tolerance = sum(step.exactness.tolerance for step in passes)
-    check = _compare_run("structure", expected.as_written, rewritten, samples, tolerance)
+    check = _compare_run("structure", expected.as_written, rewritten, samples, tolerance, rounded)
     if check.passed is None:
         return check
     inexact = ", ".join(step.name for step in passes if step.exactness.tolerance)
@@ -104,7 +106,8 @@ def check_emulation(
         accumulation: Type in which FP16 MatMul, Gemm and Conv sum up, as for `emulation.emulation`.
     """
     tolerance = EMULATION_TOLERANCE[precision]
-    check = _compare_run("emulation", expected.exact, fixed, samples, tolerance, accumulation, tf32=True)
+    stand_in = partial(emulation, accumulation=accumulation, tf32=True)
+    check = _compare_run("emulation", expected.exact, fixed, samples, tolerance, stand_in)
     if check.passed is None:
         return check
     error = max((c.relative_l2 for c in check.outputs), default=0.0)
@@ -116,7 +119,7 @@ def check_emulation(
 def check_tf32(expected: Expected, fixed: Model, samples: Iterable[Mapping[str, Array]]) -> Check:
     """Compare an FP32 model with TF32 products, which TensorRT's FP32 engines have, with the original."""
     tolerance = EMULATION_TOLERANCE["fp32"]
-    check = _compare_run("tf32", expected.exact, fixed, samples, tolerance, tf32=True)
+    check = _compare_run("tf32", expected.exact, fixed, samples, tolerance, partial(emulation, tf32=True))
     if check.passed is None:
         return check
     error = max((c.relative_l2 for c in check.outputs), default=0.0)
@@ -192,15 +195,13 @@ def _compare_run(
     model: Model,
     samples: Iterable[Mapping[str, Array]],
     tolerance: float,
-    accumulation: Accumulation = "fp32",
-    *,
-    tf32: bool = False,
+    stand_in: Callable[[Model, Facts], Model],
 ) -> Check:
-    """Compare a model, rounded where it says FP16 or BF16, with what was expected of it."""
+    """Compare the FP32 model that stands in for a model with what was expected of it."""
     start = time.perf_counter()
     fed = (as_declared(model, sample) for sample in samples)
     try:
-        actual = run_all(emulation(model, tensor_facts.infer(model), accumulation, tf32=tf32), fed)
+        actual = run_all(stand_in(model, tensor_facts.infer(model)), fed)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
     as_sets = selects_rows(model)

@@ -1,15 +1,18 @@
-"""FP32 epilogues: what is added to an FP16 matrix product is added in FP32, and the product with it.
+"""FP32 where TensorRT computes in FP32 at no cost: behind FP16 matrix products, and in attention's Softmax.
 
-TensorRT fuses a bias into the MatMul before it. Where the Add is FP32, with a Cast from the FP16 product,
-the fused kernel sums in FP32 and rounds once, at its end. Measured on one H200 with TensorRT-RTX 1.6.1: a
-relative error of 2.1e-4 instead of 7.7e-4 (depth 768) to 1.66e-3 (depth 4096), at 0.97 to 1.04 of the time,
-where the MatMul in FP32 (TF32) takes 3 to 7 times as long (docs/accuracy.md).
+A kernel computes what stands behind a product before it stores the result. Where that is FP32, with a Cast
+from the FP16 product, the kernel sums in FP32, too, and rounds once, at its end. Measured on one H200 with
+TensorRT-RTX 1.6.1 (docs/accuracy.md): a relative error of 2.1e-4 instead of 7.7e-4 (depth 384 and 768) to
+1.66e-3 (depth 4096), at 0.97 to 1.05 of the time, where the MatMul in FP32 (TF32) takes 3 to 7 times as long.
+The operator may be an Add, a Mul by constants or an activation; a Cast up and down again at once is folded.
 
-What it does not do: Conv sums in FP16 all the same, and so do products of one tensor with several weights
-(the projections to Q, K and V), which are merged into one. Both stay as they are.
+In attention the Softmax in FP32, alone, makes the product before it sum in FP32: 4.6e-4 instead of 7.4e-4
+(128 tokens), 9.1e-4 instead of 1.14e-3 (1500 tokens), at 0.98 to 1.0 of the time. The scaling and the mask
+before it stay FP16: with a mask Add in FP32, attention of 1500 tokens was no longer one kernel, and took 1.6
+times as long.
 
-The default preset leaves epilogues in FP16: they are most nodes of a transformer, and it promises to keep no
-more of them in FP32 than a fix needs.
+What it does not do: Conv sums in FP16 all the same, and so do products of one tensor with several weights,
+unless the graph merges them (pass merge-projections). A Reshape between product and operator undoes it.
 """
 
 from __future__ import annotations
@@ -20,56 +23,97 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
-from rewriter.edits import label
 from rewriter.hazards import Hazard
+from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
 
 RULE = "epilogue"
+SOFTMAX_RULE = "softmax"
+FREE = frozenset({RULE, SOFTMAX_RULE})
+"""Rules that keep nodes in FP32 because it costs nothing, not because FP16 would break them."""
+
 PROBE = "matmul-epilogue"
-"""Who asks the GPU whether it works there; `fp16` is a no."""
+"""Who asks the GPU whether a product sums in FP32 for what stands behind it; `fp16` is a no."""
 
-_PRODUCTS = frozenset({"MatMul", "Gemm"})
+SOFTMAX_PROBE = "attention-islands"
+"""Who asks the GPU which FP32 islands leave attention one kernel; `none` is a no."""
 
-_FOLLOWING = frozenset(
+PRODUCTS = frozenset({"MatMul", "Gemm"})
+
+ELEMENTWISE = frozenset(
     "Add Sub Mul Div Pow Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu LeakyRelu Elu Celu Selu Gelu "
-    "Softplus Softsign Mish Swish HardSigmoid HardSwish PRelu Clip Min Max Sum "
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization".split()
+    "Softplus Softsign Mish Swish HardSigmoid HardSwish PRelu Clip Min Max Sum".split()
 )
+"""What makes the product before it sum in FP32."""
+
+_FOLLOWING = ELEMENTWISE | {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
 """What an epilogue grows over: elementwise operators, and norms that compute in FP32 inside anyway."""
 
+SCALING = frozenset({"Mul", "Div"})
 
-def refused_by(target: Target) -> bool:
-    """Whether the target is known not to sum in FP32 for an FP32 epilogue."""
+_ON_SCORES = SCALING | {"Add", "Where"}
+"""What stands between the scores of attention and their Softmax."""
+
+_REASON = "an FP16 product before it sums in FP32 for it, at no cost"
+_SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product before it sums in FP32"
+
+
+def refusals(target: Target) -> Iterator[str]:
+    """What the target is known not to do, a sentence for each of the rules that it switches off."""
+    if _refused(target):
+        yield (
+            f"no FP32 epilogues: `rewriter probe` found that on {target} an FP16 MatMul sums in FP16 even "
+            "where what stands behind it is FP32"
+        )
+    if _softmax_refused(target):
+        yield (
+            f"attention's Softmax stays FP16: `rewriter probe` found that on {target} attention is one "
+            "kernel only without FP32 in it"
+        )
+
+
+def _refused(target: Target) -> bool:
     return target.answers.get(PROBE) == "fp16"
+
+
+def _softmax_refused(target: Target) -> bool:
+    return target.answers.get(SOFTMAX_PROBE) == "none"
 
 
 def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add the epilogues of FP16 matrix products to `found`, hazards by the identity of their nodes.
 
-    From the Add behind each product on, over what follows elementwise, up to the next matrix product, view
-    or output: Casts then stand where FP16 is read, and nowhere between.
+    From the operator behind each product on, over what follows elementwise, up to the next matrix product,
+    view or output: Casts then stand where FP16 is read, and nowhere between. What leads to the Softmax of
+    attention stays FP16.
     """
-    if survey.settings.low != TensorProto.FLOAT16 or refused_by(survey.settings.target):
+    if survey.settings.low != TensorProto.FLOAT16 or _refused(survey.settings.target):
         return
+    masked = {id(n) for softmax in _attention(survey) for n in _before(survey, softmax)}
     queue: list[NodeProto] = []
-    for product, add in _starts(survey, found.keys()):
-        if id(add) not in found:
-            reason = f"{label(product)} sums in FP32 where this Add reads it in FP32"
-            found[id(add)] = Hazard(add, RULE, reason)
-            queue.append(add)
+    for product, first in _starts(survey, found.keys()):
+        if id(first) not in found.keys() | masked:
+            found[id(first)] = Hazard(first, RULE, _REASON, product.output[0])
+            queue.append(first)
     while queue:
         node = queue.pop()
-        for _, reader in (
-            pair for out in node.output if survey.is_float(out) for pair in survey.readers(out)
-        ):
-            if reader.op_type in _FOLLOWING and id(reader) not in found:
-                reason = f"reads {label(node)}, an FP32 epilogue, with no Cast between"
-                found[id(reader)] = Hazard(reader, RULE, reason)
-                queue.append(reader)
+        for out in filter(survey.is_float, node.output):
+            for _, reader in survey.readers(out):
+                if reader.op_type in _FOLLOWING and id(reader) not in found.keys() | masked:
+                    found[id(reader)] = Hazard(reader, RULE, _REASON, out)
+                    queue.append(reader)
+
+
+def extend_over_softmax(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add the Softmax of each attention whose product is FP16 to `found`, and nothing round it."""
+    if survey.settings.low != TensorProto.FLOAT16 or _softmax_refused(survey.settings.target):
+        return
+    for softmax in _attention(survey):
+        found.setdefault(id(softmax), Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0]))
 
 
 def _starts(survey: Survey, kept: AbstractSet[int]) -> Iterator[tuple[NodeProto, NodeProto]]:
-    """FP16 products with a constant weight, each with the Add that alone reads it."""
+    """FP16 products with a constant weight, each with the elementwise operator that alone reads it."""
     projections: dict[str, list[NodeProto]] = {}
     for node in survey.nodes:
         data = _projected(survey, node)
@@ -79,15 +123,35 @@ def _starts(survey: Survey, kept: AbstractSet[int]) -> Iterator[tuple[NodeProto,
         if len(products) == 1:  # several are merged into one, which sums in FP16
             (product,) = products
             out = product.output[0]
-            readers = [reader for _, reader in survey.readers(out)]
+            readers = {id(reader): reader for _, reader in survey.readers(out)}
             handed_out = any(survey.graph.is_output(name) for name in survey.aliases(out))
-            if len(readers) == 1 and readers[0].op_type == "Add" and not handed_out:
-                yield product, readers[0]
+            first = next(iter(readers.values()), None)
+            if first is not None and len(readers) == 1 and first.op_type in ELEMENTWISE and not handed_out:
+                yield product, first
 
 
 def _projected(survey: Survey, node: NodeProto) -> str | None:
     """The tensor that a matrix product multiplies by a constant weight; None for other nodes."""
-    if node.op_type not in _PRODUCTS:
+    if node.op_type not in PRODUCTS:
         return None
     computed = [survey.source(t) for t in node.input[:2] if not survey.is_constant(t)]
     return computed[0] if len(computed) == 1 else None
+
+
+def _attention(survey: Survey) -> Iterator[NodeProto]:
+    """Every Softmax over a product of computed tensors whose result goes into such products alone."""
+    for node in survey.nodes:
+        if node.op_type == "Softmax" and not survey.graph.is_output(node.output[0]):
+            readers = [reader for _, reader in survey.readers(node.output[0])]
+            second = bool(readers) and all(of_activations(survey, r) for r in readers)
+            if second and any(
+                producer is not None and of_activations(survey, producer)
+                for n in (node, *_before(survey, node))
+                for producer in map(survey.producer, n.input)
+            ):
+                yield node
+
+
+def _before(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
+    """Scaling and masks, from the Softmax up."""
+    return list(survey.upstream(softmax.input[0], lambda n: n.op_type in _ON_SCORES))

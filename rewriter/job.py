@@ -14,7 +14,7 @@ from typing import Any
 
 from rewriter import checks, epilogues, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
-from rewriter.base import Context, Pass, Rescaled, Target
+from rewriter.base import Context, Kept, Merged, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
 from rewriter.engines import host
@@ -24,10 +24,11 @@ from rewriter.expectations import data_warnings
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.model import Model, load, save
 from rewriter.plan import Plan
-from rewriter.plan_fit import fit
+from rewriter.plan_fit import fit, kept_by_user
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
+from rewriter.ranges.merged import merged_ranges
 from rewriter.result import Check, FixResult, Frontier, Searched, Verdict
 from rewriter.search.goal import Aim
 from rewriter.search.stage import Order, answer
@@ -162,13 +163,18 @@ class Job:
     def _rewrite(
         self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
     ) -> Model:
-        context = Context(self.options.opset, self.options.target, plan, ranges)
+        context = Context(self.options.opset, self.options.target, plan, ranges, self._kept())
         total = len(self.options.steps)
         driver = Driver(lambda step: self.options.progress(f"pass {step.name}", len(self.passes), total))
         with self._stage("passes"):
             rewritten, results = driver.run(model, steps, context)
         self.passes.extend(results)
         return rewritten
+
+    def _kept(self) -> Kept:
+        """What the user keeps in FP32, by the options or in the plan that excludes them."""
+        wish, plan = self.options.wish, self.options.plan
+        return Kept(wish.keep_nodes, wish.keep_ops) if plan is None else kept_by_user(plan)
 
     def _rewrite_measured(
         self, model: Model, steps: Sequence[Pass], ranges: Ranges, samples: Samples
@@ -180,10 +186,13 @@ class Job:
                 widened = reference(model, tensor_facts.infer(model))
                 ranges.binades = measure_binades(widened, samples, wanted)
         rewritten = self._rewrite(model, steps, ranges=ranges)
-        changes = [change for result in self.passes[first:] for change in result.changes]
-        if not all(isinstance(change, Rescaled) for change in changes):
+        made = self.passes[first:]
+        if not all(isinstance(change, (Merged, Rescaled)) for result in made for change in result.changes):
             return rewritten, self._measure(rewritten, samples)
-        return rewritten, ranges.rescaled(self._exponents())
+        known = ranges.rescaled(self._exponents())
+        merging = {r.name for r in made if any(isinstance(change, Merged) for change in r.changes)}
+        merged = merged_ranges(rewritten, known, merging) if merging else known
+        return rewritten, merged if merged is not None else self._measure(rewritten, samples)
 
     def _exponents(self) -> tuple[tuple[int, str, int], ...]:
         """What was multiplied by a power of two so far, in the order of the changes."""
@@ -253,11 +262,12 @@ class Job:
         with self._stage("verify"):
             check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
         structural, measuring, _ = _split(self.options.steps)
-        by_ranges = any(step in measuring for step in self._changed())
+        by_ranges = any(step.needs_ranges for step in self._changed())
         if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
+        again = (*structural, *(step for step in measuring if not step.needs_ranges))
         with self._stage("explain"):
-            return checks.explained(check, self._structured_again(structural), fixed, compared, accumulation)
+            return checks.explained(check, self._structured_again(again), fixed, compared, accumulation)
 
     def _check_tf32(self, expected: checks.Expected, fixed: Model, samples: Samples) -> Check:
         """TensorRT's FP32 engines use TF32: what that does is told before one is built."""
@@ -266,7 +276,7 @@ class Job:
 
     def _structured_again(self, structural: Sequence[Pass]) -> Model:
         """What the precision passes saw; made anew, for its weights were given back."""
-        context = Context(self.options.opset, self.options.target, None)
+        context = Context(self.options.opset, self.options.target, kept=self._kept())
         return Driver(lambda step: None).run(load(self.options.source), structural, context)[0]
 
     def _changed(self) -> list[Pass]:
@@ -373,11 +383,8 @@ def _told_if_interrupted(written: Path | None) -> Iterator[None]:
 
 def _declined(wish: Wish) -> Iterator[str]:
     """What the user asked for and the target was measured not to do."""
-    if wish.epilogues and epilogues.refused_by(wish.target):
-        yield (
-            f"mixed-precision{{epilogues=true}} has no effect: `rewriter probe` found that on {wish.target} "
-            "an FP16 MatMul sums in FP16 even where what is added to it is FP32"
-        )
+    if wish.epilogues and wish.precision == "fp16":
+        yield from epilogues.refusals(wish.target)
 
 
 def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:

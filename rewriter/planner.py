@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
 from rewriter.edits import GraphEditor, label, open_graphs
-from rewriter.epilogues import extend_over_epilogues
+from rewriter.epilogues import extend_over_epilogues, extend_over_softmax
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
@@ -36,7 +36,7 @@ BETWEEN = "between-islands"
 class Wish:
     """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`.
 
-    `epilogues`: whether what is added to FP16 matrix products is FP32, as `rewriter.epilogues` explains.
+    `epilogues`: whether FP32 is used where it is free, as `rewriter.epilogues` explains.
     """
 
     precision: Precision = "fp16"
@@ -173,6 +173,8 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
     _keep_adjacent(survey, found)
     if not survey.settings.measured_norms:  # else rescaling is to leave as little in FP32 as it can
         grow(survey, found)
+    if wish.epilogues:  # now, so that masks do not grow into the island: they would cost the fused kernel
+        extend_over_softmax(survey, found)
     _absorb(survey, found)
     return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
 

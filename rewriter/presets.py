@@ -64,7 +64,8 @@ _STRUCTURE = (
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
 )
 _MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
-_ACCURATE = f"{_STRUCTURE},rescale,mixed-precision{{epilogues=true}},clean-casts"
+_EPILOGUES = "merge-projections,mixed-precision{epilogues=true},clean-casts"
+_DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
 
@@ -75,20 +76,23 @@ to 1.66 times slower for a third less error (benchmarks/side_by_side.md)."""
 _ALL = (
     Preset(
         "trt-fp16",
-        "strongly typed FP16 with FP32 islands",
-        _FP16,
+        "strongly typed FP16 with FP32 islands, and FP32 where it is free",
+        _DEFAULT,
         {"precision": "fp16"},
         "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms\n"
-        "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.",
+        "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
+        "So is what stands elementwise behind an FP16 matrix product, and attention's Softmax: TensorRT-RTX\n"
+        "then sums the products in FP32 at the same latency or less (docs/accuracy.md; one H200). That is\n"
+        "why projections of one tensor are merged, and why there are many FP32 nodes.",
     ),
     Preset(
         "trt-fp16-rescaled",
-        "the same, with the inside of norms scaled into FP16, too",
+        "FP16 with as few FP32 nodes as rescaling can do with",
         _FP16_NORMS,
         {"precision": "fp16"},
-        "Norms that are written out compute in FP16 but for epsilon and root: fewer FP32 nodes, and more\n"
-        "rounding inside them: see docs/rescaling.md. The ranges that it relies on hold for the data that\n"
-        "they were measured on.",
+        "As `trt-fp16`, but norms that are written out compute in FP16 except for epsilon and root, and\n"
+        "nothing is in FP32 because it is free: fewer FP32 nodes, and more rounding: see docs/rescaling.md.\n"
+        "The ranges that it relies on hold for the data that they were measured on.",
     ),
     Preset(
         "trt-bf16",
@@ -109,7 +113,7 @@ _ALL = (
     Preset(
         "accurate",
         f"the most accurate FP16 plan for at most {ACCURATE_COST:.0%} more latency",
-        _ACCURATE,
+        _DEFAULT,
         {
             "precision": "fp16",
             "max_latency_cost": ACCURATE_COST,

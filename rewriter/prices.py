@@ -123,6 +123,7 @@ class _Pricing:
         self._projections = Counter(tensor for n in weighted for tensor in self._computed(n))
         self._keys = {tensor: key for key, n in self._nodes.items() for tensor in n.output if tensor}
 
+        self._fused = self._find_fused()
         self._attentions = [self._attention(*parts) for parts in self._attention_parts()]
         self._inside = {key for _, between in self._attentions for key in between}
 
@@ -134,7 +135,7 @@ class _Pricing:
     def prices(self) -> Prices:
         found, inside = self._attentions, self._inside
         base = {key: 0.0 if key in inside else self._base_us(key, node) for key, node in self._nodes.items()}
-        free = inside | self._products | self._fused()
+        free = inside | self._products | self._fused
         own = {
             key: 0.0 if key in free else more_us(node, self._shapes, self._constants)
             for key, node in self._nodes.items()
@@ -163,7 +164,7 @@ class _Pricing:
             us = LOW_US["kernel"] + CAST_BYTES * elements(tensor, self._shapes) / BYTES_PER_US
             yield tensor, self._keys.get(tensor, ""), us
 
-    def _fused(self) -> set[str]:
+    def _find_fused(self) -> set[str]:
         """Elementwise nodes behind a product, and behind one another: parts of the product's kernel."""
         found: set[str] = set()
         for key, node in self._nodes.items():
@@ -193,7 +194,7 @@ class _Pricing:
         scaling = frozenset({"Mul", "Div", "Add"}) | VIEWS
         fed = [n for t in (*scores.input, values.input[1]) for n in self._walk(t, scaling)]
         breaking = [values, scores]
-        breaking += [n for n in fed if n.op_type in {"Mul", "Div"} or self._merged_bias(n)]
+        breaking += [n for n in fed if self._unfused_scale(n) or self._merged_bias(n)]
         if self._target.answers.get("attention-islands") == "none":
             breaking += [n for n in between if n.op_type in _SOFTMAX]
         self._products |= {self._key(values), self._key(scores)}
@@ -209,6 +210,10 @@ class _Pricing:
         fused, broken = seen.get("FP16", 0.0), seen.get("FP32 QK^T and Softmax", 0.0)
         rate = (broken - fused) / PROBED_PRODUCTS if fused and broken > fused else BROKEN_US
         return max(BROKEN_ATTENTION_US, rate * count)
+
+    def _unfused_scale(self, node: NodeProto) -> bool:
+        """Whether it scales what no product before it does, as a part of its own kernel."""
+        return node.op_type in {"Mul", "Div"} and self._key(node) not in self._fused
 
     def _merged_bias(self, node: NodeProto) -> bool:
         """Whether it adds to one of several projections of one tensor, which TensorRT merges."""

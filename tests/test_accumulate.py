@@ -211,7 +211,18 @@ SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}"
     ("body", "split"),
     [
         pytest.param("m = MatMul(x, w)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 0, id="a bias"),
-        pytest.param("m = MatMul(x, w)\n c = Cast<to = 1>(m)\n y = Relu(c)", 1, id="not added to"),
+        pytest.param("m = MatMul(x, w)\n c = Cast<to = 1>(m)\n y = Relu(c)", 0, id="an activation"),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n s = Split<axis = 0>(c)\n y = Mul(s, s)", 0, id="Split"
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n s = Identity(c)\n y = Add(s, b)", 1, id="a view between"
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n d = Cast<to = 10>(c)\n y = Cast<to = 1>(d)",
+            1,
+            id="a Cast up and down again",
+        ),
         pytest.param("m = MatMul(x, x)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 1, id="attention's product"),
         pytest.param(
             "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n d = Add(c, b)\n"
@@ -219,12 +230,71 @@ SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}"
             2,
             id="merged projections",
         ),
+        pytest.param(
+            "m = MatMul(x, w)\n n = MatMul(x, w)\n y = Cast<to = 1>(m)\n z = Add(n, n)",
+            2,
+            id="merged projections whose result is FP32",
+        ),
         pytest.param("m = Conv(x, k)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 1, id="Conv"),
     ],
 )
 def test_what_an_fp32_reader_changes(body: str, split: int) -> None:
     source = graphs.graph(f"g (float16[1,1,1,1] x) => (float[1,1,1,1] y) <{SQUARE}> {{ {body} }}")
     assert split_nodes(source) == split
+
+
+ATTENTION = """
+    g (float16[1,2,{tokens},64] q, float16[1,2,64,{tokens}] k, float16[1,2,{tokens},64] v)
+        => (float16[1,2,{tokens},64] y) <float[1] f = {{0.125}}, float16[1] h = {{12288}}> {{
+        m = MatMul(q, k)
+        {softmax}
+        y = MatMul(p, v)
+    }}"""
+SOFTMAX = {
+    "fp16": "s = Mul(m, h)\n p = Softmax<axis = -1>(s)",
+    "alone": "s = Mul(m, h)\n t = Cast<to = 1>(s)\n u = Softmax<axis = -1>(t)\n p = Cast<to = 10>(u)",
+    "scaled": "t = Cast<to = 1>(m)\n s = Mul(t, f)\n u = Softmax<axis = -1>(s)\n p = Cast<to = 10>(u)",
+}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "softmax", "measured"),
+    [
+        (128, "fp16", 7.43e-4),
+        (128, "alone", 4.64e-4),
+        (197, "fp16", 7.92e-4),
+        (197, "alone", 4.95e-4),
+        (197, "scaled", 4.95e-4),
+        (1500, "fp16", 1.14e-3),
+        (1500, "alone", 9.11e-4),
+    ],
+)
+def test_attention_errs_as_measured_on_an_h200(tokens: int, softmax: str, measured: float) -> None:
+    text = ATTENTION.format(tokens=tokens, softmax=SOFTMAX[softmax])
+    rng = np.random.default_rng(0)
+    q, v = low(rng, 1, 2, tokens, 64), low(rng, 1, 2, tokens, 64)
+    k = low(rng, 1, 2, 64, tokens)
+    scores = q.astype(np.float64) @ k.astype(np.float64) / 8
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    exact = shares / shares.sum(-1, keepdims=True) @ v.astype(np.float64)
+    found = emulated(graphs.graph(text), {"q": q, "k": k, "v": v})
+    assert relative_l2(exact, found) == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        pytest.param(
+            "t = Cast<to = 1>(m)\n s = Add(t, t)\n u = Softmax<axis = -1>(s)\n p = Cast<to = 10>(u)", id="Add"
+        ),
+        pytest.param(
+            "t = Cast<to = 1>(m)\n s = Softmax<axis = -1>(t)\n u = Neg(s)\n p = Cast<to = 10>(u)", id="Neg"
+        ),
+        pytest.param(SOFTMAX["fp16"], id="FP16"),
+    ],
+)
+def test_what_is_no_fp32_softmax_of_attention(softmax: str) -> None:
+    assert split_nodes(graphs.graph(ATTENTION.format(tokens=4, softmax=softmax))) == 2
 
 
 def test_a_subgraphs_products_accumulate_in_fp16_too() -> None:

@@ -9,7 +9,7 @@ import pytest
 from test_planner import kept, planned
 
 from rewriter.base import Target
-from rewriter.epilogues import PROBE
+from rewriter.epilogues import FREE, PROBE, SOFTMAX_PROBE, refusals
 from rewriter.planner import Wish
 
 WISH = Wish(epilogues=True)
@@ -53,7 +53,21 @@ def epilogues(text: str, wish: Wish = WISH) -> str:
             "",
             id="products of one tensor, which are merged",
         ),
-        pytest.param(BIAS.replace("Add(m, b)", "Mul(m, b)"), "", id="a product that nothing is added to"),
+        pytest.param(BIAS.replace("Add(m, b)", "Mul(m, b)"), "a", id="a scale"),
+        pytest.param(BIAS.replace("Add(m, b)", "Sigmoid(m)"), "a", id="an activation"),
+        pytest.param(BIAS.replace("Add(m, b)", "Mul(m, m)"), "a", id="a square"),
+        pytest.param(BIAS.replace("Add(m, b)", "Identity(m)"), "", id="a product that nothing is done to"),
+        pytest.param(
+            BIAS.replace("Add(m, b)", "LayerNormalization(m, b)"),
+            "",
+            id="a norm, which is no part of the kernel",
+        ),
+        pytest.param(
+            f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n c, d = Split<axis = 1>(a)\n"
+            " e = Sigmoid(c)\n f = Mul(e, d)\n g = Concat<axis = 1>(f, f)\n y = MatMul(g, v) }",
+            "a",
+            id="no further than a Split: the Cast stands before it",
+        ),
         pytest.param(
             f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n y = MatMul(a, m) }}",
             "",
@@ -93,6 +107,64 @@ def test_a_product_in_fp32_has_no_epilogue() -> None:
     assert epilogues(BIAS, replace(WISH, keep_nodes=("m",))) == ""
 
 
-def test_the_reason_names_the_product() -> None:
-    plan = planned(graphs.graph(BIAS), WISH)
-    assert [d.reason for d in plan.decisions] == ["MatMul(m) sums in FP32 where this Add reads it in FP32"]
+def test_the_evidence_is_the_product() -> None:
+    (decision,) = planned(graphs.graph(BIAS), WISH).decisions
+    assert (decision.rule, decision.tensor) == ("epilogue", "m")
+
+
+ATTENTION = """
+    g (float[1,2,4,4] x, float[1,1,4,4] mask) => (float[1,2,4,4] y)
+    <float s = {0.5}, float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}> {
+        q = Neg(x)
+        k = Transpose<perm = [0,1,3,2]>(q)
+        m = MatMul(q, k)
+        SCORES
+        p = Softmax<axis = -1>(t)
+        y = MatMul(p, q)
+    }"""
+SCALED = ATTENTION.replace("SCORES", "t = Mul(m, s)")
+MASKED = ATTENTION.replace("SCORES", "a = Mul(m, s)\n t = Add(a, mask)")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(ATTENTION.replace("SCORES", "t = Identity(m)"), "", id="a view between is not known"),
+        pytest.param(SCALED, "p", id="scaled scores"),
+        pytest.param(SCALED.replace("Mul(m, s)", "Div(m, s)"), "p", id="divided scores"),
+        pytest.param(MASKED, "p", id="a mask, which stays FP16"),
+        pytest.param(SCALED.replace("MatMul(p, q)", "Mul(p, q)"), "", id="no second product"),
+        pytest.param(SCALED.replace("MatMul(q, k)", "MatMul(q, w)"), "", id="a product with a weight"),
+        pytest.param(SCALED.replace("MatMul(p, q)", "MatMul(p, w)"), "", id="a second product with a weight"),
+    ],
+)
+def test_which_softmax_is_fp32(text: str, expected: str) -> None:
+    found = kept(planned(graphs.graph(text), WISH))
+    assert " ".join(name for name, rule in found.items() if rule == "softmax") == expected
+    assert not expected or list(found) == [expected], "scale and mask are FP16"
+
+
+def test_a_mask_that_a_product_computes_stays_fp16() -> None:
+    """In FP32 it would cost the kernel that attention is."""
+    text = MASKED.replace("q = Neg(x)", "q = Neg(x)\n n = MatMul(mask, w)\n bias = Mul(n, s)").replace(
+        "Add(a, mask)", "Add(a, bias)"
+    )
+    found = kept(planned(graphs.graph(text), WISH))
+    assert found == {"p": "softmax"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        pytest.param({}, {"softmax", "epilogue"}, id="not asked"),
+        pytest.param({SOFTMAX_PROBE: "softmax", PROBE: "fp32"}, {"softmax", "epilogue"}, id="yes"),
+        pytest.param({SOFTMAX_PROBE: "none"}, {"epilogue"}, id="no FP32 in attention"),
+        pytest.param({PROBE: "fp16"}, {"softmax"}, id="no FP32 sums"),
+    ],
+)
+def test_what_the_probes_decide(answers: dict[str, str], expected: set[str]) -> None:
+    text = SCALED.replace("y = MatMul(p, q)", "o = MatMul(p, q)\n l = MatMul(o, w)\n y = Add(l, x)")
+    target = Target(answers=answers)
+    found = planned(graphs.graph(text), replace(WISH, target=target))
+    assert {d.rule for d in found.decisions} & FREE == expected
+    assert len(list(refusals(target))) == len(FREE - expected)

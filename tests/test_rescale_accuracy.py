@@ -20,6 +20,7 @@ from rewriter.emulation import emulation
 from rewriter.facts import infer
 from rewriter.model import Model, load
 from rewriter.plan import Decision
+from rewriter.presets import PRESETS
 from rewriter.ranges import measure
 from rewriter.rescaling.apply import apply as shift
 from rewriter.rescaling.classes import ZERO
@@ -31,8 +32,11 @@ from rewriter.result import FixResult
 ERROR_RATIO = 1.3
 """How much larger an emulated error may be than that of FP32 islands, which round less."""
 
-ISLANDS: dict[str, Any] = {"preset": "trt-fp16", "skip": ["rescale"]}
-DEFAULT: dict[str, Any] = {"preset": "trt-fp16"}
+RESCALED = PRESETS["trt11-migrate"].pipeline
+"""What rescaling saves shows where nothing is in FP32 because it is free."""
+
+ISLANDS: dict[str, Any] = {"passes": RESCALED, "skip": ["rescale"]}
+DEFAULT: dict[str, Any] = {"passes": RESCALED}
 NORMS_TOO: dict[str, Any] = {"preset": "trt-fp16-rescaled"}
 
 

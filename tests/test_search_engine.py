@@ -23,7 +23,7 @@ from rewriter.engines.protocol import Timing
 from rewriter.errors import EngineError, UsageError
 from rewriter.inputs import load_samples
 from rewriter.metrics import named
-from rewriter.model import Array, Model, save
+from rewriter.model import Model, save
 from rewriter.plan import Decision, Plan
 from rewriter.search import (
     Aim,
@@ -330,15 +330,6 @@ def test_the_command_prints_and_reports_what_was_tried(
 # -- how much emulation a model affords ----------------------------------------------------------------
 
 
-def large(width: int, accumulation: Accumulation) -> Problem:
-    """Four samples of a product of `width` cubed multiply-adds, of which only the shapes count."""
-    source = graphs.graph(
-        f"g (float[{width},{width}] x) => (float[{width},{width}] y) {{ y = MatMul(x, x) }}"
-    )
-    nothing: list[dict[str, Array]] = [{}] * 4
-    return Problem(source, facts.infer(source), nothing, nothing, accumulation)
-
-
 @pytest.mark.parametrize(
     ("width", "accumulation", "left"),
     [
@@ -352,6 +343,8 @@ def large(width: int, accumulation: Accumulation) -> Problem:
 def test_large_models_get_less_emulation_and_it_is_told(
     width: int, accumulation: Accumulation, left: tuple[int, Accumulation, int]
 ) -> None:
-    effort = affordable(large(width, accumulation))
-    assert (len(effort.problem.samples), effort.problem.accumulation, effort.most) == left
+    shape = f"float[{width},{width}]"
+    source = graphs.graph(f"g ({shape} x) => ({shape} y) {{ y = MatMul(x, x) }}")
+    effort = affordable(source, facts.infer(source), 4, accumulation)
+    assert (effort.samples, effort.accumulation, effort.most) == left
     assert bool(effort.told) == (left != (4, accumulation, MOST))

@@ -77,6 +77,11 @@ def test_simplified_and_bit_equal(body: str, expected: list[str]) -> None:
             id="a rounding detour",
         ),
         pytest.param(
+            """g (float16[2,3] x, float16[3,4] w) => (float16[2,4] y) <float[4] zeros = {0,0,0,0}> {
+                m = MatMul(x, w) c = Cast<to = 1>(m) a = Add(c, zeros) y = Cast<to = 10>(a) }""",
+            id="zeros that make a product sum in FP32",
+        ),
+        pytest.param(
             """g (float[3] x) => (float[3] y) <int8[3] w = {1, 2, 3}, float s = {0.1}, int8 z = {0}> {
                 a = DequantizeLinear(w, s, z) q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)
                 y = Add(a, d) }""",

@@ -56,7 +56,8 @@ def migration_page() -> str:
             "",
             preset.about,
             "",
-            f"The preset sets {_defaults(preset)}. Its pipeline is that of `trt-fp16`.",
+            f"The preset sets {_defaults(preset)}. Its pipeline is that of `trt-fp16` without\n"
+            "`merge-projections` and without what is in FP32 because it is free (docs/accuracy.md).",
             "",
             *table,
             "",

@@ -31,23 +31,31 @@ def reference(model: Model, facts: Facts) -> Model:
     return retype(model, facts, _all_fp32(model, rounding=False))
 
 
+def rounded(model: Model, facts: Facts) -> Model:
+    """`reference`, with a round to its own type after every tensor that `model` keeps in FP16 or BF16.
+
+    That is what the file says, whatever kernels make of it: what a rewrite of its structure must keep.
+    """
+    return retype(model, facts, _all_fp32(model, rounding=True))
+
+
 def emulation(
     model: Model, facts: Facts, accumulation: Accumulation = "fp32", *, tf32: bool = False
 ) -> Model:
-    """`reference`, with a round to its own type after every tensor that `model` keeps in FP16 or BF16.
+    """`rounded`, but for what TensorRT's kernels are known to do otherwise.
 
     Operators compute in FP32 inside and round once, which is what TensorRT was measured to do for
     normalisations and reductions. A MatMul, Gemm or Conv of FP16 tensors was measured to accumulate in
     FP16: `accumulation="fp16"` does that, too, and takes several times as long. Those of FP32 tensors are
-    TF32 on Tensor Cores: `tf32` rounds their operands so. What sums in FP32 and is not rounded for an FP32
-    Add behind it is what `epilogues` says.
+    TF32 on Tensor Cores: `tf32` rounds their operands so. What sums in FP32 and is not rounded because of the
+    FP32 operator behind it is what `epilogues` says.
     """
     found = find_epilogues(model, facts)
     emulated = retype(model, facts, replace(_all_fp32(model, rounding=True), exact=found.exact))
     if tf32:
         round_to_tf32(emulated, model, facts)
     if accumulation == "fp16":
-        accumulate_in_fp16(emulated, model, facts, found.summed)
+        accumulate_in_fp16(emulated, model, facts, found)
     return emulated
 
 

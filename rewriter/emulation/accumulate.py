@@ -6,13 +6,13 @@ function that does the same in a Loop, so partial sums beyond 65504 overflow as 
 
 The fit: for random operands, n roundings of a growing sum give a relative error of u * sqrt(n / 2) with
 u = 2.1e-4, the error of one rounding to FP16. Measured on one H200 (TensorRT-RTX 1.6.1) were 1.05e-3 at
-K = 768, 2.05e-3 at 3072 and 2.36e-3 at 4096, so that K / n is 15.4, 16.1 and 16.2.
+K = 768, 2.05e-3 at 3072 and 2.36e-3 at 4096, so that K / n is 15.4, 16.1 and 16.2. Attention's second product
+has chunks of 32: `epilogues` has the figures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.edits import attribute
+from rewriter.emulation.epilogues import Epilogues
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
 from rewriter.facts import Facts, Shape
 from rewriter.model import Model, walk_graphs
@@ -29,6 +30,9 @@ from rewriter.model import Model, walk_graphs
 ACCUMULATING = frozenset({"MatMul", "Gemm", "Conv"})
 
 DOMAIN = "rewriter.fp16_accumulators"
+
+FUSED_CHUNK = 32
+"""Products that attention's second product sums before rounding: a fit, as the head of this file has it."""
 
 _LEAST_OPSET, _LEAST_IR = 13, 8
 """Operators as they are used here; local functions."""
@@ -42,9 +46,10 @@ _SUM = f"""
 
 _MATMUL = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
-    MatMul (a, b) => (y) {{
-        chunk = Constant <value_int = {CHUNK}> ()
-        rest = Constant <value_int = {CHUNK - 1}> ()
+    MatMul <chunk> (a, b) => (y) {{
+        chunk = Constant <value_int: int = @chunk> ()
+        single = Constant <value_int = 1> ()
+        rest = Sub (chunk, single)
         last = Constant <value_ints = [-1]> ()
         last_but_one = Constant <value_ints = [-2]> ()
         one = Constant <value_ints = [1]> ()
@@ -91,27 +96,25 @@ _CONV = f"""
     }}"""
 
 
-def accumulate_in_fp16(
-    emulated: Model, given: Model, facts: Facts, summed: AbstractSet[tuple[int, str]] = frozenset()
-) -> None:
+def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Epilogues | None = None) -> None:
     """Give the MatMul, Gemm and Conv nodes of an emulation FP16 accumulators where `given` is FP16.
 
-    FP32 accumulators stay in the products of `summed`, in BF16, in operator sets below 13, and in a Conv
-    whose kernel size is unknown or which pads by `auto_pad`. The chunks of a grouped Conv hold all
-    channels of a group.
+    FP32 accumulators stay in the products that `found` has as summed, in BF16, in operator sets below 13,
+    and in a Conv whose kernel size is unknown or which pads by `auto_pad`. The chunks of a grouped Conv
+    hold all channels of a group.
 
     Args:
         emulated: What `retype` made of `given` with rounding; changed in place. It has the same nodes
             of these operators in the same order.
         facts: Of `given`.
-        summed: Results of products with FP32 sums: `rewriter.emulation.epilogues`.
+        found: How products sum: `rewriter.emulation.epilogues`; None: all alike.
     """
     if emulated.opset < _LEAST_OPSET:
         return
     pairs = zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
     used = False
     for scope, (source, target) in reversed(list(enumerate(pairs))):  # inner graphs before their owners
-        chosen = _chosen(source, target, facts, scope, summed)
+        chosen = _chosen(source, target, facts, scope, found or Epilogues())
         if chosen:
             used = True
             _Writer().rewrite(target, chosen)
@@ -128,13 +131,14 @@ def _declare(proto: onnx.ModelProto, opset: int) -> None:
 
 @dataclass(frozen=True)
 class _Choice:
-    """An FP16 node's operand shapes in the given model; None: unknown rank."""
+    """An FP16 node's operand shapes in the given model (None: unknown rank), and a MatMul's chunks."""
 
     shapes: tuple[Shape | None, ...]
+    chunk: int = CHUNK
 
 
 def _chosen(
-    source: GraphProto, target: GraphProto, facts: Facts, scope: int, summed: AbstractSet[tuple[int, str]]
+    source: GraphProto, target: GraphProto, facts: Facts, scope: int, epilogues: Epilogues
 ) -> dict[int, _Choice]:
     """The nodes of `target`, by position, that shall accumulate in FP16."""
     known = facts.main | facts.scopes[scope]
@@ -144,10 +148,11 @@ def _chosen(
     for node, position in zip(originals, copies, strict=True):
         result = known.get(node.output[0])
         low = result is not None and result.dtype == TensorProto.FLOAT16
-        if low and (scope, node.output[0]) not in summed:
+        key = scope, node.output[0]
+        if low and key not in epilogues.summed:
             shapes = tuple(known[n].shape if n in known else None for n in node.input)
             if _can_split(node, shapes):
-                found[position] = _Choice(shapes)
+                found[position] = _Choice(shapes, FUSED_CHUNK if key in epilogues.fused else CHUNK)
     return found
 
 
@@ -176,17 +181,17 @@ class _Writer:
         del graph.node[:]
         graph.node.extend(nodes)
 
-    def _matmul(self, node: NodeProto, _choice: _Choice) -> None:
-        self._call("MatMul", node.input, node.output[0])
+    def _matmul(self, node: NodeProto, choice: _Choice) -> None:
+        self._call("MatMul", node.input, node.output[0], chunk=choice.chunk)
 
-    def _gemm(self, node: NodeProto, _choice: _Choice) -> None:
+    def _gemm(self, node: NodeProto, choice: _Choice) -> None:
         """alpha * A * B + beta * C; the products are what accumulates."""
         out = node.output[0]
         sides = [
             self._add("Transpose", [name], f"{out}/{flag}", perm=[1, 0]) if attribute(node, flag, 0) else name
             for name, flag in zip(node.input[:2], ("transA", "transB"), strict=True)
         ]
-        result = self._call("MatMul", sides, f"{out}/product")
+        result = self._call("MatMul", sides, f"{out}/product", chunk=choice.chunk)
         terms = [(result, "alpha"), *((name, "beta") for name in node.input[2:3] if name)]
         scaled = [
             self._scaled(name, attribute(node, factor, 1.0), f"{out}/{factor}") for name, factor in terms

@@ -9,12 +9,12 @@ advises without deciding.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from onnx import TensorProto
 
+from rewriter.base import Kept
 from rewriter.edits import GraphEditor, attribute
 from rewriter.hazards.accumulation import accumulator_error, likely_partial_sums, partial_sums, running_sums
 from rewriter.hazards.attention import linear_attention, masks, unbounded_masks
@@ -52,13 +52,9 @@ Rule = Callable[[Survey], Iterable[Hazard]]
 
 def user_choice(survey: Survey) -> Iterator[Hazard]:
     """Nodes that the user named, by pattern or by operator."""
+    kept = Kept(survey.settings.keep_nodes, survey.settings.keep_ops)
     for node in survey.nodes:
-        names = (node.name, *node.output)
-        for pattern in survey.settings.keep_nodes:
-            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                yield Hazard(node, "user", f"kept by --keep-fp32 {pattern}")
-        if node.op_type in survey.settings.keep_ops:
-            yield Hazard(node, "user", f"kept by --keep-fp32-op {node.op_type}")
+        yield from (Hazard(node, "user", f"kept by {option}") for option in kept.options(node))
 
 
 def user_island(survey: Survey) -> Iterator[Hazard]:

@@ -82,17 +82,17 @@ def linear_attention(survey: Survey) -> Iterator[Hazard]:
     """
     through = CHEAP - {"Softmax", "LogSoftmax"}
     for node in survey.nodes:
-        if not _of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input[:2]):
+        if not of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input[:2]):
             continue
         readers = survey.downstream(node.output[0], lambda n: n.op_type in through)
-        second = next((n for _, n in readers if n is not node and _of_activations(survey, n)), None)
+        second = next((n for _, n in readers if n is not node and of_activations(survey, n)), None)
         if second is not None and not any(_is_softmax(survey, t) for t in second.input[:2]):
             reason = f"{label(node)} sums over the tokens, and {label(second)} reads it without a Softmax"
             output = node.output[0]
             yield Hazard(node, "linear-attention", reason, output, survey.range(output))
 
 
-def _of_activations(survey: Survey, node: NodeProto) -> bool:
+def of_activations(survey: Survey, node: NodeProto) -> bool:
     """A product of two computed tensors that sums more than one term."""
     if node.op_type != "MatMul" or any(survey.is_constant(t) for t in node.input[:2]):
         return False

@@ -99,7 +99,7 @@ PROBES: tuple[Probe, ...] = (
             ),
         ),
         _fusion,
-        "what an island round attention costs",
+        "mixed-precision{epilogues=true} leaves attention's Softmax in FP16 where it is none",
     ),
     Probe(
         "matmul-island",

@@ -7,7 +7,7 @@ the samples nor with the number of tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import numpy as np
@@ -74,7 +74,7 @@ def measure(
     Raises:
         ArithmeticRunError: a sample does not run; the message names the node.
     """
-    ranges = Ranges(_constants(model))
+    ranges = Ranges(constant_ranges(model))
     unsupported = _Unsupported(model, facts)
     probe, session = _open(model, facts, unsupported)
     ranges.unsupported = tuple(sorted(unsupported.ops))
@@ -105,11 +105,11 @@ def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instru
                 raise
 
 
-def _constants(model: Model) -> Iterator[tuple[Key, Range]]:
-    """Ranges of initializers and Constant nodes, by numpy."""
+def constant_ranges(model: Model, known: Container[Key] = ()) -> Iterator[tuple[Key, Range]]:
+    """Ranges of initializers and Constant nodes, but for those that are known, by numpy."""
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         for tensor in graph.initializer:
-            if tensor.data_type in FLOATS:
+            if tensor.data_type in FLOATS and (scope, tensor.name) not in known:
                 yield (scope, tensor.name), range_of(model.array(tensor))
         for node in graph.node:
             value = constant_value(node) if node.op_type == "Constant" else None

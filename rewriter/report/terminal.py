@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rewriter.driver import PassResult
+from rewriter.epilogues import FREE
 from rewriter.plan import Decision, Plan
 from rewriter.report.frontier import sections as frontier_sections
 from rewriter.report.next_step import next_command, remark
@@ -76,7 +77,9 @@ def _share(plan: Plan | None) -> str:
     if plan is None:
         return ""
     bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
-    return f" ({len(plan.fp32)} of {plan.float_nodes} float nodes in FP32{bf16})"
+    free = sum(d.rule in FREE and d.repair == "fp32" for d in plan.decisions)
+    why = f", {free} of them because it is free" if free else ""
+    return f" ({len(plan.fp32)} of {plan.float_nodes} float nodes in FP32{why}{bf16})"
 
 
 def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
@@ -147,7 +150,7 @@ def _decisions(plan: Plan, limit: int | None) -> Iterator[RenderableType]:
             right=("nodes",),
         )
         rules: dict[str, list[Decision]] = defaultdict(list)
-        for decision in plan.decisions:
+        for decision in sorted(plan.decisions, key=lambda d: d.rule in FREE):  # what is free comes last
             rules[decision.rule].append(decision)
         for rule, members in rules.items():
             lines = [_decision(m) for m in members] if limit is None else _worst_by_reason(members)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from rewriter.costs import products
 from rewriter.emulation import Accumulation
+from rewriter.facts import Facts
+from rewriter.model import Model
 from rewriter.search.evaluate import Problem
 
 FP16_SUMS = 8.0
@@ -27,38 +29,42 @@ class Effort:
     """What a search by emulation evaluates.
 
     Attributes:
-        problem: With as many samples, and such sums, as it can afford.
+        samples: How many.
         most: Plans that are evaluated for a budget.
         told: What is less than was asked for; "" if nothing is.
     """
 
-    problem: Problem
+    samples: int
+    accumulation: Accumulation
     most: int = MOST
     told: str = ""
 
+    def of(self, problem: Problem) -> Problem:
+        """The problem with so many samples, and such sums."""
+        samples, expected = problem.samples[: self.samples], problem.expected[: self.samples]
+        return replace(problem, samples=samples, expected=expected, accumulation=self.accumulation)
 
-def affordable(problem: Problem) -> Effort:
-    """Give up samples first, all but one, then FP16 sums for samples, then plans."""
-    shapes = {name: found.shape for name, found in problem.facts.main.items()}
-    count = sum(products(node, shapes)[1] for node in problem.model.proto.graph.node if node.output)
-    asked, given = problem.accumulation, len(problem.samples)
+
+def affordable(model: Model, facts: Facts, given: int, asked: Accumulation) -> Effort:
+    """Give up samples first, all but one, then FP16 sums for samples, then plans.
+
+    Args:
+        given: How many samples there are.
+        asked: How sums are to be emulated.
+    """
+    shapes = {name: found.shape for name, found in facts.main.items()}
+    count = sum(products(node, shapes)[1] for node in model.proto.graph.node if node.output)
     slow = asked == "fp16" and FP16_SUMS * count <= FULL
     one = FP16_SUMS * count if slow else count
     samples = max(1, min(given, int(FULL // one))) if one else given
-    accumulation: Accumulation = asked if slow else "fp32"
+    sums: Accumulation = asked if slow else "fp32"
     most = MOST if one <= FULL else FEWEST
     told = []
     if samples < given:
         told.append(f"{samples} of {given} samples")
-    if accumulation != asked:
+    if sums != asked:
         told.append("FP32 sums")
     if most < MOST:
         told.append(f"{most} plans")
-    cut = replace(
-        problem,
-        samples=problem.samples[:samples],
-        expected=problem.expected[:samples],
-        accumulation=accumulation,
-    )
     words = f"the search emulated with {', '.join(told)}: the model is large" if told else ""
-    return Effort(cut, most, words)
+    return Effort(samples, sums, most, words)

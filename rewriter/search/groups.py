@@ -12,13 +12,14 @@ from itertools import chain
 
 from onnx import NodeProto
 
+from rewriter import epilogues, islands
 from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Settings, Survey
 from rewriter.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.cheapest import RELEASABLE, in_range_products
 from rewriter.search.choice import Choice, Group, added
 from rewriter.search.trials import Trials
 
-FOR_ACCURACY = RELEASABLE | {"epilogue", "residual-sum"}
+FOR_ACCURACY = RELEASABLE | epilogues.FREE | {islands.RULE}
 """Rules whose nodes an engine may find slower in FP32 than they are worth."""
 
 SIZES = (2, 8, 32)

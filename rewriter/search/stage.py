@@ -88,14 +88,13 @@ def answer(
         EngineError: the engine's library is not installed.
     """
     start = time.monotonic()
-    count = EMULATED_SAMPLES if order.engine is None else RUN_SAMPLES
+    effort = affordable(structured, facts, min(len(samples), EMULATED_SAMPLES), order.accumulation)
+    count = effort.samples if order.engine is None else RUN_SAMPLES
     compared: Sequence[Mapping[str, Array]] = list(islice(samples, count))
     exact = checks.expected_outputs(original, compared).exact
     problem = Problem(structured, facts, compared, exact, order.accumulation, order.target)
-    effort = affordable(problem)
-    trials = Trials(
-        effort.problem, plan, named(order.metric), f"added by the search for {order.aim or order.metric}"
-    )
+    reason = f"added by the search for {order.aim or order.metric}"
+    trials = Trials(effort.of(problem), plan, named(order.metric), reason)
     if order.engine is None:
         made = _emulated(trials, plan, order, effort.most)
     else:

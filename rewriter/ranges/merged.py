@@ -1,0 +1,64 @@
+"""Ranges of what merge-projections makes, from those of its parts: nothing has to be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+from onnx import GraphProto, NodeProto
+
+from rewriter.edits import TAG
+from rewriter.model import Model, walk_graphs
+from rewriter.plan import Range
+from rewriter.ranges import Ranges, constant_ranges
+
+
+def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str]) -> Ranges | None:
+    """The ranges of `model`, given those from before its products were merged; None: measure them.
+
+    What a Split reads has the extremes of its parts, and the mean of their means. A product without its
+    bias lies within those extremes, less the bias's.
+
+    Args:
+        tags: Of the nodes that merges made.
+    """
+    known = ranges.rescaled(())
+    known.update(constant_ranges(model, known))
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        readers = _only_readers(graph)
+        for node in reversed(graph.node):
+            if node.op_type not in {"MatMul", "Add"} or not _is_made_by(node, tags):
+                continue
+            reader = readers.get(node.output[0])
+            found = _before(scope, node.output[0], reader, known) if reader is not None else None
+            if found is None:
+                return None
+            known[scope, node.output[0]] = found
+    return known
+
+
+def _is_made_by(node: NodeProto, tags: AbstractSet[str]) -> bool:
+    return any(prop.key == TAG and prop.value in tags for prop in node.metadata_props)
+
+
+def _only_readers(graph: GraphProto) -> dict[str, NodeProto | None]:
+    found: dict[str, NodeProto | None] = {}
+    for node in graph.node:
+        for name in node.input:
+            found[name] = None if name in found else node
+    return found
+
+
+def _before(scope: int, name: str, reader: NodeProto, known: Ranges) -> Range | None:
+    """The range of what `reader` alone reads, from what it makes of it."""
+    results = [known.get((scope, out)) for out in reader.output]
+    parts = [part for part in results if part is not None]
+    if not parts or len(parts) != len(results):
+        return None
+    low, high = min(p.low for p in parts), max(p.high for p in parts)
+    mean, finite = sum(p.mean_abs for p in parts) / len(parts), all(p.finite for p in parts)
+    if reader.op_type == "Split":
+        return Range(low, high, mean, finite)
+    bias = known.get((scope, next((other for other in reader.input if other != name), "")))
+    if reader.op_type != "Add" or bias is None:
+        return None
+    return Range(low - bias.high, high - bias.low, mean, finite)
