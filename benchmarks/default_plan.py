@@ -30,7 +30,7 @@ from onnx import TensorProto
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rewriter
-from benchmarks.preparation import errors, feeds_of
+from benchmarks.comparison import errors, feeds_of
 from rewriter import checks, facts
 from rewriter.emulation import emulation, reference
 from rewriter.epilogues import FREE

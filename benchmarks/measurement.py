@@ -1,28 +1,30 @@
 """The second and third stage of side_by_side.py: build every variant, then run and time all variants of a model.
 
 Both use what `rewriter verify` uses (rewriter/engines): a build is a child process, several at a time; the variants of a
-model run in one process, on the same sample, timed in turn. FP32 without TF32 runs in a process of its own. If a process
-dies, its engines run one by one, and those that live are timed together.
+model run in one process, on the sample that no tool saw, timed in turn. FP32 without TF32 runs in a process of its own.
+If a process dies, its engines run one by one, and those that live are timed together. A model that fails as a whole is
+told, and the others go on.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.preparation import Limits, errors, feeds_of, prepare_variant
+from benchmarks.children import Limits
+from benchmarks.comparison import Case, errors, feeds_of, read_json, write_json
+from benchmarks.preparation import Tools, note_of, prepare_variant
 from benchmarks.variants import SEARCHED, VARIANTS
 from rewriter.engines import host
 from rewriter.engines.measure import build_variant, measure
@@ -32,15 +34,8 @@ from rewriter.errors import EngineError
 from rewriter.model import Array, Model, load
 
 WITHOUT_TF32 = "fp32-tf32-off"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model of the benchmark: its file, its samples, and the folder that the stages keep things in."""
-
-    path: Path
-    samples: Path
-    work: Path
+SEARCH_SHARE = 0.6
+"""Of the seconds for `fix --search gpu`; the rest is for what it does before and after."""
 
 
 def builder() -> EngineName:
@@ -63,25 +58,58 @@ def runner() -> EngineName:
     return choice.engine
 
 
+def each(cases: Sequence[Case], stage: Callable[[Case], str]) -> None:
+    """One stage for every model, and one line; what goes wrong with one is told and stops no other."""
+    for case in cases:
+        start = time.perf_counter()
+        try:
+            told = stage(case)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+        print(f"{case.name}: {told}; {time.perf_counter() - start:.0f} s", flush=True)
+
+
 def build_all(cases: Sequence[Case], engine: EngineName, jobs: int, limits: Limits) -> None:
-    """Engines beside the variants in each model's folder, for the GPU at hand or for none."""
-    wanted = [(case.work, variant) for case in cases for variant in _variants(case)]
+    """Engines beside the variants in each model's folder, for the GPU at hand or for none; the largest models first."""
+    started = time.perf_counter()
+    wanted: list[tuple[Case, Variant]] = []
+    for case in cases:
+        variants = _variants(case)
+        wanted += [(case, variant) for variant in variants]
+        if not variants:
+            print(f"{case.name}: there is no variant to build", flush=True)
+    wanted.sort(key=lambda job: -job[1].path.stat().st_size)
+    left = Counter(case.name for case, _ in wanted)
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda job: _build(*job, engine, limits), wanted))
+        running = {pool.submit(_build, case.work, variant, engine, limits): case for case, variant in wanted}
+        for future in as_completed(running):
+            case = running[future]
+            if raised := future.exception():
+                print(f"{case.name}: {type(raised).__name__}: {raised}", flush=True)
+            left[case.name] -= 1
+            if not left[case.name]:
+                print(f"{_built(case)}; {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def _built(case: Case) -> str:
+    notes = {path.stem: read_json(path) for path in sorted(case.work.glob("*.built"))}
+    failed = [f"{name}: {note['note'][:150]}" for name, note in notes.items() if not note["builds"]]
+    return "; ".join([f"{case.name}: {len(notes) - len(failed)} of {len(notes)} variants build", *failed])
 
 
 def _variants(case: Case) -> list[Variant]:
     """All that `prepare` made, and the original once more, without TF32; on the first sample."""
-    samples = write_samples(case.work / "sample", [feeds_of(case.samples)])
     named = [(name, case.work / f"{name}.onnx") for name in VARIANTS]
-    found = [Variant(name, path, samples) for name, path in named if _made(path)]
-    original = case.work / "fp32.onnx"
-    return [*found, *([Variant(WITHOUT_TF32, original, samples, tf32=False)] if original.exists() else [])]
+    made = [(name, path) for name, path in named if _made(path)]
+    if not made:
+        return []
+    samples = write_samples(case.work / "sample", [feeds_of(case.samples)])
+    found = [Variant(name, path, samples) for name, path in made]
+    return [*found, *(Variant(WITHOUT_TF32, path, samples, tf32=False) for n, path in made if n == "fp32")]
 
 
 def _made(path: Path) -> bool:
-    stats = path.with_suffix(".json")
-    return path.exists() and stats.exists() and bool(json.loads(stats.read_text()).get("made"))
+    return path.exists() and bool(read_json(path.with_suffix(".json")).get("made"))
 
 
 def _build(work: Path, variant: Variant, engine: EngineName, limits: Limits) -> None:
@@ -90,15 +118,12 @@ def _build(work: Path, variant: Variant, engine: EngineName, limits: Limits) -> 
         return
     settings = Settings(engine, build_timeout_s=limits.seconds)
     found = build_variant(variant, settings, work / f"{variant.name}.engine")
-    refused = isinstance(found, Outcome)
-    built = {"builds": not refused, "wall_s": round(time.perf_counter() - start, 2)}
-    note.write_text(
-        json.dumps(built | {"note": found.problem if isinstance(found, Outcome) else ""}, indent=1)
-    )
+    built = {"builds": not isinstance(found, Outcome), "wall_s": round(time.perf_counter() - start, 2)}
+    write_json(note, built | {"note": found.problem if isinstance(found, Outcome) else ""})
 
 
-def measure_case(case: Case, engine: EngineName, limits: Limits) -> None:
-    """Errors and latencies of one model's variants into WORK/measured.json."""
+def measure_case(case: Case, engine: EngineName, limits: Limits) -> str:
+    """Errors and latencies of one model's variants into WORK/measured.json, unless all are there; a line about it."""
     variants = []
     for variant in _variants(case):
         built = case.work / f"{variant.name}.engine"
@@ -106,16 +131,26 @@ def measure_case(case: Case, engine: EngineName, limits: Limits) -> None:
             variants.append(variant)
         elif built.exists():
             variants.append(replace(variant, engine=built))
-    original = load(case.work / "fp32.onnx")
-    with np.load(case.work / "expected.npz") as archive:
-        expected = dict(archive)
-    with tempfile.TemporaryDirectory(dir=case.work) as folder:
-        outcomes = measure(variants, Settings(engine, run_timeout_s=limits.seconds), Path(folder))
-        rows = {outcome.variant: _row(outcome, original, expected) for outcome in outcomes}
+    if not variants:
+        return "there is no variant to run"
+    file = case.work / "measured.json"
+    if not {variant.name for variant in variants} <= read_json(file).keys():
+        original = load(case.path)
+        with np.load(case.work / "expected.npz") as archive:
+            expected = dict(archive)
+        with tempfile.TemporaryDirectory(dir=case.work) as folder:
+            outcomes = measure(variants, Settings(engine, run_timeout_s=limits.seconds), Path(folder))
+            rows = {outcome.variant: _row(outcome, original, expected) for outcome in outcomes}
+        write_json(file, {"host": _machine(outcomes)} | rows)
+    rows = {name: row for name, row in read_json(file).items() if name != "host"}
+    failed = [f"{name}: {row['note'][:150]}" for name, row in rows.items() if "errors" not in row]
+    return "; ".join([f"{len(rows) - len(failed)} of {len(rows)} variants ran", *failed])
+
+
+def _machine(outcomes: Sequence[Outcome]) -> dict[str, str]:
     ran = next((outcome for outcome in outcomes if outcome.device), None)
     library, _, version = (ran.library if ran else "").partition(" ")
-    machine = {"gpu": ran.device if ran else "", "library": library, "version": version}
-    (case.work / "measured.json").write_text(json.dumps({"host": machine} | rows, indent=1))
+    return {"gpu": ran.device if ran else "", "library": library, "version": version}
 
 
 def _row(outcome: Outcome, original: Model, expected: dict[str, Array]) -> dict[str, Any]:
@@ -129,24 +164,22 @@ def _row(outcome: Outcome, original: Model, expected: dict[str, Array]) -> dict[
     return row
 
 
-def search_case(
-    case: Case, engine: EngineName, accumulations: Sequence[str], limits: Limits, seconds: float
-) -> None:
-    """`fix --search gpu` for so many seconds a model; then all variants once more.
+def search_case(case: Case, engine: EngineName, tools: Tools, seconds: float) -> str:
+    """`fix --search gpu`; then all variants once more.
 
     It looks for the fastest plan that is no less accurate than that of `fix`, or the most accurate that is no
     slower. What it tried is in WORK/fix-search-gpu.report.
+
+    Args:
+        seconds: After which it is stopped; it asks the GPU for `SEARCH_SHARE` of them.
     """
-    measured = json.loads((case.work / "measured.json").read_text())
-    if SEARCHED in measured:
-        return
-    extra = ["--search-seconds", f"{seconds:g}"]
-    prepare_variant(
-        case.path, case.samples, case.work, SEARCHED, sys.executable, accumulations, limits, extra
-    )
-    if not _made(case.work / f"{SEARCHED}.onnx"):
-        print(f"{case.work.name}: the search made nothing; {SEARCHED}.log says why", flush=True)
-        return
-    build_all([case], engine, 1, limits)
-    measure_case(case, engine, limits)
-    print(f"{case.work.name}: searched", flush=True)
+    if SEARCHED in read_json(case.work / "measured.json"):
+        return "searched already"
+    extra = ["--search-seconds", f"{seconds * SEARCH_SHARE:g}"]
+    prepare_variant(case, SEARCHED, replace(tools, limits=replace(tools.limits, seconds=seconds)), extra)
+    row = read_json(case.work / f"{SEARCHED}.json")
+    if not row["made"]:
+        return f"the search made nothing: {note_of(row)}"
+    variant = next(variant for variant in _variants(case) if variant.name == SEARCHED)
+    _build(case.work, variant, engine, tools.limits)
+    return f"searched in {row['tool']['wall_s']:.0f} s; {measure_case(case, engine, tools.limits)}"

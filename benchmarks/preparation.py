@@ -1,18 +1,17 @@
 """The first stage of side_by_side.py, which needs no GPU: make each variant, count it, and emulate it.
 
-Every step is a child process, so that a tool that crashes is a row with a note and its time and memory are its own. What
-is there already is not made again: a stage that was stopped goes on where it was.
+Every step is a child process, so that a tool that crashes, or is stopped at a limit, is a row with a note, and its time
+and memory are its own. What is there already is not made again, notes included: a stage that was stopped goes on where
+it was.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,174 +22,161 @@ import onnx
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.census import census
+from benchmarks.children import Limits, child
+from benchmarks.comparison import Case, errors, feeds_of, read_json, write_json
+from benchmarks.variants import EFFORT, FOREIGN
 from rewriter import checks, facts
-from rewriter.compare import compare
 from rewriter.emulation import Accumulation, emulation
-from rewriter.model import Array, Model, load
+from rewriter.errors import RewriterError
+from rewriter.model import load
 
-ROOT = Path(__file__).resolve().parent.parent
-SELECTING = frozenset({"TopK", "NonMaxSuppression"})
-
-
-def prepare(
-    path: Path,
-    samples: Path,
-    work: Path,
-    variants: Sequence[str],
-    python: str,
-    accumulations: Sequence[str],
-    limits: Limits,
-) -> None:
-    """All variants of one model into `work`; `python` is the interpreter that has the other tools."""
-    work.mkdir(parents=True, exist_ok=True)
-    if not (work / "expected.npz").exists():
-        _own("expect", path, samples, work)
-    for name in variants:
-        prepare_variant(path, samples, work, name, python, accumulations, limits)
-
-
-def prepare_variant(
-    path: Path,
-    samples: Path,
-    work: Path,
-    name: str,
-    python: str,
-    accumulations: Sequence[str],
-    limits: Limits,
-    extra: Sequence[str] = (),
-) -> None:
-    """One variant: made, counted and emulated; `extra` are more arguments for its tool."""
-    out, stats = work / f"{name}.onnx", work / f"{name}.json"
-    row = json.loads(stats.read_text()) if stats.exists() else {}
-    if "tool" not in row:
-        out.unlink(missing_ok=True)
-        foreign = name in {"autocast", "onnxconverter-common"}
-        command = [python if foreign else sys.executable, "benchmarks/variants.py", name]
-        row["tool"] = child(
-            [*command, str(path), str(samples), str(out), *extra], work / f"{name}.log", limits
-        )
-        row["made"] = out.exists() and row["tool"]["exit_code"] == 0
-        stats.write_text(json.dumps(row, indent=1))
-    if row["made"] and "fp32_nodes" not in row:
-        _own("count", path, samples, work, name)
-    for accumulation in accumulations if name != "fp32" else ():
-        if row["made"] and f"emulated_{accumulation}" not in json.loads(stats.read_text()):
-            _own("emulate", path, samples, work, name, accumulation)
+CHECK_FAILED = 1
+"""Exit code of `rewriter fix` when it wrote a model that missed what was asked of it: a variant all the same."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a child process may use before it is stopped: seconds, and resident memory in GB (of itself alone)."""
+class Tools:
+    """What makes variants, and how they are emulated.
 
-    seconds: float = 1800.0
-    gigabytes: float = math.inf
+    Attributes:
+        python: Interpreter that has the tools which are not ours.
+        accumulations: Types in which emulated FP16 products sum.
+        limits: For one child process, be it a tool or an emulation.
+    """
 
-
-def child(
-    command: Sequence[str], log: Path, limits: Limits, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Run a command from the repository's root: seconds, peak memory in MB with its children, and how it ended."""
-    start = time.perf_counter()
-    variables = {**os.environ, **(environment or {})}
-    with (
-        log.open("wb") as stream,
-        subprocess.Popen(command, stdout=stream, stderr=stream, cwd=ROOT, env=variables) as process,
-    ):
-        stopped = ""
-        while True:
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-            if pid:
-                break
-            if not stopped:
-                stopped = _exceeded(process.pid, time.perf_counter() - start, limits)
-                if stopped:
-                    process.kill()
-            time.sleep(0.02)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    failed = process.returncode != 0
-    return {
-        "wall_s": round(time.perf_counter() - start, 2),
-        "user_s": round(usage.ru_utime, 2),
-        "peak_mb": round(usage.ru_maxrss / 1024),
-        "exit_code": process.returncode,
-        "note": stopped or (lines[-1][:200] if failed and lines else ""),
-    }
+    python: str
+    accumulations: Sequence[str]
+    limits: Limits
 
 
-def _exceeded(pid: int, seconds: float, limits: Limits) -> str:
-    """Which limit a running process is beyond, in words; "" if none."""
-    if seconds > limits.seconds:
-        return f"stopped after {limits.seconds:.0f} s"
+def prepare_all(cases: Sequence[Case], variants: Sequence[str], tools: Tools, jobs: int) -> None:
+    """All variants of all models: one pool of jobs, those that are expected to take longest first.
+
+    A model's cost is what its FP32 run took, a variant's is `EFFORT` times that.
+    """
+    started = time.perf_counter()
+    with ThreadPoolExecutor(jobs) as pool:
+        ready = [case for case, fine in zip(cases, pool.map(_expect, cases), strict=True) if fine]
+        chains = sorted(((case, name) for case in ready for name in variants), key=lambda c: -_cost(*c))
+        running = {pool.submit(_chain, case, name, tools): case for case, name in chains}
+        left = Counter(case.name for case in running.values())
+        for future in as_completed(running):
+            case = running[future]
+            left[case.name] -= 1
+            if not left[case.name]:
+                print(f"{_told(case, variants)}; {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def _expect(case: Case) -> bool:
+    """The original's outputs, in a process of its own; whether they are there."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return ""
-    used = pages * os.sysconf("SC_PAGE_SIZE") / 1e9
-    return f"stopped at {used:.1f} GB" if used > limits.gigabytes else ""
+        case.work.mkdir(parents=True, exist_ok=True)
+        case.hold_out()
+        if not (case.work / "expected.npz").exists():
+            ran = _step(case, Limits(), "expect")
+            if ran["exit_code"]:
+                print(f"{case.name}: no expected outputs: {ran['note']}", flush=True)
+                return False
+            write_json(case.work / "expected.json", ran)
+    except (RewriterError, OSError) as error:
+        print(f"{case.name}: {error}", flush=True)
+        return False
+    return True
 
 
-def _own(step: str, path: Path, samples: Path, work: Path, *more: str) -> None:
-    """A step of this file in a child process; what it says is shown if it fails."""
-    command = [sys.executable, str(Path(__file__)), step, str(path), str(samples), str(work), *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        print(f"{work.name} {step} {' '.join(more)}: {done.stderr.strip().splitlines()[-1:]}", flush=True)
-        if more:
-            _note(work / f"{more[0]}.json", {f"{step}_failed": done.stderr.strip()[-300:]})
+def _cost(case: Case, name: str) -> float:
+    seconds = float(read_json(case.work / "expected.json").get("wall_s", 0.0))
+    return seconds * EFFORT.get(name, 1.0)
 
 
-def _note(stats: Path, found: dict[str, Any]) -> None:
-    stats.write_text(json.dumps(json.loads(stats.read_text()) | found, indent=1))
+def _chain(case: Case, name: str, tools: Tools) -> None:
+    """One variant; what goes wrong outside its child processes is told and stops nothing else."""
+    try:
+        prepare_variant(case, name, tools)
+    except Exception as error:
+        print(f"{case.name} {name}: {type(error).__name__}: {error}", flush=True)
 
 
-def feeds_of(samples: Path) -> dict[str, Array]:
-    """The first sample: the one that outputs are compared on."""
-    with np.load(sorted(samples.glob("*.npz"))[0]) as archive:
-        return dict(archive)
+def _told(case: Case, variants: Sequence[str]) -> str:
+    """One line: how many variants there are, and what failed."""
+    rows = {name: read_json(case.work / f"{name}.json") for name in variants}
+    made = sum(bool(row.get("made")) for row in rows.values())
+    failed = [f"{name}: {note}" for name, row in rows.items() if (note := note_of(row))]
+    return "; ".join([f"{case.name}: {made} of {len(rows)} variants made", *failed])
 
 
-def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -> dict[str, float | None]:
-    """Relative L2 error of each output, None where it is not finite; as a set for models that select their rows."""
-    as_sets = any(node.op_type in SELECTING for node in model.proto.graph.node)
-    actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
-    rows = compare(expected, actual, checks.EMULATION_TOLERANCE["fp16"], as_sets=as_sets)
-    return {r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows}
+def note_of(row: dict[str, Any]) -> str:
+    """What went wrong with a variant before it was built; "" if nothing did."""
+    steps = [row.get(key, {}) for key in ("tool", "counted", "emulated_fp16", "emulated_fp32")]
+    return next((str(step["note"]) for step in steps if step.get("note")), "")
 
 
-def worst(found: Mapping[str, Any] | None) -> float | None:
-    """The worst output's error; infinity where one is not finite, None if nothing was measured."""
-    if not found or not found.get("errors"):
-        return None
-    return max(math.inf if e is None else e for e in found["errors"].values())
+def prepare_variant(case: Case, name: str, tools: Tools, extra: Sequence[str] = ()) -> None:
+    """One variant: made, counted and emulated; `extra` are more arguments for its tool."""
+    out, stats = case.work / f"{name}.onnx", case.work / f"{name}.json"
+    row = read_json(stats)
+    if "tool" not in row:
+        out.unlink(missing_ok=True)
+        command = [tools.python if name in FOREIGN else sys.executable, "benchmarks/variants.py", name]
+        command += [str(case.path), str(case.calibration), str(out), *extra]
+        row["tool"] = child(command, case.work / f"{name}.log", tools.limits)
+        fine = (0,) if name in FOREIGN else (0, CHECK_FAILED)
+        row["made"] = out.exists() and row["tool"]["exit_code"] in fine
+        write_json(stats, row)
+    if not row["made"]:
+        return
+    if "fp32_nodes" not in row and "counted" not in row:
+        _noted(case, tools.limits, name, "counted", "count", name)
+    for accumulation in tools.accumulations if name != "fp32" else ():
+        if f"emulated_{accumulation}" not in row:
+            _noted(case, tools.limits, name, f"emulated_{accumulation}", "emulate", name, accumulation)
 
 
-def expect(path: Path, samples: Path, work: Path) -> None:
+def _noted(case: Case, limits: Limits, variant: str, key: str, *step: str) -> None:
+    """A step that writes into a variant's row; how it ended stands under `key` if it did not get there."""
+    ran = _step(case, limits, *step)
+    if ran["exit_code"]:
+        stats = case.work / f"{variant}.json"
+        write_json(stats, read_json(stats) | {key: {"note": f"{' '.join(step)}: {ran['note']}"}})
+
+
+def _step(case: Case, limits: Limits, *step: str) -> dict[str, Any]:
+    """A step of this file in a child process."""
+    command = [sys.executable, str(Path(__file__)), *step[:1], str(case.path), str(case.samples)]
+    log = case.work / f"{'-'.join(step)}.log"
+    return child([*command, str(case.work), *step[1:]], log, limits)
+
+
+def expect(case: Case) -> None:
     """The original's outputs in FP32 on ONNX Runtime's CPU."""
-    (outputs,) = checks.expected_outputs(load(path), [feeds_of(samples)]).exact
-    np.savez(work / "expected.npz", **outputs)
+    (outputs,) = checks.expected_outputs(load(case.path), [feeds_of(case.samples)]).exact
+    part = case.work / "part.npz"
+    np.savez(part, **outputs)  # type: ignore[arg-type]
+    part.replace(case.work / "expected.npz")
 
 
-def count(path: Path, samples: Path, work: Path, name: str) -> None:
-    _note(work / f"{name}.json", asdict(census(onnx.load(work / f"{name}.onnx"))))
+def count(case: Case, name: str) -> None:
+    stats = case.work / f"{name}.json"
+    write_json(stats, read_json(stats) | asdict(census(onnx.load(case.work / f"{name}.onnx"))))
 
 
-def emulate(path: Path, samples: Path, work: Path, name: str, accumulation: Accumulation) -> None:
-    with np.load(work / "expected.npz") as archive:
+def emulate(case: Case, name: str, accumulation: Accumulation) -> None:
+    with np.load(case.work / "expected.npz") as archive:
         expected = dict(archive)
-    model = load(work / f"{name}.onnx")
+    model = load(case.work / f"{name}.onnx")
     start = time.perf_counter()
     (outputs,) = checks.run_all(
         emulation(model, facts.infer(model), accumulation, tf32=True),
-        [checks.as_declared(model, feeds_of(samples))],
+        [checks.as_declared(model, feeds_of(case.samples))],
     )
     found = {
         "errors": errors(model, expected, outputs),
         "seconds": round(time.perf_counter() - start, 1),
     }
-    _note(work / f"{name}.json", {f"emulated_{accumulation}": found})
+    stats = case.work / f"{name}.json"
+    write_json(stats, read_json(stats) | {f"emulated_{accumulation}": found})
 
 
 if __name__ == "__main__":
     step, *paths = sys.argv[1:5]
-    {"expect": expect, "count": count, "emulate": emulate}[step](*map(Path, paths), *sys.argv[5:])
+    {"expect": expect, "count": count, "emulate": emulate}[step](Case(*map(Path, paths)), *sys.argv[5:])

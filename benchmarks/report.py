@@ -1,4 +1,4 @@
-"""The last stage of side_by_side.py: what the others left in WORK, as JSON and as Markdown.
+"""What the side by side found, as Markdown: the page beside the JSON, and a part of a README.
 
     python benchmarks/report.py FOUND.json [--readme README.md]
 
@@ -10,81 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.headline import OURS, RIVAL, agreement, engine_error, latency, mean, table
-from benchmarks.preparation import worst
-from benchmarks.variants import VARIANTS
-
-Row = dict[str, Any]
+from benchmarks.agreement import told
+from benchmarks.comparison import worst
+from benchmarks.headline import OURS, RIVAL, Row, engine_error, latency, mean, table
+from benchmarks.preparation import note_of
+from benchmarks.targets import targets_table
 
 BEGIN, END = "<!-- side by side: begin -->", "<!-- side by side: end -->"
 """Marks of the part of benchmarks/README.md that is generated."""
-
-PACKAGES = (
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "numpy",
-    "nvidia-modelopt",
-    "onnxconverter-common",
-    "tensorrt",
-    "tensorrt-rtx",
-)
-
-
-def collect(work: Path, models: Sequence[str]) -> list[Row]:
-    """One row for each variant of each model, with all that was measured of it."""
-    rows = []
-    for model in models:
-        folder = work / model
-        measured = _read(folder / "measured.json")
-        for variant in [*VARIANTS, "fp32-tf32-off"]:
-            row = _read(folder / f"{variant}.json")
-            built = _read(folder / f"{variant}.built")
-            if not row and not built:
-                continue
-            row = {"model": model, "variant": variant} | row
-            if built:
-                row |= {"builds": built["builds"], "build_s": built["wall_s"], "build_note": built["note"]}
-            if variant in measured:
-                row["engine"] = measured[variant]
-            rows.append(row)
-    return rows
-
-
-def versions(python: str, work: Path) -> dict[str, Any]:
-    """Of the house, of the other tools' environment, and of the GPU and its library."""
-    code = (
-        "import json; from importlib.metadata import version, PackageNotFoundError\n"
-        "def v(p):\n try: return version(p)\n except PackageNotFoundError: return None\n"
-        f"print(json.dumps({{p: x for p in {PACKAGES!r} if (x := v(p))}}))"
-    )
-    found: dict[str, Any] = {"python": platform.python_version(), "machine": platform.machine()}
-    for title, interpreter in (("rewriter's", sys.executable), ("other tools'", python)):
-        done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True)
-        found[title] = json.loads(done.stdout)
-    describe = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    found["commit"] = describe.stdout.strip()
-    hosts = [_read(path).get("host") for path in sorted(work.glob("*/measured.json"))]
-    return found | (hosts[0] if hosts and hosts[0] else {})
-
-
-def write(work: Path, models: Sequence[str], python: str, out: Path) -> None:
-    """`out` as JSON, and beside it the same as Markdown."""
-    found = {"versions": versions(python, work), "rows": collect(work, models)}
-    out.write_text(json.dumps(found, indent=1) + "\n")
-    out.with_suffix(".md").write_text(markdown(found))
 
 
 def with_summary(readme: str, found: dict[str, Any]) -> str:
@@ -95,38 +35,45 @@ def with_summary(readme: str, found: dict[str, Any]) -> str:
 
 
 def summary(found: dict[str, Any]) -> str:
-    """Where and with what it was measured, the table of errors and latencies, and the emulation's record."""
-    known = found["versions"]
+    """Where and with what it was measured, the targets, the table of errors and latencies, and the emulation's record."""
+    rows = found["rows"]
+    parts = [_header(found), targets_table(rows), table(rows), told(rows, found["default_sums"])]
+    return "\n\n".join(parts)
+
+
+def _header(found: dict[str, Any]) -> str:
+    """Machine, versions, and which data tools and comparisons had."""
+    known, samples = found["versions"], found["data"]
     house, others = known.get("rewriter's", {}), known.get("other tools'", {})
     ort = house.get("onnxruntime") or house.get("onnxruntime-gpu", "")
-    host = " ".join(known[key] for key in ("gpu", "library", "version") if known.get(key))
-    host = host or "no GPU"
+    host = " ".join(known[key] for key in ("gpu", "library", "version") if known.get(key)) or "no GPU"
     tools = f"AutoCast {others.get('nvidia-modelopt', 'missing')}, ONNX Runtime {ort}"
     note = f" Note: {known['note']}." if known.get("note") else ""
-    rows = found["rows"]
-    return "\n\n".join([f"{host}; {tools}; commit {known['commit']}.{note}", table(rows), agreement(rows)])
+    had = " or ".join(map(str, samples["calibration"]))
+    compared = (
+        f"Every tool had {had} samples; outputs are compared on one more, which no tool saw."
+        if samples["held_out"]
+        else f"Every tool had {had} samples; outputs are compared on the first of them."
+    )
+    return f"{host}; {tools}; commit {known['commit']}.{note} {compared}"
 
 
 def markdown(found: dict[str, Any]) -> str:
     """The whole page."""
     rows: list[Row] = found["rows"]
-    return (
-        "\n\n".join(
-            [
-                "# Side by side",
-                "Written by `benchmarks/side_by_side.py report`; do not edit. Errors are relative L2 of the worst output "
-                "against the original in FP32 on ONNX Runtime's CPU, as a set for models that select their rows; `inf` is "
-                "not finite. FP32 nodes and Casts as `benchmarks/census.py` defines them. Tool seconds are user seconds.",
-                summary(found),
-                "## Everything",
-                "Versions: " + json.dumps(found["versions"]),
-                _table(rows),
-                "## Against AutoCast",
-                _duel(rows),
-            ]
-        )
-        + "\n"
-    )
+    parts = [
+        "# Side by side",
+        "Written by `benchmarks/side_by_side.py report`; do not edit. Errors are relative L2 of the worst output "
+        "against the original in FP32 on ONNX Runtime's CPU, as a set for models that select their rows; `inf` is "
+        "not finite. FP32 nodes and Casts as `benchmarks/census.py` defines them. Tool seconds are user seconds.",
+        summary(found),
+        "## Everything",
+        "Versions: " + json.dumps(found["versions"]),
+        _table(rows),
+        "## Against AutoCast",
+        _duel(rows),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -168,12 +115,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _note(row: Row) -> str:
-    notes = (
-        row.get("tool", {}).get("note"),
-        row.get("emulate_failed"),
-        row.get("build_note"),
-        row.get("engine", {}).get("note"),
-    )
+    notes = (note_of(row), row.get("build_note"), row.get("engine", {}).get("note"))
     return next((str(n).strip().splitlines()[-1][:110].replace("|", "/") for n in notes if n), "")
 
 
@@ -220,10 +162,6 @@ def _duel(rows: Sequence[Row]) -> str:
             means = [f"**{mean(r):.3f}**" if r else "" for r in ratios.values()]
             lines.append(f"| **geometric mean** | {variant} | " + " | ".join(means) + " |")
     return "\n".join(lines)
-
-
-def _read(path: Path) -> Row:
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _yes(value: bool | None) -> str:

@@ -7,10 +7,11 @@
     python benchmarks/side_by_side.py report FOLDER WORK [--python OTHER] --json FILE
 
 `prepare` needs no GPU: each tool makes its variant in a child process (benchmarks/variants.py), which is counted
-(benchmarks/census.py) and emulated. `--python` is an interpreter with nvidia-modelopt and onnxconverter-common.
-`build` needs TensorRT or TensorRT-RTX (which builds without a GPU), `measure` a GPU: both are those of `rewriter verify`
-(docs/engines.md), all variants of a model timed in turn in one process. `--search-gpu` adds `fix --search gpu`, which
-builds and runs some thirty plans in `--search-seconds` a model. Every stage goes on where it was stopped; what is to be done again has to be deleted from WORK.
+(benchmarks/census.py) and emulated, with FP16 sums. Tools get all samples but the first, which outputs are compared on.
+`--python` is an interpreter with nvidia-modelopt and onnxconverter-common. `build` needs TensorRT or TensorRT-RTX (which
+builds without a GPU), `measure` a GPU: both are those of `rewriter verify` (docs/engines.md), all variants of a model
+timed in turn in one process. `--search-gpu` adds `fix --search gpu`, which builds and runs many plans. Every stage goes on
+where it was stopped; what is to be done again has to be deleted from WORK. What fails is a note, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.measurement import Case, build_all, builder, measure_case, runner, search_case
-from benchmarks.preparation import Limits, prepare
-from benchmarks.report import write
+from benchmarks.children import Limits
+from benchmarks.collection import write
+from benchmarks.comparison import Case
+from benchmarks.measurement import build_all, builder, each, measure_case, runner, search_case
+from benchmarks.preparation import Tools, prepare_all
 from benchmarks.variants import SEARCHED, VARIANTS
 from rewriter.engines.host import require
 from rewriter.errors import RewriterError
@@ -59,54 +61,43 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="interpreter for the other tools")
     parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v != SEARCHED))
     parser.add_argument(
-        "--accumulations", default="fp32", help="of the emulation: fp32, fp16 or both, by comma"
+        "--accumulations",
+        default="fp16",
+        help="sums in the emulation: fp16, which is what engines do; fp32; both, by comma",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="models at a time")
-    parser.add_argument("--limit", type=float, default=1800.0, metavar="SECONDS", help="for one tool")
-    parser.add_argument("--memory", type=float, default=math.inf, metavar="GB", help="for one tool")
+    parser.add_argument("--jobs", type=int, default=1, help="child processes at a time")
+    parser.add_argument("--threads", type=int, default=2, help="of one child process")
+    parser.add_argument(
+        "--limit", type=float, default=1800.0, metavar="SECONDS", help="for one tool, emulation, build or run"
+    )
+    parser.add_argument("--memory", type=float, default=math.inf, metavar="GB", help="for one child process")
     parser.add_argument(
         "--engine", help="tensorrt, tensorrt-rtx, onnxruntime or onnxruntime-cuda; default: the GPU's"
     )
-    parser.add_argument("--search-gpu", action="store_true", help="measure `fix --search gpu`, too")
-    parser.add_argument("--search-seconds", type=float, default=120.0, help="of it for one model")
+    parser.add_argument(
+        "--search-gpu", type=float, metavar="SECONDS", help="`fix --search gpu`, too; so long for each model"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = arguments.names or [n for n in MODELS if (arguments.folder / f"{n}.onnx").exists()]
 
     folder, work = arguments.folder.resolve(), arguments.work.resolve()
     cases = [Case(folder / f"{n}.onnx", folder / n, work / n) for n in names]
-    limits = Limits(arguments.limit, arguments.memory)
-    accumulations = [a for a in arguments.accumulations.split(",") if a]
-
-    def prepare_one(case: Case) -> None:
-        prepare(
-            case.path,
-            case.samples,
-            case.work,
-            arguments.variants.split(","),
-            arguments.python,
-            accumulations,
-            limits,
-        )
-        print(f"{case.work.name}: prepared", flush=True)
-
+    limits = Limits(arguments.limit, arguments.memory, arguments.threads)
+    tools = Tools(arguments.python, [a for a in arguments.accumulations.split(",") if a], limits)
     if arguments.stage == "prepare":
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            list(pool.map(prepare_one, cases))
+        prepare_all(cases, arguments.variants.split(","), tools, arguments.jobs)
     elif arguments.stage == "build":
         build_all(cases, arguments.engine or builder(), arguments.jobs, limits)
     elif arguments.stage == "measure":
         engine = require(arguments.engine) if arguments.engine else runner()
-        for case in cases:
-            if not (case.work / "measured.json").exists():
-                measure_case(case, engine, limits)
-                print(f"{case.work.name}: measured", flush=True)
-            if arguments.search_gpu:
-                search_case(case, engine, accumulations, limits, arguments.search_seconds)
+        each(cases, lambda case: measure_case(case, engine, limits))
+        if seconds := arguments.search_gpu:
+            each(cases, lambda case: search_case(case, engine, tools, seconds))
     elif arguments.json is None:
         parser.error("report needs --json FILE")
     else:
-        write(work, names, arguments.python, arguments.json)
+        write(cases, arguments.python, arguments.json)
 
 
 if __name__ == "__main__":

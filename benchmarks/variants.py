@@ -8,10 +8,12 @@ types. This script imports nothing of rewriter but for `naive`, so a tool can ru
 
 from __future__ import annotations
 
+import functools
+import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def fp32(model: Path, samples: Path, out: Path) -> None:
@@ -65,19 +67,39 @@ def autocast(model: Path, samples: Path, out: Path) -> None:
     import onnx
     from modelopt.onnx.autocast import convert_to_mixed_precision
 
+    share_the_cores()
     made = convert_to_mixed_precision(
         str(model), low_precision_type="fp16", calibration_data=str(samples), keep_io_types=True
     )
     onnx.save(made, out)
 
 
+def share_the_cores() -> None:
+    """As many threads for ONNX Runtime's sessions as OMP_NUM_THREADS says, which it does not read by itself.
+
+    By default each session starts one thread for every core, and they spin: with several tools at a time that is slower
+    for all, and counts as user seconds. `rewriter` starts two.
+    """
+    import onnxruntime
+
+    if not (threads := os.environ.get("OMP_NUM_THREADS")):
+        return
+    given = onnxruntime.InferenceSession
+
+    @functools.wraps(given)
+    def limited(model: Any, sess_options: Any = None, **more: Any) -> Any:
+        options = sess_options or onnxruntime.SessionOptions()
+        options.intra_op_num_threads = int(threads)
+        return given(model, options, **more)
+
+    onnxruntime.InferenceSession = limited
+
+
 def fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
     """`rewriter fix` as a user calls it. AutoCast compares and builds nothing, so neither happens here."""
     command = [sys.executable, "-m", "rewriter", "fix", str(model), "--inputs", str(samples), "-o", str(out)]
     command += ["--save-plan", str(out.with_suffix(".plan")), "--no-verify", "-q", *extra]
-    done = subprocess.run(command, check=False)
-    if not out.exists():
-        raise SystemExit(done.returncode)
+    os.execv(command[0], command)  # so that its limits, its memory and its exit code are this process's
 
 
 def rescaled(model: Path, samples: Path, out: Path) -> None:
@@ -85,11 +107,9 @@ def rescaled(model: Path, samples: Path, out: Path) -> None:
     fix(model, samples, out, "--preset", "trt-fp16-rescaled")
 
 
-def epilogues(model: Path, samples: Path, out: Path) -> None:
-    """The passes of `--preset accurate` without its search: FP32 behind FP16 matrix products."""
-    from rewriter.presets import PRESETS
-
-    fix(model, samples, out, "--passes", PRESETS["accurate"].pipeline)
+def nearest(model: Path, samples: Path, out: Path) -> None:
+    """`rewriter fix` without the pass that rounds weights together: each goes to the nearest FP16 number."""
+    fix(model, samples, out, "--skip", "compensate-rounding")
 
 
 def accurate(model: Path, samples: Path, out: Path) -> None:
@@ -110,12 +130,18 @@ VARIANTS = {
     "onnxconverter-common": converter_common,
     "autocast": autocast,
     "fix": fix,
+    "fix-nearest": nearest,
     "fix-rescaled": rescaled,
-    "fix-epilogues": epilogues,
     "fix-accurate": accurate,
     SEARCHED: searched,
 }
 """In the order of the table. The last is made in the measure stage, if at all."""
+
+FOREIGN = frozenset({"autocast", "onnxconverter-common"})
+"""Made by an interpreter that has the tool."""
+
+EFFORT = {"fix-accurate": 8.0, "autocast": 4.0, "fix": 2.0, "fix-nearest": 2.0, "fix-rescaled": 2.0}
+"""What a variant takes, emulated, in one that converts and emulates alone; about, to start what takes longest first."""
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rewriter.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
+from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.passes.drop_double import DropDouble
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
@@ -32,6 +33,7 @@ ALL: tuple[type[Pass], ...] = (
     IsolateClip,
     Rescale,
     MergeProjections,
+    CompensateRounding,
     MixedPrecision,
 )
 """A new pass is added here, and nowhere else."""

@@ -75,7 +75,8 @@ def fix(
         passes: A pipeline's text; it replaces the preset's. `skip` drops passes by name.
         precision: `fp16`, `bf16`, or `fp32` for structure only.
         io: Types of float inputs and outputs: `keep`: as they are, all `fp32`, or all `fp16`.
-        opset: Operator set to convert to; None: 17, and 22 for BF16.
+        opset: Operator set to convert to; None: 17, 22 for BF16, and 23 for FP16 where the model writes out
+            RMSNorms and the target is known to map RMSNormalization (TensorRT 10.15, TensorRT-RTX 1.6).
         keep_fp32: Patterns of node or output names that stay in FP32; `keep_fp32_op` operators.
         plan: A `Plan`, or the file of one: applied exactly, with its precision and io; no ranges are
             measured. It excludes `keep_fp32` and `keep_fp32_op`.
@@ -122,7 +123,7 @@ def fix(
     if passes is None and chosen_precision != "fp16":  # only FP16 has so few exponents
         steps = tuple(step for step in steps if step.name != "rescale")
     if chosen_precision == "fp32":
-        steps = tuple(step for step in steps if step.name != "mixed-precision")
+        steps = tuple(step for step in steps if step.name != "mixed-precision" and not step.rounds)
     lowers = any(step.name == "mixed-precision" for step in steps)
     goal: Aim | None = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
     for option, asked in (("--pareto", pareto), ("--search gpu", search == "gpu")):
@@ -131,6 +132,8 @@ def fix(
     if search == "gpu" and goal is None:
         goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", weak_typing))
+    if weak:  # what is handed out is the original in FP32; its weights are the builder's to round
+        steps = tuple(step for step in steps if not step.rounds)
     if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
@@ -150,6 +153,7 @@ def fix(
                 target=known,
             ),
             opset=chosen_opset,
+            free_opset=opset is None and chosen_precision == "fp16",
             target=known,
             inputs=inputs,
             input_shapes={name: tuple(shape) for name, shape in (input_shapes or {}).items()},

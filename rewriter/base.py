@@ -7,13 +7,13 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from onnx import NodeProto
 
     from rewriter.edits import GraphEditor
-    from rewriter.model import Model
+    from rewriter.model import Array, Model
     from rewriter.plan import Plan, Range
 
 
@@ -100,6 +100,29 @@ class Target:
         return cls(match[1] or "tensorrt", version)
 
 
+class Feeds(Protocol):
+    """Samples with a known number, one in memory at a time, as often as wanted."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Mapping[str, Array]]: ...
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Data that a pass may run the model on.
+
+    Attributes:
+        samples: They fit the model's inputs.
+        real: False if they were made up.
+        seed: Of what is chosen from them at random.
+    """
+
+    samples: Feeds
+    real: bool = True
+    seed: int = 0
+
+
 @dataclass(frozen=True)
 class Kept:
     """The nodes that the user keeps in FP32: patterns (fnmatch) of node or output names, and operators."""
@@ -127,6 +150,7 @@ class Context:
         plan: Element type of every node and tensor; None until ranges were measured.
         ranges: By scope and tensor; None before the first pass that needs them.
         kept: What the user keeps in FP32, by option or in a plan.
+        calibration: For passes that round; None where there are no samples.
     """
 
     opset: int = 17
@@ -134,6 +158,7 @@ class Context:
     plan: Plan | None = None
     ranges: Mapping[tuple[int, str], Range] | None = None
     kept: Kept = field(default_factory=Kept)
+    calibration: Calibration | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +173,8 @@ class Pass(ABC):
         imported: True when a library rewrites the graph: what breaks the contract is rolled back
             and reported as a refusal, instead of being raised as a defect of ours.
         needs_ranges: True for a pass that looks at `Context.ranges`; `fix` measures before the first one.
+        rounds: True for a pass that rounds constants for a lower type: it is a part of reduced precision, and
+            `fix` runs it when the structure is checked and the plan is made.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
     """
 
@@ -157,6 +184,7 @@ class Pass(ABC):
     after: ClassVar[str]
     imported: ClassVar[bool] = False
     needs_ranges: ClassVar[bool] = False
+    rounds: ClassVar[bool] = False
     keeps_signature: ClassVar[bool] = True
 
     def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:

@@ -12,7 +12,10 @@ before it stay FP16: with a mask Add in FP32, attention of 1500 tokens was no lo
 times as long.
 
 What it does not do: Conv sums in FP16 all the same, and so do products of one tensor with several weights,
-unless the graph merges them (pass merge-projections). A Reshape between product and operator undoes it.
+unless the graph merges them (pass merge-projections). A Reshape between product and operator undoes it, and
+so does a norm in FP32 that reads the result: it takes the operators into its own kernel, and the product is
+left with none. So an epilogue ends before a norm, which reads FP16 and computes in FP32 inside: 2.1e-4 for an
+MLP block with its residual sums in FP32, where it was 7.4e-4 with the norms in FP32, too, at the same time.
 """
 
 from __future__ import annotations
@@ -44,10 +47,7 @@ ELEMENTWISE = frozenset(
     "Add Sub Mul Div Pow Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu LeakyRelu Elu Celu Selu Gelu "
     "Softplus Softsign Mish Swish HardSigmoid HardSwish PRelu Clip Min Max Sum".split()
 )
-"""What makes the product before it sum in FP32."""
-
-_FOLLOWING = ELEMENTWISE | {"LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
-"""What an epilogue grows over: elementwise operators, and norms that compute in FP32 inside anyway."""
+"""What makes the product before it sum in FP32, and what its epilogue grows over."""
 
 SCALING = frozenset({"Mul", "Div"})
 
@@ -99,7 +99,7 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
         node = queue.pop()
         for out in filter(survey.is_float, node.output):
             for _, reader in survey.readers(out):
-                if reader.op_type in _FOLLOWING and id(reader) not in found.keys() | masked:
+                if reader.op_type in ELEMENTWISE and id(reader) not in found.keys() | masked:
                     found[id(reader)] = Hazard(reader, RULE, _REASON, out)
                     queue.append(reader)
 

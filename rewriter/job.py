@@ -14,7 +14,7 @@ from typing import Any
 
 from rewriter import checks, epilogues, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
-from rewriter.base import Context, Kept, Merged, Pass, Rescaled, Target
+from rewriter.base import Calibration, Context, Kept, Merged, Pass, Rescaled, Target
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
 from rewriter.engines import host
@@ -23,6 +23,7 @@ from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.expectations import data_warnings
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.model import Model, load, save
+from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit, kept_by_user
 from rewriter.planner import Wish, make_plan
@@ -43,13 +44,17 @@ VERIFIED_SAMPLES = 1
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `fix`, checked and complete; see there."""
+    """The arguments of `fix`, checked and complete; see there.
+
+    `free_opset`: whether `opset` is a default, which a model's norms may raise.
+    """
 
     source: Any
     output: str | os.PathLike[str] | None
     steps: tuple[Pass, ...]
     wish: Wish
     opset: int
+    free_opset: bool
     target: Target
     inputs: Any
     input_shapes: Mapping[str, tuple[int, ...]]
@@ -92,8 +97,11 @@ class Job:
         with self._stage("load"):
             original = load(options.source)
             samples = self._samples(original)
+        if options.free_opset:
+            raised = needed_opset(original, options.opset, options.target)
+            options = self.options = replace(options, opset=raised)
         expected = self._expected(original, samples) if options.verify else None
-        structural, measuring, lowering = _split(options.steps)
+        structural, measuring, rounding, lowering = _split(options.steps)
         structured = self._rewrite(original, structural)
         wanted = bool(measuring or lowering) and options.plan is None
         ranges = self._measure(structured, samples) if wanted else Ranges()
@@ -103,6 +111,7 @@ class Job:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         done = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
+        structured = self._rounded(structured, rounding, plan, samples)
         if plan is not None and (options.goal is not None or options.pareto):
             plan = self._searched(original, structured, samples, plan)
         if plan is not None and options.plan is None:
@@ -164,6 +173,9 @@ class Job:
         self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
     ) -> Model:
         context = Context(self.options.opset, self.options.target, plan, ranges, self._kept())
+        return self._driven(model, steps, context)
+
+    def _driven(self, model: Model, steps: Sequence[Pass], context: Context) -> Model:
         total = len(self.options.steps)
         driver = Driver(lambda step: self.options.progress(f"pass {step.name}", len(self.passes), total))
         with self._stage("passes"):
@@ -193,6 +205,12 @@ class Job:
         merging = {r.name for r in made if any(isinstance(change, Merged) for change in r.changes)}
         merged = merged_ranges(rewritten, known, merging) if merging else known
         return rewritten, merged if merged is not None else self._measure(rewritten, samples)
+
+    def _rounded(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
+        """The model with constants that the plan's type holds; a search then judges plans with these."""
+        given = Calibration(samples, samples.source.real, self.options.seed)
+        context = Context(self.options.opset, self.options.target, plan, kept=self._kept(), calibration=given)
+        return self._driven(model, steps, context)
 
     def _exponents(self) -> tuple[tuple[int, str, int], ...]:
         """What was multiplied by a power of two so far, in the order of the changes."""
@@ -261,7 +279,7 @@ class Job:
         accumulation, compared = self.options.accumulation, list(islice(samples, VERIFIED_SAMPLES))
         with self._stage("verify"):
             check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
-        structural, measuring, _ = _split(self.options.steps)
+        structural, measuring, *_ = _split(self.options.steps)
         by_ranges = any(step.needs_ranges for step in self._changed())
         if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
@@ -281,7 +299,7 @@ class Job:
 
     def _changed(self) -> list[Pass]:
         """The passes before the plan that changed something."""
-        structural, measuring, _ = _split(self.options.steps)
+        structural, measuring, *_ = _split(self.options.steps)
         return [s for s, r in zip((*structural, *measuring), self.passes, strict=False) if r.changes]
 
     def _write_and_build(
@@ -396,11 +414,12 @@ def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
                 yield f"{option} {name} names no node that computes on floats"
 
 
-def _split(steps: Sequence[Pass]) -> tuple[tuple[Pass, ...], tuple[Pass, ...], tuple[Pass, ...]]:
-    """The passes before the first that needs ranges, those up to the first that needs a plan, the others."""
+def _split(steps: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
+    """The passes up to the first that needs ranges, to the first that rounds, to the plan's; the rest."""
     end = next((i for i, step in enumerate(steps) if step.name == "mixed-precision"), len(steps))
-    start = next((i for i, step in enumerate(steps[:end]) if step.needs_ranges), end)
-    return tuple(steps[:start]), tuple(steps[start:end]), tuple(steps[end:])
+    middle = next((i for i, step in enumerate(steps[:end]) if step.rounds), end)
+    start = next((i for i, step in enumerate(steps[:middle]) if step.needs_ranges), middle)
+    return tuple(steps[:start]), tuple(steps[start:middle]), tuple(steps[middle:end]), tuple(steps[end:])
 
 
 def _destination(options: Options) -> Path | None:

@@ -63,11 +63,13 @@ _STRUCTURE = (
     "inline-functions,upgrade-opset,drop-double,simplify,fold-quantized-bias,clean-casts,"
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
 )
-_MIXED = f"{_STRUCTURE},mixed-precision,clean-casts"
-_EPILOGUES = "merge-projections,mixed-precision{epilogues=true},clean-casts"
+_LOWER = "compensate-rounding,mixed-precision,clean-casts"
+_MIXED = f"{_STRUCTURE},{_LOWER}"
+_EPILOGUES = "merge-projections,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
 _DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
-_FP16 = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
-_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},mixed-precision,clean-casts"
+_FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
+_WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
+_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},{_LOWER}"
 
 ACCURATE_COST = 0.1
 """Share of latency that the preset `accurate` may spend. On an H200, plans within 1e-3 at any price were 1.33
@@ -130,7 +132,7 @@ _ALL = (
     Preset(
         "weak-typing",
         "FP32, and the plan as constraints for the weakly typed builds of TensorRT 8 to 10",
-        _FP16,
+        _WEAK,
         {"precision": "fp16", "weak_typing": True},
         "For those who stay on `trtexec --fp16` of TensorRT 8 to 10: the model keeps its types. What the\n"
         "plan would keep in FP32 stands beside it twice: as arguments for trtexec (`--layerPrecisions`,\n"

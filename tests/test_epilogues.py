@@ -42,6 +42,12 @@ def epilogues(text: str, wish: Wish = WISH) -> str:
             id="elementwise up to the next product",
         ),
         pytest.param(
+            f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n s = Add(a, r)\n n = LayerNormalization(s, b)\n"
+            " y = MatMul(n, v) }",
+            "a s",
+            id="no further than a norm, which would take the sum",
+        ),
+        pytest.param(
             f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n t = Transpose(a)\n u = Neg(t)\n y = MatMul(v, u) }}",
             "a",
             id="no further than a view",

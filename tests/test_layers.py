@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("edits",),
     ("engines", "masks", "norms", "stored"),
     ("opsets", "ranges", "retype"),
-    ("hazards", "rescaling"),
+    ("hazards", "rescaling", "rounding"),
     ("costs", "emulation", "epilogues", "islands", "options", "plan_file", "planner", "prices"),
     ("plan_fit",),
     ("migration", "passes"),

@@ -58,7 +58,9 @@ def fix(
     skip: Annotated[
         list[str] | None, option(PASSES, "A,B", "Leave these passes out", autocompletion=complete.passes)
     ] = None,
-    opset: Annotated[int | None, option(PASSES, "N", "Operator set of the result [17; BF16: 22]")] = None,
+    opset: Annotated[
+        int | None, option(PASSES, "N", "Operator set of the result [17; BF16: 22; RMSNorms: 23]")
+    ] = None,
     target: Target = None,
     precision: Annotated[
         Literal["fp16", "bf16", "fp32"] | None,

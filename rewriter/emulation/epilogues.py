@@ -5,6 +5,9 @@ Measured on one H200 with TensorRT-RTX 1.6.1, strongly typed, and compared with 
 - A MatMul by a constant weight whose result goes through a Cast to FP32 into an elementwise operator, or into
   a Split with such readers, erred by 2.07e-4 after the final rounding at all depths from 384 to 4096: FP32
   sums, and a product that was never FP16. A Cast up and down again at once is folded: FP16 sums.
+- Where a LayerNormalization in FP32, or the reductions of one that is written out, read what the operators
+  behind the product compute, it was FP16 sums: the norm's kernel takes the operators. With a Cast to FP16
+  before the norm it was FP32 sums, whatever else reads the FP32 result.
 - Projections of one tensor by several weights (Q, K and V) gave 7.6e-4 to 1.05e-3 with and without it, and
   Conv 7.3e-4 and 1.73e-3 (depths 576 and 4096): FP16 sums.
 - Where the Cast is the output, sums beyond 65504 did not overflow; whether it is rounded was not asked.
@@ -29,6 +32,13 @@ from rewriter.model import Model, walk_graphs
 
 Names = AbstractSet[tuple[int, str]]
 """Tensors, each as the index of its scope and its name."""
+
+
+_REDUCING = frozenset(
+    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
+    "InstanceNormalization Softmax LogSoftmax".split()
+)
+"""With Reduce*, the operators whose kernels take what is elementwise before them."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class _Graph:
         self.outputs = {value.name for value in graph.output}
         self.weights = {tensor.name for tensor in graph.initializer}
         self.weights |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+        self.taken = self._taken(graph)
 
     def is_second(self, node: NodeProto) -> bool:
         """Whether the node multiplies what a Softmax computed by another computed tensor."""
@@ -127,7 +138,34 @@ class _Graph:
         named = {name for name, _ in ends}
         reached = bool(ends) and named.isdisjoint(self.outputs)
         meant = reached and all(reader.op_type in ELEMENTWISE for _, reader in ends)
-        return [node.output[0]] if meant and self._stands_alone(node) else []
+        free = meant and node.output[0] not in self.taken and self._stands_alone(node)
+        return [node.output[0]] if free else []
+
+    def _taken(self, graph: GraphProto) -> set[str]:
+        """The products whose FP32 operators a reduction in FP32 reads.
+
+        An operator belongs to the last product that it needs: before that it cannot run.
+        """
+        last: dict[str, tuple[int, str]] = {}
+        taken: set[str] = set()
+        for place, node in enumerate(graph.node):
+            needed = max((last[name] for name in node.input if name in last), default=None)
+            if node.op_type in PRODUCTS:
+                last[node.output[0]] = (place, node.output[0])
+            elif needed is None:
+                continue
+            elif node.op_type in ELEMENTWISE | {"Split"} or self._keeps_fp32(node):
+                last.update((name, needed) for name in node.output)
+            elif node.op_type in _REDUCING or node.op_type.startswith("Reduce"):
+                taken.add(needed[1])
+        return taken
+
+    def _keeps_fp32(self, node: NodeProto) -> bool:
+        """Whether it is a Cast up, or one down with nothing behind it but Casts up: kernels end at neither."""
+        if not _casts(node, TensorProto.FLOAT16):
+            return _casts(node, TensorProto.FLOAT)
+        readers = self.readers.get(node.output[0], [])
+        return bool(readers) and all(_casts(reader, TensorProto.FLOAT) for reader in readers)
 
     def ends_in_fp32(self, node: NodeProto) -> bool:
         """Whether Casts to FP32 that are outputs are all that reads the product."""

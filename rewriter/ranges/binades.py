@@ -114,7 +114,7 @@ def _instrumented(model: Model, wanted: Sequence[str]) -> tuple[Model, list[_Pac
     emit = Emitter(Names(unused_prefix(result.proto, "binades:"), model.opset), nodes)
     counted: dict[str, tuple[str, str]] = {}
     missing = set(wanted)
-    for node in _leading_to(graph, wanted):
+    for node in leading_to(graph, wanted):
         nodes.append(NodeProto.FromString(node.SerializeToString()))
         counted.update((name, _count(emit, name)) for name in node.output if name in missing)
     packs = [_pack(emit, wanted[i : i + PACKED], counted) for i in range(0, len(wanted), PACKED)]
@@ -134,7 +134,7 @@ def _pack(emit: Emitter, tensors: Sequence[str], counted: Mapping[str, tuple[str
     return _Pack(list(tensors), *joined)
 
 
-def _leading_to(graph: GraphProto, wanted: Collection[str]) -> list[NodeProto]:
+def leading_to(graph: GraphProto, wanted: Collection[str]) -> list[NodeProto]:
     """The nodes that some tensors depend on, in the graph's order."""
     missing, found = set(wanted), []
     for node in reversed(graph.node):

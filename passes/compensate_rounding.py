@@ -1,0 +1,120 @@
+"""compensate-rounding: weights are rounded to the lower type together, so that their errors cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rewriter import facts
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.edits import GraphEditor, open_graphs
+from rewriter.emulation import reference
+from rewriter.model import Array, Model
+from rewriter.plan import Plan
+from rewriter.planner import LOW_TYPES, node_key
+from rewriter.rounding import Grid, Layer, Left, Rounded, compensate, layers
+from rewriter.rounding.compensate import Data
+
+
+@dataclass(frozen=True)
+class CompensateRounding(ModelPass):
+    """Of what a well-conditioned FP16 network errs by, rounded weights are a third to almost all.
+
+    Rounding to nearest is best for each weight and not for a product: errors of weights whose inputs go
+    together add up. Here the weights of MatMul, Gemm and Conv are rounded one input channel after the
+    other, and what each leaves is made up for by those still to come, as the inputs seen on samples
+    allow (GPTQ: Frantar et al. 2022, arXiv 2210.17323; with the numbers of FP16 or BF16 as its grid).
+    Weights stay FP32 and hold numbers of the lower type, so converting them is exact. It costs no
+    latency. docs/weights.md has what was measured.
+
+    It needs samples, as `fix --inputs` has them. Some rows are held out: a weight that errs no less on
+    those than when it is rounded to nearest is rounded so. Weights of nodes that the plan keeps in another
+    type, those beyond the range of the type, and those inside If, Loop and Scan are left alone.
+
+    Options:
+        rows: How many rows of a layer's input are looked at, those held out included.
+    """
+
+    name = "compensate-rounding"
+    exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
+    rounds = True
+    rows: int = 2048
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[64,1] x) => (float[64,1] y) <float[2,1] w = {1.0004, 1.0004}> {
+            d = Concat<axis = 1>(x, x)
+            y = MatMul(d, w)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[64,1] x) => (float[64,1] y) <float[2,1] w = {1.0009765625, 1.0}> {
+            d = Concat<axis = 1>(x, x)
+            y = MatMul(d, w)
+        }"""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        plan = context.plan or Plan("fp16")
+        known = facts.infer(model)
+        graph, *inner = open_graphs(model, known, tag=self.name)
+        kept = plan.fp32 | plan.bf16
+        found = list(layers(graph, {id(node) for node in graph.nodes if node_key(0, node) in kept}))
+        chosen = [layer for layer in found if isinstance(layer, Layer)]
+        if not found and not any(map(_has_weights, inner)):
+            return
+        given = context.calibration
+        if given is None or not given.real:
+            why = "there is no data" if given is None else "the data is random"
+            yield Refusal("model", f"{why}: give --inputs for weights that are rounded together")
+            return
+        data = Data(reference(model, known), given.samples, len(given.samples), self.rows, given.seed)
+        weights = {layer.weight: _value(graph, layer) for layer in chosen}
+        done = list(compensate(weights, chosen, data, Grid(LOW_TYPES[plan.precision])))
+        rounded = [one for one in done if isinstance(one, Rounded)]
+        gained = [one for one in rounded if one.gains]
+        if gained:  # then all of them, or a second run would judge the rest by other inputs
+            for one in rounded:
+                _put(model, one)
+            yield Change("model", _summary(gained))
+        yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
+        yield from _refusals([_told(one) for one in rounded if not one.gains])
+        if any(map(_has_weights, inner)):
+            yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
+
+
+def _has_weights(graph: GraphEditor) -> bool:
+    return any(isinstance(found, Layer) for found in layers(graph, frozenset()))
+
+
+def _value(graph: GraphEditor, layer: Layer) -> Array:
+    value = graph.constant(layer.weight)
+    assert value is not None, layer.weight
+    return value
+
+
+def _put(model: Model, one: Rounded) -> None:
+    """Replace the initializer's data; its name stays."""
+    name = one.layer.weight
+    stored = next(tensor for tensor in model.proto.graph.initializer if tensor.name == name)
+    stored.CopyFrom(model.detached_tensor(name, one.value))
+
+
+def _summary(rounded: Sequence[Rounded]) -> str:
+    error, nearest = median(one.error for one in rounded), median(one.nearest for one in rounded)
+    many = f"{len(rounded)} weights" if len(rounded) > 1 else "a weight"
+    return f"{many} rounded together: {error:.1e} of each product instead of {nearest:.1e}, on rows held out"
+
+
+def _told(one: Rounded) -> Left:
+    figures = f"{one.nearest:.2g} of the product, not {one.error:.2g}"
+    return Left(one.layer.node, f"rounded to nearest it errs no more on rows held out: {figures}")
+
+
+def _refusals(left: Sequence[Left]) -> Iterator[Refusal]:
+    """One for each reason, figures aside; the first node speaks for all."""
+    by_reason: dict[str, list[Left]] = {}
+    for one in left:
+        by_reason.setdefault(one.reason.partition(":")[0], []).append(one)
+    for ones in by_reason.values():
+        more = f" (and {len(ones) - 1} more)" if len(ones) > 1 else ""
+        yield Refusal(ones[0].node, ones[0].reason + more)

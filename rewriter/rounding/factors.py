@@ -1,0 +1,118 @@
+"""The triangular factor of H = X^T X + damping, in the form that is cheaper for the shape of X."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter.model import Array
+from rewriter.rounding.nearest_plane import DAMPING, Factor, Ledger, blocks
+
+
+def factor(rows: Array) -> Factor | None:
+    """The factor for X.
+
+    Args:
+        rows: X, float32 [groups, rows, K], finite.
+
+    Returns:
+        None if a group of X is all zero, or so large that float32 does not hold H.
+    """
+    groups, count, channels = rows.shape
+    with np.errstate(over="ignore"):
+        mean = np.square(rows).sum(axis=(1, 2)) / channels
+    if not (np.isfinite(mean).all() and (mean > np.finfo(np.float32).tiny).all()):
+        return None
+    if groups == 1 and count < channels:
+        return Slim.of(rows[0], DAMPING * float(mean[0]))
+    return Square.of(rows, DAMPING * mean)
+
+
+@dataclass(frozen=True)
+class Square:
+    """The whole factor, [groups, K, K]: K^3 / 3 operations, for at least as many rows as channels."""
+
+    triangle: Array
+
+    @classmethod
+    def of(cls, rows: Array, damping: Array) -> Square:
+        # if a few channels are 1000 times the others, float32 has too few digits for small eigenvalues
+        moments = (rows.transpose(0, 2, 1) @ rows).astype(np.float64)
+        np.einsum("gkk->gk", moments)[:] += damping[:, np.newaxis]
+        lower = np.linalg.cholesky(moments)
+        lower /= np.einsum("gkk->gk", lower)[:, np.newaxis, :]
+        return cls(np.ascontiguousarray(lower.transpose(0, 2, 1), np.float32))
+
+    def open(self, columns: int) -> Ledger:
+        groups, channels, _ = self.triangle.shape
+        return _SquareLedger(self.triangle, np.zeros((groups, channels, columns), np.float32))
+
+
+@dataclass(frozen=True)
+class _SquareLedger:
+    triangle: Array
+    debts: Array
+
+    def owed(self, start: int, end: int) -> Array:
+        return self.debts[:, start:end]
+
+    def inside(self, start: int, end: int) -> Array:
+        return self.triangle[:, start:end, start:end]
+
+    def settle(self, start: int, end: int, errors: Array) -> None:
+        self.debts[:, :start] += self.triangle[:, :start, start:end] @ errors
+
+
+@dataclass(frozen=True)
+class Slim:
+    """The factor's blocks in terms of X, for fewer rows n than channels: K n^2 operations, no K x K matrix.
+
+    With F for the channels before a block B, P = damping (damping + X_F X_F^T)^-1 takes from a residual what
+    they can make up. What then is left of H in the block is S = X_B^T P X_B + damping = L L^T, and P of the
+    next block is P - Z^T Z with Z = L^-1 X_B^T P.
+
+    Attributes:
+        rows: X, float32 [n, K].
+        shares: diag(L)^-1 Z of all blocks, float32 [K, n]: times the residual X (W - Q) it is what is owed.
+        triangles: Of each block by its start, float32 [size, size].
+    """
+
+    rows: Array
+    shares: Array
+    triangles: dict[int, Array]
+
+    @classmethod
+    def of(cls, rows: Array, damping: float) -> Slim:
+        count, channels = rows.shape
+        shares, triangles = np.empty((channels, count), np.float32), {}
+        left = np.eye(count)
+        for start, end in blocks(channels):
+            part = rows[:, start:end].astype(np.float64)
+            spread = left @ part
+            lower = np.linalg.cholesky(part.T @ spread + damping * np.eye(end - start))
+            shadow = np.linalg.solve(lower, spread.T)
+            left -= shadow.T @ shadow
+            diagonal = np.diag(lower)
+            shares[start:end] = shadow / diagonal[:, np.newaxis]
+            triangles[start] = np.ascontiguousarray((lower / diagonal).T, np.float32)
+        return cls(rows, shares, triangles)
+
+    def open(self, columns: int) -> Ledger:
+        return _SlimLedger(self, np.zeros((len(self.rows), columns), np.float32))
+
+
+@dataclass(frozen=True)
+class _SlimLedger:
+    factor: Slim
+    residual: Array
+
+    def owed(self, start: int, end: int) -> Array:
+        owed: Array = (self.factor.shares[start:end] @ self.residual)[np.newaxis]
+        return owed
+
+    def inside(self, start: int, end: int) -> Array:
+        return self.factor.triangles[start][np.newaxis]
+
+    def settle(self, start: int, end: int, errors: Array) -> None:
+        np.add(self.residual, self.factor.rows[:, start:end] @ errors[0], out=self.residual)

@@ -1,0 +1,88 @@
+"""What rounds weights together: the grid, the two forms of the factor, and the rows of a Conv."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from graphs import graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewriter.model import Array
+from rewriter.rounding import Grid, Source, Window
+from rewriter.rounding.factors import Slim, Square, factor
+from rewriter.rounding.nearest_plane import DAMPING, round_together
+from rewriter.rounding.rows import read_rows
+
+FP16, BF16 = 10, 16
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
+@given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
+def test_the_grid_is_what_numpy_converts_to(dtype: int, bits: list[int]) -> None:
+    values = np.array(bits, np.uint32).view(np.float32)
+    values = np.where(np.isfinite(values), values, np.float32(0.0))
+    grid, kind = Grid(dtype), {FP16: np.float16, BF16: ml_dtypes.bfloat16}[dtype]
+    wanted = np.clip(values, -grid.largest, grid.largest).astype(kind).astype(np.float32)
+    np.testing.assert_array_equal(grid.nearest(values).view(np.uint32), wanted.view(np.uint32))
+
+
+def test_every_number_of_fp16_and_every_middle_between_two() -> None:
+    own = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    own = np.sort(own[np.isfinite(own)])
+    middles = ((own[1:].astype(np.float64) + own[:-1]) / 2).astype(np.float32)
+    for values in (own, middles):
+        wanted = values.astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(Grid(FP16).nearest(values), wanted)
+
+
+@settings(deadline=None, max_examples=20)
+@given(count=st.integers(3, 90), channels=st.integers(1, 150), seed=st.integers(0, 9))
+def test_both_forms_of_the_factor_round_alike(count: int, channels: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = (rng.standard_normal((count, 3)) @ rng.standard_normal((3, channels))).astype(np.float32)
+    rows += rng.standard_normal(rows.shape).astype(np.float32)
+    matrix = rng.standard_normal((1, channels, 5)).astype(np.float32)
+    damping = DAMPING * np.square(rows).sum() / channels
+    forms = (Slim.of(rows, float(damping)), Square.of(rows[None], np.array([damping])))
+    errors = [
+        np.linalg.norm(rows @ (round_together(matrix, f, Grid(FP16).nearest) - matrix)[0]) for f in forms
+    ]
+    assert errors[0] == pytest.approx(errors[1], rel=0.2)
+
+
+def windows(x: Array, window: Window) -> Array:
+    """What a 2-D Conv reads at all positions, [groups, rows, K], by plain loops."""
+    top, left, bottom, right = window.pads
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    rows = []
+    spans = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
+    for image in x:
+        for i in range(0, x.shape[2] - spans[0] + 1, window.strides[0]):
+            for j in range(0, x.shape[3] - spans[1] + 1, window.strides[1]):
+                seen = image[
+                    :, i : i + spans[0] : window.dilations[0], j : j + spans[1] : window.dilations[1]
+                ]
+                rows.append(seen.reshape(window.groups, -1))
+    return np.stack(rows, axis=1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_windows_are_what_a_conv_reads(groups: int) -> None:
+    source = graph("g (float[2,4,9,8] x) => (float[2,4,9,8] y) { y = Relu(x) }")
+    x = np.random.default_rng(0).standard_normal((2, 4, 9, 8)).astype(np.float32)
+    window = Window((3, 2), (2, 1), (1, 3), (1, 0, 2, 1), groups)
+    asked = Source("x", 4 * 6, window)
+    all_rows = read_rows(source, [{"x": x}], {asked: 4096}, 0)[asked].samples[0]
+    np.testing.assert_array_equal(all_rows, windows(x, window))
+    some = read_rows(source, [{"x": x}], {asked: 20}, 0)[asked].samples[0]
+    assert some.shape == (groups, 20, 24 // groups)
+    known = {row.tobytes() for row in all_rows[0]}
+    assert {row.tobytes() for row in some[0]} <= known
+    assert len({row.tobytes() for row in some[0]}) == 20
+
+
+def test_nothing_to_make_up_with() -> None:
+    assert factor(np.zeros((1, 8, 4), np.float32)) is None
+    assert factor(np.full((1, 8, 4), 1e30, np.float32)) is None
