@@ -19,7 +19,7 @@ from rewriter.search.goal import Aim, Found
 from rewriter.search.select import LEAST_DIFFERENCE, Tried, chosen, objective
 from rewriter.search.trials import Trials
 
-FIRST, SECOND, THIRD = 16, 8, 6
+FIRST, SECOND, THIRD = 18, 7, 5
 """Plans in each batch, at most; the rules' plan comes on top."""
 
 DEEPEST = 5
