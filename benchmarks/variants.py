@@ -122,9 +122,9 @@ def accurate(model: Path, samples: Path, out: Path) -> None:
     fix(model, samples, out, "--preset", "accurate")
 
 
-def searched(model: Path, samples: Path, out: Path, *tolerance: str) -> None:
-    """`rewriter fix --search gpu` for a tolerance, which the measure stage hands over; needs a GPU."""
-    fix(model, samples, out, "--preset", "trt-fp16", "--search", "gpu", *tolerance)
+def searched(model: Path, samples: Path, out: Path, *extra: str) -> None:
+    """`rewriter fix --search gpu` with a limit of seconds, which the measure stage hands over; needs a GPU."""
+    fix(model, samples, out, "--search", "gpu", "--report", str(out.with_suffix(".report")), *extra)
 
 
 SEARCHED = "fix-search-gpu"

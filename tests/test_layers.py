@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engines", "masks", "norms", "stored"),
     ("opsets", "ranges", "retype"),
     ("hazards", "rescaling", "rounding"),
-    ("costs", "emulation", "epilogues", "islands", "options", "plan_file", "planner"),
+    ("costs", "emulation", "epilogues", "islands", "options", "plan_file", "planner", "prices"),
     ("plan_fit",),
     ("migration", "passes"),
     ("presets",),

@@ -99,6 +99,9 @@ def fix(
     search: Annotated[
         Literal["emulation", "gpu"], option(SEARCH, "BY", "Who judges: emulation (default), gpu")
     ] = "emulation",
+    search_seconds: Annotated[
+        float, option(SEARCH, "SECONDS", "On the GPU; then the best so far [300]")
+    ] = 300.0,
     verify: Annotated[
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
     ] = None,
@@ -143,6 +146,7 @@ def fix(
             keep_fp32_op=split(keep_fp32_op),
             plan=plan,
             tolerance=tolerance,
+            max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
             metric=metric,
             weak_typing=weak_typing,
             verify=verify,
@@ -154,8 +158,6 @@ def fix(
         )
         chosen = in_force.settings
         arguments = in_force.arguments("fix")
-        if max_latency_cost is not None and tolerance is None:
-            arguments["tolerance"] = None  # a file's goal gives way to that of the command line
         read = [path for path in (model, output, chosen.plan) if path is not None]
         check_extra(in_force.where("report"), chosen.report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
@@ -165,9 +167,9 @@ def fix(
                 model,
                 output or (model if in_place else None),
                 save_plan=save_plan,
-                max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
                 pareto=pareto is not None,
                 search=search,
+                search_seconds=search_seconds,
                 dry_run=dry_run,
                 in_place=in_place,
                 progress=shown,

@@ -70,7 +70,12 @@ class Settings:
     tolerance: float | None = _option(
         "search for the cheapest plan that emulates within this", check=checks.a_number
     )
-    metric: str | None = _option("what `tolerance` is one of", check=checks.metric)
+    max_latency_cost: float | None = _option(
+        "search for the most accurate plan that costs at most this share of latency: `0.05`",
+        check=checks.a_share,
+        words=("latency-cost", "budget"),
+    )
+    metric: str | None = _option("of accuracy: what `tolerance` is one of", check=checks.metric)
     weak_typing: bool | None = _option("write FP32, and constraints for the builder of TensorRT 8 to 10")
     inputs: Path | None = _option(
         "sample data: npz, folder, or Polygraphy's JSON", of=_BOTH, words=("data", "samples", "calibration")
