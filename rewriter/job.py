@@ -92,14 +92,9 @@ class Job:
 
     def run(self) -> FixResult:
         """From the file to the verdict."""
+        destination = _destination(self.options)
+        original, samples = self._load()
         options = self.options
-        destination = _destination(options)
-        with self._stage("load"):
-            original = load(options.source)
-            samples = self._samples(original)
-        if options.free_opset:
-            raised = needed_opset(original, options.opset, options.target)
-            options = self.options = replace(options, opset=raised)
         expected = self._expected(original, samples) if options.verify else None
         structural, measuring, rounding, lowering = _split(options.steps)
         structured = self._rewrite(original, structural)
@@ -146,6 +141,17 @@ class Job:
             constraints,
             self.searched,
         )
+
+    def _load(self) -> tuple[Model, Samples]:
+        """The model and its samples; a default opset becomes the one that the model needs."""
+        options = self.options
+        with self._stage("load"):
+            original = load(options.source)
+            samples = self._samples(original)
+            if options.free_opset:
+                raised = needed_opset(original, options.opset, options.target)
+                self.options = replace(options, opset=raised)
+        return original, samples
 
     def _samples(self, original: Model) -> Samples:
         options = self.options

@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("base", "plan"),
     ("edits",),
     ("engines", "masks", "norms", "stored"),
-    ("opsets", "ranges", "retype"),
+    ("norm_opset", "opsets", "ranges", "retype"),
     ("hazards", "rescaling", "rounding"),
     ("costs", "emulation", "epilogues", "islands", "options", "plan_file", "planner", "prices"),
     ("plan_fit",),
