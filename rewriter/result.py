@@ -55,7 +55,7 @@ class OutputComparison:
         return self.finite and self.relative_l2 <= self.tolerance
 
 
-GOALS = frozenset({"tolerance", "max-latency-cost"})
+GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks that say whether a search reached what it was asked for; they verify nothing of what is written."""
 
 
@@ -119,6 +119,41 @@ class Frontier:
     chosen: Plan | None = None
 
 
+@dataclass(frozen=True)
+class TriedPlan:
+    """A plan that a search built and ran.
+
+    Attributes:
+        words: What it has that the rules' plan has not, for people.
+        value: Of the search's metric, the worst over outputs and samples; infinite if the plan failed.
+        latency_us, spread_us: Median, and distance of the quartiles; None and 0 if it failed.
+        problem: Why it failed; "" if it did not.
+        applied: Whether it is the one that was taken.
+    """
+
+    words: str
+    value: float
+    latency_us: float | None
+    spread_us: float
+    problem: str
+    plan: Plan
+    applied: bool
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search on an engine tried, in that order; the first is the rules' plan.
+
+    Attributes:
+        metric: Name of the measure of accuracy.
+        origin: What measured, and where.
+    """
+
+    metric: str
+    origin: str
+    tried: tuple[TriedPlan, ...]
+
+
 @dataclass
 class FixResult:
     """The outcome of `fix`.
@@ -134,6 +169,7 @@ class FixResult:
         frontier: Accuracy against latency, if it was asked for.
         warnings: Sentences that the user should read.
         seconds: Wall time by stage, in order.
+        searched: The plans that `search="gpu"` built and ran.
         constraints: The file of trtexec's arguments for a weakly typed build, if that was asked for.
     """
 
@@ -149,6 +185,7 @@ class FixResult:
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     constraints: Path | None = None
+    searched: Searched | None = None
 
     @property
     def verified(self) -> bool | None:

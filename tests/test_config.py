@@ -31,13 +31,13 @@ ABOUT_ONE_RUN = {
     "dry_run",
     "in_place",
     "progress",
-    "max_latency_cost",
     "pareto",
     "search",
     "original",
     "fixed",
     "timing",
     "timeout",
+    "search_seconds",
 }
 """Arguments of `fix`, `scan` and `verify` that no file may set."""
 
@@ -254,7 +254,7 @@ def test_the_order_of_the_sources(tmp_path: Path) -> None:
     assert told["io"] == ("keep", "command line")
     assert told["opset"] == (19, "environment (REWRITER_OPSET)")
     assert told["seed"] == (1, "pyproject.toml [tool.rewriter]")
-    assert told["tolerance"] == (1e-3, "preset accurate")
+    assert told["max_latency_cost"] == (0.1, "preset accurate")
     assert told["accumulation"] == ("fp16", "preset accurate")
     assert told["build"] == (True, "default")
     assert told["skip"] == ((), "default")
@@ -274,6 +274,14 @@ def test_a_plan_puts_the_wishes_of_later_sources_out_of_force(tmp_path: Path) ->
     own(tmp_path, 'keep-fp32 = ["*"]\ntolerance = 1e-3\nio = "fp16"\nseed = 3\n')
     arguments = loaded(tmp_path).with_options(plan=Path("plan.json")).arguments("fix")
     assert arguments == {"plan": Path("plan.json"), "seed": 3}
+
+
+def test_a_goal_puts_the_other_goal_of_later_sources_out_of_force(tmp_path: Path) -> None:
+    own(tmp_path, "tolerance = 1e-3\n")
+    in_force = loaded(tmp_path).with_options(max_latency_cost=0.05)
+    assert in_force.arguments("fix") == {"max_latency_cost": 0.05}
+    own(tmp_path, "max-latency-cost = 0.1\n")
+    assert loaded(tmp_path).with_options(tolerance=1e-4).arguments("fix") == {"tolerance": 1e-4}
 
 
 def test_shapes_on_the_command_line_ask_for_random_data(tmp_path: Path) -> None:
@@ -517,7 +525,7 @@ def test_config_shows_what_is_in_force(model: Path, tmp_path: Path, monkeypatch:
     assert rows["File:"] == "pyproject.toml"
     assert rows["preset"] == '"accurate" pyproject.toml [tool.rewriter]'
     assert rows["opset"] == "18 environment (REWRITER_OPSET)"
-    assert rows["tolerance"] == "0.001 preset accurate"
+    assert rows["max-latency-cost"] == "0.1 preset accurate"
     assert rows["seed"] == "0 default"
     assert {key.key for key in KEYS.values()} <= set(rows)
     assert "REWRITER_TOLERENCE is unknown" in out

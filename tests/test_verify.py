@@ -276,8 +276,3 @@ def test_the_command_refuses_a_bad_shape(files: tuple[Path, Path]) -> None:
     code, text = run_cli(*files, "--min-shapes", "x:1x4,y:2", "--max-shapes", "x:8x4", "--engine", "lost")
     assert code == 2
     assert "no engine 'lost'" in text
-
-
-def test_search_on_the_gpu_needs_a_goal_and_a_gpu(files: tuple[Path, Path]) -> None:
-    with pytest.raises(UsageError, match="nothing is searched"):
-        rewriter.fix(files[0], search="gpu")

@@ -64,7 +64,7 @@ def fix(
     skip: Annotated[
         list[str] | None, option(PASSES, "A,B", "Leave these passes out", autocompletion=complete.passes)
     ] = None,
-    opset: Annotated[int | None, option(PASSES, "N", "Operator set of the result [17; BF16: 22; RMSNorms: 23]")] = None,
+    opset: Annotated[int | None, option(PASSES, "N", "Operator set [17; BF16: 22; RMSNorms: 23]")] = None,
     target: Target = None,
     precision: Annotated[
         Literal["fp16", "bf16", "fp32"] | None,
@@ -103,6 +103,9 @@ def fix(
     search: Annotated[
         Literal["emulation", "gpu"], option(SEARCH, "BY", "Who judges: emulation (default), gpu")
     ] = "emulation",
+    search_seconds: Annotated[
+        float, option(SEARCH, "SECONDS", "On the GPU; then the best so far [300]")
+    ] = 300.0,
     verify: Annotated[
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
     ] = None,
@@ -152,6 +155,7 @@ def fix(
             keep_fp32_op=split(keep_fp32_op),
             plan=plan,
             tolerance=tolerance,
+            max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
             metric=metric,
             weak_typing=weak_typing,
             verify=verify,
@@ -166,8 +170,6 @@ def fix(
         )
         chosen = in_force.settings
         arguments = in_force.arguments("fix")
-        if max_latency_cost is not None and tolerance is None:
-            arguments["tolerance"] = None  # a file's goal gives way to that of the command line
         read = [path for path in (model, output, chosen.plan) if path is not None]
         check_extra(in_force.where("report"), chosen.report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
@@ -177,9 +179,9 @@ def fix(
                 model,
                 output or (model if in_place else None),
                 save_plan=save_plan,
-                max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
                 pareto=pareto is not None,
                 search=search,
+                search_seconds=search_seconds,
                 dry_run=dry_run,
                 in_place=in_place,
                 progress=shown,

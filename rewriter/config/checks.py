@@ -48,6 +48,12 @@ def a_number(value: float) -> None:
         raise ValueError("it takes a number, such as 1e-3")
 
 
+def a_share(value: float) -> None:
+    """A share of 0 or more."""
+    if not 0.0 <= value < math.inf:
+        raise ValueError("such as 0.05")
+
+
 def positive(value: float) -> None:
     """More than 0."""
     if not value > 0:

@@ -23,7 +23,9 @@ CONFIG = f"{PREFIX}CONFIG"
 
 HIDES: Mapping[str, tuple[str, ...]] = {
     "preset": ("passes",),
-    "plan": ("keep_fp32", "keep_fp32_op", "precision", "io", "tolerance"),
+    "plan": ("keep_fp32", "keep_fp32_op", "precision", "io", "tolerance", "max_latency_cost"),
+    "tolerance": ("max_latency_cost",),
+    "max_latency_cost": ("tolerance",),
     "input_shapes": ("inputs",),
 }
 """Options that make sense of others: set in one source, they put out of force the others of later sources."""

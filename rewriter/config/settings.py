@@ -74,7 +74,12 @@ class Settings:
         of=_RUN,
         check=checks.a_number,
     )
-    metric: str | None = _option("what `tolerance` is one of", of=_RUN, check=checks.metric)
+    max_latency_cost: float | None = _option(
+        "search for the most accurate plan that costs at most this share of latency: `0.05`",
+        check=checks.a_share,
+        words=("latency-cost", "budget"),
+    )
+    metric: str | None = _option("of accuracy: what `tolerance` is one of", of=_RUN, check=checks.metric)
     weak_typing: bool | None = _option("write FP32, and constraints for the builder of TensorRT 8 to 10")
     inputs: Path | None = _option(
         "sample data: npz, folder, or Polygraphy's JSON", of=_ALL, words=("data", "samples", "calibration")

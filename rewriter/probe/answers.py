@@ -75,7 +75,10 @@ class Answers:
 def known_target(target: Target) -> Target:
     """The target with what is known of it: measured on this machine's GPU, else recorded."""
     found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
-    return target if found is None else replace(target, answers=found.values, known_from=found.origin)
+    if found is None:
+        return target
+    figures = {name: answer.figures for name, answer in found.answers.items()}
+    return replace(target, answers=found.values, figures=figures, known_from=found.origin)
 
 
 def measured(target: Target | None = None) -> Answers | None:

@@ -15,6 +15,7 @@ from rewriter.epilogues import FREE
 from rewriter.plan import Decision, Plan
 from rewriter.report.frontier import sections as frontier_sections
 from rewriter.report.next_step import next_command, remark
+from rewriter.report.searched import sections as searched_sections
 from rewriter.report.tables import new_table
 from rewriter.report.text import about_target, grouped, listed, shorten
 from rewriter.result import Check, FixResult, OutputComparison
@@ -89,6 +90,8 @@ def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
         yield from _decisions(result.plan, limit)
     if result.verdict is not None:
         yield from checks_tables(result.verdict.checks, limit)
+    if result.searched is not None:
+        yield from searched_sections(result.searched, limit)
     if result.frontier is not None:
         yield from frontier_sections(result.frontier)
     yield from _data_and_warnings(result)
