@@ -51,10 +51,12 @@ class Attention:
     Attributes:
         nodes: Keys of what breaks it in FP32: the products, what scales Q and K, and the biases of
             projections that are merged into one product.
-        us: What it takes longer then.
+        inside: Keys of what lies between the products, parts of the kernel.
+        us: What it takes longer when it is broken.
     """
 
     nodes: frozenset[str]
+    inside: frozenset[str]
     us: float
 
 
@@ -125,7 +127,7 @@ class _Pricing:
 
         self._fused = self._find_fused()
         self._attentions = [self._attention(*parts) for parts in self._attention_parts()]
-        self._inside = {key for _, between in self._attentions for key in between}
+        self._inside = {key for attention in self._attentions for key in attention.inside}
 
     def terms(self) -> Iterator[dict[str, float]]:
         for key, node in self._nodes.items():
@@ -141,7 +143,7 @@ class _Pricing:
             for key, node in self._nodes.items()
         }
         casts = {key: tuple(self._casts(node)) for key, node in self._nodes.items() if self._weighted(node)}
-        return Prices(base, own, tuple(attention for attention, _ in found), casts)
+        return Prices(base, own, tuple(found), casts)
 
     def _base_us(self, key: str, node: NodeProto) -> float:
         return base_us(node, self._shapes, self._constants, attention=key in self._products)
@@ -187,10 +189,7 @@ class _Pricing:
                     if scores is not None:
                         yield node, scores, between
 
-    def _attention(
-        self, values: NodeProto, scores: NodeProto, between: list[NodeProto]
-    ) -> tuple[Attention, set[str]]:
-        """The attention, and the keys between its products, which belong to its kernel."""
+    def _attention(self, values: NodeProto, scores: NodeProto, between: list[NodeProto]) -> Attention:
         scaling = frozenset({"Mul", "Div", "Add"}) | VIEWS
         fed = [n for t in (*scores.input, values.input[1]) for n in self._walk(t, scaling)]
         breaking = [values, scores]
@@ -200,7 +199,7 @@ class _Pricing:
         self._products |= {self._key(values), self._key(scores)}
         count = sum(products(node, self._shapes)[1] for node in (values, scores))
         keys = frozenset(map(self._key, breaking))
-        return Attention(keys, self._broken_us(count)), {self._key(n) for n in between}
+        return Attention(keys, frozenset(map(self._key, between)), self._broken_us(count))
 
     def _broken_us(self, count: float) -> float:
         """What an attention of so many multiply-adds takes longer when it is broken up."""

@@ -26,19 +26,12 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto
 
 from rewriter.edits import attribute
-from rewriter.epilogues import ELEMENTWISE, PRODUCTS, SCALING
+from rewriter.epilogues import ELEMENTWISE, PRODUCTS, SCALING, takes_sums
 from rewriter.facts import Facts
 from rewriter.model import Model, walk_graphs
 
 Names = AbstractSet[tuple[int, str]]
 """Tensors, each as the index of its scope and its name."""
-
-
-_REDUCING = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
-    "InstanceNormalization Softmax LogSoftmax".split()
-)
-"""With Reduce*, the operators whose kernels take what is elementwise before them."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +149,7 @@ class _Graph:
                 continue
             elif node.op_type in ELEMENTWISE | {"Split"} or self._keeps_fp32(node):
                 last.update((name, needed) for name in node.output)
-            elif node.op_type in _REDUCING or node.op_type.startswith("Reduce"):
+            elif takes_sums(node):
                 taken.add(needed[1])
         return taken
 

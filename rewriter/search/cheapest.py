@@ -58,7 +58,7 @@ def cheapest(trials: Trials, goal: Goal) -> Found:
     before = trials.value(rules)
     if goal.meets(before):
         return _found(trials, goal, _cheaper(trials, goal, rules), before, None)
-    ranked = trials.ranking()
+    ranked = trials.all_candidates()
     needed = _bisect(ranked, trials, goal)
     if needed is None:
         best = trials.value(added(ranked))

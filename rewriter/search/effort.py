@@ -20,8 +20,11 @@ FULL = 4e10
 """Multiply-adds of one evaluation that are worth its time: some 10 s of one core, which emulates 4e9 (a ViT)
 to 1.5e10 (Whisper's encoder) a second."""
 
-MOST, FEWEST = 12, 5
-"""Plans that a budget's search evaluates, of small models and of large ones."""
+MOST, FEWER, FEWEST = 12, 5, 3
+"""Plans that a budget's search evaluates: of small models, of large ones, and beyond `HUGE`."""
+
+HUGE = 4 * FULL
+"""Multiply-adds of one evaluation, each counted `FP16_SUMS` times, from which on plans are `FEWEST`."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Effort:
 
     Attributes:
         samples: How many.
+        accumulation: Type of the sums; of a budget's search those of the ranking alone.
         most: Plans that are evaluated for a budget.
         told: What is less than was asked for; "" if nothing is.
     """
@@ -45,26 +49,40 @@ class Effort:
         return replace(problem, samples=samples, expected=expected, accumulation=self.accumulation)
 
 
-def affordable(model: Model, facts: Facts, given: int, asked: Accumulation) -> Effort:
-    """Give up samples first, all but one, then FP16 sums for samples, then plans.
+def for_tolerance(model: Model, facts: Facts, given: int, asked: Accumulation) -> Effort:
+    """Give up samples first, all but one, then FP16 sums for samples: there are many plans to evaluate.
 
     Args:
         given: How many samples there are.
         asked: How sums are to be emulated.
     """
-    shapes = {name: found.shape for name, found in facts.main.items()}
-    count = sum(products(node, shapes)[1] for node in model.proto.graph.node if node.output)
+    count = _multiply_adds(model, facts)
     slow = asked == "fp16" and FP16_SUMS * count <= FULL
     one = FP16_SUMS * count if slow else count
-    samples = max(1, min(given, int(FULL // one))) if one else given
-    sums: Accumulation = asked if slow else "fp32"
-    most = MOST if one <= FULL else FEWEST
-    told = []
-    if samples < given:
-        told.append(f"{samples} of {given} samples")
-    if sums != asked:
-        told.append("FP32 sums")
-    if most < MOST:
-        told.append(f"{most} plans")
-    words = f"the search emulated with {', '.join(told)}: the model is large" if told else ""
-    return Effort(samples, sums, most, words)
+    samples, sums = _affordable(given, one), asked if slow else "fp32"
+    return Effort(samples, sums, MOST, _told(samples, given, "" if sums == asked else "FP32 sums"))
+
+
+def for_budget(model: Model, facts: Facts, given: int) -> Effort:
+    """Give up samples first, then FP16 sums in the ranking, then plans; plans are judged with FP16 sums."""
+    one = FP16_SUMS * _multiply_adds(model, facts)
+    samples, small = _affordable(given, one), one <= FULL
+    most = MOST if small else FEWER if one <= HUGE else FEWEST
+    less = "" if small else f"a ranking with FP32 sums, {most} plans"
+    return Effort(samples, "fp16" if small else "fp32", most, _told(samples, given, less))
+
+
+def _multiply_adds(model: Model, facts: Facts) -> float:
+    shapes = {name: found.shape for name, found in facts.main.items()}
+    return sum(products(node, shapes)[1] for node in model.proto.graph.node if node.output)
+
+
+def _affordable(given: int, one: float) -> int:
+    """Samples, of `one` multiply-adds each, that are worth the time; one at least."""
+    return max(1, min(given, int(FULL // one))) if one else given
+
+
+def _told(samples: int, given: int, less: str) -> str:
+    words = [f"{samples} of {given} samples"] if samples < given else []
+    words += [less] if less else []
+    return f"the search emulated with {', '.join(words)}: the model is large" if words else ""

@@ -15,7 +15,7 @@ def frontier(trials: Trials, metric: str) -> Frontier:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    ranked, size = trials.ranking(), 1
+    ranked, size = trials.all_candidates(), 1
     trials.value(Choice())
     while size < 2 * len(ranked):
         trials.value(added(ranked[:size]))

@@ -99,6 +99,7 @@ class Found:
         cost_us: Extra time of `plan` over that of the rules' plan; `base_us` is that one's time.
         origin: Where the times come from, e.g. "recorded on an H200, not measured here".
         tried: All plans that were built and run; empty for a search by emulation.
+        refused: The metric of the best plan that was evaluated, if it is too little better than the rules'.
     """
 
     plan: Plan
@@ -112,6 +113,7 @@ class Found:
     goal: Aim
     origin: str
     tried: tuple[TriedPlan, ...] = ()
+    refused: float | None = None
 
     @property
     def summary(self) -> str:
@@ -122,6 +124,11 @@ class Found:
         if isinstance(self.goal, Goal) and not self.met:
             told = f"{self.goal} cannot be met: {self._why_not(self.goal)}; {self._effort}"
             return f"{told}; {cost}" if self.tried else told
+        if self.refused is not None:
+            kept = (
+                f"the rules' plan is kept: {self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
+            )
+            return f"{self.goal}: {kept}; {self._effort}"
         name = " is met: " if isinstance(self.goal, Goal) else f": {self.goal.metric} "
         return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {self._effort}; {cost}"
 

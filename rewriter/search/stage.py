@@ -20,7 +20,7 @@ from rewriter.model import Array, Model
 from rewriter.plan import Plan
 from rewriter.result import Check, Frontier, FrontierPoint, Searched
 from rewriter.search.cheapest import cheapest
-from rewriter.search.effort import affordable
+from rewriter.search.effort import for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.evaluate import Problem
 from rewriter.search.frontier import frontier, of_points
@@ -88,13 +88,19 @@ def answer(
         EngineError: the engine's library is not installed.
     """
     start = time.monotonic()
-    effort = affordable(structured, facts, min(len(samples), EMULATED_SAMPLES), order.accumulation)
+    given, budget = min(len(samples), EMULATED_SAMPLES), isinstance(order.aim, Budget)
+    if budget:
+        effort = for_budget(structured, facts, given)
+    else:
+        effort = for_tolerance(structured, facts, given, order.accumulation)
     count = effort.samples if order.engine is None else RUN_SAMPLES
     compared: Sequence[Mapping[str, Array]] = list(islice(samples, count))
     exact = checks.expected_outputs(original, compared).exact
     problem = Problem(structured, facts, compared, exact, order.accumulation, order.target)
     reason = f"added by the search for {order.aim or order.metric}"
-    trials = Trials(effort.of(problem), plan, named(order.metric), reason)
+    ranked = effort.of(problem)
+    judged = replace(ranked, accumulation="fp16") if budget else ranked
+    trials = Trials(judged, plan, named(order.metric), reason, ranked)
     if order.engine is None:
         made = _emulated(trials, plan, order, effort.most)
     else:

@@ -12,6 +12,7 @@ from rewriter.planner import extend_plan, in_bf16, node_key
 from rewriter.prices import Prices
 from rewriter.search.choice import Choice
 from rewriter.search.evaluate import Emulator, Problem
+from rewriter.search.undoing import in_attention, taking_sums
 
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
@@ -27,6 +28,7 @@ class Trials:
     Attributes:
         plan: The rules' one.
         reason: Why a node is in FP32 that the search put there.
+        ranker: The problem with the sums that the ranking has; None: those of `problem`.
         count: How many whole models were evaluated.
     """
 
@@ -34,6 +36,7 @@ class Trials:
     plan: Plan
     metric: Metric
     reason: str
+    ranker: Problem | None = None
     count: int = 0
     _plans: dict[Choice, Plan] = field(default_factory=dict)
     _values: dict[Types, float] = field(default_factory=dict)
@@ -76,6 +79,11 @@ class Trials:
                 known.setdefault(key, choice)
         return list(known.values())
 
+    @property
+    def ranks_fp16_sums(self) -> bool:
+        """Whether the ranking knows what FP16 sums do."""
+        return (self.ranker or self.problem).accumulation == "fp16"
+
     def weights_alone(self) -> float:
         """The metric if only the weights of MatMul, Conv and their like are rounded."""
         self.count += 1
@@ -84,13 +92,25 @@ class Trials:
         return self.judge.weights_alone(self.plan_of(Choice(others)))
 
     def ranking(self) -> list[str]:
-        """Keys of the nodes that add an error and are not kept yet, best first."""
+        """Keys of the nodes that add an error and are not kept yet, best first, for a judge that measures."""
         if self._errors is None:
             self.count += 1
-            self._errors = self.problem.errors(self.plan)
+            self._errors = (self.ranker or self.problem).errors(self.plan)
         kept, extra, errors = self.plan.fp32 | self.plan.bf16, self.prices.extra, self._added(self._errors)
         open_keys = [key for key in errors if key in extra and key not in kept]
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
+
+    def candidates(self, *, norms: bool = False) -> list[str]:
+        """The ranking without nodes that make an engine worse in FP32; `norms`: with those norms that may."""
+        barred = in_attention(self.problem, self.plan)
+        barred |= frozenset() if norms else taking_sums(self.problem, self.plan)
+        return [key for key in self.ranking() if key not in barred]
+
+    def all_candidates(self) -> list[str]:
+        """The candidates, and behind them, as a last resort, the other nodes of the ranking."""
+        first = self.candidates()
+        known = set(first)
+        return [*first, *(key for key in self.ranking() if key not in known)]
 
     def _added(self, found: Divergence) -> dict[str, float]:
         """The error that each node adds; one that makes no floats, as Greater, has that of what it reads."""

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 from rewriter.search.choice import Choice, added
 from rewriter.search.effort import MOST
 from rewriter.search.goal import Budget, Found
 from rewriter.search.trials import Trials
 
+LEAST_GAIN = 0.1
+"""Share of the rules' error that a plan must save to be worth its latency: less is within what emulated and
+measured errors differ by (benchmarks/side_by_side.md)."""
+
 
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     """As many of the best-ranked nodes in FP32 as the budget allows, or fewer where that is more accurate.
 
-    The longest row of the ranking within the budget is found by bisection of the latency; then nodes
+    The longest row of the candidates within the budget is found by bisection of the latency; then nodes
     further down that still fit are added. This plan, and those with a half, a quarter, ... of its nodes,
-    are evaluated, `most` plans in all with the rules' one.
+    are evaluated, `most` plans in all with the rules' one. Norms that take an epilogue's sums are candidates
+    in a second row, where the ranking has FP16 sums.
+
+    The rules' plan is kept if none is better by `LEAST_GAIN`.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
@@ -23,17 +31,35 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     rules = Choice()
     before, base = trials.value(rules), trials.latency_us(rules)
     limit = base * (1.0 + budget.share)
-    ranked = trials.ranking()
-    longest = _longest(trials, ranked, limit)
-    choices = [added(_filled(trials, ranked, longest, limit))]
-    while longest:
-        choices.append(added(ranked[:longest]))
-        longest //= 2
+    rows = [trials.candidates()]
+    if trials.ranks_fp16_sums and (other := trials.candidates(norms=True)) != rows[0]:
+        rows.append(other)
+    turns = zip_longest(*(_shorter(trials, row, limit) for row in rows))
+    choices = [choice for turn in turns for choice in turn if choice is not None]
     within = [choice for choice in choices if trials.latency_us(choice) <= limit]
     best = min([rules, *within[: most - 1]], key=lambda c: (_error(trials, c), trials.latency_us(c)))
+    refused = None
+    if best != rules and not _gains(trials, best):
+        best, refused = rules, trials.value(best)
     cost, value = trials.latency_us(best) - base, trials.value(best)
     origin, plan = trials.judge.origin, trials.plan_of(best)
-    return Found(plan, True, value, before, None, trials.count, cost, base, budget, origin)
+    return Found(plan, True, value, before, None, trials.count, cost, base, budget, origin, refused=refused)
+
+
+def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Choice]:
+    """The row that fills the budget, the longest without gaps, and a half, a quarter, ... of it."""
+    longest = _longest(trials, ranked, limit_us)
+    yield added(_filled(trials, ranked, longest, limit_us))
+    while longest:
+        yield added(ranked[:longest])
+        longest //= 2
+
+
+def _gains(trials: Trials, choice: Choice) -> bool:
+    """Whether a choice is worth its latency; of a metric that shall be large, whether it is better."""
+    if trials.metric.least:
+        return trials.value(choice) > trials.value(Choice())
+    return trials.value(choice) <= (1.0 - LEAST_GAIN) * trials.value(Choice())
 
 
 def _error(trials: Trials, choice: Choice) -> float:

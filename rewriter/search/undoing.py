@@ -1,0 +1,53 @@
+"""Nodes that make an engine worse in FP32: they undo what the rules have for free, or break a kernel.
+
+Measured on one H200 with TensorRT-RTX 1.6.1: plans of a search by emulation with FP32 sums, which had all
+norms in FP32, and masks and products of attention, erred more than the rules' plan and were slower (a Whisper
+encoder 1.9e-3 in 2385 us, 1.3e-3 in 1602 us before; a ViT with massive activations 1.6e-3 in 1017 us, 1.4e-3
+in 859 us before).
+
+- A norm in FP32 takes the residual sums that it reads into its kernel, and the products before them sum in
+  FP16 again (docs/accuracy.md).
+- Attention with a product, a mask or the scaling of Q and K in FP32 is several kernels.
+
+An emulation with FP32 sums sees only the roundings that FP32 saves there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rewriter.epilogues import ELEMENTWISE, RULE, takes_sums
+from rewriter.hazards.survey import Settings, Survey
+from rewriter.plan import Plan
+from rewriter.planner import LOW_TYPES, node_key, surveys
+from rewriter.search.evaluate import Problem
+
+
+def taking_sums(problem: Problem, plan: Plan) -> frozenset[str]:
+    """Keys of the norms and reductions that what is elementwise leads to from an epilogue of `plan`.
+
+    With FP16 sums an emulation shows what they undo.
+    """
+    settings = Settings(LOW_TYPES[plan.precision], plan.io)
+    survey = next(iter(surveys(problem.model, problem.facts, {}, settings)))
+    epilogues = frozenset(d.key for d in plan.decisions if d.rule == RULE)
+    return frozenset(_taking(survey, epilogues)) - plan.fp32 - plan.bf16
+
+
+def in_attention(problem: Problem, plan: Plan) -> frozenset[str]:
+    """Keys of the nodes of attention that are not in FP32 by the rules: in it, they make it several kernels.
+
+    What that costs was up to nine times its estimate: only a measurement on an engine can tell it.
+    """
+    broken = (one for one in problem.prices.attentions if one.us > 0.0)  # else the target fuses any types
+    return frozenset().union(*(one.nodes | one.inside for one in broken)) - plan.fp32 - plan.bf16
+
+
+def _taking(survey: Survey, epilogues: frozenset[str]) -> Iterator[str]:
+    reached: set[str] = set()
+    for node in survey.nodes:
+        key, fed = node_key(survey.scope, node), any(survey.source(t) in reached for t in node.input if t)
+        if fed and takes_sums(node):
+            yield key
+        elif key in epilogues or (fed and (node.op_type in ELEMENTWISE or node.op_type == "Split")):
+            reached.update(node.output)
