@@ -2,9 +2,10 @@
 
     python benchmarks/latency_estimate.py FOLDER [--work WORK] [--json FILE]
 
-FOLDER holds NAME.onnx of the models of side_by_side.json, whose latencies of `fp32` and `fix` are the measured side.
-WORK is that benchmark's folder: what its plans (WORK/NAME/VARIANT.plan) are estimated to cost over that of `fix` is
-compared, too. Needs no GPU. `left_out` are estimates by a fit on the other networks.
+FOLDER holds NAME.onnx of the models of side_by_side.json, whose latencies of `fp32` and `fix` are the measured side;
+what it has not, FILE keeps from earlier runs. WORK is that benchmark's folder: what its plans (WORK/NAME/VARIANT.plan)
+are estimated to cost over that of `fix` is compared, too. Needs no GPU. `left_out` are estimates by a fit on the other
+networks.
 """
 
 from __future__ import annotations
@@ -25,33 +26,55 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rewriter
 from rewriter import facts, plan_file
+from rewriter.base import Target
 from rewriter.costs import LOW_US, MORE_US
+from rewriter.model import Model, load
+from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
+from rewriter.presets import DEFAULT_OPSETS, DEFAULT_PRESET, PRESETS
 from rewriter.prices import Prices, all_terms
 
 ENGINES = Path(__file__).with_name("side_by_side.json")
+TARGET = Target.parse("tensorrt-rtx")
+LOWERING = frozenset({"rescale", "compensate-rounding", "mixed-precision"})
 FITTED = tuple(name for name in LOW_US if name != "attention")
 Floats = NDArray[np.float64]
 
 
-def measured() -> dict[str, dict[str, float]]:
-    """Latency by model and variant."""
+def measured(earlier: Path | None) -> dict[str, dict[str, float]]:
+    """Latency by model and variant; of models without one, that of `earlier` results of this file."""
     found: dict[str, dict[str, float]] = {}
     for row in json.loads(ENGINES.read_text())["rows"]:
         if row.get("engine", {}).get("latency_us"):
             found.setdefault(row["model"], {})[row["variant"]] = row["engine"]["latency_us"]
+    if earlier is not None and earlier.exists():
+        for row in json.loads(earlier.read_text())["rows"]:
+            found.setdefault(row["model"], {"fix": row["fp16_us"], "fp32": row["fp32_us"]})
     return found
 
 
-def rows(folder: Path, work: Path | None) -> Iterator[tuple[dict[str, Any], Counter[str]]]:
+def structured(path: Path) -> Model:
+    """The model as plans are about it, but for exponents of `rescale`, which move no node."""
+    names = (
+        step for step in PRESETS[DEFAULT_PRESET].pipeline.split(",") if step.split("{")[0] not in LOWERING
+    )
+    opset = needed_opset(load(path), DEFAULT_OPSETS["fp16"], TARGET)
+    return rewriter.fix(
+        path, passes=",".join(names), precision="fp32", opset=opset, target=str(TARGET), verify=False
+    ).model
+
+
+def rows(
+    folder: Path, work: Path | None, earlier: Path | None
+) -> Iterator[tuple[dict[str, Any], Counter[str]]]:
     """Each model's estimates beside what was measured, and what its time grows with."""
-    for name, times in measured().items():
+    for name, times in measured(earlier).items():
         path = folder / f"{name}.onnx"
         if not path.exists() or not {"fp32", "fix"} <= times.keys():
             continue
-        model = rewriter.fix(path, preset="structure-only", verify=False).model
+        model = structured(path)
         known = facts.infer(model)
-        prices, total = Prices.of(model, known), Counter[str]()
+        prices, total = Prices.of(model, known, TARGET), Counter[str]()
         for terms in all_terms(model, known):
             total.update(terms)
         low = prices.total_us(Plan("fp16"))
@@ -87,23 +110,22 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found, table = map(list, zip(*rows(arguments.folder, arguments.work), strict=True))
+    found, table = map(list, zip(*rows(arguments.folder, arguments.work, arguments.json), strict=True))
     low, high = (np.asarray([row[key] for row in found]) for key in ("fp16_us", "fp32_us"))
     of = np.asarray([[terms[name] for name in FITTED] for terms in table], np.float64)
     rest = low - np.asarray([LOW_US["attention"] * terms["attention"] for terms in table])
+    extras = (*MORE_US, "ragged", "attention")
+    more = np.asarray([[terms[name] for name in extras] for terms in table], np.float64)
     for index, row in enumerate(found):
         others = np.arange(len(found)) != index
         guess = of[index] @ fitted(of[others], rest[others], low[others]) + low[index] - rest[index]
         row["fp16_ratio_left_out"] = round(float(guess / low[index]), 2)
+        guess = low[index] + more[index] @ fitted(more[others], (high - low)[others], high[others])
+        row["fp32_ratio_left_out"] = round(float(guess / high[index]), 2)
         print(row)
-    more = np.asarray(
-        [[terms[name] for name in (*MORE_US, "ragged", "attention")] for terms in table], np.float64
-    )
     fit = {
         "fp16_us": dict(zip(FITTED, fitted(of, rest, low).tolist(), strict=True)),
-        "fp32_extra_us": dict(
-            zip((*MORE_US, "ragged", "attention"), fitted(more, high - low, high).tolist(), strict=True)
-        ),
+        "fp32_extra_us": dict(zip(extras, fitted(more, high - low, high).tolist(), strict=True)),
     }
     print(fit)
     if arguments.json:

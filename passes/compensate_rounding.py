@@ -12,7 +12,7 @@ from rewriter.edits import GraphEditor, open_graphs
 from rewriter.emulation import reference
 from rewriter.model import Array, Model
 from rewriter.plan import Plan
-from rewriter.planner import LOW_TYPES, node_key
+from rewriter.planner import LOW_TYPES, SEARCHED, node_key
 from rewriter.rounding import Grid, Layer, Left, Rounded, compensate, layers
 from rewriter.rounding.compensate import Data
 
@@ -30,7 +30,8 @@ class CompensateRounding(ModelPass):
 
     It needs samples, as `fix --inputs` has them. Some rows are held out: a weight that errs no less on
     those than when it is rounded to nearest is rounded so. Weights of nodes that the plan keeps in another
-    type, those beyond the range of the type, and those inside If, Loop and Scan are left alone.
+    type, those beyond the range of the type, and those inside If, Loop and Scan are left alone; but not those
+    of nodes that a search put in FP32: such products are TF32, which rounds weights to as many bits.
 
     Options:
         rows: How many rows of a layer's input are looked at, those held out included.
@@ -57,7 +58,7 @@ class CompensateRounding(ModelPass):
         plan = context.plan or Plan("fp16")
         known = facts.infer(model)
         graph, *inner = open_graphs(model, known, tag=self.name)
-        kept = plan.fp32 | plan.bf16
+        kept = {d.key for d in plan.decisions if d.rule != SEARCHED}
         found = list(layers(graph, {id(node) for node in graph.nodes if node_key(0, node) in kept}))
         chosen = [layer for layer in found if isinstance(layer, Layer)]
         if not found and not any(map(_has_weights, inner)):

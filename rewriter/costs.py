@@ -1,12 +1,12 @@
 """What a node costs in FP16, and what more in FP32, without a GPU: recorded times, scaled by the node's size.
 
-Source: one H200, TensorRT-RTX 1.6.1, strongly typed, batch 1, medians: the 14 networks of
-benchmarks/side_by_side.json as naive FP16 or `fix` made them, and in FP32 (TF32). The constants are the
-non-negative least squares fit of the relative error; benchmarks/latency_estimate.py makes it again and says
-how good it is. Another GPU or release gives other figures. What they say of such networks:
+Source: one H200, TensorRT-RTX 1.6.1, strongly typed, batch 1, medians: 14 networks as `fix` made them, and in
+FP32 (TF32). The constants are the non-negative least squares fit of the relative error;
+benchmarks/latency_estimate.py makes it again and says how good it is. Another GPU or release gives other
+figures. What they say of such networks:
 
 - A small kernel costs a fixed time. What follows a product elementwise is fused into its kernel.
-- A Conv on few pixels takes as long as its sum is deep: nothing else runs in parallel.
+- A product whose result is a few tiles takes as long as its sum is deep: nothing else runs in parallel.
 - A MatMul with FP32 weights (TF32) takes 3 to 7 times as long. (One whose FP16 operands are cast in the
   graph took 4 to 10 % longer: it sums in FP32. A plan's FP32 nodes have FP32 weights.)
 - Attention is one kernel as long as its products are FP16; else it becomes several. See `prices`.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from math import prod
+from math import ceil, prod
 
 from onnx import NodeProto
 
@@ -26,22 +26,20 @@ from rewriter.hazards.survey import VIEWS
 ORIGIN = "recorded on an H200, not measured here"
 
 LOW_US: Mapping[str, float] = {
-    "kernel": 3.09,
-    "norm": 9.05,
-    "products": 4.14e-9,
-    "depth": 4.04e-3,
-    "ragged": 10.7,
-    "moved": 2.91e-7,
+    "kernel": 2.98,
+    "norm": 6.34,
+    "waves": 3.57e-3,
+    "moved": 5.91e-7,
     "attention": 1.08e-8,
 }
 """Microseconds in FP16 for each unit of `terms`. `attention` is not fitted: 139 us for both products of
 8 x 12 x 1024 x 1024 x 64."""
 
 MORE_US: Mapping[str, float] = {
-    "matmul": 2.79,
-    "products": 1.81e-8,
-    "conv-products": 4.36e-9,
-    "depth": 3.89e-3,
+    "matmul": 3.73,
+    "products": 1.85e-8,
+    "conv-products": 3.84e-9,
+    "depth": 3.94e-3,
 }
 """Microseconds more in FP32. Attention, Casts and what is bound by memory are `prices`' matter."""
 
@@ -54,6 +52,10 @@ BYTES_PER_US = 4.8e6
 
 ALIGNED = 8
 """Rows of an FP16 matrix that Tensor Cores take at once; attention over another number is ragged."""
+
+TILE, PROCESSORS = 128, 132
+"""Rows and columns of a result that one multiprocessor computes at a time, as large FP16 kernels have it, and
+the multiprocessors of an H200 (NVIDIA's data sheet): what is more than one tile each comes in waves."""
 
 NORMS = frozenset(
     "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
@@ -79,7 +81,8 @@ def terms(
 
     Returns:
         `kernel`: matrix operators, of which `matmul`; their multiply-adds as `products` or
-        `conv-products`; `depth`: length of a Conv's sums; `attention`: an attention's multiply-adds, and
+        `conv-products`; `depth`: length of a Conv's sums; `waves`: length of the sums, times how often all
+        multiprocessors are busy with tiles of the result; `attention`: an attention's multiply-adds, and
         `ragged` half an attention of unaligned rows; `norm`: such kernels; `moved`:
         elements at the border of others.
     """
@@ -88,10 +91,13 @@ def terms(
         rows = _sizes(shapes.get(node.input[0]))
         return {"attention": count, "ragged": 0.5 * bool(len(rows) > 1 and rows[-2] % ALIGNED)}
     if kind == "MatMul":
-        return {"kernel": 1.0, "matmul": 1.0, "products": count}
+        depth = (_sizes(shapes.get(node.input[0])) or (TYPICAL,))[-1]
+        waves = _waves(node, shapes, channels=-1) * depth
+        return {"kernel": 1.0, "matmul": 1.0, "products": count, "waves": waves}
     if kind == "Conv":
         depth = prod(_sizes(shapes.get(node.input[1]))[1:]) if count else 0
-        return {"kernel": 1.0, "conv-products": count, "depth": float(depth)}
+        waves = _waves(node, shapes, channels=1) * depth
+        return {"kernel": 1.0, "conv-products": count, "depth": float(depth), "waves": waves}
     if node.op_type in VIEWS:
         return {}
     return {"norm": float(node.op_type in NORMS), "moved": float(moved_elements(node, shapes, constants))}
@@ -133,6 +139,16 @@ def products(node: NodeProto, shapes: Shapes) -> tuple[str, float]:
         depthwise = len(kernel) > 1 and kernel[1] == 1
         return "Conv", 0.0 if depthwise else float(elements(node.output[0], shapes) * prod(kernel[1:]))
     return "", 0.0
+
+
+def _waves(node: NodeProto, shapes: Shapes, *, channels: int) -> float:
+    """Tiles of a product's result for each multiprocessor, one at least; `channels`: the axis of columns."""
+    sizes = _sizes(shapes.get(node.output[0]))
+    if len(sizes) < 2:
+        return 1.0
+    columns = sizes[channels]
+    rows = prod(sizes) // max(1, columns)
+    return max(1.0, ceil(rows / TILE) * ceil(columns / TILE) / PROCESSORS)
 
 
 def moved_elements(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> int:

@@ -28,6 +28,9 @@ LOW_TYPES: dict[Precision, int] = {
     "bf16": TensorProto.BFLOAT16,
 }
 
+SEARCHED = "tolerance"
+"""Rule of a node that a search keeps in FP32."""
+
 BETWEEN = "between-islands"
 """Rule of a node that is in FP32 for its neighbours' sake alone."""
 
@@ -116,7 +119,7 @@ def extend_plan(
             if old is not None:
                 found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
             elif key in extra:
-                found[id(node)] = Hazard(node, "tolerance", extra[key])
+                found[id(node)] = Hazard(node, SEARCHED, extra[key])
         _keep_adjacent(survey, found)
         _absorb(survey, found)
         decisions += [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]

@@ -124,8 +124,9 @@ _ALL = (
         },
         "The passes of `trt-fp16`, then a search that keeps in FP32 what lowers the error most for its\n"
         "cost. Errors are emulated with sums as Tensor Cores do them in FP16, and costs are recorded ones;\n"
-        "for large models, which would take too long, with FP32 sums and fewer plans, and the report says\n"
-        "so. With `--search gpu` both are measured. The result is never less accurate than that of\n"
+        "for large models, which would take too long, nodes are ranked with FP32 sums and fewer plans are\n"
+        "tried, and the report says so. With `--search gpu` both are measured. Where no plan errs at least\n"
+        "10 % less, that of `trt-fp16` is kept, so that the result is never less accurate than that of\n"
         "`trt-fp16` by that measure. `--max-latency-cost` sets another budget, `--tolerance` an error in\n"
         "its place.",
     ),

@@ -18,6 +18,7 @@ from rewriter.facts import infer
 from rewriter.model import Array, Model, load
 from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.plan import Decision, Plan
+from rewriter.planner import SEARCHED
 from rewriter.presets import PRESETS
 
 FP16, BF16 = 10, 16
@@ -207,6 +208,15 @@ def test_what_the_plan_keeps_stays() -> None:
     result, report = compensated(source, {"x": related(1, 96, 48)}, plan=kept)
     assert result is source
     assert not report.refusals
+
+
+def test_what_a_search_put_in_fp32_is_rounded_all_the_same() -> None:
+    """Such products are TF32: a plan that is saved and applied again gives the weights that were judged."""
+    source, feeds = weighted(MATMUL, w=(48, 24)), {"x": related(1, 96, 48)}
+    found = Plan("fp16", decisions=(Decision("m", "MatMul", "0:y", SEARCHED, "because"),))
+    apart, together = (compensated(source, feeds, plan=plan)[0] for plan in (found, Plan("fp16")))
+    assert on_grid(weights(apart)["w"])
+    np.testing.assert_array_equal(weights(apart)["w"], weights(together)["w"])
 
 
 def _with(source: Model, change: Callable[[Array], None]) -> Model:

@@ -41,7 +41,7 @@ from rewriter.search import (
     groups,
 )
 from rewriter.search.choice import added
-from rewriter.search.effort import FEWEST, MOST, affordable
+from rewriter.search.effort import FEWER, FEWEST, MOST, for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.rounds import FIRST, SECOND, THIRD
 from rewriter.search.stage import Order, answer
@@ -333,18 +333,40 @@ def test_the_command_prints_and_reports_what_was_tried(
 @pytest.mark.parametrize(
     ("width", "accumulation", "left"),
     [
-        pytest.param(64, "fp16", (4, "fp16", MOST), id="a small model"),
-        pytest.param(1600, "fp16", (1, "fp16", MOST), id="fewer samples first"),
-        pytest.param(2000, "fp16", (4, "fp32", MOST), id="then FP32 sums"),
-        pytest.param(4000, "fp16", (1, "fp32", FEWEST), id="then fewer plans"),
-        pytest.param(4000, "fp32", (1, "fp32", FEWEST), id="FP32 sums as asked for"),
+        pytest.param(64, "fp16", (4, "fp16"), id="a small model"),
+        pytest.param(1600, "fp16", (1, "fp16"), id="fewer samples first"),
+        pytest.param(2000, "fp16", (4, "fp32"), id="then FP32 sums"),
+        pytest.param(4000, "fp16", (1, "fp32"), id="both"),
+        pytest.param(4000, "fp32", (1, "fp32"), id="FP32 sums as asked for"),
     ],
 )
 def test_large_models_get_less_emulation_and_it_is_told(
-    width: int, accumulation: Accumulation, left: tuple[int, Accumulation, int]
+    width: int, accumulation: Accumulation, left: tuple[int, Accumulation]
 ) -> None:
-    shape = f"float[{width},{width}]"
-    source = graphs.graph(f"g ({shape} x) => ({shape} y) {{ y = MatMul(x, x) }}")
-    effort = affordable(source, facts.infer(source), 4, accumulation)
+    source = square(width)
+    effort = for_tolerance(source, facts.infer(source), 4, accumulation)
+    assert (effort.samples, effort.accumulation) == left
+    assert bool(effort.told) == (left != (4, accumulation))
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    [
+        pytest.param(64, (4, "fp16", MOST), id="a small model"),
+        pytest.param(1600, (1, "fp16", MOST), id="fewer samples first"),
+        pytest.param(2000, (1, "fp32", FEWER), id="then FP32 sums in the ranking and fewer plans"),
+        pytest.param(4000, (1, "fp32", FEWEST), id="then as few as there can be"),
+    ],
+)
+def test_a_budget_gives_up_plans_and_never_fp16_sums_of_what_it_judges(
+    width: int, left: tuple[int, Accumulation, int]
+) -> None:
+    source = square(width)
+    effort = for_budget(source, facts.infer(source), 4)
     assert (effort.samples, effort.accumulation, effort.most) == left
-    assert bool(effort.told) == (left != (4, accumulation, MOST))
+    assert bool(effort.told) == (left != (4, "fp16", MOST))
+
+
+def square(width: int) -> Model:
+    shape = f"float[{width},{width}]"
+    return graphs.graph(f"g ({shape} x) => ({shape} y) {{ y = MatMul(x, x) }}")

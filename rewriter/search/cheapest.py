@@ -23,7 +23,7 @@ from dataclasses import replace
 from onnx import NodeProto
 
 from rewriter.hazards.survey import MATRIX_OPS
-from rewriter.planner import has_bf16, node_key
+from rewriter.planner import SEARCHED, has_bf16, node_key
 from rewriter.search.choice import Choice, added
 from rewriter.search.goal import Found, Goal
 from rewriter.search.trials import Trials
@@ -39,7 +39,7 @@ LEAST_SAVING = 1e-3
 IN_BF16 = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 """What BF16 makes cheaper than FP32; measured on an H200, TensorRT-RTX 1.6.1: a MatMul as fast as in FP16."""
 
-FOR_RANGE = frozenset({"overflow", "partial-sums", "tolerance"})
+FOR_RANGE = frozenset({"overflow", "partial-sums", SEARCHED})
 """Rules whose nodes BF16 repairs as FP32 does: it has FP32's range and accumulates in FP32."""
 
 MOST_PRODUCTS = 0.5

@@ -1,0 +1,116 @@
+"""A search with a budget: what it leaves as it is, and when it keeps the rules' plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import graphs
+
+from rewriter import facts
+from rewriter.base import Target
+from rewriter.checks import run_all
+from rewriter.emulation import reference
+from rewriter.model import Model
+from rewriter.plan import InputsOutputs
+from rewriter.planner import Wish, make_plan
+from rewriter.ranges import measure
+from rewriter.search import Budget, Problem, Trials, most_accurate
+from rewriter.search.effort import MOST
+from rewriter.search.within import LEAST_GAIN
+
+STREAM = """
+    g (float[8,4] x, float[4,4] v) => (float[8,4] y)
+    <float[4,4] w = {0.7,0.1,0,0, 0,0.3,0.9,0, 0.2,0,0.7,0, 0,0.4,0,0.6}, float[4] b = {0.1,0.2,0.3,0.4}> {
+        m = MatMul(x, w)
+        a = Add(m, b)
+        s = Add(a, x)
+        n = LayerNormalization(s, b)
+        t = Transpose<perm = [1, 0]>(s)
+        u = Transpose<perm = [1, 0]>(t)
+        o = LayerNormalization(u, b)
+        p = Add(n, o)
+        y = MatMul(p, v)
+    }"""
+"""A norm that reads a residual sum, and one that reads it behind views."""
+
+ATTENTION = """
+    g (float[2,32,16] q, float[2,32,16] k, float[2,32,16] v, float[2,32,32] mask) => (float[2,32,16] y)
+    <float h = {0.25}> {
+        a = Mul(q, h)
+        t = Transpose<perm = [0, 2, 1]>(k)
+        s = MatMul(a, t)
+        r = Add(s, mask)
+        p = Softmax<axis = -1>(r)
+        u = Neg(v)
+        z = MatMul(p, u)
+        y = Tanh(z)
+    }"""
+
+
+def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "keep") -> Trials:
+    known, samples = facts.infer(source), [graphs.random_feeds(source)]
+    widened = reference(source, known)
+    exact, ranges = run_all(widened, samples), measure(widened, samples, facts.infer(widened))
+    problem = Problem(source, known, samples, exact, "fp16", target or Target())
+    plan = make_plan(source, known, ranges, Wish(io=io, epilogues=True))
+    return Trials(problem, plan, Budget(1.0).measure, "a reason")
+
+
+def test_a_norm_that_takes_a_residual_sum_is_a_candidate_only_when_it_is_asked_for() -> None:
+    trials = trials_of(graphs.graph(STREAM))
+    assert {"0:a", "0:s"} <= trials.plan.fp32
+    assert "0:n" not in trials.candidates() and "0:o" in trials.candidates()
+    assert {"0:n", "0:o"} <= set(trials.candidates(norms=True))
+
+
+def test_norms_are_tried_only_where_the_ranking_has_fp16_sums() -> None:
+    fine, coarse = trials_of(graphs.graph(STREAM)), trials_of(graphs.graph(STREAM))
+    coarse.ranker = replace(coarse.problem, accumulation="fp32")
+    for one, tried in ((fine, True), (coarse, False)):
+        most_accurate(one, Budget(10.0), MOST)
+        assert any("0:n" in choice.added for choice in one.tried()) == tried
+
+
+def test_attention_stays_as_the_rules_have_it() -> None:
+    trials = trials_of(graphs.graph(ATTENTION))
+    assert trials.plan.fp32 == {"0:p"}
+    assert set(trials.candidates(norms=True)) <= {"0:t", "0:u", "0:y"}
+    assert set(trials.all_candidates()) == set(trials.ranking()) > {"0:s", "0:r", "0:z"}
+    first = trials.candidates()
+    assert trials.all_candidates()[: len(first)] == first, "the others as a last resort"
+
+
+def test_attention_is_open_where_the_target_fuses_it_in_any_type() -> None:
+    found = trials_of(graphs.graph(ATTENTION), replace(Target(), answers={"attention-islands": "any"}))
+    assert {"0:s", "0:r", "0:z"} <= set(found.candidates())
+
+
+LOSSY = """
+    g (float[256] x) => (float[256] y) <float big = {64.0}> {
+        p = Sin(x)
+        a = Add(p, big)
+        s = Sub(a, big)
+        y = Tanh(s)
+    }"""
+"""What is added to 64 is lost in FP16, and all else rounds harmlessly."""
+
+
+def test_a_plan_is_taken_where_it_is_clearly_better() -> None:
+    found = most_accurate(trials_of(graphs.graph(LOSSY)), Budget(10.0))
+    assert {"0:a", "0:s"} <= found.plan.fp32 and found.refused is None
+    assert found.value <= (1.0 - LEAST_GAIN) * found.before
+
+
+LITTLE = """
+    g (float[4096] x) => (float[4096] y) <float k = {0.1}> {
+        a = Mul(x, k)
+        y = Add(a, x)
+    }"""
+
+
+def test_the_rules_plan_is_kept_where_little_is_gained() -> None:
+    """Input and output are FP16, and rounded whatever is between them: that is most of the error."""
+    found = most_accurate(trials_of(graphs.graph(LITTLE), io="fp16"), Budget(10.0))
+    assert found.refused is not None and 0.9 * found.before < found.refused < found.before
+    assert not found.plan.fp32 and found.value == found.before and found.cost_us == 0.0
+    assert "the rules' plan is kept" in found.summary
