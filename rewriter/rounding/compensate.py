@@ -11,7 +11,6 @@ from math import prod
 import numpy as np
 
 from rewriter.engines.ort_errors import NoKernelError
-from rewriter.facts import TensorFacts, infer
 from rewriter.model import Array, Model
 from rewriter.ranges.binades import leading_to
 from rewriter.rounding.blas import one_thread
@@ -20,6 +19,7 @@ from rewriter.rounding.grid import Grid
 from rewriter.rounding.layers import Layer, Left, Source, by_sources
 from rewriter.rounding.nearest_plane import round_together
 from rewriter.rounding.rows import OPSET, Rows, read_rows
+from rewriter.rounding.shapes import Shapes, inferred_shapes
 
 HELD_BYTES = 2**27
 """Rows that are held at once: 128 MiB. Layers that have more together take several runs."""
@@ -91,26 +91,16 @@ class Data:
 
     def most(self, source: Source) -> int:
         """How many rows a sample gives, as the first one's shapes tell."""
-        shape = self.facts.get(source.tensor)
-        sizes = [size for size in (shape.shape if shape else None) or () if isinstance(size, int)]
-        if shape is None or shape.shape is None or len(sizes) != len(shape.shape):
+        shape = self.shapes.get(source.tensor)
+        if shape is None:
             return self.each(source)
         taps = prod(source.window.kernel) if source.window else 1
-        return min(self.each(source), prod(sizes) * taps // source.width)
+        return min(self.each(source), prod(shape) * taps // source.width)
 
     @cached_property
-    def facts(self) -> Mapping[str, TensorFacts]:
-        """What is known of the main graph's tensors for the first sample."""
-        model = self.model.copy()
-        del model.proto.graph.value_info[:]  # what is named there would stay a name
-        sample = next(iter(self.samples))
-        for value in model.proto.graph.input:
-            if value.name in sample:
-                for dim, size in zip(
-                    value.type.tensor_type.shape.dim, sample[value.name].shape, strict=False
-                ):
-                    dim.dim_value = size
-        return infer(model).main
+    def shapes(self) -> Shapes:
+        """Of the main graph's tensors for the first sample."""
+        return inferred_shapes(self.model, next(iter(self.samples)))
 
     def rows(self, sources: Sequence[Source]) -> dict[Source, Rows]:
         """The rows of those sources that can be computed.
