@@ -192,7 +192,9 @@ def _fitted(
         yield from _left(found, "what it is multiplied by is zero, or not finite, on this data")
         return
     matrices = [layer.matrix(weights[layer.weight]) for layer in found]
-    rounded = round_together(np.concatenate(matrices, axis=2), triangle, grid.nearest)
+    # channel by channel: of a Conv's weight, as it is stored, a channel would be spread over all of it
+    joined = np.ascontiguousarray(np.concatenate(matrices, axis=2))
+    rounded = round_together(joined, triangle, grid.nearest)
     start = 0
     for layer, matrix in zip(found, matrices, strict=True):
         columns = rounded[:, :, start : start + matrix.shape[2]]
