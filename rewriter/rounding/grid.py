@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from rewriter.model import Array
 from rewriter.stored import SHORT_NAMES
@@ -18,6 +18,9 @@ _ROUNDER = np.float32(1.5 * 2.0**13)
 
 _LEAST_ROUNDER = np.float32(0.75)
 """Float32 next to it are 2^-24 apart, as FP16's subnormal numbers are."""
+
+_PART = 2**14
+"""Values that are looked at together: most weights are found not to be on the grid by the first ones."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,17 @@ class Grid:
         """The largest finite number."""
         exponent = 16 if self.dtype == TensorProto.FLOAT16 else 128
         return np.float32(2.0**exponent - 2.0 ** (exponent - 24 + self.dropped))
+
+    @property
+    def stored(self) -> np.dtype[np.generic]:
+        """The type as numpy has it."""
+        return np.dtype(helper.tensor_dtype_to_np_dtype(self.dtype))
+
+    def holds(self, values: Array) -> bool:
+        """Whether all values are of the type."""
+        flat = values.reshape(-1)
+        parts = (flat[i : i + _PART] for i in range(0, flat.size, _PART))
+        return all(np.array_equal(self.nearest(part), part) for part in parts)
 
     def nearest(self, values: Array) -> Array:
         """Float32 values rounded to nearest even, as float32; those beyond the largest number become that."""

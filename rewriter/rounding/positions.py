@@ -46,9 +46,7 @@ def windows(window: Window, sizes: tuple[int, ...], limit: int, offsets: Array) 
     chosen = np.unravel_index(spread(prod(counts), limit, offsets), [max(count, 1) for count in counts])
     steps = np.indices(window.kernel).reshape(axes, -1)
     places = [
-        place[:, np.newaxis] * window.strides[axis]
-        + steps[axis] * window.dilations[axis]
-        - window.pads[axis]
+        place[:, np.newaxis] * window.strides[axis] + steps[axis] * window.dilations[axis] - window.pads[axis]
         for axis, place in enumerate(chosen)
     ]
     indices, outside = np.zeros_like(places[0]), np.zeros(places[0].shape, bool)

@@ -80,7 +80,7 @@ def read_rows(
 def _grouped(array: Array, source: Source, taps: Taps | None) -> Array:
     """What was gathered, as [groups, rows, K]; of a Conv it is [batch, channels, positions, taps]."""
     if source.window is None or taps is None:
-        return array[np.newaxis]
+        return array[np.newaxis].copy()  # or ONNX Runtime's memory stays taken
     batch, channels, places, _ = array.shape
     groups = source.window.groups
     split = array.reshape(batch, groups, channels // groups, places, -1).transpose(1, 0, 3, 2, 4)
