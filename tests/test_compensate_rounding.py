@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from weighted import MATMUL, compensated, error, on_grid, related, smooth, to_nearest, weighted, weights
 
-from rewriter.model import Array, Model
+from rewriter.model import Model
 from rewriter.plan import Plan
 
 CASES = [

@@ -22,14 +22,14 @@ from rewriter.rounding.rows import OPSET, Rows, read_rows
 from rewriter.rounding.shapes import Shapes, inferred_shapes
 
 HELD_BYTES = 2**26
-"""Rows that are held at once: 64 MiB, or half of what the weights take if that is more. Layers that
-have more together take several runs of each sample."""
+"""Rows that are held at once: 64 MiB, or as much as half of the weights or the largest tensor if that is
+more. Layers that have more together take several runs of each sample."""
 
 LEAST_SAMPLES, SAMPLES = 3, 8
 """Samples that give rows: each costs a run, and more would give fewer rows each."""
 
-ROW_BYTES = 2**24
-"""Rows of one source, 16 MiB, but at least `LEAST_ROWS`."""
+ROW_BYTES = 2**23
+"""Rows of one source, 8 MiB, but at least `LEAST_ROWS`."""
 
 ROWS_PER_CHANNEL, LEAST_ROWS = 4, 256
 """Rows that K channels call for: the moments are known to about sqrt(K / rows). With 2048
@@ -116,6 +116,12 @@ class Data:
         """Of the main graph's tensors for the first sample."""
         return inferred_shapes(self.model, next(iter(self.samples)))
 
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest tensor that a run computes: ranges were measured with several such at a time."""
+        stored = {tensor.name for tensor in self.model.proto.graph.initializer}
+        return max((4 * prod(shape) for name, shape in self.shapes.items() if name not in stored), default=0)
+
     def rows(self, sources: Sequence[Source]) -> dict[Source, Rows]:
         """The rows of those sources that can be computed.
 
@@ -162,7 +168,8 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
         yield Left(wanted[0].node, f"rows are read from operator set {OPSET} on (the pass upgrade-opset)")
         return
     together = by_sources(wanted)
-    room = max(HELD_BYTES, sum(value.nbytes for value in weights.values()) // 2)
+    held = sum(value.nbytes for value in weights.values()) // 2
+    room = max(HELD_BYTES, held, data.largest)
     for group in _groups(list(together), data, room):
         rows = data.rows(list(dict.fromkeys(source for sources in group for source in sources)))
         last = {source: sources for sources in group for source in sources}

@@ -9,9 +9,8 @@ import numpy as np
 from rewriter.model import Array
 from rewriter.rounding.nearest_plane import DAMPING, Factor, Ledger, blocks
 
-
 WIDEST = 1024
-"""Channels up to which fewer rows than channels still get the whole factor: with 591 rows of 1536 it took longer."""
+"""Channels up to which fewer rows than channels still get the whole factor: 591 rows of 1536 took longer so."""
 
 
 def factor(rows: Array) -> Factor | None:
@@ -28,7 +27,7 @@ def factor(rows: Array) -> Factor | None:
         mean = np.square(rows).sum(axis=(1, 2)) / channels
     if not (np.isfinite(mean).all() and (mean > np.finfo(np.float32).tiny).all()):
         return None
-    # a weight costs K operations with the whole factor, 4 n with the slim one, and the factors K^3 / 3 and 4 K n^2
+    # operations: K for each weight with the whole factor, 4 n with the slim one; K^3 / 3 and 4 K n^2 to make them
     if groups == 1 and (3 * count < channels or count < channels > WIDEST):
         return Slim.of(rows[0], DAMPING * float(mean[0]))
     return Square.of(rows, DAMPING * mean)
@@ -72,7 +71,7 @@ class _SquareLedger:
 
 @dataclass(frozen=True)
 class Slim:
-    """The factor's blocks in terms of X, for far fewer rows n than channels: 4 K n^2 operations, no K x K matrix.
+    """The factor's blocks in terms of X, for far fewer rows n than channels: 4 K n^2 operations.
 
     With F for the channels before a block B, P = damping (damping + X_F X_F^T)^-1 takes from a residual what
     they can make up. What then is left of H in the block is S = X_B^T P X_B + damping = L L^T, and P of the

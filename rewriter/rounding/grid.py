@@ -14,7 +14,7 @@ _EXPONENT = np.uint32(0x7F800000)
 """The bits of a float32's exponent."""
 
 _ROUNDER = np.float32(1.5 * 2.0**13)
-"""Float32 next to it are 2^-10 apart, as FP16 numbers from 1 to 2 are; the half keeps negative ones there, too."""
+"""Float32 next to it are 2^-10 apart, as FP16 numbers from 1 to 2 are; with the half, below it, too."""
 
 _LEAST_ROUNDER = np.float32(0.75)
 """Float32 next to it are 2^-24 apart, as FP16's subnormal numbers are."""

@@ -19,7 +19,7 @@ class Taps:
     """What the windows of a Conv read at the chosen output positions.
 
     Attributes:
-        indices: Into the flattened spatial axes, int64 [positions, taps]; where a tap is outside, the nearest one.
+        indices: Into the flattened spatial axes, int64 [positions, taps]; outside, the nearest one.
         outside: Whether a tap reads padding, bool [positions, taps].
     """
 
