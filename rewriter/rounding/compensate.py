@@ -118,7 +118,7 @@ class Data:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest tensor that a run computes: ranges were measured with several such at a time."""
+        """Bytes of the largest tensor that a run computes: ranges were measured with several such."""
         stored = {tensor.name for tensor in self.model.proto.graph.initializer}
         return max((4 * prod(shape) for name, shape in self.shapes.items() if name not in stored), default=0)
 

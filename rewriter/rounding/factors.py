@@ -10,7 +10,7 @@ from rewriter.model import Array
 from rewriter.rounding.nearest_plane import DAMPING, Factor, Ledger, blocks
 
 WIDEST = 1024
-"""Channels up to which fewer rows than channels still get the whole factor: 591 rows of 1536 took longer so."""
+"""Channels up to which fewer rows than channels still get the whole factor: 591 rows of 1536 took longer."""
 
 
 def factor(rows: Array) -> Factor | None:
@@ -27,7 +27,7 @@ def factor(rows: Array) -> Factor | None:
         mean = np.square(rows).sum(axis=(1, 2)) / channels
     if not (np.isfinite(mean).all() and (mean > np.finfo(np.float32).tiny).all()):
         return None
-    # operations: K for each weight with the whole factor, 4 n with the slim one; K^3 / 3 and 4 K n^2 to make them
+    # operations for each weight: K with the whole factor, 4 n with the slim one; to make it: K^3 / 3, 4 K n^2
     if groups == 1 and (3 * count < channels or count < channels > WIDEST):
         return Slim.of(rows[0], DAMPING * float(mean[0]))
     return Square.of(rows, DAMPING * mean)

@@ -36,7 +36,8 @@ def spread(total: int, limit: int, offsets: Array) -> Array:
     """At most `limit` of `total` indices, one at random in each of as many equal parts; int64, ascending."""
     count = min(total, limit)
     inside = offsets[:count] * total // FRACTIONS
-    return (np.arange(count) * total + inside) // max(count, 1)
+    found: Array = (np.arange(count) * total + inside) // max(count, 1)
+    return found
 
 
 def windows(window: Window, sizes: tuple[int, ...], limit: int, offsets: Array) -> Taps:

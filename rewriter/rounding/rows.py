@@ -65,9 +65,11 @@ def read_rows(
     tensors = {source.tensor for source in limits}
     with ExitStack() as stack:
         loaded: dict[str, tuple[int, ...]] | None = None
+        session: Session | None = None
+        gathered: Gathered = {}
         for feeds in samples:
             given = {name: np.shape(array) for name, array in feeds.items()}
-            if given != loaded:
+            if session is None or given != loaded:
                 stack.close()
                 probe, gathered = _instrumented(model, limits, shapes(model, tensors, feeds), seed)
                 session, loaded = stack.enter_context(Session(probe)), given
