@@ -1,15 +1,18 @@
 """The recorded costs against measured engines: estimated and measured latency, and the fit made again.
 
-    python benchmarks/latency_estimate.py FOLDER [--json FILE]
+    python benchmarks/latency_estimate.py FOLDER [--work WORK] [--json FILE]
 
-FOLDER as for gpu_cases.py (NAME.onnx, or NAME/NAME.onnx), whose results (gpu_cases.json) are the measured side.
-Needs no GPU. `left_out` are estimates by a fit on the other networks.
+FOLDER holds NAME.onnx of the models of side_by_side.json, whose latencies of `fp32` and `fix` are the measured side.
+WORK is that benchmark's folder: what its plans (WORK/NAME/VARIANT.plan) are estimated to cost over that of `fix` is
+compared, too. Needs no GPU. `left_out` are estimates by a fit on the other networks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,54 +21,61 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-import rewriter
-from rewriter import costs, facts
-from rewriter.model import Model
-from rewriter.plan import Plan
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-ENGINES = Path(__file__).with_name("gpu_cases.json")
+import rewriter
+from rewriter import facts, plan_file
+from rewriter.costs import LOW_US, MORE_US
+from rewriter.plan import Plan
+from rewriter.prices import Prices, all_terms
+
+ENGINES = Path(__file__).with_name("side_by_side.json")
+FITTED = tuple(name for name in LOW_US if name != "attention")
 Floats = NDArray[np.float64]
 
 
-def features(model: Model) -> tuple[float, float, float]:
-    """Matrix operators, their multiply-adds, and the elements that all move."""
-    graph, known = model.proto.graph, facts.infer(model)
-    shapes = {name: found.shape for name, found in known.main.items()}
-    constants = {t.name for t in graph.initializer}
-    constants |= {n.output[0] for n in graph.node if n.op_type == "Constant"}
-    nodes = [n for n in graph.node if n.op_type != "Constant" and n.output[0] in shapes]
-    counted = [costs.products(n, shapes) for n in nodes]
-    moved = sum(costs.moved_elements(n, shapes, constants) for n in nodes if n.op_type not in costs.UNMOVED)
-    return float(sum(bool(kind) for kind, _ in counted)), sum(p for _, p in counted), float(moved)
-
-
-def everything(model: Model, prices: costs.Prices) -> tuple[float, float]:
-    """Estimated latency with all in FP16, and with all in FP32."""
-    low = prices.total_us(Plan("fp16"))
-    return low, low + sum(prices.extra.values())
-
-
-def rows(folder: Path) -> Iterator[tuple[dict[str, Any], tuple[float, float, float]]]:
-    measured: dict[str, dict[str, float]] = {}
+def measured() -> dict[str, dict[str, float]]:
+    """Latency by model and variant."""
+    found: dict[str, dict[str, float]] = {}
     for row in json.loads(ENGINES.read_text())["rows"]:
-        if row["latency_us"]:
-            measured.setdefault(row["model"], {})[row["variant"]] = row["latency_us"]
-    for name, times in measured.items():
-        path = next(
-            (p for p in (folder / f"{name}.onnx", folder / name / f"{name}.onnx") if p.exists()), None
-        )
-        if path is None or not {"fp32", "naive fp16"} <= times.keys():
+        if row.get("engine", {}).get("latency_us"):
+            found.setdefault(row["model"], {})[row["variant"]] = row["engine"]["latency_us"]
+    return found
+
+
+def rows(folder: Path, work: Path | None) -> Iterator[tuple[dict[str, Any], Counter[str]]]:
+    """Each model's estimates beside what was measured, and what its time grows with."""
+    for name, times in measured().items():
+        path = folder / f"{name}.onnx"
+        if not path.exists() or not {"fp32", "fix"} <= times.keys():
             continue
         model = rewriter.fix(path, preset="structure-only", verify=False).model
-        low, high = everything(model, costs.Prices.of(model, facts.infer(model)))
-        row = {"model": name, "fp16_us": times["naive fp16"], "fp32_us": times["fp32"]}
-        row |= {"fp16_ratio": round(low / row["fp16_us"], 2), "fp32_ratio": round(high / row["fp32_us"], 2)}
-        yield row, features(model)
+        known = facts.infer(model)
+        prices, total = Prices.of(model, known), Counter[str]()
+        for terms in all_terms(model, known):
+            total.update(terms)
+        low = prices.total_us(Plan("fp16"))
+        high = low + sum(prices.own.values()) + sum(one.us for one in prices.attentions)
+        row = {"model": name, "fp16_us": times["fix"], "fp32_us": times["fp32"]}
+        row |= {"fp16_ratio": round(low / times["fix"], 2), "fp32_ratio": round(high / times["fp32"], 2)}
+        yield row | (dict(_plans(work / name, prices, times)) if work else {}), total
+
+
+def _plans(work: Path, prices: Prices, times: dict[str, float]) -> Iterator[tuple[str, list[float]]]:
+    """For each variant with a plan, its latency in that of `fix`: estimated and measured."""
+    if not (work / "fix.plan").exists():
+        return
+    base = prices.total_us(plan_file.read(work / "fix.plan"))
+    for path in sorted(work.glob("*.plan")):
+        if path.stem != "fix" and path.stem in times:
+            estimate = prices.total_us(plan_file.read(path)) / base
+            yield path.stem, [round(estimate, 3), round(times[path.stem] / times["fix"], 3)]
 
 
 def fitted(of: Floats, wanted: Floats, unit: Floats) -> Floats:
     """Non-negative coefficients with the least squared error in the unit of each row."""
-    found: Floats = nnls(of / unit[:, None], wanted / unit)[0]
+    scale = np.maximum(of.max(axis=0), 1e-30)
+    found: Floats = nnls(of / scale / unit[:, None], wanted / unit)[0] / scale
     return found
 
 
@@ -74,19 +84,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--work", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found, table = map(list, zip(*rows(arguments.folder), strict=True))
-    of = np.asarray(table, np.float64)
+    found, table = map(list, zip(*rows(arguments.folder, arguments.work), strict=True))
     low, high = (np.asarray([row[key] for row in found]) for key in ("fp16_us", "fp32_us"))
+    of = np.asarray([[terms[name] for name in FITTED] for terms in table], np.float64)
+    rest = low - np.asarray([LOW_US["attention"] * terms["attention"] for terms in table])
     for index, row in enumerate(found):
-        rest = np.arange(len(found)) != index
-        guess = of[index] @ fitted(of[rest], low[rest], low[rest])
+        others = np.arange(len(found)) != index
+        guess = of[index] @ fitted(of[others], rest[others], low[others]) + low[index] - rest[index]
         row["fp16_ratio_left_out"] = round(float(guess / low[index]), 2)
         print(row)
-    base, extra = fitted(of, low, low), fitted(of, high - low, high)
-    fit = {"columns": ["matrix operators", "multiply-adds", "elements moved"]}
-    fit |= {"fp16_us": base.tolist(), "fp32_extra_us": extra.tolist()}
+    more = np.asarray(
+        [[terms[name] for name in (*MORE_US, "ragged", "attention")] for terms in table], np.float64
+    )
+    fit = {
+        "fp16_us": dict(zip(FITTED, fitted(of, rest, low).tolist(), strict=True)),
+        "fp32_extra_us": dict(
+            zip((*MORE_US, "ragged", "attention"), fitted(more, high - low, high).tolist(), strict=True)
+        ),
+    }
     print(fit)
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": found, "fit": fit}, indent=1) + "\n")

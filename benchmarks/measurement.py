@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.children import Limits
-from benchmarks.comparison import Case, errors, feeds_of, read_json, worst, write_json
+from benchmarks.comparison import Case, errors, feeds_of, read_json, write_json
 from benchmarks.preparation import Tools, note_of, prepare_variant
 from benchmarks.variants import SEARCHED, VARIANTS
 from rewriter.engines import host
@@ -34,8 +34,8 @@ from rewriter.errors import EngineError
 from rewriter.model import Array, Model, load
 
 WITHOUT_TF32 = "fp32-tf32-off"
-SEARCH_SHARE = 0.5
-"""Tolerance of the search on the GPU in the error that `fix` was measured with."""
+SEARCH_SHARE = 0.6
+"""Of the seconds for `fix --search gpu`; the rest is for what it does before and after."""
 
 
 def builder() -> EngineName:
@@ -165,17 +165,17 @@ def _row(outcome: Outcome, original: Model, expected: dict[str, Array]) -> dict[
 
 
 def search_case(case: Case, engine: EngineName, tools: Tools, seconds: float) -> str:
-    """`fix --search gpu` for a share of the error that `fix` was measured with; then all variants once more.
+    """`fix --search gpu`; then all variants once more.
+
+    It looks for the fastest plan that is no less accurate than that of `fix`, or the most accurate that is no
+    slower. What it tried is in WORK/fix-search-gpu.report.
 
     Args:
-        seconds: After which the search is stopped.
+        seconds: After which it is stopped; it asks the GPU for `SEARCH_SHARE` of them.
     """
     if SEARCHED in read_json(case.work / "measured.json"):
         return "searched already"
-    error = worst(read_json(case.work / "measured.json").get("fix"))
-    if not error or not np.isfinite(error):
-        return "`fix` has no finite error, so nothing is searched"
-    extra = ["--tolerance", f"{error * SEARCH_SHARE:.3g}"]
+    extra = ["--search-seconds", f"{seconds * SEARCH_SHARE:g}"]
     prepare_variant(case, SEARCHED, replace(tools, limits=replace(tools.limits, seconds=seconds)), extra)
     row = read_json(case.work / f"{SEARCHED}.json")
     if not row["made"]:

@@ -12,6 +12,7 @@ import functools
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,13 @@ def share_the_cores() -> None:
 
 
 def fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
-    """`rewriter fix` as a user calls it. AutoCast compares and builds nothing, so neither happens here."""
+    """`rewriter fix` as a user calls it who knows what it is for: the TensorRT that is installed.
+
+    AutoCast compares and builds nothing, so neither happens here.
+    """
     command = [sys.executable, "-m", "rewriter", "fix", str(model), "--inputs", str(samples), "-o", str(out)]
-    command += ["--save-plan", str(out.with_suffix(".plan")), "--no-verify", "-q", *extra]
+    command += ["--save-plan", str(out.with_suffix(".plan")), "--no-verify", "-q"]
+    command += ["--target", "tensorrt" if find_spec("tensorrt") else "tensorrt-rtx", *extra]
     os.execv(command[0], command)  # so that its limits, its memory and its exit code are this process's
 
 
@@ -117,9 +122,9 @@ def accurate(model: Path, samples: Path, out: Path) -> None:
     fix(model, samples, out, "--preset", "accurate")
 
 
-def searched(model: Path, samples: Path, out: Path, *tolerance: str) -> None:
-    """`rewriter fix --search gpu` for a tolerance, which the measure stage hands over; needs a GPU."""
-    fix(model, samples, out, "--preset", "trt-fp16", "--search", "gpu", *tolerance)
+def searched(model: Path, samples: Path, out: Path, *extra: str) -> None:
+    """`rewriter fix --search gpu` with a limit of seconds, which the measure stage hands over; needs a GPU."""
+    fix(model, samples, out, "--search", "gpu", "--report", str(out.with_suffix(".report")), *extra)
 
 
 SEARCHED = "fix-search-gpu"

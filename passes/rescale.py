@@ -17,6 +17,7 @@ from rewriter.ranges import Ranges
 from rewriter.rescaling import Part, Rescaling, concerned, rescale
 from rewriter.rescaling.demands import quiet
 from rewriter.rescaling.given import rescale_as_given
+from rewriter.rescaling.record import record
 
 NAMED = 3
 """How many tensors a message names."""
@@ -73,7 +74,8 @@ class Rescale(ModelPass):
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if context.plan is not None:
-            yield from _as_planned(open_graphs(model, facts.infer(model), tag=self.name), context.plan)
+            graphs = open_graphs(model, facts.infer(model), tag=self.name)
+            yield from _recorded(model, _as_planned(graphs, context.plan))
             return
         ranges = context.ranges if context.ranges is not None else {}
         counted = ranges.binades if isinstance(ranges, Ranges) else {}
@@ -85,7 +87,7 @@ class Rescale(ModelPass):
             graph.refresh()
             spread = counted if graph.is_main else {}
             done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
-            yield from _events(survey, graph, done)
+            yield from _recorded(model, _events(survey, graph, done))
             graph.commit()
 
     def _surveys(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Iterator[Survey]:
@@ -98,6 +100,15 @@ class Rescale(ModelPass):
             parent = made.get(id(graph.parent)) if graph.parent is not None else None
             made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, parent=parent)
             yield survey
+
+
+def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
+    """The events, with what they say of the main graph noted in the model."""
+    for event in events:
+        main = {t: k for s, t, k in event.exponents if not s} if isinstance(event, Rescaled) else {}
+        if main:
+            record(model, main)
+        yield event
 
 
 def _made_up(survey: Survey) -> Iterator[Refusal]:

@@ -11,9 +11,9 @@ from typing import Any, Literal, get_args
 import onnx
 
 from rewriter.base import Target
+from rewriter.deployment import AUTO, TENSORRT, Deployment, deployment
 from rewriter.emulation import Accumulation
-from rewriter.engines import host
-from rewriter.engines.protocol import EngineName
+from rewriter.engines.protocol import EngineName, Shape
 from rewriter.errors import EngineError, UsageError
 from rewriter.job import Job, Options, Progress
 from rewriter.metrics import named
@@ -21,12 +21,12 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.pipeline import select
 from rewriter.plan import InputsOutputs, Plan, Precision
-from rewriter.plan_file import read
+from rewriter.plan_file import given_plan
 from rewriter.planner import Wish
 from rewriter.presets import DEFAULT_OPSETS, Preset, preset_named
 from rewriter.probe.answers import known_target
 from rewriter.result import FixResult
-from rewriter.search import Budget, Goal
+from rewriter.search.goal import Aim, Budget, Fastest, Goal
 
 
 def fix(
@@ -49,6 +49,7 @@ def fix(
     pareto: bool = False,
     metric: str | None = None,
     search: Literal["emulation", "gpu"] = "emulation",
+    search_seconds: float = 300.0,
     weak_typing: bool | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     target: str | None = None,
@@ -60,6 +61,11 @@ def fix(
     in_place: bool = False,
     strict: bool = False,
     build_timeout: float = 600.0,
+    engine: str = AUTO,
+    plugin_lib: Sequence[str | os.PathLike[str]] = (),
+    min_shapes: Mapping[str, Shape] | None = None,
+    opt_shapes: Mapping[str, Shape] | None = None,
+    max_shapes: Mapping[str, Shape] | None = None,
     progress: Progress | None = None,
 ) -> FixResult:
     """Make a model safe for a strongly typed TensorRT build in reduced precision, and check it.
@@ -89,7 +95,10 @@ def fix(
         weak_typing: Write the model in FP32 for TensorRT 8 to 10, and beside it the plan as constraints for
             their builder: arguments of trtexec, and Python code.
         search: What judges the plans of a search: the emulation and recorded costs, or the engine on this
-            machine's GPU, whose error and latency are measured for each plan.
+            machine's GPU, whose error and latency are measured for each plan. With neither tolerance nor
+            max_latency_cost the GPU is asked for the fastest plan that is no less accurate than the
+            rules' one, or else the most accurate that is no slower.
+        search_seconds: After which the GPU is asked about no more plans, and the best so far is taken.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
         verify: Emulate, compare, and, unless `build` is False, build with TensorRT and run it if there
@@ -98,12 +107,15 @@ def fix(
             measured on a GPU, and takes 2 to 8 times as long.
         dry_run: Do everything, write nothing.
         strict: Write nothing if verification fails.
+        engine: What builds and runs the result: `tensorrt`, `tensorrt-rtx`, the best of them (`auto`), or
+            `emulation`, which builds and runs nothing on a GPU.
+        plugin_lib, min_shapes, opt_shapes, max_shapes: As for `verify`.
 
     Raises:
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
     chosen = preset_named(preset)
-    given = _given_plan(plan, precision, io, keep_fp32, keep_fp32_op)
+    given = given_plan(plan, precision, io, keep_fp32, keep_fp32_op)
     if given is not None:
         precision, io = given.precision, given.io
     chosen_precision = precision or chosen.precision
@@ -121,15 +133,19 @@ def fix(
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if step.name != "mixed-precision" and not step.rounds)
     lowers = any(step.name == "mixed-precision" for step in steps)
-    goal = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
-    if pareto and given is not None:
-        raise UsageError("the plan is given", where="--pareto", hint="leave one of the two out")
+    goal: Aim | None = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
+    for option, asked in (("--pareto", pareto), ("--search gpu", search == "gpu")):
+        if asked and given is not None:
+            raise UsageError("the plan is given", where=option, hint="leave one of the two out")
+    if search == "gpu" and goal is None:
+        goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", weak_typing))
     if weak:  # what is handed out is the original in FP32; its weights are the builder's to round
         steps = tuple(step for step in steps if not step.rounds)
     if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
+    deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes, engines=TENSORRT)
     known = known_target(Target.parse(chosen.choose("target", target)))
     return Job(
         Options(
@@ -165,44 +181,21 @@ def fix(
             metric=metric or str(chosen.choose("metric")),
             pareto=pareto,
             weak_typing=weak,
-            search_engine=_search_engine(search, goal is not None or pareto),
+            search_engine=_search_engine(search, search_seconds, deployed),
+            search_seconds=search_seconds,
+            deployment=deployed,
             save_plan=None if save_plan is None else Path(save_plan),
         )
     ).run()
 
 
-def _given_plan(
-    plan: str | os.PathLike[str] | Plan | None,
-    precision: Precision | None,
-    io: InputsOutputs | None,
-    keep_fp32: Sequence[str],
-    keep_fp32_op: Sequence[str],
-) -> Plan | None:
-    """The plan that the user hands over; options that say something else are refused, not ignored."""
-    if plan is None:
-        return None
-    given = plan if isinstance(plan, Plan) else read(Path(plan))
-    others = {
-        "--keep-fp32": bool(keep_fp32),
-        "--keep-fp32-op": bool(keep_fp32_op),
-        "--precision": precision not in (None, given.precision),
-        "--io": io not in (None, "keep", given.io),
-    }
-    for option, contradicts in others.items():
-        if contradicts:
-            raise UsageError(
-                "the plan says that already", where=option, hint="leave it out, or edit the plan"
-            )
-    return given
-
-
-def _planning(given: Plan | None, save_plan: object, goal: Goal | Budget | None, pareto: bool) -> str:
+def _planning(given: Plan | None, save_plan: object, goal: Aim | None, pareto: bool) -> str:
     """The option that asks for a plan."""
     if given or save_plan:
         return "--plan" if given else "--save-plan"
     if goal is None:
         return "--pareto" if pareto else "--weak-typing"
-    return "--tolerance" if isinstance(goal, Goal) else "--max-latency-cost"
+    return "--search gpu" if isinstance(goal, Fastest) else f"--{goal.option}"
 
 
 def _goal(
@@ -215,17 +208,11 @@ def _goal(
     lowers: bool,
 ) -> Goal | Budget | None:
     """What to search for: the user's, or the preset's if there is a plan to search for."""
-    usual = str(preset.choose("metric"))
-    metric = metric or usual
+    metric = metric or str(preset.choose("metric"))
     measure = named(metric)
     if tolerance is None and max_latency_cost is None:
-        own = preset.choose("tolerance")
-        if own is None or given is not None or not lowers:
-            return None
-        if metric != usual:
-            what = f"the tolerance of preset {preset.name} is one of {usual}"
-            raise UsageError(what, where="--metric", hint=f"add --tolerance, in the unit of {metric}")
-        return Goal(own, metric)
+        own = preset.choose("max_latency_cost")
+        return None if own is None or given is not None or not lowers else Budget(own, metric)
     option = "--tolerance" if tolerance is not None else "--max-latency-cost"
     if given is not None:
         raise UsageError("the plan is given", where=option, hint="leave one of the two out")
@@ -241,18 +228,18 @@ def _goal(
     return Goal(tolerance, metric)
 
 
-def _search_engine(search: str, searched: bool) -> EngineName | None:
-    """The engine of `--search gpu`.
+def _search_engine(search: str, seconds: float, deployed: Deployment) -> EngineName | None:
+    """The engine of `--search gpu`; None for emulation.
 
     Raises:
-        UsageError: nothing is searched. EngineError: no engine runs here.
+        UsageError: no such search, or no time for it. EngineError: no engine runs here.
     """
     _require("search", search, ("emulation", "gpu"))
+    if not seconds > 0.0:
+        raise UsageError(f"it cannot be {seconds:g}", where="--search-seconds", hint="such as 300")
     if search == "emulation":
         return None
-    if not searched:
-        raise UsageError("nothing is searched", where="--search gpu", hint="say what for: --tolerance 1e-3")
-    choice = host.choose()
+    choice = deployed.choose()
     if choice.engine is None:
         raise EngineError(
             f"no engine runs here: {'; '.join(choice.reasons)}",

@@ -72,12 +72,15 @@ EXACT = Exactness(0.0, "the arithmetic is the same, operation for operation")
 class Target:
     """The TensorRT that the model is for. `version` is () when it is not known.
 
-    `answers` is what `rewriter probe` knows of it: the answer of each probe, by name.
+    `answers` is what `rewriter probe` knows of it: the answer of each probe, by name. `figures` is what was
+    measured for it. `known_from` says of which library and GPU, and who measured it; "" if nothing is known.
     """
 
     library: str = "tensorrt"
     version: tuple[int, ...] = ()
     answers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    figures: Mapping[str, Mapping[str, float]] = field(default_factory=dict, compare=False)
+    known_from: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return self.library + (f" {'.'.join(map(str, self.version))}" if self.version else "")

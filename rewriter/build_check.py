@@ -115,7 +115,7 @@ def check_build(
 
     Returns:
         `passed` is None when nothing could be learnt: no library is installed, it lacks an
-        operator, or the shape of an input is not known.
+        operator, or the shape of an input is not known. A plugin that does not load is a failure.
     """
     start = time.perf_counter()
     options = BuildOptions(
@@ -130,7 +130,9 @@ def check_build(
     try:
         outcome = build(path, options, timeout_s=timeout_s)
     except EngineError as error:
-        check = Check("build", None, f"not built: {error.what}", details=_advice(error.hint))
+        refused = False if error.where in options.plugins else None  # a named plugin was to be used
+        place = f" ({error.where})" if error.where else ""
+        check = Check("build", refused, f"not built: {error.what}{place}", details=_advice(error.hint))
     else:
         check = (
             judged_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import onnx
 from rewriter import facts as tensor_facts
 from rewriter.base import Pass
 from rewriter.build_check import check_build, expectation
-from rewriter.compare import compare, worst
+from rewriter.compare import compare, degenerate, worst
 from rewriter.emulation import Accumulation, emulation, reference, rounded
 from rewriter.emulation.divergence import NodeError, diverge
 from rewriter.engines.measure import shape_values
@@ -210,7 +210,19 @@ def _compare_run(
     ]
     outputs = worst(rounds)
     passed = all(c.passed for c in outputs)
-    return Check(name, passed, "", outputs, seconds=time.perf_counter() - start)
+    details = () if passed else tuple(_degenerate(expected, outputs))
+    return Check(name, passed, "", outputs, details, time.perf_counter() - start)
+
+
+def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:
+    """Outputs that fail because there is nothing to be relative to."""
+    for output in outputs:
+        reasons = {degenerate(sample[output.name]) for sample in expected}
+        if not output.passed and "" not in reasons:
+            yield (
+                f"output {output.name}: {sorted(reasons)[0]}, so that a relative error says nothing: is the "
+                "data what the model expects, and are its weights trained?"
+            )
 
 
 def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:

@@ -22,6 +22,10 @@ MOST_ROWS = 2048
 """Matching takes time with the cube of the rows, and memory with their square (32 MiB at 2048)."""
 
 
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""FP32's smallest normal number, 1.2e-38: below it digits are lost, and kernels may flush to 0."""
+
+
 def compare(
     expected: Mapping[str, Array], actual: Mapping[str, Array], tolerance: float, *, as_sets: bool = False
 ) -> tuple[OutputComparison, ...]:
@@ -57,6 +61,16 @@ def relative_l2(expected: Array, actual: Array) -> float:
     return float(np.linalg.norm(difference)) / (scale or 1.0)
 
 
+def degenerate(expected: Array) -> str:
+    """Why a relative error to a reference means nothing; "" if it does mean something."""
+    values = expected[np.isfinite(expected)] if is_float(expected) else expected[:0]
+    largest = float(np.max(np.abs(values.astype(np.float64)), initial=0.0))
+    if largest >= SMALLEST or not values.size:
+        return ""
+    size = f"no value above {largest:.2g}, too small for FP32" if largest else "0 throughout"
+    return f"the original gives {size}"
+
+
 def _compare_one(
     name: str, expected: Array, actual: Array, tolerance: float, note: str = ""
 ) -> OutputComparison:
@@ -64,12 +78,13 @@ def _compare_one(
         return OutputComparison(
             name, np.inf, np.inf, 0.0, False, tolerance, f"shape {actual.shape}, expected {expected.shape}"
         )
-    if not _is_float(expected):
+    if not is_float(expected):
         share = float(np.mean(expected != actual)) if expected.size else 0.0
         note = f"{note}; " if note else ""
         note += "share of differing elements"
         return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note)
     usable = np.isfinite(expected)
+    note = "; ".join(part for part in (note, degenerate(expected)) if part)
     finite = bool(np.all(np.isfinite(actual[usable]))) and _same_specials(expected, actual)
     a, b = actual[usable].astype(np.float64), expected[usable].astype(np.float64)
     if not finite or not a.size:
@@ -79,7 +94,8 @@ def _compare_one(
     return OutputComparison(name, relative_l2(b, a), largest, _cosine(a, b), True, tolerance, note)
 
 
-def _is_float(array: Array) -> bool:
+def is_float(array: Array) -> bool:
+    """Whether an array holds floats, those of ml_dtypes among them."""
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
@@ -105,7 +121,7 @@ def _row_groups(expected: Mapping[str, Array], actual: Mapping[str, Array]) -> l
 
 def _finite(*arrays: Array) -> bool:
     """A row that is not finite must not be among those left out."""
-    return all(not _is_float(a) or bool(np.all(np.isfinite(a))) for a in arrays)
+    return all(not is_float(a) or bool(np.all(np.isfinite(a))) for a in arrays)
 
 
 def _compare_rows(
@@ -136,7 +152,7 @@ def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Arra
 def _distances(a: Array, b: Array) -> Array:
     """Distances between all rows: squared, in units of the mean squared row of `a`; 0 or 1 otherwise."""
     left, right = a.reshape(len(a), -1), b.reshape(len(b), -1)
-    if not _is_float(a):
+    if not is_float(a):
         return np.asarray(np.any(left[:, None] != right[None], axis=2), np.float64)
     left, right = left.astype(np.float64), right.astype(np.float64)
     norms = np.sum(left * left, axis=1)

@@ -1,63 +1,65 @@
-"""What a node costs in FP16 and in FP32, without a GPU: recorded times, scaled by the node's size.
+"""What a node costs in FP16, and what more in FP32, without a GPU: recorded times, scaled by the node's size.
 
-Source: one H200, TensorRT-RTX 1.6.1, strongly typed, medians of repeated runs.
+Source: one H200, TensorRT-RTX 1.6.1, strongly typed, batch 1, medians: the 14 networks of
+benchmarks/side_by_side.json as naive FP16 or `fix` made them, and in FP32 (TF32). The constants are the
+non-negative least squares fit of the relative error; benchmarks/latency_estimate.py makes it again and says
+how good it is. Another GPU or release gives other figures. What they say of such networks:
 
-Whole networks at batch 1 (benchmarks/gpu_cases.json) are made of small kernels, which cost a fixed time each
-and little for their size. The constants here are the non-negative least squares fit of the relative error on
-nine of them, in FP16 and in FP32. benchmarks/latency_estimate.py makes it again and says how good it is: 0.75
-to 1.25 times the measured latency in FP16 (0.72 to 1.92 for a network that was left out), and 0.61 to 1.55
-times in FP32.
-
-Large single operators: MatMul 4096^3 took 200 us in FP16 and 207 us between Casts from and to FP32,
-8192x768x3072 took 59 and 64 us, and attention whose QK^T was in FP32 471 instead of 139 us: it was not fused
-any more. Conv with 64, 256 and 512 channels took 23, 21 and 26 us in FP16 and 26, 29 and 54 us in FP32.
-Of memory-bound operators FP32 reads and writes twice the bytes. Another GPU or release gives other figures.
+- A small kernel costs a fixed time. What follows a product elementwise is fused into its kernel.
+- A Conv on few pixels takes as long as its sum is deep: nothing else runs in parallel.
+- A MatMul with FP32 weights (TF32) takes 3 to 7 times as long. (One whose FP16 operands are cast in the
+  graph took 4 to 10 % longer: it sums in FP32. A plan's FP32 nodes have FP32 weights.)
+- Attention is one kernel as long as its products are FP16; else it becomes several. See `prices`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from math import prod
 
 from onnx import NodeProto
 
-from rewriter.facts import Facts, Shape
+from rewriter.facts import Shape
 from rewriter.hazards.survey import VIEWS
-from rewriter.model import Model
-from rewriter.plan import Plan
-from rewriter.planner import node_key
 
 ORIGIN = "recorded on an H200, not measured here"
 
-KERNEL_US, SMALL_PRODUCTS_PER_US, ELEMENTS_PER_US = 3.9, 1.1e8, 1.14e6
-"""The fit in FP16: microseconds of each matrix operator, its multiply-adds, and elements moved by others."""
-
-FP32_KERNEL_US, FP32_PRODUCTS_PER_US = 0.4, 2.5e7
-"""The fit of what FP32 takes longer: for each matrix operator, and its multiply-adds."""
-
-PRODUCTS_PER_US = 3.4e8
-"""Multiply-adds of a large FP16 MatMul: 4096^3 in 200 us, 8192x768x3072 in 59 us (3.3e8)."""
-
-LARGE_US = {"MatMul": 59.0, "Conv": 21.0}
-"""FP16 time of the smallest large operator: up to there it is a small kernel of a network."""
-
-EXTRA: dict[str, tuple[tuple[float, float], ...]] = {
-    "MatMul": ((3e10, 0.08), (float("inf"), 0.035)),
-    "Conv": ((100.0, 0.13), (300.0, 0.38), (float("inf"), 1.08)),
+LOW_US: Mapping[str, float] = {
+    "kernel": 3.09,
+    "norm": 9.05,
+    "products": 4.14e-9,
+    "depth": 4.04e-3,
+    "ragged": 10.7,
+    "moved": 2.91e-7,
+    "attention": 1.08e-8,
 }
-"""Extra time of a large FP32 node as a share of its FP16 time, up to a size: multiply-adds of a MatMul,
-input channels of a Conv."""
+"""Microseconds in FP16 for each unit of `terms`. `attention` is not fitted: 139 us for both products of
+8 x 12 x 1024 x 1024 x 64."""
 
-ATTENTION_PRODUCTS_PER_US = 1.9e7
-"""What QK^T in FP32 takes longer: 332 us for 8 x 12 x 1024 x 1024 x 64 multiply-adds."""
+MORE_US: Mapping[str, float] = {
+    "matmul": 2.79,
+    "products": 1.81e-8,
+    "conv-products": 4.36e-9,
+    "depth": 3.89e-3,
+}
+"""Microseconds more in FP32. Attention, Casts and what is bound by memory are `prices`' matter."""
+
+PRODUCTS_PER_US = {"MatMul": 3.4e8, "Conv": 2.2e8}
+"""Multiply-adds of large FP16 kernels, which cost no less: MatMul 4096^3 took 200 us, a Conv of 512 channels
+on 56 x 56 33 us."""
 
 BYTES_PER_US = 4.8e6
 """Memory bandwidth of an H200, 4.8 TB/s (NVIDIA's data sheet)."""
 
-UNMOVED = VIEWS - {"Transpose", "Tile"}
-"""Operators that were fitted as free: fused, or a matter of addresses."""
+ALIGNED = 8
+"""Rows of an FP16 matrix that Tensor Cores take at once; attention over another number is ragged."""
+
+NORMS = frozenset(
+    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
+    "InstanceNormalization ReduceMean".split()
+)
+"""Kernels of their own with two passes over the data; a ReduceMean stands for a norm that is written out."""
 
 TYPICAL = 64
 """Stands for a dimension that is not known."""
@@ -65,60 +67,57 @@ TYPICAL = 64
 Shapes = Mapping[str, Shape | None]
 
 
-def base_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
-    """Estimated microseconds of the node in FP16; arguments as for `extra_us`."""
-    moved = 0 if node.op_type in UNMOVED else moved_elements(node, shapes, constants)
-    kind, count = products(node, shapes)
-    small = KERNEL_US + count / SMALL_PRODUCTS_PER_US if kind else 0.0
-    large = max(LARGE_US[kind], count / PRODUCTS_PER_US) if kind else 0.0
-    return min(small, large) + moved / ELEMENTS_PER_US
-
-
-def extra_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
-    """Estimated microseconds that the node takes longer in FP32.
+def terms(
+    node: NodeProto, shapes: Shapes, constants: AbstractSet[str], *, attention: bool = False
+) -> dict[str, float]:
+    """What a node's time grows with.
 
     Args:
         shapes: Of the node's tensors, by name.
-        constants: Names of constant tensors: a MatMul of two others is attention's.
+        constants: Names of constant tensors.
+        attention: Whether it is a product of an attention that is one kernel.
+
+    Returns:
+        `kernel`: matrix operators, of which `matmul`; their multiply-adds as `products` or
+        `conv-products`; `depth`: length of a Conv's sums; `attention`: an attention's multiply-adds, and
+        `ragged` half an attention of unaligned rows; `norm`: such kernels; `moved`:
+        elements at the border of others.
     """
     kind, count = products(node, shapes)
-    if not kind:
-        return 2.0 * moved_elements(node, shapes, constants) / BYTES_PER_US
-    if kind == "MatMul" and not any(name in constants for name in node.input[:2]):
-        return FP32_KERNEL_US + count / ATTENTION_PRODUCTS_PER_US
-    size = _channels(node, shapes) if kind == "Conv" else count
-    share = next(share for most, share in EXTRA[kind] if size <= most)
-    large = share * max(LARGE_US[kind], count / PRODUCTS_PER_US)
-    return min(FP32_KERNEL_US + count / FP32_PRODUCTS_PER_US, large)
+    if attention:
+        rows = _sizes(shapes.get(node.input[0]))
+        return {"attention": count, "ragged": 0.5 * bool(len(rows) > 1 and rows[-2] % ALIGNED)}
+    if kind == "MatMul":
+        return {"kernel": 1.0, "matmul": 1.0, "products": count}
+    if kind == "Conv":
+        depth = prod(_sizes(shapes.get(node.input[1]))[1:]) if count else 0
+        return {"kernel": 1.0, "conv-products": count, "depth": float(depth)}
+    if node.op_type in VIEWS:
+        return {}
+    return {"norm": float(node.op_type in NORMS), "moved": float(moved_elements(node, shapes, constants))}
 
 
-@dataclass(frozen=True)
-class Prices:
-    """The estimated time of every node of the main graph, by key, in microseconds.
+def base_us(
+    node: NodeProto, shapes: Shapes, constants: AbstractSet[str], *, attention: bool = False
+) -> float:
+    """Estimated microseconds of the node in FP16; arguments as for `terms`."""
+    found = terms(node, shapes, constants, attention=attention)
+    kind, count = products(node, shapes)
+    least = count / PRODUCTS_PER_US[kind] if kind and not attention else 0.0
+    return max(least, sum(LOW_US.get(name, 0.0) * value for name, value in found.items()))
 
-    Attributes:
-        base: In FP16.
-        extra: On top, in FP32.
-    """
 
-    base: Mapping[str, float]
-    extra: Mapping[str, float]
+def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
+    """Estimated microseconds that the node's own kernel takes longer in FP32."""
+    found = terms(node, shapes, constants)
+    if products(node, shapes)[0]:
+        return sum(MORE_US.get(name, 0.0) * value for name, value in found.items())
+    return 2.0 * moved_elements(node, shapes, constants) / BYTES_PER_US
 
-    @classmethod
-    def of(cls, model: Model, facts: Facts) -> Prices:
-        graph = model.proto.graph
-        shapes = {name: found.shape for name, found in facts.main.items()}
-        constants = {t.name for t in graph.initializer}
-        constants |= {n.output[0] for n in graph.node if n.op_type == "Constant"}
-        nodes = {node_key(0, n): n for n in graph.node if n.op_type != "Constant" and any(n.output)}
-        return cls(
-            {key: base_us(node, shapes, constants) for key, node in nodes.items()},
-            {key: extra_us(node, shapes, constants) for key, node in nodes.items()},
-        )
 
-    def total_us(self, plan: Plan) -> float:
-        """One inference under `plan`."""
-        return sum(self.base.values()) + sum(self.extra.get(key, 0.0) for key in plan.fp32)
+def is_attention(node: NodeProto, constants: AbstractSet[str]) -> bool:
+    """Whether the node multiplies two computed tensors."""
+    return node.op_type == "MatMul" and not any(name in constants for name in node.input[:2])
 
 
 def products(node: NodeProto, shapes: Shapes) -> tuple[str, float]:
@@ -126,26 +125,25 @@ def products(node: NodeProto, shapes: Shapes) -> tuple[str, float]:
 
     Those of a depthwise Conv do not count: it is bound by memory.
     """
-    out = prod(_sizes(shapes.get(node.output[0])))
     if node.op_type in {"MatMul", "Gemm"}:
         left = _sizes(shapes.get(node.input[0]))
-        return "MatMul", out * (left[-1] if left else TYPICAL)
+        return "MatMul", float(elements(node.output[0], shapes) * (left[-1] if left else TYPICAL))
     if node.op_type in {"Conv", "ConvTranspose"}:
-        depthwise = _channels(node, shapes) == 1
-        return "Conv", 0.0 if depthwise else out * prod(_sizes(shapes.get(node.input[1]))[1:])
+        kernel = _sizes(shapes.get(node.input[1]))
+        depthwise = len(kernel) > 1 and kernel[1] == 1
+        return "Conv", 0.0 if depthwise else float(elements(node.output[0], shapes) * prod(kernel[1:]))
     return "", 0.0
-
-
-def _channels(node: NodeProto, shapes: Shapes) -> int:
-    """Input channels of each group of a Conv."""
-    kernel = _sizes(shapes.get(node.input[1]))
-    return kernel[1] if len(kernel) > 1 else TYPICAL
 
 
 def moved_elements(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> int:
     """Elements of the tensors at the node's border that are no constants."""
     names = [name for name in (*node.input, *node.output) if name and name not in constants]
-    return sum(prod(_sizes(shapes.get(name))) for name in names)
+    return sum(elements(name, shapes) for name in names)
+
+
+def elements(tensor: str, shapes: Shapes) -> int:
+    """Elements of a tensor, with `TYPICAL` for each dimension that is not known."""
+    return prod(_sizes(shapes.get(tensor)))
 
 
 def _sizes(shape: Shape | None) -> tuple[int, ...]:

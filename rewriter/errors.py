@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+LIKENESS = 0.5
+"""From this likeness on (`difflib`), a name is taken for a misspelling of another."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?`, for the known name that is closest; "" if none is close."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=LIKENESS)
+    return f"did you mean {close[0]!r}?" if close else ""
+
 
 class RewriterError(Exception):
     """Base of all deliberate errors.

@@ -15,14 +15,14 @@ from typing import Any
 from rewriter import checks, epilogues, pipeline, plan_file, weak_typing
 from rewriter import facts as tensor_facts
 from rewriter.base import Calibration, Context, Kept, Merged, Pass, Rescaled, Target
+from rewriter.deployment import Deployment
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
 from rewriter.engines import host
-from rewriter.engines.protocol import EngineName, Settings
+from rewriter.engines.protocol import EngineName, Settings, Span
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.expectations import data_warnings
 from rewriter.inputs import Samples, load_samples, random_samples
-from rewriter.metrics import named
 from rewriter.model import Model, load, save
 from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
@@ -31,9 +31,9 @@ from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
 from rewriter.ranges.merged import merged_ranges
-from rewriter.result import Check, FixResult, Frontier, Verdict
-from rewriter.search import Budget, Goal, Problem, begin, frontier, reach
-from rewriter.search.engine_evaluator import EngineEvaluator
+from rewriter.result import Check, FixResult, Frontier, Searched, Verdict
+from rewriter.search.goal import Aim
+from rewriter.search.stage import Order, answer
 from rewriter.verification.execute import run_built
 
 Progress = Callable[[str, int, int], None]
@@ -41,10 +41,6 @@ Progress = Callable[[str, int, int], None]
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use them all."""
-
-
-SEARCHED_SAMPLES = 4
-"""How many samples a search evaluates each plan on; `Found.emulations` counts plans, not samples."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +71,13 @@ class Options:
     plan_source: str = "the plan"
     save_plan: Path | None = None
     accumulation: Accumulation = "fp32"
-    goal: Goal | Budget | None = None
+    goal: Aim | None = None
     metric: str = "relative-l2"
     pareto: bool = False
     weak_typing: bool = False
     search_engine: EngineName | None = None
+    deployment: Deployment = field(default_factory=Deployment)
+    search_seconds: float = 300.0
 
 
 @dataclass
@@ -92,17 +90,13 @@ class Job:
     seconds: dict[str, float] = field(default_factory=dict)
     search_check: Check | None = None
     frontier: Frontier | None = None
+    searched: Searched | None = None
 
     def run(self) -> FixResult:
         """From the file to the verdict."""
+        destination = _destination(self.options)
+        original, samples = self._load()
         options = self.options
-        destination = _destination(options)
-        with self._stage("load"):
-            original = load(options.source)
-            samples = self._samples(original)
-        if options.free_opset:
-            raised = needed_opset(original, options.opset, options.target)
-            options = self.options = replace(options, opset=raised)
         expected = self._expected(original, samples) if options.verify else None
         structural, measuring, rounding, lowering = _split(options.steps)
         structured = self._rewrite(original, structural)
@@ -116,7 +110,7 @@ class Job:
         plan = self._plan(structured, ranges) if lowering else None
         structured = self._rounded(structured, rounding, plan, samples)
         if plan is not None and (options.goal is not None or options.pareto):
-            plan = self._searched(original, structured, samples, plan, options.goal)
+            plan = self._searched(original, structured, samples, plan)
         if plan is not None and options.plan is None:
             plan = replace(plan, exponents=self._exponents())
         fixed = self._rewrite(structured, lowering, plan)
@@ -141,21 +135,37 @@ class Job:
             options.target,
             self.passes,
             plan,
-            samples.source,
+            replace(samples.source, spans=self._spans(samples)),
             Verdict(tuple(done)) if options.verify or done else None,
             self.frontier,
             self.warnings,
             self.seconds,
             constraints,
+            self.searched,
         )
+
+    def _load(self) -> tuple[Model, Samples]:
+        """The model and its samples; a default opset becomes the one that the model needs."""
+        options = self.options
+        with self._stage("load"):
+            original = load(options.source)
+            samples = self._samples(original)
+            if options.free_opset:
+                raised = needed_opset(original, options.opset, options.target)
+                self.options = replace(options, opset=raised)
+        return original, samples
 
     def _samples(self, original: Model) -> Samples:
         options = self.options
+        options.deployment.check(original.signature)
         if options.inputs is not None:
             given = load_samples(options.inputs, original)
+            options.deployment.check_data(given.source.spans)
             self.warnings.extend(data_warnings(original, given))
             return given
-        samples = random_samples(original, seed=options.seed, input_shapes=options.input_shapes)
+        shapes = {**options.deployment.usual, **options.input_shapes}
+        samples = random_samples(original, seed=options.seed, input_shapes=shapes)
+        options.deployment.check_data(samples.source.spans)
         if options.verify or any(
             step.needs_ranges or step.name == "mixed-precision" for step in options.steps
         ):
@@ -246,38 +256,25 @@ class Job:
         self.warnings.extend((*_unmatched(self.options.wish, plan), *_declined(self.options.wish)))
         return plan
 
-    def _searched(
-        self, original: Model, structured: Model, samples: Samples, plan: Plan, goal: Goal | Budget | None
-    ) -> Plan:
-        """The plan that reaches the goal; a goal out of reach is a failed check, and told."""
-        compared = list(islice(samples, SEARCHED_SAMPLES))
+    def _searched(self, original: Model, structured: Model, samples: Samples, plan: Plan) -> Plan:
+        """The plan that reaches the aim; one out of reach is a failed check, and told."""
+        options = self.options
+        order = Order(
+            options.goal,
+            options.metric,
+            options.pareto,
+            options.search_engine,
+            options.search_seconds,
+            options.build_timeout,
+            options.accumulation,
+            options.target,
+        )
         with self._stage("search"):
-            expected = checks.expected_outputs(original, compared).exact
-            facts, accumulation = tensor_facts.infer(structured), self.options.accumulation
-            problem = Problem(structured, facts, compared, expected, accumulation)
-            with self._evaluator(problem) as evaluator:
-                trials = begin(problem, plan, goal or Budget(0.0, self.options.metric), evaluator)
-                found = reach(trials, goal) if goal is not None else None
-                chosen = found.plan if found is not None else plan
-                if self.options.pareto:
-                    self.frontier = replace(frontier(trials, self.options.metric), chosen=chosen)
-        if found is not None:
-            name = "tolerance" if isinstance(goal, Goal) else "max-latency-cost"
-            self.search_check = Check(name, found.met, found.summary, seconds=self.seconds["search"])
-        return chosen
-
-    @contextmanager
-    def _evaluator(self, problem: Problem) -> Iterator[EngineEvaluator | None]:
-        """The judge that the options name: an engine, or None for emulation."""
-        engine = self.options.search_engine
-        if engine is None:
-            yield None
-            return
-        with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
-            metric, timeout = named(self.options.metric), self.options.build_timeout
-            evaluator = EngineEvaluator(problem, metric, engine, Path(folder), timeout)
-            yield evaluator
-        self.warnings.extend(f"--search gpu: {failure}" for failure in evaluator.failures)
+            facts = tensor_facts.infer(structured)
+            found = answer(original, structured, facts, samples, plan, order, options.progress)
+        self.search_check, self.frontier, self.searched = found.check, found.frontier, found.searched
+        self.warnings.extend(found.warnings)
+        return found.plan
 
     def _check_structure(
         self, expected: checks.Expected | None, structured: Model, samples: Samples
@@ -353,17 +350,19 @@ class Job:
         expected: checks.Expected | None,
     ) -> Iterator[Check]:
         """Build once; where there is a GPU, run what was built, too."""
+        options = self.options
         with self._stage("build"):
-            choice = host.choose()
+            choice = options.deployment.choose()
             engine = folder / "model.engine" if choice.engine else None
-            sample, spans = next(iter(samples), {}), samples.source.spans
+            sample, spans = next(iter(samples), {}), self._spans(samples)
             yield checks.check_engine(
                 fixed,
                 path,
                 sample,
                 spans,
-                self.options.build_timeout,
+                options.build_timeout,
                 plan.norms_in_range if plan is not None else frozenset(),
+                plugins=options.deployment.plugins,
                 engine=engine,
                 library=choice.engine and choice.engine.replace("-", "_"),
             )
@@ -375,11 +374,15 @@ class Job:
         elif choice.engine is None:
             yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
         if choice.engine and engine and engine.exists() and expected is not None:
-            timeout = self.options.build_timeout
-            settings = Settings(choice.engine, run_timeout_s=timeout)
+            plugins, timeout = options.deployment.plugins, options.build_timeout
+            settings = Settings(choice.engine, plugins=plugins, run_timeout_s=timeout)
             compared = list(islice(samples, VERIFIED_SAMPLES))
             with self._stage("run"):
                 yield run_built(fixed, path, engine, settings, compared, expected.exact)
+
+    def _spans(self, samples: Samples) -> dict[str, Span]:
+        """The optimisation profile: the user's, else what the data says."""
+        return {**samples.source.spans, **self.options.deployment.profile}
 
     def _write_constraints(self, model: Model, plan: Plan, path: Path) -> Path:
         files = weak_typing.write(model, tensor_facts.infer(model), plan, path)

@@ -1,7 +1,8 @@
 """The operator set that a model's norms call for.
 
-An RMSNorm that is written out has to be FP32, for its squares overflow FP16; RMSNormalization, from opset 23 on,
-reads FP16 and computes in FP32 inside. TensorRT maps it from 10.15 on (its changelog), TensorRT-RTX 1.6 was measured.
+An RMSNorm that is written out has to be FP32, for its squares overflow FP16; RMSNormalization, from opset
+23 on, reads FP16 and computes in FP32 inside. TensorRT maps it from 10.15 on (its changelog); TensorRT-RTX
+1.6 was measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _FIRST = {"tensorrt": (10, 15), "tensorrt-rtx": (1, 6)}
 
 
 def maps_rms_norm(target: Target) -> bool:
-    """Whether the target is known to; a TensorRT of unknown version is not, a TensorRT-RTX is taken for a new one."""
+    """Whether the target is known to: not a TensorRT of unknown version; a TensorRT-RTX of one is new."""
     if not target.version:
         return target.library == "tensorrt-rtx"
     return target.version >= _FIRST[target.library]

@@ -5,7 +5,6 @@ A field may be a bool, int, float, str, a Literal of strings, or a tuple of stri
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -14,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rewriter.base import Pass
-from rewriter.errors import UsageError
+from rewriter.errors import UsageError, did_you_mean
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./*?:+-]+")
 
@@ -87,8 +86,7 @@ def render_options(step: Pass) -> str:
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint: the known name closest to `name`, or all of them if none is close."""
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else "choose from " + ", ".join(names)
+    return did_you_mean(name, names) or "choose from " + ", ".join(names)
 
 
 def _option(kind: type[Pass], name: str, hint: Any, default: Any) -> Option:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -118,6 +119,31 @@ def read(path: Path) -> Plan:
         raise UsageError(f"cannot read it: {error.strerror}", where=str(path), hint=hint) from error
     except UnicodeDecodeError as error:
         raise UsageError("not a plan: no UTF-8 text", where=str(path), hint="is it the model?") from error
+
+
+def given_plan(
+    plan: str | os.PathLike[str] | Plan | None,
+    precision: Precision | None,
+    io: InputsOutputs | None,
+    keep_fp32: Sequence[str],
+    keep_fp32_op: Sequence[str],
+) -> Plan | None:
+    """The plan that the user hands over; options that say something else are refused, not ignored."""
+    if plan is None:
+        return None
+    given = plan if isinstance(plan, Plan) else read(Path(plan))
+    others = {
+        "--keep-fp32": bool(keep_fp32),
+        "--keep-fp32-op": bool(keep_fp32_op),
+        "--precision": precision not in (None, given.precision),
+        "--io": io not in (None, "keep", given.io),
+    }
+    for option, contradicts in others.items():
+        if contradicts:
+            raise UsageError(
+                "the plan says that already", where=option, hint="leave it out, or edit the plan"
+            )
+    return given
 
 
 def write(plan: Plan, path: Path) -> None:

@@ -55,9 +55,13 @@ class OutputComparison:
         return self.finite and self.relative_l2 <= self.tolerance
 
 
+GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
+"""Checks that say whether a search reached what it was asked for; they verify nothing of what is written."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One step of verification: `structure`, `emulation` or `build`.
+    """One step of verification: `structure`, `emulation` or `build`; or what became of a goal of `GOALS`.
 
     `passed` is None when the step could not be done; `summary` then says why.
     """
@@ -115,6 +119,41 @@ class Frontier:
     chosen: Plan | None = None
 
 
+@dataclass(frozen=True)
+class TriedPlan:
+    """A plan that a search built and ran.
+
+    Attributes:
+        words: What it has that the rules' plan has not, for people.
+        value: Of the search's metric, the worst over outputs and samples; infinite if the plan failed.
+        latency_us, spread_us: Median, and distance of the quartiles; None and 0 if it failed.
+        problem: Why it failed; "" if it did not.
+        applied: Whether it is the one that was taken.
+    """
+
+    words: str
+    value: float
+    latency_us: float | None
+    spread_us: float
+    problem: str
+    plan: Plan
+    applied: bool
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search on an engine tried, in that order; the first is the rules' plan.
+
+    Attributes:
+        metric: Name of the measure of accuracy.
+        origin: What measured, and where.
+    """
+
+    metric: str
+    origin: str
+    tried: tuple[TriedPlan, ...]
+
+
 @dataclass
 class FixResult:
     """The outcome of `fix`.
@@ -126,10 +165,11 @@ class FixResult:
         passes: What each pass did and declined.
         plan: Which nodes stay in FP32 and why; None when no precision pass ran.
         data: The samples that ranges and verification used; None if none were needed.
-        verdict: None with `verify=False`.
+        verdict: None with `verify=False`, unless there was a goal to search for.
         frontier: Accuracy against latency, if it was asked for.
         warnings: Sentences that the user should read.
         seconds: Wall time by stage, in order.
+        searched: The plans that `search="gpu"` built and ran.
         constraints: The file of trtexec's arguments for a weakly typed build, if that was asked for.
     """
 
@@ -145,6 +185,15 @@ class FixResult:
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     constraints: Path | None = None
+    searched: Searched | None = None
+
+    @property
+    def verified(self) -> bool | None:
+        """Whether the checks passed; None if nothing was checked but that a search reached its goal."""
+        if self.verdict is None:
+            return None
+        reached = self.verdict.passed and all(check.name in GOALS for check in self.verdict.checks)
+        return None if reached else self.verdict.passed
 
     @property
     def proto(self) -> onnx.ModelProto:

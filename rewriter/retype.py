@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.edits import all_names, attribute, label, without_unread
+from rewriter.edits import all_names, attribute, casts_floats, label, without_unread
 from rewriter.facts import Facts
 from rewriter.model import Model, holds_graphs, subgraphs
 from rewriter.schemas import Port, Ports, ports, set_type_attributes
@@ -97,7 +97,9 @@ class _Walk:
         given = list(graph.node)
         self._release_names(tensors, given)
         # a Cast that nothing reads would count as a reader of what it casts
-        given, _ = without_unread(given, [v.name for v in graph.output], lambda n: _is_float_cast(tensors, n))
+        given, _ = without_unread(
+            given, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
+        )
         for tensor in graph.initializer:
             if tensor.data_type in EXCHANGEABLE:
                 tensors.add_initializer(tensor)
@@ -113,7 +115,7 @@ class _Walk:
     def _release_names(self, tensors: Tensors, nodes: Sequence[NodeProto]) -> None:
         """Casts that will be dissolved give their names back: the same Casts get the same names."""
         for node in nodes:
-            if _is_float_cast(tensors, node):
+            if casts_floats(node, tensors.is_float):
                 self.book.names.discard(node.name)
                 if node.output[0] not in tensors.wanted:
                     self.book.names.discard(node.output[0])
@@ -121,7 +123,7 @@ class _Walk:
     def _visit(self, tensors: Tensors, scope: int, node: NodeProto, detours: set[int]) -> None:
         if node.op_type == "Constant" and tensors.is_float(node.output[0]):
             tensors.add_constant(node)
-        elif _is_float_cast(tensors, node):
+        elif casts_floats(node, tensors.is_float):
             self._visit_float_cast(tensors, node, detour=id(node) in detours)
         elif holds_graphs(node):
             self._visit_control_flow(tensors, scope, node)
@@ -200,25 +202,19 @@ class _Walk:
         return dtype if rules.can_follow else TensorProto.FLOAT
 
 
-def _is_float_cast(tensors: Tensors, node: NodeProto) -> bool:
-    if node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
-        return False
-    return tensors.is_float(node.input[0]) and tensors.is_float(node.output[0])
-
-
 def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
     """Casts that round on purpose: FP32 to a lower type, read by a Cast back to FP32."""
     widened = {
         node.input[0]
         for node in nodes
-        if _is_float_cast(tensors, node) and attribute(node, "to") == TensorProto.FLOAT
+        if casts_floats(node, tensors.is_float) and attribute(node, "to") == TensorProto.FLOAT
     }
     return {
         id(node)
         for node in nodes
         if node.output
         and node.output[0] in widened
-        and _is_float_cast(tensors, node)
+        and casts_floats(node, tensors.is_float)
         and attribute(node, "to") != TensorProto.FLOAT
         and tensors.given(node.input[0]) == TensorProto.FLOAT
     }

@@ -103,6 +103,41 @@ def test_dynamic_shapes_are_in_the_next_command(tmp_path: Path) -> None:
     assert command in out
 
 
+def test_the_profile_is_what_the_user_says(tmp_path: Path) -> None:
+    source = save(graph("g (float[batch,3] x) => (float[batch,3] y) { y = Relu(x) }"), tmp_path / "m.onnx")
+    shapes = ("--min-shapes", "x:1x3", "--opt-shapes", "x:4x3", "--max-shapes", "x:8x3")
+    done = quick("fix", source, "-o", tmp_path / "f.onnx", *shapes, "--target", "tensorrt-rtx")
+    assert done[0] == 0, done[2]
+    assert "--minShapes=x:1x3 --optShapes=x:4x3 --maxShapes=x:8x3" in done[1]
+    code, _, error = quick("fix", source, "-o", tmp_path / "g.onnx", "--max-shapes", "z:8x3")
+    assert (code, (tmp_path / "g.onnx").exists()) == (2, False)
+    assert "the model has no input 'z'" in error
+
+
+def test_a_plugin_library_that_does_not_load_fails_the_build(model: Path, tmp_path: Path) -> None:
+    if find_spec("tensorrt_rtx") is None:
+        pytest.skip("TensorRT-RTX is not installed")
+    library = tmp_path / "plugin.so"
+    library.write_text("not a library")
+    fixed = tmp_path / "f.onnx"
+    code, out, _ = quick("fix", model, "-o", fixed, *STRUCTURE, "--plugin-lib", library)
+    assert code == exits.FAILED, out
+    assert f"VERIFICATION FAILED (build): {fixed}" in flat(out)
+    missing = tmp_path / "gone.so"
+    code, _, error = quick("fix", model, "-o", tmp_path / "g.onnx", "--plugin-lib", missing)
+    assert (code, (tmp_path / "g.onnx").exists()) == (2, False)
+    assert f"no such file: {missing}" in error
+
+
+def test_the_engine_that_builds_is_the_one_that_was_named(model: Path, tmp_path: Path) -> None:
+    code, out, error = quick("fix", model, "-o", tmp_path / "f.onnx", *STRUCTURE, "--engine", "emulation")
+    assert code == 0, error
+    assert "--engine emulation" in flat(out)
+    code, _, error = quick("fix", model, "-o", tmp_path / "g.onnx", "--engine", "openvino")
+    assert (code, (tmp_path / "g.onnx").exists()) == (2, False)
+    assert "there is no engine 'openvino'" in error
+
+
 def test_a_failed_verification_is_1_and_the_file_is_written(tmp_path: Path) -> None:
     source = save(graph(CANCELLATION), tmp_path / "m.onnx")
     code, out, _ = quick("fix", source, "-o", tmp_path / "f.onnx")
@@ -463,6 +498,12 @@ def test_help_fits_a_screen_in_groups() -> None:
         "passes",
         "hook",
     } <= {line.split()[1] for line in lines if "│" in line}
+
+
+@pytest.mark.parametrize("command", ["", "fix", "probe", "passes show", "presets", "hook install"])
+def test_a_switch_takes_nothing(command: str) -> None:
+    """Typer shows `<bool>` where `--help` and others take no value."""
+    assert "<bool>" not in rewriter(*command.split(), "--help").stdout
 
 
 @pytest.mark.parametrize("command", ["fix", "scan", "verify"])

@@ -140,3 +140,19 @@ class TestRowsAsSets:
         expected = np.arange(MOST_ROWS + 1, dtype=np.float32)[None]
         found = compare({"y": expected}, {"y": expected[:, ::-1]}, 1e-3, as_sets=True)
         assert (found[0].passed, found[0].note) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("expected", "note"),
+    [
+        pytest.param(floats(0, 0), "the original gives 0 throughout", id="zeros"),
+        pytest.param(floats(1e-40, -2e-40), "the original gives no value above 2e-40", id="subnormal"),
+        pytest.param(floats(0, 1e-30), "", id="small, but normal"),
+        pytest.param(floats(NAN, NAN), "", id="nothing finite"),
+        pytest.param(floats(), "", id="no elements"),
+        pytest.param(np.zeros(2, np.int64), "", id="integers, for which 0 is a value"),
+    ],
+)
+def test_an_output_that_nothing_can_be_relative_to_is_told(expected: Array, note: str) -> None:
+    assert one(expected, expected).note.startswith(note)
+    assert bool(one(expected, expected).note) == bool(note) or expected.dtype.kind == "i"

@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from rewriter import api, cli, scanner
 from rewriter.config import KEYS, Configuration, Settings, load
+from rewriter.config.settings import Shapes
 from rewriter.config.values import from_text, to_text
 from rewriter.errors import UsageError
 from rewriter.model import save
 from rewriter.presets import OTHERWISE
+from rewriter.verification import verify
 
 ABOUT_ONE_RUN = {
     "model",
@@ -29,11 +31,15 @@ ABOUT_ONE_RUN = {
     "dry_run",
     "in_place",
     "progress",
-    "max_latency_cost",
     "pareto",
     "search",
+    "original",
+    "fixed",
+    "timing",
+    "timeout",
+    "search_seconds",
 }
-"""Arguments of `fix` and `scan` that no file may set."""
+"""Arguments of `fix`, `scan` and `verify` that no file may set."""
 
 OF_THE_COMMANDS = {"report", "fail_on"}
 """Options that the commands handle themselves."""
@@ -72,17 +78,19 @@ def quick(*arguments: str | Path) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    ("function", "command"), [(api.fix, "fix"), (scanner.scan, "scan")], ids=["fix", "scan"]
+    ("function", "command"),
+    [(api.fix, "fix"), (scanner.scan, "scan"), (verify, "verify")],
+    ids=["fix", "scan", "verify"],
 )
 def test_every_option_of_a_command_can_be_configured(function: Any, command: Any) -> None:
-    """A new argument of `fix` or `scan` needs a field of `Settings`, or a word above why not."""
+    """A new argument of `fix`, `scan` or `verify` needs a field of `Settings`, or a word above why not."""
     arguments = set(inspect.signature(function).parameters) - ABOUT_ONE_RUN
     known = {name for name, key in KEYS.items() if command in key.of} - OF_THE_COMMANDS
     assert known - {"preset"} == arguments - {"preset"}
 
 
-def test_defaults_are_those_of_fix() -> None:
-    signature = inspect.signature(api.fix).parameters
+def test_defaults_are_those_of_fix_and_verify() -> None:
+    signature = {**inspect.signature(verify).parameters, **inspect.signature(api.fix).parameters}
     for field in fields(Settings):
         if field.name not in OF_THE_COMMANDS:
             assert field.default == signature[field.name].default, field.name
@@ -110,6 +118,7 @@ VALUES = [
     pytest.param("strict = true", "strict", True, id="a switch"),
     pytest.param("verify = false", "verify", False, id="a switch turned off"),
     pytest.param('io = "fp16"', "io", "fp16", id="a choice"),
+    pytest.param('engine = "emulation"', "engine", "emulation", id="an engine"),
     pytest.param(
         "[input-shapes]\nx = [1, 3]\n'a:b' = []", "input_shapes", {"x": (1, 3), "a:b": ()}, id="shapes"
     ),
@@ -135,6 +144,7 @@ TEXTS = [
     pytest.param("REWRITER_INPUT_SHAPES", "x:1x3,a:b:", {"x": (1, 3), "a:b": ()}, id="shapes"),
     pytest.param("REWRITER_INPUTS", "data.npz", Path("data.npz"), id="a path"),
     pytest.param("REWRITER_IO", "fp32", "fp32", id="a choice"),
+    pytest.param("REWRITER_PLUGIN_LIB", "a.so, b.so", (Path("a.so"), Path("b.so")), id="paths"),
 ]
 
 
@@ -152,10 +162,9 @@ def test_an_empty_variable_sets_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.key)
 def test_every_key_reads_from_a_text(key: Any) -> None:
-    examples = {bool: "true", int: "3", float: "0.5", tuple[str, ...]: "a,b", Path: "x"}
-    text = examples.get(
-        key.kind, "x:1x2" if key.name == "input_shapes" else getattr(key.kind, "__args__", "x")[0]
-    )
+    examples = {bool: "true", int: "3", float: "0.5", Path: "x", Shapes: "x:1x2"}
+    examples |= {tuple[str, ...]: "a,b", tuple[Path, ...]: "a.so,b.so"}
+    text = examples.get(key.kind, getattr(key.kind, "__args__", "x")[0])
     assert from_text(key, text) not in (None, "")
 
 
@@ -245,7 +254,7 @@ def test_the_order_of_the_sources(tmp_path: Path) -> None:
     assert told["io"] == ("keep", "command line")
     assert told["opset"] == (19, "environment (REWRITER_OPSET)")
     assert told["seed"] == (1, "pyproject.toml [tool.rewriter]")
-    assert told["tolerance"] == (1e-3, "preset accurate")
+    assert told["max_latency_cost"] == (0.1, "preset accurate")
     assert told["accumulation"] == ("fp16", "preset accurate")
     assert told["build"] == (True, "default")
     assert told["skip"] == ((), "default")
@@ -265,6 +274,14 @@ def test_a_plan_puts_the_wishes_of_later_sources_out_of_force(tmp_path: Path) ->
     own(tmp_path, 'keep-fp32 = ["*"]\ntolerance = 1e-3\nio = "fp16"\nseed = 3\n')
     arguments = loaded(tmp_path).with_options(plan=Path("plan.json")).arguments("fix")
     assert arguments == {"plan": Path("plan.json"), "seed": 3}
+
+
+def test_a_goal_puts_the_other_goal_of_later_sources_out_of_force(tmp_path: Path) -> None:
+    own(tmp_path, "tolerance = 1e-3\n")
+    in_force = loaded(tmp_path).with_options(max_latency_cost=0.05)
+    assert in_force.arguments("fix") == {"max_latency_cost": 0.05}
+    own(tmp_path, "max-latency-cost = 0.1\n")
+    assert loaded(tmp_path).with_options(tolerance=1e-4).arguments("fix") == {"tolerance": 1e-4}
 
 
 def test_shapes_on_the_command_line_ask_for_random_data(tmp_path: Path) -> None:
@@ -343,6 +360,11 @@ REFUSED = [
         "key 'passes': isolate-clip: option 'when' cannot be 'now' (pipeline",
         "choose from auto, always, never",
         id="a pipeline that does not parse",
+    ),
+    pytest.param("engine = 'trt'", "key 'engine': it cannot be \"trt\"", "tensorrt", id="no such engine"),
+    pytest.param("builds = 0", "key 'builds': it cannot be 0", "from 1 on", id="no build"),
+    pytest.param(
+        "plugin-lib = 'a.so'", "key 'plugin-lib'", "a list of paths", id="a path for a list of them"
     ),
     pytest.param("[input-shapes]\nx = [0]", "key 'input-shapes'", "sizes from 1", id="a shape without room"),
     pytest.param("x = ", "it is no TOML: Invalid value", "REWRITER_CONFIG", id="no TOML"),
@@ -503,7 +525,7 @@ def test_config_shows_what_is_in_force(model: Path, tmp_path: Path, monkeypatch:
     assert rows["File:"] == "pyproject.toml"
     assert rows["preset"] == '"accurate" pyproject.toml [tool.rewriter]'
     assert rows["opset"] == "18 environment (REWRITER_OPSET)"
-    assert rows["tolerance"] == "0.001 preset accurate"
+    assert rows["max-latency-cost"] == "0.1 preset accurate"
     assert rows["seed"] == "0 default"
     assert {key.key for key in KEYS.values()} <= set(rows)
     assert "REWRITER_TOLERENCE is unknown" in out
@@ -538,3 +560,36 @@ def test_the_example_of_the_page_is_read(tmp_path: Path) -> None:
     in_force = loaded(tmp_path).with_options()
     assert in_force.settings.keep_fp32 == ("*/head/*",)
     assert in_force.settings.inputs == tmp_path / "calibration"
+
+
+# verify
+
+
+def test_verify_reads_its_data_and_its_tolerance_from_a_file(tmp_path: Path) -> None:
+    model = save(graph("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((1, 4), np.float32))
+    own(tmp_path, 'inputs = "data.npz"\nengine = "onnxruntime"\nbuilds = 2\ntolerance = 2e-3\n')
+    report = tmp_path / "report.json"
+    code, _, error = quick("verify", model, model, "--json", report)
+    assert code == 0, error
+    assert "configuration: rewriter.toml sets tolerance, inputs, engine, builds" in error
+    told = json.loads(report.read_text())
+    assert told["tolerance"] == {
+        "value": 2e-3,
+        "metric": "relative-l2",
+        "source": "rewriter.toml, key 'tolerance'",
+    }
+    assert (len(told["builds"]), told["data"]["real"]) == (2, True)
+    quick("verify", model, model, "--json", report, "--tolerance", "0.1", "--builds", "1")
+    told = json.loads(report.read_text())
+    assert (told["tolerance"]["source"], len(told["builds"])) == ("--tolerance", 1)
+
+
+def test_what_a_file_says_of_verify_is_blamed_on_the_file(tmp_path: Path) -> None:
+    model = save(graph("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"), tmp_path / "model.onnx")
+    own(tmp_path, 'plugin-lib = ["gone.so"]\nmetric = "psnr"\n')
+    code, _, error = quick("verify", model, model, "--engine", "onnxruntime")
+    assert code == 2
+    assert f"error: rewriter.toml, key 'plugin-lib': no such file: {tmp_path / 'gone.so'}" in error
+    own(tmp_path, 'metric = "psnr"\n')
+    assert quick("verify", model, model, "--engine", "onnxruntime")[0] == 0, "a goal of fix, not of verify"

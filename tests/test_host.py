@@ -50,6 +50,26 @@ def test_a_gpu_describes_itself() -> None:
     assert str(H200) == "NVIDIA H200 (compute capability 9.0, driver for CUDA 13.0)"
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023",
+            "535.104.05",
+            id="closed",
+        ),
+        pytest.param(
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build",
+            "580.65.06",
+            id="open",
+        ),
+        pytest.param("GCC version: 12.2.0", "", id="not there"),
+    ],
+)
+def test_the_driver_says_its_release(text: str, expected: str) -> None:
+    assert driver.release(text) == expected
+
+
 @without_gpu
 def test_without_a_gpu_there_is_no_engine_but_onnx_runtime() -> None:
     assert not driver.has_gpu()

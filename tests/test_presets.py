@@ -18,7 +18,7 @@ from rewriter.config import KEYS
 from rewriter.config.values import from_toml
 from rewriter.errors import UsageError
 from rewriter.pipeline import parse
-from rewriter.presets import ACCURATE_TOLERANCE, DEFAULT_PRESET, OTHERWISE, PRESETS, preset_named
+from rewriter.presets import ACCURATE_COST, DEFAULT_PRESET, OTHERWISE, PRESETS, preset_named
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 
@@ -71,21 +71,20 @@ def test_an_unknown_preset_names_the_nearest() -> None:
 
 def test_what_is_given_comes_before_the_preset() -> None:
     accurate = preset_named("accurate")
-    assert accurate.choose("tolerance", 0.5) == 0.5
-    assert accurate.choose("tolerance") == ACCURATE_TOLERANCE
+    assert accurate.choose("max_latency_cost", 0.5) == 0.5
+    assert accurate.choose("max_latency_cost") == ACCURATE_COST
     assert accurate.choose("io") == OTHERWISE["io"]
 
 
-def test_accurate_searches_in_fp16_accumulators(matmul: onnx.ModelProto) -> None:
-    """The MatMul alone is 5e-4 off, with FP32 sums or FP16 ones: within the tolerance."""
+def test_accurate_spends_a_budget_with_fp16_accumulators(matmul: onnx.ModelProto) -> None:
     result = api.fix(matmul, preset="accurate", inputs=[data()], build=False)
     assert result.verdict is not None and result.verdict.passed
     told = " ".join(check.summary for check in result.verdict.checks)
-    assert "relative-l2 at most 0.001 is met" in told
+    assert f"at most {ACCURATE_COST:g} more latency: relative-l2" in told
     assert "FP16 accumulators" in told
 
 
-def test_accurate_fails_where_no_plan_is_accurate_enough() -> None:
+def test_accurate_takes_an_error_in_place_of_its_budget() -> None:
     """Both weights are 1 in FP16, and the difference is all that is left."""
     text = """
         g (float[4,2] x) => (float[4,1] y) <float[2,1] w = {1.0004, -1.0001}> {
@@ -93,22 +92,17 @@ def test_accurate_fails_where_no_plan_is_accurate_enough() -> None:
             y = Relu(m)
         }"""
     ones = np.ones((4, 2), np.float32)
-    result = api.fix(graph(text).proto, preset="accurate", inputs=[{"x": ones}], build=False)
+    result = api.fix(graph(text).proto, preset="accurate", tolerance=1e-3, inputs=[{"x": ones}], build=False)
     assert result.verdict is not None and not result.verdict.passed
     assert "cannot be met" in " ".join(check.summary for check in result.verdict.checks)
 
 
-def test_a_plan_or_a_pipeline_without_one_needs_no_tolerance_of_the_preset(
+def test_a_plan_or_a_pipeline_without_one_needs_no_budget_of_the_preset(
     matmul: onnx.ModelProto, tmp_path: Path
 ) -> None:
     api.fix(matmul, inputs=[data()], verify=False, save_plan=tmp_path / "plan.json")
     api.fix(matmul, preset="accurate", plan=tmp_path / "plan.json", verify=False)
     api.fix(matmul, preset="accurate", passes="clean-casts", verify=False)
-
-
-def test_the_tolerance_of_a_preset_is_of_its_metric(matmul: onnx.ModelProto) -> None:
-    with pytest.raises(UsageError, match=r"--metric: the tolerance of preset accurate is one of relative-l2"):
-        api.fix(matmul, preset="accurate", metric="psnr")
 
 
 def test_migrate_keeps_inputs_and_outputs_and_names_the_command_of_trtexec_11(tmp_path: Path) -> None:

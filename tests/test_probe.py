@@ -185,6 +185,10 @@ def test_recorded_answers_serve_their_own_library_and_release(
     assert not store.known_target(Target("tensorrt-rtx", (1, 4))).answers
     assert not store.known_target(Target("tensorrt")).answers
     assert known == Target("tensorrt-rtx")
+    assert known.known_from == (
+        "recorded of tensorrt-rtx 1.6.1.120 on NVIDIA H200, driver CUDA 13.0, not measured here"
+    )
+    assert store.known_target(Target("tensorrt")).known_from == ""
 
 
 MINE = Answers(
@@ -206,9 +210,21 @@ def test_measured_answers_are_kept_and_go_before_recorded_ones(
     path = remember(MINE)
     assert path.is_relative_to(tmp_path)
     assert store.measured(Target("tensorrt-rtx", (1, 6))) == MINE
-    assert store.known_target(Target("tensorrt-rtx")).answers == {"conv-clip": "wrong"}
+    here = store.known_target(Target("tensorrt-rtx"))
+    assert here.answers == {"conv-clip": "wrong"}
+    assert here.known_from == "measured here: tensorrt-rtx 1.6.1.120 on Some GPU, driver CUDA 13.0"
     assert store.measured(Target("tensorrt")) is None
     monkeypatch.setattr(host, "gpu", lambda: Gpu("Another GPU", (9, 0), (13, 0)))
+    assert store.measured() is None
+
+
+def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.65.06"))
+    mine = replace(MINE, driver="580.65.06, CUDA 13.0")
+    remember(mine)
+    assert store.measured() == mine
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.95.05"))
     assert store.measured() is None
 
 

@@ -49,6 +49,30 @@ def test_which_releases_a_defect_concerns(quirk: str, target: str, expected: boo
     assert BY_ID[quirk].concerns(Target.parse(target)) is expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        pytest.param("wrong", True, id="seen, whatever the release"),
+        pytest.param("right", False, id="not there, although the release is listed"),
+        pytest.param("unknown", None, id="asked in vain: the table decides"),
+    ],
+)
+def test_what_a_probe_saw_comes_before_the_table(answer: str, expected: bool | None) -> None:
+    quirk = BY_ID["cumsum-shared-axis"]
+    assert quirk.concerns(Target("tensorrt", (), {quirk.probe: answer})) is expected
+    if expected is not None:
+        assert quirk.concerns(Target("tensorrt-rtx", (1, 6), {quirk.probe: answer})) is expected
+
+
+def test_a_probe_that_a_row_names_is_one_that_there_is() -> None:
+    from rewriter.probe.ask import PROBES
+
+    known = {probe.name: probe.values for probe in PROBES}
+    named = {quirk.probe for quirk in table() if quirk.probe}
+    assert named
+    assert all(set(known[name]) == {"right", "wrong"} for name in named)
+
+
 def conv(kernel: int, stride: int, more: str = "y = Relu(c)") -> str:
     return f"""
         g (float[1,1,64,64] x, float[1,1,{kernel},{kernel}] w) => (float y) {{
@@ -140,3 +164,13 @@ def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[
     settings = Settings(LOW_TYPES["fp16"], target=Target.parse(target))
     found = list(known_defects(Survey(graph, 0, {}, {"": opset}, settings)))
     assert {h.severity for h in found if "opset 20" in h.reason} == expected
+
+
+def test_a_finding_says_that_it_was_seen() -> None:
+    source = graphs.graph(CLIP.replace("BODY", "a = MatMul(x, x)"))
+    graph = open_graphs(source, facts.infer(source))[0]
+    target = Target("tensorrt-rtx", (1, 6), {"matmul-add-clip": "wrong"})
+    settings = Settings(LOW_TYPES["fp16"], target=target)
+    (finding,) = known_defects(Survey(graph, 0, {}, {"": 17}, settings))
+    assert finding.reason.endswith("(seen by `rewriter probe` on tensorrt-rtx 1.6)")
+    assert finding.severity == "error"

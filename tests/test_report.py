@@ -51,6 +51,7 @@ GOOD = Verdict(
         Check("build", None, "no TensorRT is installed"),
     )
 )
+REACHED = Check("tolerance", True, "the cheapest of 3 plans that reach 0.001")
 BAD = Verdict((Check("emulation", False, "FP16 emulated: NOT within", (output(error=0.3, finite=False),)),))
 
 
@@ -210,6 +211,21 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
         pytest.param(
             {"verdict": None}, "Fixed, NOT verified (--no-verify): out/fixed.onnx", id="no verification"
         ),
+        pytest.param(
+            {"verdict": Verdict((REACHED,))},
+            "Fixed, NOT verified (--no-verify): out/fixed.onnx",
+            id="a goal that was reached verifies nothing",
+        ),
+        pytest.param(
+            {"verdict": Verdict((replace(REACHED, passed=False),))},
+            "VERIFICATION FAILED (tolerance): out/fixed.onnx",
+            id="a goal that was not reached",
+        ),
+        pytest.param(
+            {"verdict": Verdict((REACHED, *GOOD.checks))},
+            "Fixed and verified: out/fixed.onnx",
+            id="a goal and a verification",
+        ),
         pytest.param({"output": None}, "Fixed and verified: nothing written", id="a dry run"),
         pytest.param({"plan": None}, "Fixed and verified: out/fixed.onnx\n", id="structure only"),
         pytest.param({"verdict": Verdict(())}, "VERIFICATION FAILED (no check could be made)", id="no check"),
@@ -217,6 +233,15 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
 )
 def test_verdict_line(changes: dict[str, object], line: str) -> None:
     assert line in printed(result(**changes), verbosity=-1)
+
+
+def test_where_the_answers_of_probes_come_from_is_said() -> None:
+    recorded = Target("tensorrt-rtx", known_from="recorded of tensorrt-rtx 1.6 on a GPU, not measured here")
+    text = flat(printed(result(target=recorded)))
+    assert "Target: tensorrt-rtx; known of it by `rewriter probe`: recorded of tensorrt-rtx 1.6" in text
+    assert json_report.as_dict(result(target=recorded))["probe"] == recorded.known_from
+    assert "by `rewriter probe`: nothing, so that" in flat(printed(result(target=Target())))
+    assert json_report.as_dict(result(target=Target()))["probe"] is None
 
 
 def test_random_data_and_warnings_are_said() -> None:

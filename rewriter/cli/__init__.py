@@ -6,34 +6,18 @@ A command parses, calls one function of the API, and turns the outcome into an e
 from __future__ import annotations
 
 import gc
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup, TyperOption
 
 from rewriter import __version__
 from rewriter.cli import compare_inputs, config, fix, hook, locate, passes, presets, probe, scan, verify
-
-COMPLETION = {
-    "install_completion": "Complete names on TAB in this shell",
-    "show_completion": "Print what that would install",
-}
-"""Typer's own texts of these options take five lines of a screen."""
-
-
-class _Root(TyperGroup):
-    def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
-        for param in params:
-            if isinstance(param, TyperOption) and param.name in COMPLETION:
-                param.help = COMPLETION[param.name]
-                param.hidden = param.name == "show_completion"  # for those who know that it is there
-        return params
-
+from rewriter.cli.plain import Command, Group
 
 app = typer.Typer(
     name="rewriter",
-    cls=_Root,
+    cls=Group,
     help="Makes ONNX models safe for a TensorRT build in FP16, and proves it.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -42,15 +26,16 @@ app = typer.Typer(
 MODELS, AROUND = "A model", "Around it"
 """Groups of commands in `rewriter --help`."""
 
-app.command(rich_help_panel=MODELS, short_help="Make MODEL safe and fast in FP16, and check it")(fix.fix)
-app.command(rich_help_panel=MODELS, short_help="Find what would go wrong; change nothing")(scan.scan)
-app.command(rich_help_panel=MODELS, short_help="Compare every output of two versions")(verify.verify)
-app.command(rich_help_panel=MODELS, short_help="Find the first tensor that goes wrong")(locate.locate)
-app.command("compare-inputs", rich_help_panel=MODELS, short_help="Find how two preprocessings differ")(
-    compare_inputs.compare_inputs
-)
-app.command(rich_help_panel=AROUND, short_help="What this TensorRT does on this GPU")(probe.probe)
-app.command(rich_help_panel=AROUND, short_help="Options in force, and where each comes from")(config.config)
+_of_models = partial(app.command, cls=Command, rich_help_panel=MODELS)
+_around = partial(app.command, cls=Command, rich_help_panel=AROUND)
+
+_of_models(short_help="Make MODEL safe and fast in FP16, and check it")(fix.fix)
+_of_models(short_help="Find what would go wrong; change nothing")(scan.scan)
+_of_models(short_help="Compare every output of two versions")(verify.verify)
+_of_models(short_help="Find the first tensor that goes wrong")(locate.locate)
+_of_models("compare-inputs", short_help="Find how two preprocessings differ")(compare_inputs.compare_inputs)
+_around(short_help="What this TensorRT does on this GPU")(probe.probe)
+_around(short_help="Options in force, and where each comes from")(config.config)
 app.add_typer(
     presets.app, name="presets", rich_help_panel=AROUND, help="Pipelines by name; `presets show NAME`"
 )

@@ -10,6 +10,7 @@ import typer
 from rewriter.cli import complete
 from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
 from rewriter.cli.options import (
+    ENGINE,
     FLAG,
     OUTCOME,
     PASSES,
@@ -17,7 +18,11 @@ from rewriter.cli.options import (
     SEARCH,
     Inputs,
     InputShape,
+    MaxShapes,
+    MinShapes,
     ModelPath,
+    OptShapes,
+    PluginLib,
     Preset,
     Seed,
     Target,
@@ -26,6 +31,7 @@ from rewriter.cli.options import (
     check_pareto,
     configured,
     option,
+    profile,
     shapes,
     share,
     split,
@@ -58,7 +64,7 @@ def fix(
     skip: Annotated[
         list[str] | None, option(PASSES, "A,B", "Leave these passes out", autocompletion=complete.passes)
     ] = None,
-    opset: Annotated[int | None, option(PASSES, "N", "Operator set of the result [17; BF16: 22; RMSNorms: 23]")] = None,
+    opset: Annotated[int | None, option(PASSES, "N", "Operator set [17; BF16: 22; RMSNorms: 23]")] = None,
     target: Target = None,
     precision: Annotated[
         Literal["fp16", "bf16", "fp32"] | None,
@@ -97,6 +103,9 @@ def fix(
     search: Annotated[
         Literal["emulation", "gpu"], option(SEARCH, "BY", "Who judges: emulation (default), gpu")
     ] = "emulation",
+    search_seconds: Annotated[
+        float, option(SEARCH, "SECONDS", "On the GPU; then the best so far [300]")
+    ] = 300.0,
     verify: Annotated[
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")
     ] = None,
@@ -110,6 +119,11 @@ def fix(
         bool | None, option(OUTCOME, FLAG, "Write nothing if a check fails", "--strict/--no-strict")
     ] = None,
     build_timeout: Annotated[float | None, option(OUTCOME, "SECONDS", "For TensorRT's build [600]")] = None,
+    engine: Annotated[str | None, option(ENGINE, "NAME", "auto, tensorrt, tensorrt-rtx, emulation")] = None,
+    plugin_lib: PluginLib = None,
+    min_shapes: MinShapes = None,
+    opt_shapes: OptShapes = None,
+    max_shapes: MaxShapes = None,
     report: Annotated[Path | None, option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
     verbose: Verbose = False,
     quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")] = False,
@@ -141,6 +155,7 @@ def fix(
             keep_fp32_op=split(keep_fp32_op),
             plan=plan,
             tolerance=tolerance,
+            max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
             metric=metric,
             weak_typing=weak_typing,
             verify=verify,
@@ -148,12 +163,13 @@ def fix(
             accumulation=accumulation,
             strict=strict,
             build_timeout=build_timeout,
+            engine=engine,
+            plugin_lib=plugin_lib,
+            **profile(min_shapes, opt_shapes, max_shapes),
             report=report,
         )
         chosen = in_force.settings
         arguments = in_force.arguments("fix")
-        if max_latency_cost is not None and tolerance is None:
-            arguments["tolerance"] = None  # a file's goal gives way to that of the command line
         read = [path for path in (model, output, chosen.plan) if path is not None]
         check_extra(in_force.where("report"), chosen.report, [*read, *([save_plan] if save_plan else [])])
         check_extra("--save-plan", save_plan, read)
@@ -163,9 +179,9 @@ def fix(
                 model,
                 output or (model if in_place else None),
                 save_plan=save_plan,
-                max_latency_cost=share(max_latency_cost, "--max-latency-cost"),
                 pareto=pareto is not None,
                 search=search,
+                search_seconds=search_seconds,
                 dry_run=dry_run,
                 in_place=in_place,
                 progress=shown,

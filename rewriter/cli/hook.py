@@ -10,18 +10,21 @@ import typer
 
 from rewriter.cli.exits import BAD_INPUT, FAILED, exit_codes, reader_may_leave
 from rewriter.cli.options import FLAG, Inputs, Verbose
+from rewriter.cli.plain import Command, Group
 
 if TYPE_CHECKING:
     from rewriter.hooks.precommit import Outcome
 
-app = typer.Typer(help="For training repositories: install the pre-commit hooks, and what they run.")
+app = typer.Typer(
+    cls=Group, help="For training repositories: install the pre-commit hooks, and what they run."
+)
 
 Models = Annotated[
     list[Path], typer.Argument(metavar="MODEL...", show_default=False, help="Files, as pre-commit gives them")
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def install(
     fix: Annotated[bool, typer.Option("--fix", metavar=FLAG, help="Install rewriter-fix, too")] = False,
     repo: Annotated[
@@ -50,7 +53,7 @@ def install(
                 typer.echo("next: pre-commit install, and commit both files")
 
 
-@app.command()
+@app.command(cls=Command)
 def scan(
     models: Models,
     inputs: Inputs = None,
@@ -73,7 +76,7 @@ def scan(
     _run((scan_file(model, **options) for model in models), verbose=verbose)
 
 
-@app.command()
+@app.command(cls=Command)
 def fix(
     models: Models,
     inputs: Inputs = None,

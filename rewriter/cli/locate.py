@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
-from rewriter.cli.options import FLAG, OUTCOME, Inputs, InputShape, Seed, check_extra, option, shapes
+from rewriter.cli.options import (
+    ENGINE,
+    OUTCOME,
+    Inputs,
+    InputShape,
+    MaxShapes,
+    MinShapes,
+    OptShapes,
+    PluginLib,
+    Seed,
+    check_extra,
+    option,
+    profile,
+    shapes,
+)
 
 if TYPE_CHECKING:
+    from rewriter.deployment import Deployment
+    from rewriter.inputs import Samples
     from rewriter.locate import Location, Options
+    from rewriter.model import Model
 
 SEARCH = "Search"
-EMULATION = "emulation"
+AUTO = "auto"
+
+MOST_SAMPLES = 4
+"""Samples that are looked at: every build of the search runs all of them."""
 
 Original = Annotated[Path, typer.Argument(metavar="ORIGINAL", help="The model as it was, taken in FP32")]
 Other = Annotated[Path, typer.Argument(metavar="OTHER", help="The model that goes wrong")]
@@ -26,40 +47,43 @@ def locate(
     inputs: Inputs = None,
     input_shape: InputShape = None,
     seed: Seed = None,
-    engine: Annotated[
-        str,
-        option(
-            SEARCH,
-            "NAME",
-            "auto (the best on this GPU, else emulation), tensorrt, tensorrt-rtx, onnxruntime, "
-            "onnxruntime-cuda or emulation",
-        ),
-    ] = "auto",
+    engine: Annotated[str, option(ENGINE, "NAME", "One of those above; auto: the best here")] = AUTO,
+    plugin_lib: PluginLib = None,
+    min_shapes: MinShapes = None,
+    opt_shapes: OptShapes = None,
+    max_shapes: MaxShapes = None,
+    timeout: Annotated[float, option(ENGINE, "SECONDS", "For each build, and for each run [600]")] = 600.0,
     tolerance: Annotated[
         float, typer.Option(min=0.0, metavar="X", help="Error that is wrong [5e-3]", show_default=False)
     ] = 5e-3,
     marks: Annotated[int, option(SEARCH, "N", "Tensors to mark in one build [8]")] = 8,
     max_builds: Annotated[int, option(SEARCH, "N", "Builds to make at most [48]")] = 48,
-    rescaled: Annotated[
-        bool, option(SEARCH, FLAG, "OTHER keeps tensors times powers of two (pass rescale)")
-    ] = False,
     json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the result as JSON, too")] = None,
 ) -> None:
     """Find the first tensor at which OTHER leaves ORIGINAL when an engine runs it.
 
+    Engine: auto, tensorrt, tensorrt-rtx, onnxruntime, onnxruntime-cuda, emulation
+
     Exits with 0 if nothing is wrong, with 1 if something is, with 2 on bad usage or model.
     """
     with exit_codes():
+        from rewriter.deployment import deployment
         from rewriter.errors import UsageError
         from rewriter.locate import Options
+        from rewriter.model import load
         from rewriter.report import locate as report
         from rewriter.report.terminal import console
 
         check_extra("--json", json, [original, other])
         if marks < 1 or max_builds < 1:
             raise UsageError("at least one is needed", where="--marks, --max-builds", hint="8 and 48 do well")
-        options = Options(tolerance=tolerance, marks=marks, max_builds=max_builds, rescaled=rescaled)
-        found = _located(original, other, inputs, shapes(input_shape), seed or 0, engine, options)
+        if not timeout > 0:
+            raise UsageError(f"it cannot be {timeout:g}", where="--timeout", hint="seconds, such as 600")
+        options = Options(tolerance=tolerance, marks=marks, max_builds=max_builds)
+        deployed = deployment(engine, plugin_lib or (), **profile(min_shapes, opt_shapes, max_shapes))
+        samples, notes = _data(load(original), inputs, shapes(input_shape), seed or 0, deployed)
+        found = _located(original, other, samples, deployed, options, timeout)
+        found = replace(found, notes=(*notes, *found.notes))
         if json is not None:
             report.write_json(found, json)
         with reader_may_leave():
@@ -68,29 +92,38 @@ def locate(
             raise typer.Exit(FAILED)
 
 
-def _located(
-    original: Path,
-    other: Path,
-    inputs: Path | None,
-    sizes: dict[str, tuple[int, ...]],
-    seed: int,
-    engine: str,
-    options: Options,
-) -> Location:
-    from rewriter import locate as search
-    from rewriter.engines import host
+def _data(
+    model: Model, inputs: Path | None, sizes: dict[str, tuple[int, ...]], seed: int, deployed: Deployment
+) -> tuple[Samples, list[str]]:
+    """The samples to look at, and what the user should know of them."""
+    from rewriter.expectations import data_warnings
     from rewriter.inputs import load_samples, random_samples
-    from rewriter.model import load
-    from rewriter.report.progress import progress
 
-    model = load(original)
+    deployed.check(model.signature)
+    wanted = deployed.usual | sizes
     samples = (
         load_samples(inputs, model)
         if inputs is not None
-        else random_samples(model, seed=seed, input_shapes=sizes)
+        else random_samples(model, seed=seed, input_shapes=wanted)
     )
-    choice = host.choose().engine or EMULATION if engine == "auto" else engine
-    if choice == EMULATION:
-        return search.locate_by_emulation(model, load(other), samples, options)
+    deployed.check_data(samples.source.spans)
+    notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(model, samples)]
+    if len(samples) > MOST_SAMPLES:
+        notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")
+    return samples.first(MOST_SAMPLES), notes
+
+
+def _located(
+    original: Path, other: Path, samples: Samples, deployed: Deployment, options: Options, timeout: float
+) -> Location:
+    from rewriter import locate as search
+    from rewriter.engines.protocol import Settings
+    from rewriter.model import load
+    from rewriter.report.progress import progress
+
+    engine = deployed.choose().engine
+    if engine is None:
+        return search.locate_by_emulation(load(original), load(other), samples, options)
+    settings = Settings(engine, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout)
     with progress(shown=True) as shown:
-        return search.locate(original, other, samples, host.require(choice), options, progress=shown)
+        return search.locate(original, other, samples, engine, options, settings, deployed.profile, shown)

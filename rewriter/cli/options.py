@@ -33,6 +33,10 @@ InputShape = Annotated[
     list[str] | None, typer.Option(metavar="NAME:1x3x8", help="Shape of an input for random data")
 ]
 PluginLib = Annotated[list[Path] | None, option(ENGINE, "FILE", "A library with TensorRT plugins")]
+SHAPES = "NAME:1x3x8,..."
+MinShapes = Annotated[str | None, option(ENGINE, SHAPES, "Smallest shapes of the profile")]
+OptShapes = Annotated[str | None, option(ENGINE, SHAPES, "Usual shapes [those of the samples]")]
+MaxShapes = Annotated[str | None, option(ENGINE, SHAPES, "Largest shapes")]
 Seed = Annotated[int | None, typer.Option(min=0, metavar="N", help="Of random data [0]", show_default=False)]
 Preset = Annotated[
     str | None,
@@ -97,6 +101,12 @@ def shapes(texts: list[str] | None, option: str = "--input-shape") -> dict[str, 
             raise UsageError(f"{text!r} is not a shape", where=option, hint=str(error)) from error
         found[name] = dims
     return found
+
+
+def profile(low: str | None, usual: str | None, high: str | None) -> dict[str, Any]:
+    """`--min-shapes`, `--opt-shapes` and `--max-shapes` as the API takes them."""
+    texts = {"min_shapes": low, "opt_shapes": usual, "max_shapes": high}
+    return {name: shapes(split([text or ""]), f"--{name.replace('_', '-')}") for name, text in texts.items()}
 
 
 def configured(model: Path, *, quiet: bool, **given: Any) -> InForce:

@@ -8,8 +8,9 @@ import typer
 
 from rewriter.cli import complete
 from rewriter.cli.exits import exit_codes, reader_may_leave
+from rewriter.cli.plain import Command, Group
 
-app = typer.Typer()
+app = typer.Typer(cls=Group)
 
 
 @app.callback(invoke_without_command=True)
@@ -22,7 +23,7 @@ def _list_passes(context: typer.Context) -> None:
             console().print(overview())
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def _show_pass(
     name: Annotated[
         str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=complete.passes)

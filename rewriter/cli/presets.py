@@ -8,8 +8,9 @@ import typer
 
 from rewriter.cli import complete
 from rewriter.cli.exits import exit_codes, reader_may_leave
+from rewriter.cli.plain import Command, Group
 
-app = typer.Typer()
+app = typer.Typer(cls=Group)
 
 
 @app.callback(invoke_without_command=True)
@@ -22,7 +23,7 @@ def _list_presets(context: typer.Context) -> None:
             console().print(presets.overview())
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 def _show_preset(
     name: Annotated[
         str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=complete.presets)

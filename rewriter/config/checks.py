@@ -48,10 +48,30 @@ def a_number(value: float) -> None:
         raise ValueError("it takes a number, such as 1e-3")
 
 
+def a_share(value: float) -> None:
+    """A share of 0 or more."""
+    if not 0.0 <= value < math.inf:
+        raise ValueError("such as 0.05")
+
+
 def positive(value: float) -> None:
     """More than 0."""
     if not value > 0:
         raise ValueError("it takes a number above 0")
+
+
+def at_least_one(value: int) -> None:
+    """From 1 on."""
+    if value < 1:
+        raise ValueError("it takes a whole number from 1 on")
+
+
+def engine(name: str) -> None:
+    """A name that `verify` takes; whether it runs here, and whether `fix` takes it, is seen there."""
+    from rewriter.deployment import ENGINES
+
+    if name not in ENGINES:
+        raise ValueError(nearest(name, ENGINES))
 
 
 def not_negative(value: int) -> None:

@@ -23,7 +23,9 @@ CONFIG = f"{PREFIX}CONFIG"
 
 HIDES: Mapping[str, tuple[str, ...]] = {
     "preset": ("passes",),
-    "plan": ("keep_fp32", "keep_fp32_op", "precision", "io", "tolerance"),
+    "plan": ("keep_fp32", "keep_fp32_op", "precision", "io", "tolerance", "max_latency_cost"),
+    "tolerance": ("max_latency_cost",),
+    "max_latency_cost": ("tolerance",),
     "input_shapes": ("inputs",),
 }
 """Options that make sense of others: set in one source, they put out of force the others of later sources."""
@@ -77,14 +79,14 @@ class InForce:
     hidden: tuple[str, ...]
 
     def arguments(self, command: Command) -> dict[str, Any]:
-        """Keyword arguments of `rewriter.fix` or `rewriter.scan`, without `report` and `fail_on`.
+        """Keyword arguments of `rewriter.fix`, `scan` or `verify`, without `report` and `fail_on`.
 
-        For `fix`, what the user set: the rest is up to it and the preset. For `scan`, which has no
-        presets, every value, where the preset's precision is one to scan for.
+        For `fix` and `verify`, what the user set: the rest is up to them and the preset. For `scan`, which
+        has no presets, every value, where the preset's precision is one to scan for.
         """
         values = {name: getattr(self.settings, name) for name, key in KEYS.items() if command in key.of}
         values = {name: value for name, value in values.items() if name not in ("report", "fail_on")}
-        if command == "fix":
+        if command != "scan":
             return {name: value for name, value in values.items() if self.origins[name].source}
         del values["preset"]
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}

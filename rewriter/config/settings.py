@@ -18,7 +18,7 @@ from rewriter.emulation import Accumulation
 from rewriter.plan import InputsOutputs, Precision
 from rewriter.presets import DEFAULT_PRESET, preset_named
 
-Command = Literal["fix", "scan"]
+Command = Literal["fix", "scan", "verify"]
 Shapes = Mapping[str, tuple[int, ...]]
 PREFIX = "REWRITER_"
 
@@ -36,11 +36,13 @@ def _option(
 
 
 _BOTH: tuple[Command, ...] = ("fix", "scan")
+_ALL: tuple[Command, ...] = ("fix", "scan", "verify")
+_RUN: tuple[Command, ...] = ("fix", "verify")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Options by the names that `rewriter.fix` and `rewriter.scan` have for them.
+    """Options by the names that `rewriter.fix`, `rewriter.scan` and `rewriter.verify` have for them.
 
     `report` and `fail_on` belong to the commands alone. None means that the preset or the function decides.
     """
@@ -68,22 +70,42 @@ class Settings:
     )
     plan: Path | None = _option("a plan to apply exactly, as `--save-plan` wrote it")
     tolerance: float | None = _option(
-        "search for the cheapest plan that emulates within this", check=checks.a_number
+        "fix: search for the cheapest plan that emulates within this; verify: what is allowed",
+        of=_RUN,
+        check=checks.a_number,
     )
-    metric: str | None = _option("what `tolerance` is one of", check=checks.metric)
+    max_latency_cost: float | None = _option(
+        "search for the most accurate plan that costs at most this share of latency: `0.05`",
+        check=checks.a_share,
+        words=("latency-cost", "budget"),
+    )
+    metric: str | None = _option("of accuracy: what `tolerance` is one of", of=_RUN, check=checks.metric)
     weak_typing: bool | None = _option("write FP32, and constraints for the builder of TensorRT 8 to 10")
     inputs: Path | None = _option(
-        "sample data: npz, folder, or Polygraphy's JSON", of=_BOTH, words=("data", "samples", "calibration")
+        "sample data: npz, folder, or Polygraphy's JSON", of=_ALL, words=("data", "samples", "calibration")
     )
     input_shapes: Shapes | None = _option(
-        "shapes of inputs for random data", of=_BOTH, words=("shapes", "input-shape")
+        "shapes of inputs for random data", of=_ALL, words=("shapes", "input-shape")
     )
-    seed: int = _option("seed of random data", 0, of=_BOTH, check=checks.not_negative)
+    seed: int = _option("seed of random data", 0, of=_ALL, check=checks.not_negative)
     verify: bool = _option("compare, emulate and build", True)
     build: bool = _option("build with TensorRT as a part of that", True)
-    accumulation: Accumulation | None = _option("how the emulation sums FP16 MatMul, Gemm and Conv")
+    accumulation: Accumulation | None = _option("how the emulation sums FP16 MatMul, Gemm and Conv", of=_RUN)
     strict: bool = _option("write nothing if a check fails", False)
     build_timeout: float = _option("seconds for TensorRT's build", 600.0, check=checks.positive)
+    engine: str = _option("what builds and runs; auto: the best here", "auto", of=_RUN, check=checks.engine)
+    builds: int = _option(
+        "how often it builds; the worst build is judged",
+        1,
+        of=("verify",),
+        check=checks.at_least_one,
+    )
+    plugin_lib: tuple[Path, ...] = _option(
+        "shared libraries with TensorRT plugins", (), of=_RUN, words=("plugins",)
+    )
+    min_shapes: Shapes | None = _option("smallest shapes of the optimisation profile", of=_RUN)
+    opt_shapes: Shapes | None = _option("its usual shapes", of=_RUN)
+    max_shapes: Shapes | None = _option("its largest shapes", of=_RUN)
     report: Path | None = _option("where the outcome goes as JSON", words=("json",))
     fail_on: Literal["warning", "error"] | None = _option("findings that make it exit with 1", of=("scan",))
 

@@ -28,6 +28,7 @@ EXPECTED: dict[Any, str] = {
     str: "a text",
     Path: "a path",
     tuple[str, ...]: "a list of texts",
+    tuple[Path, ...]: "a list of paths",
     Shapes: "a table of shapes, such as { image = [1, 3, 224, 224] }",
 }
 
@@ -55,6 +56,8 @@ def from_toml(key: Key, value: Any, folder: Path) -> Any:
         return _choice(value, get_args(kind))
     if kind == tuple[str, ...] and _texts(value):
         return tuple(value)
+    if kind == tuple[Path, ...] and _texts(value):
+        return tuple(folder / Path(part).expanduser() for part in value)
     if kind == Shapes and isinstance(value, Mapping):
         return {name: _shape(dims) for name, dims in value.items()}
     if kind is Path and isinstance(value, str) and value:
@@ -79,6 +82,8 @@ def from_text(key: Key, text: str) -> Any:
         return TRUTH[text.lower()]
     if kind == tuple[str, ...]:
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if kind == tuple[Path, ...]:
+        return from_toml(key, [part.strip() for part in text.split(",") if part.strip()], Path())
     if kind == Shapes:
         return dict(shape_from_text(part) for part in text.split(","))
     if kind in (int, float):

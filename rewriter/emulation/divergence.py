@@ -15,7 +15,7 @@ import numpy as np
 
 from rewriter import facts as tensor_facts
 from rewriter.emulation import Accumulation, emulation, reference
-from rewriter.emulation.side_by_side import Row, SideBySide
+from rewriter.emulation.side_by_side import UNSCALED, Row, SideBySide
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
 
@@ -61,6 +61,7 @@ def diverge(
     fixed: Model,
     samples: Iterable[Mapping[str, Array]],
     accumulation: Accumulation = "fp16",
+    exponents: Mapping[str, int] = UNSCALED,
 ) -> Divergence:
     """Compare `fixed` with `original`, tensor by tensor, over all samples together.
 
@@ -68,13 +69,17 @@ def diverge(
         original: The model before `mixed-precision`, with inputs of the samples' types.
         fixed: The same nodes in reduced precision.
         accumulation: As for `emulation.emulation`.
+        exponents: Tensors of `original` that `fixed` has multiplied by 2^exponent (pass `rescale`).
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run one of the two.
     """
     exact = reference(original, tensor_facts.infer(original))
     pair = SideBySide(
-        exact, emulation(fixed, tensor_facts.infer(fixed), accumulation, tf32=True), tensor_facts.infer(exact)
+        exact,
+        emulation(fixed, tensor_facts.infer(fixed), accumulation, tf32=True),
+        tensor_facts.infer(exact),
+        exponents,
     )
     squares = np.zeros((len(pair.rows), 3))
     with Session(pair.model) as session:

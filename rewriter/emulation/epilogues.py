@@ -161,7 +161,7 @@ class _Graph:
         return taken
 
     def _keeps_fp32(self, node: NodeProto) -> bool:
-        """Whether it is a Cast up, or one down with nothing behind it but Casts up: kernels end at neither."""
+        """Whether it is a Cast up, or one down that Casts up alone read: kernels end at neither."""
         if not _casts(node, TensorProto.FLOAT16):
             return _casts(node, TensorProto.FLOAT)
         readers = self.readers.get(node.output[0], [])

@@ -5,7 +5,7 @@ The distances between them are reduced inside the graph, right after the tensors
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ from rewriter.model import Model, subgraphs
 from rewriter.planner import node_key
 from rewriter.stored import logical_name
 
-REFERENCE, EMULATED, LOCAL, DISTANCE = (f"rewriter/{c}/" for c in "reld")
-"""Prefixes of the three computations' tensors, and of what compares them."""
+REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds")
+"""Prefixes of the three computations' tensors, of what compares them, and of the original's times 2^k."""
+
+UNSCALED: Mapping[str, int] = {}
 
 ZERO = f"{DISTANCE}zero"
 
@@ -40,6 +42,9 @@ class Row:
 class SideBySide:
     """Builds the model of the three computations.
 
+    Args:
+        exponents: Tensors of the original that the emulated model has multiplied by 2^exponent.
+
     Attributes:
         model: Its outputs are the norms of all `rows`.
         known: Position of the node that makes each tensor of the original; -1 for its inputs.
@@ -47,7 +52,9 @@ class SideBySide:
         narrowed: What its roundings make in FP16 or BF16, with what they read.
     """
 
-    def __init__(self, original: Model, emulated: Model, facts: Facts) -> None:
+    def __init__(
+        self, original: Model, emulated: Model, facts: Facts, exponents: Mapping[str, int] = UNSCALED
+    ) -> None:
         self.original, self.emulated, self.facts = original, emulated, facts
         self.nodes: list[NodeProto] = []
         self.rows: list[Row] = []
@@ -57,6 +64,7 @@ class SideBySide:
         self.known |= {name: i for i, node in enumerate(self.exact) for name in node.output if name}
         self.constants = {t.name for t in other.initializer}
         self.constants |= {n.output[0] for n in other.node if n.op_type == "Constant"}
+        self.exponents = {name: k for name, k in exponents.items() if self.known.get(name, -1) >= 0}
         self.narrowed = {n.output[0]: n.input[0] for n in other.node if _narrows(n)}
         self._begin()
         done = 0
@@ -80,8 +88,19 @@ class SideBySide:
         """Compute of the original what an emulated node reads and makes, and no more."""
         names = (*reads(node), *node.output)
         needed = max((self.known.get(self._match(name), -1) for name in names), default=-1) + 1
-        self.nodes.extend(_renamed(n, self._reference, self._reference) for n in self.exact[done:needed])
+        for exact in self.exact[done:needed]:
+            self.nodes.append(_renamed(exact, self._reference, self._reference))
+            for name in exact.output:
+                if name in self.exponents:
+                    self._scale(name)
         return max(done, needed)
+
+    def _scale(self, name: str) -> None:
+        """The original's tensor as the emulated model has it: times a power of two, which is exact."""
+        factor = helper.make_tensor("factor", TensorProto.FLOAT, [], [2.0 ** self.exponents[name]])
+        self.nodes.append(helper.make_node("Constant", [], [f"{SCALED}{name}/factor"], value=factor))
+        inputs = [self._reference(name), f"{SCALED}{name}/factor"]
+        self.nodes.append(helper.make_node("Mul", inputs, [SCALED + name]))
 
     def _emulate(self, node: NodeProto) -> None:
         """The emulated node; if it may err by itself, once more on exact inputs; and the distances."""
@@ -113,11 +132,15 @@ class SideBySide:
     def _reference(self, name: str) -> str:
         return name if self.known.get(name) == -1 or not name else REFERENCE + name
 
+    def _expected(self, name: str) -> str:
+        """What the emulated model should have for a tensor of the original."""
+        return SCALED + name if name in self.exponents else self._reference(name)
+
     def _local(self, name: str) -> str:
         if name in self.constants:
             return EMULATED + name
         match = self._match(name)
-        return self._reference(match) if match else LOCAL + name
+        return self._expected(match) if match else LOCAL + name
 
     def _is_fp32(self, name: str) -> bool:
         found = self.facts.main.get(name)
@@ -129,7 +152,7 @@ class SideBySide:
         return "Cast" if source and self._match(source) else ""
 
     def _compare(self, match: str, name: str, errs: bool, op: str) -> None:
-        exact = self._reference(match)
+        exact = self._expected(match)
         own = self._distance(LOCAL + name, exact) if errs else ""
         norms = (self._norm(exact), self._distance(EMULATED + name, exact), own)
         position = self.known[match]

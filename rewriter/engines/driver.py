@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+"""Where NVIDIA's kernel module says its release, on Linux."""
 
 _NAME_BYTES = 256
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -20,11 +25,13 @@ class Gpu:
     Attributes:
         capability: Compute capability, e.g. (9, 0).
         driver_cuda: Newest CUDA that the driver supports, e.g. (13, 0).
+        driver: Its release, e.g. 580.65.06; "" where the system does not tell (Windows).
     """
 
     name: str
     capability: tuple[int, int]
     driver_cuda: tuple[int, int]
+    driver: str = ""
 
     def __str__(self) -> str:
         major, minor = self.capability
@@ -46,6 +53,19 @@ def gpus() -> list[Gpu]:
     return list(_devices(driver)) if driver.cuInit(0) == 0 else []
 
 
+def release(text: str) -> str:
+    """The driver's release out of what its kernel module says of itself; "" if it is not there."""
+    found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
+    return found[1] if found else ""
+
+
+def _installed_release() -> str:
+    try:
+        return release(KERNEL_MODULE.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+
+
 def _devices(driver: Any) -> Iterator[Gpu]:
     version = _number(driver.cuDriverGetVersion)
     for index in range(_number(driver.cuDeviceGetCount)):
@@ -60,6 +80,7 @@ def _devices(driver: Any) -> Iterator[Gpu]:
             name.value.decode(errors="replace"),
             (capability[0], capability[1]),
             (version // 1000, version % 1000 // 10),
+            _installed_release(),
         )
 
 

@@ -51,7 +51,7 @@ def gpu() -> Gpu | None:
     if child.status != "ok" or child.result is None or not child.result["gpus"]:
         return None
     first = child.result["gpus"][0]
-    return Gpu(first["name"], tuple(first["capability"]), tuple(first["driver_cuda"]))
+    return Gpu(first["name"], tuple(first["capability"]), tuple(first["driver_cuda"]), first["driver"])
 
 
 def _gpus_here() -> dict[str, Any]:

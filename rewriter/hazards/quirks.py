@@ -38,6 +38,7 @@ class Quirk:
     where: Literal["any", "kernel-is-stride", "shared-axis"] = "any"
     min_opset: int = 1
     gpu: str = ""
+    probe: str = ""
 
     @property
     def releases(self) -> str:
@@ -53,8 +54,12 @@ class Quirk:
     def concerns(self, target: Target) -> bool | None:
         """Whether the target has the defect; None if its version is not known.
 
-        TensorRT-RTX has releases of its own, of which the table says nothing.
+        What `rewriter probe` saw of it comes first. TensorRT-RTX has releases of its own, of which the table
+        says nothing.
         """
+        seen = target.answers.get(self.probe)
+        if seen in ("right", "wrong"):
+            return seen == "wrong"
         if target.library != "tensorrt":
             return False
         if not (self.first or self.last):
@@ -82,7 +87,9 @@ def known_defects(survey: Survey) -> Iterator[Hazard]:
         concerned = quirk.concerns(survey.settings.target)
         if concerned is False or opset < quirk.min_opset:
             continue
-        reason = f"{quirk.title} ({quirk.releases})"
+        probed = quirk.probe in survey.settings.target.answers
+        where = f"seen by `rewriter probe` on {survey.settings.target}" if probed else quirk.releases
+        reason = f"{quirk.title} ({where})"
         severity = quirk.severity if concerned else "note"
         for node in places(survey.graph, quirk):
             yield Hazard(

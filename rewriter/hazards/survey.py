@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
-from rewriter.edits import GraphEditor
+from rewriter.edits import GraphEditor, casts_floats
 from rewriter.kinds import Severity
 from rewriter.plan import InputsOutputs, Range
 from rewriter.schemas import Port, Ports, ports
@@ -210,7 +210,7 @@ class Survey:
                     stack.extend(new)
 
     def _is_float_cast(self, node: NodeProto) -> bool:
-        return node.op_type == "Cast" and self.is_float(node.input[0]) and self.is_float(node.output[0])
+        return casts_floats(node, self.is_float)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, helper
 from rewriter import facts as tensor_facts
 from rewriter.edits import attribute
 from rewriter.errors import InputsError
-from rewriter.inputs.samples import Sample, Samples, nearest
+from rewriter.inputs.samples import Sample, Samples, no_such_input
 from rewriter.model import Array, Model, Port
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
@@ -75,11 +75,7 @@ class _Sizes:
         ports = {port.name: port for port in self.ports}
         where = f"--input-shape {name}:{'x'.join(map(str, shape))}"
         if name not in ports:
-            raise InputsError(
-                f"the model has no input {name!r}{nearest(name, ports)}",
-                where=where,
-                hint="its inputs are " + ", ".join(ports),
-            )
+            raise no_such_input(name, ports, where)
         declared = ports[name].shape
         if declared is not None and len(declared) != len(shape):
             raise InputsError(f"the model's input has {len(declared)} axes, not {len(shape)}", where=where)

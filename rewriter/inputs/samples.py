@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from rewriter.errors import InputsError
+from rewriter.errors import InputsError, did_you_mean
 from rewriter.model import Array, Port, Signature
 from rewriter.result import DataSource, Shape
 
@@ -50,6 +50,12 @@ class Samples:
         for sample in self._samples:
             yield checked(sample.read(), self._ports, sample.where)
 
+    def first(self, count: int) -> Samples:
+        """The first of them, at most `count`, from the same source."""
+        some = copy(self)
+        some._samples = self._samples[:count]
+        return some
+
     def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
         spans: dict[str, tuple[Shape, Shape, Shape]] = {}
         for feeds in self:
@@ -83,20 +89,16 @@ def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> 
     return found
 
 
-def nearest(name: str, names: Mapping[str, object]) -> str:
-    """`; did you mean 'x'?`, if one of the names is similar."""
-    close = difflib.get_close_matches(name, names, 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def no_such_input(name: str, ports: Mapping[str, Port], where: str) -> InputsError:
+    """The error for a name that no input has, with the name that may have been meant."""
+    told = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
+    return InputsError(told, where=where, hint="its inputs are " + _listed(ports))
 
 
 def _check_names(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> None:
     for name in feeds:
         if name not in ports:
-            raise InputsError(
-                f"the model has no input {name!r}{nearest(str(name), ports)}",
-                where=where,
-                hint="its inputs are " + _listed(ports),
-            )
+            raise no_such_input(str(name), ports, where)
     for name in ports:
         if name not in feeds:
             raise InputsError(

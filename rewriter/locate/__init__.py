@@ -17,14 +17,15 @@ from rewriter import facts as tensor_facts
 from rewriter.checks import EMULATION_TOLERANCE, as_declared
 from rewriter.emulation import Accumulation, reference
 from rewriter.emulation.divergence import diverge
-from rewriter.engines.protocol import EngineName, Settings
+from rewriter.engines.protocol import EngineName, Settings, Span
 from rewriter.engines.tensors import write_samples
 from rewriter.errors import UsageError
 from rewriter.locate.lineup import Lineup, Shared, line_up
 from rewriter.locate.result import Location, Step
-from rewriter.locate.runs import Build, EngineBuild, Exact, Measurement, Outputs, first_run
+from rewriter.locate.runs import ANY_SHAPE, Build, EngineBuild, Exact, Measurement, Outputs, first_run
 from rewriter.locate.search import MARKS, MAX_BUILDS, Marked, Search
 from rewriter.model import Array, Model, load
+from rewriter.rescaling.record import between
 
 __all__ = ["Location", "Options", "Step", "locate", "locate_by_emulation", "locate_with"]
 
@@ -51,7 +52,6 @@ class Options:
         max_builds: Most builds of the search.
         builds: Builds without marks: their spread is what marks may change.
         steps: Most tensors of the chain that are measured.
-        rescaled: The other model may keep tensors multiplied by powers of two (pass `rescale`).
     """
 
     tolerance: float = TOLERANCE
@@ -59,7 +59,6 @@ class Options:
     max_builds: int = MAX_BUILDS
     builds: int = 2
     steps: int = STEPS
-    rescaled: bool = False
 
 
 def locate(
@@ -69,6 +68,7 @@ def locate(
     engine: EngineName,
     options: Options | None = None,
     settings: Settings | None = None,
+    profile: Mapping[str, Span] = ANY_SHAPE,
     progress: Progress = lambda *_: None,
 ) -> Location:
     """Find where `other` leaves `original` when an engine runs it.
@@ -76,6 +76,7 @@ def locate(
     Args:
         samples: Feeds of the original, read once for every build.
         settings: Time limits, plugins; its engine, builds and timing do not matter.
+        profile: Optimisation profile of inputs with dynamic axes; the others' come from the samples.
 
     Raises:
         EngineError: the library is missing, or the other model does not build or run.
@@ -86,7 +87,8 @@ def locate(
     with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as name:
         folder = Path(name)
         fed = write_samples(folder / "samples", (as_declared(yours, sample) for sample in samples))
-        build = EngineBuild(other, fed, engine, folder / "builds", settings or Settings(engine))
+        chosen = settings or Settings(engine)
+        build = EngineBuild(other, fed, engine, folder / "builds", chosen, profile)
         return locate_with(mine, yours, samples, build, options or Options(), progress)
 
 
@@ -105,12 +107,12 @@ def locate_with(
     before = Outputs(run, exact.outputs)
     errors = exact.errors({name: name for name in exact.outputs}, run.values)
     pairs = {t.name: t.exact for t in lineup.tensors if t.name not in errors}
-    known = errors | exact.errors(pairs, run.debug, rescaled=options.rescaled)
+    known = errors | exact.errors(pairs, run.debug)
     spread = max(
         (before.distance(first_run(build, debug=False)) for _ in range(options.builds - 1)), default=0.0
     )
     allowed = max(spread, _room(errors.values(), options.tolerance))
-    measure = Measurement(build, exact, before, allowed, lineup.tensors, rescaled=options.rescaled)
+    measure = Measurement(build, exact, before, allowed, lineup.tensors)
     told = _Told(run.engine, options.tolerance, lineup, errors, spread, run.notes)
     return replace(_searched(told, known, measure, options, progress), moved=measure.moved)
 
@@ -131,7 +133,8 @@ def locate_by_emulation(
     """The same question answered by the emulation of `other` on the CPU: every tensor in one run."""
     options = options or Options()
     exact, lineup = _prepared(original, other, samples)
-    found = {node.tensor: node for node in diverge(original, other, samples, accumulation).nodes}
+    exponents = between(original, other)
+    found = {node.tensor: node for node in diverge(original, other, samples, accumulation, exponents).nodes}
     known = {t.name: found[t.exact].total for t in lineup.tensors if t.exact in found}
     added = {t.name: found[t.exact].added for t in lineup.tensors if t.exact in found}
     errors = {name: known[name] for name in exact.outputs if name in known}
@@ -153,7 +156,7 @@ def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Arra
             where=str(other.path) if other.path else None,
             hint="give the model that the other one was made from, with its tensor names kept",
         )
-    return Exact(reference(original, facts), samples), lineup
+    return Exact(reference(original, facts), samples, between(original, other)), lineup
 
 
 @dataclass(frozen=True)

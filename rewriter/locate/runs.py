@@ -14,7 +14,7 @@ import onnx
 
 from rewriter.engines.measure import measure
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
+from rewriter.engines.protocol import EngineName, Outcome, Settings, Span, Variant
 from rewriter.engines.tensors import Samples
 from rewriter.errors import EngineError
 from rewriter.locate.lineup import Shared
@@ -43,25 +43,37 @@ Build = Callable[[Sequence[str], bool], Run]
 What it gave before may be gone afterwards."""
 
 
+ANY_SHAPE: Mapping[str, Span] = {}
+"""No profile: shapes are those of the samples."""
+
+
 class EngineBuild:
     """A `Build` by an engine of the protocol, in child processes; a folder for each, gone with the next.
 
     Args:
         path: The other model. `samples`: what it is fed.
         folder: Where the files go: one build's outputs at a time.
+        profile: Of inputs with dynamic axes; the others' come from the samples.
     """
 
     def __init__(
-        self, path: Path, samples: Samples, engine: EngineName, folder: Path, settings: Settings
+        self,
+        path: Path,
+        samples: Samples,
+        engine: EngineName,
+        folder: Path,
+        settings: Settings,
+        profile: Mapping[str, Span] = ANY_SHAPE,
     ) -> None:
-        self._path, self._samples, self._folder = path, samples, folder
+        self._path, self._samples, self._folder, self._profile = path, samples, folder, profile
         self._settings = replace(settings, engine=engine, timing=None, builds=1)
         self._count = 0
 
     def __call__(self, marks: Sequence[str], debug: bool) -> Run:
         shutil.rmtree(self._folder / str(self._count), ignore_errors=True)
         self._count += 1
-        variant = Variant("other", self._path, self._samples, outputs=tuple(marks), debug=debug)
+        shapes, outputs = self._profile, tuple(marks)
+        variant = Variant("other", self._path, self._samples, shapes=shapes, outputs=outputs, debug=debug)
         (outcome,) = measure([variant], self._settings, self._folder / str(self._count))
         return _run(outcome)
 
@@ -86,9 +98,13 @@ class Exact:
     Args:
         reference: Every tensor in FP32, from `emulation.reference`.
         samples: Read anew for every look.
+        exponents: Tensors of the original that the other model has multiplied by 2^exponent.
     """
 
-    def __init__(self, reference: Model, samples: Iterable[Mapping[str, Array]]) -> None:
+    def __init__(
+        self, reference: Model, samples: Iterable[Mapping[str, Array]], exponents: Mapping[str, int]
+    ) -> None:
+        self._exponents = exponents
         self._reference, self._samples = reference, samples
         self.outputs = tuple(port.name for port in reference.signature.outputs)
 
@@ -96,15 +112,12 @@ class Exact:
         self,
         pairs: Mapping[str, str],
         values: Sequence[Callable[[], Mapping[str, Array]]],
-        *,
-        rescaled: bool = False,
     ) -> dict[str, float]:
         """Relative L2 error of some tensors over all samples; those that `values` lacks are left out.
 
         Args:
             pairs: Name in the other model: name in the original.
             values: The other model's, for each sample.
-            rescaled: Look for a power of two first that the other model keeps its values multiplied by.
         """
         squares: dict[str, Array] = {}
         with ExitStack() as stack:
@@ -118,9 +131,9 @@ class Exact:
                     session = stack.enter_context(Session(self._with_outputs([pairs[n] for n in present])))
                 exact = session.run(sample, list(dict.fromkeys(pairs[n] for n in present)))
                 for name in present:
-                    squares[name] = squares.get(name, np.zeros(2)) + _squares(
-                        exact[pairs[name]], np.asarray(found[name]), rescaled=rescaled
-                    )
+                    wanted, exponent = exact[pairs[name]], self._exponents.get(pairs[name], 0)
+                    more = _squares(wanted, np.asarray(found[name]), exponent)
+                    squares[name] = squares.get(name, np.zeros(2)) + more
         return {name: _relative(*parts) for name, parts in squares.items()}
 
     def _with_outputs(self, names: Sequence[str]) -> Model:
@@ -130,8 +143,12 @@ class Exact:
         return model
 
 
-def _squares(exact: Array, given: Array, *, rescaled: bool) -> Array:
-    """Squared norms of the error and of the exact value; an infinite error where NaN or infinity is new."""
+def _squares(exact: Array, given: Array, exponent: int = 0) -> Array:
+    """Squared norms of the error and of the exact value; an infinite error where NaN or infinity is new.
+
+    Args:
+        exponent: `given` is multiplied by 2^exponent.
+    """
     if exact.shape != given.shape:
         return np.array([math.inf, 1.0])
     wanted, got = exact.astype(np.float64), given.astype(np.float64)
@@ -139,12 +156,8 @@ def _squares(exact: Array, given: Array, *, rescaled: bool) -> Array:
     if not (np.isfinite(got[usable]).all() and np.array_equal(wanted[~usable], got[~usable], equal_nan=True)):
         return np.array([math.inf, 1.0])
     wanted, got = wanted[usable], got[usable]
-    square = float(wanted @ wanted)
-    if rescaled and square:
-        ratio = float(wanted @ got) / square
-        got = got * 2.0 ** -round(math.log2(ratio)) if ratio > 0 else got
-    rest = got - wanted
-    return np.array([float(rest @ rest), square])
+    rest = got * 2.0**-exponent - wanted
+    return np.array([float(rest @ rest), float(wanted @ wanted)])
 
 
 def _relative(error: float, scale: float) -> float:
@@ -168,7 +181,7 @@ class Outputs:
             for name, array in kept.items():
                 if name not in given:
                     return math.inf
-                found.append(_relative(*_squares(array, np.asarray(given[name]), rescaled=False)))
+                found.append(_relative(*_squares(array, np.asarray(given[name]))))
         return max(found)
 
 
@@ -183,11 +196,10 @@ class Measurement:
     """
 
     def __init__(
-        self, build: Build, exact: Exact, before: Outputs, allowed: float, tensors: Sequence[Shared],
-        *, rescaled: bool,
+        self, build: Build, exact: Exact, before: Outputs, allowed: float, tensors: Sequence[Shared]
     ) -> None:  # fmt: skip
         self._build, self._exact, self._before = build, exact, before
-        self._allowed, self._rescaled = allowed, rescaled
+        self._allowed = allowed
         self._names = {t.name: t.exact for t in tensors}
         self.moved = 0.0
 
@@ -200,7 +212,7 @@ class Measurement:
             return Marked({}, unchanged=False)
         self.moved = max(self.moved, distance)
         pairs = {name: self._names[name] for name in names}
-        return Marked(self._exact.errors(pairs, run.values, rescaled=self._rescaled), unchanged=True)
+        return Marked(self._exact.errors(pairs, run.values), unchanged=True)
 
 
 def first_run(build: Build, *, debug: bool) -> Run:

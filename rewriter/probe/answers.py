@@ -32,7 +32,7 @@ class Answers:
 
     Attributes:
         library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
-        gpu, driver: Name of the GPU, and the CUDA version of its driver.
+        gpu, driver: Name of the GPU; release of its driver, where known, and the CUDA of that.
         source: Who measured it, and when; for people.
         recorded: Whether it comes from the package instead of this machine.
         answers: By probe.
@@ -57,6 +57,15 @@ class Answers:
         driver = f", driver {self.driver}" if self.driver else ""
         return f"{self.library} {self.version} on {self.gpu}{driver}"
 
+    @property
+    def origin(self) -> str:
+        """On what, and whether that is this machine."""
+        return (
+            f"recorded of {self.title}, not measured here"
+            if self.recorded
+            else f"measured here: {self.title}"
+        )
+
     def fits(self, target: Target) -> bool:
         """Whether they hold for a target: the same library, and its release as far as the target says it."""
         release = tuple(int(part) for part in re.findall(r"\d+", self.version))
@@ -66,7 +75,10 @@ class Answers:
 def known_target(target: Target) -> Target:
     """The target with what is known of it: measured on this machine's GPU, else recorded."""
     found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
-    return target if found is None else replace(target, answers=found.values)
+    if found is None:
+        return target
+    figures = {name: answer.figures for name, answer in found.answers.items()}
+    return replace(target, answers=found.values, figures=figures, known_from=found.origin)
 
 
 def measured(target: Target | None = None) -> Answers | None:
@@ -81,8 +93,9 @@ def measured(target: Target | None = None) -> Answers | None:
 
 
 def driver_text(gpu: Gpu) -> str:
-    """How answers call the driver."""
-    return f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
+    """How answers call the driver: by its release, if that is known, and by its CUDA."""
+    cuda = f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
+    return f"{gpu.driver}, {cuda}" if gpu.driver else cuda
 
 
 @lru_cache(maxsize=1)

@@ -122,7 +122,7 @@ PROBES: tuple[Probe, ...] = (
         CORRECT,
         (_conv_clip("float", np.float32), _conv_clip("float16", np.float16)),
         _all_right,
-        "isolate-clip runs where it is wrong",
+        "isolate-clip runs, and scan warns, where it is wrong",
     ),
     Probe(
         "matmul-add-clip",
@@ -130,7 +130,7 @@ PROBES: tuple[Probe, ...] = (
         CORRECT,
         (_matmul_clip("float", np.float32), _matmul_clip("float16", np.float16)),
         _all_right,
-        "isolate-clip runs where it is wrong",
+        "isolate-clip runs, and scan warns, where it is wrong",
     ),
     Probe(
         "grid-sample",
@@ -160,7 +160,7 @@ PROBES: tuple[Probe, ...] = (
             {"one": np.asarray(1, np.int64), "two": np.asarray(2, np.int64)},
             lambda t: t["x"].cumsum(2) + t["x"].cumsum(1).cumsum(2),
         ),
-        "known defect of several releases (NVIDIA/TensorRT#4551)",
+        "scan warns where it is wrong (NVIDIA/TensorRT#4551)",
     ),
     _simple(
         "reduce-log-sum-exp",

@@ -18,7 +18,7 @@ from rewriter.errors import OutputError
 from rewriter.model import replacing
 from rewriter.plan import Decision, Plan
 from rewriter.report.next_step import next_command
-from rewriter.result import Check, FixResult, Frontier
+from rewriter.result import Check, FixResult, Frontier, Searched
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""
@@ -45,14 +45,16 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "input": str(model.path) if model.path else None,
         "output": str(result.output) if result.output else None,
         "target": str(result.target),
+        "probe": result.target.known_from or None,
         "opset": model.opset,
         "pipeline": result.pipeline,
         "passes": [asdict(step) for step in result.passes],
         "plan": _plan(result.plan) if result.plan else None,
         "data": {"text": data.text, "samples": data.samples, "real": data.real} if data else None,
-        "verified": result.verdict.passed if result.verdict else None,
+        "verified": result.verified,
         "checks": [check_dict(check) for check in result.verdict.checks] if result.verdict else [],
         "frontier": _frontier(result.frontier) if result.frontier else None,
+        "searched": _searched(result.searched) if result.searched else None,
         "warnings": result.warnings,
         "seconds": result.seconds,
         "next_command": next_command(result),
@@ -119,6 +121,23 @@ def _frontier(found: Frontier) -> dict[str, Any]:
         for point in found.points
     ]
     return {"metric": found.metric, "least": found.least, "latency": found.origin, "points": points}
+
+
+def _searched(found: Searched) -> dict[str, Any]:
+    tried = [
+        {
+            "plan": one.words,
+            "value": one.value,
+            "latency_us": one.latency_us,
+            "spread_us": one.spread_us,
+            "fp32": len(one.plan.fp32),
+            "bf16": len(one.plan.bf16),
+            "problem": one.problem,
+            "applied": one.applied,
+        }
+        for one in found.tried
+    ]
+    return {"metric": found.metric, "measured": found.origin, "tried": tried}
 
 
 def _decision(decision: Decision) -> dict[str, Any]:

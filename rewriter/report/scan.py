@@ -16,7 +16,7 @@ from rewriter.kinds import KINDS, SEVERITIES, Severity
 from rewriter.report.json import installed_versions, plain, write_text
 from rewriter.report.tables import new_table
 from rewriter.report.terminal import MORE, SHOWN
-from rewriter.report.text import grouped, listed, shorten
+from rewriter.report.text import about_target, grouped, listed, shorten
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""
@@ -53,6 +53,7 @@ def _sections(result: ScanResult, limit: int | None) -> Iterator[RenderableType]
         if found:
             yield _findings(severity, found, limit)
             yield ""
+    yield Text(about_target(result.target))
     yield Text(f"Data: {result.data.text}", style="" if result.data.real else "yellow")
     for warning in result.warnings:
         yield Text(f"Warning: {warning}", style="yellow")
@@ -106,6 +107,7 @@ def as_dict(result: ScanResult) -> dict[str, Any]:
         "input": str(result.path) if result.path else None,
         "precision": result.precision,
         "target": str(result.target),
+        "probe": result.target.known_from or None,
         "data": {"text": result.data.text, "samples": result.data.samples, "real": result.data.real},
         "float_nodes": result.float_nodes,
         "counts": {severity: result.count(severity) for severity in reversed(SEVERITIES)},

@@ -15,8 +15,9 @@ from rewriter.epilogues import FREE
 from rewriter.plan import Decision, Plan
 from rewriter.report.frontier import sections as frontier_sections
 from rewriter.report.next_step import next_command, remark
+from rewriter.report.searched import sections as searched_sections
 from rewriter.report.tables import new_table
-from rewriter.report.text import grouped, listed, shorten
+from rewriter.report.text import about_target, grouped, listed, shorten
 from rewriter.result import Check, FixResult, OutputComparison
 
 SHOWN = 5
@@ -59,12 +60,13 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
 def verdict_line(result: FixResult) -> Text:
     """One line: fixed and verified, not verified, or failed; where the result is; what stays FP32."""
     where = str(result.output) if result.output else "nothing written"
-    if result.verdict is None:
+    if result.verified is None:
         text, style = f"Fixed, NOT verified (--no-verify): {where}", "yellow"
-    elif result.verdict.passed:
+    elif result.verified:
         text, style = f"Fixed and verified: {where}", "green"
     else:
-        text, style = f"VERIFICATION FAILED ({_failed(result.verdict.checks)}): {where}", "bold red"
+        checks = result.verdict.checks if result.verdict else ()
+        text, style = f"VERIFICATION FAILED ({_failed(checks)}): {where}", "bold red"
     return Text(text + _share(result.plan), style=style)
 
 
@@ -88,6 +90,8 @@ def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
         yield from _decisions(result.plan, limit)
     if result.verdict is not None:
         yield from checks_tables(result.verdict.checks, limit)
+    if result.searched is not None:
+        yield from searched_sections(result.searched, limit)
     if result.frontier is not None:
         yield from frontier_sections(result.frontier)
     yield from _data_and_warnings(result)
@@ -220,6 +224,7 @@ def _output_note(output: OutputComparison) -> str:
 
 
 def _data_and_warnings(result: FixResult) -> Iterator[RenderableType]:
+    yield Text(about_target(result.target))
     if result.data is not None:
         yield Text(f"Data: {result.data.text}", style="" if result.data.real else "yellow")
     told = result.data.text if result.data is not None else None

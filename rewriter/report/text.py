@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from rewriter.base import Target
+
 NAME_WIDTH = 32
 """Two parts of a path of modules, as a rule: enough to find the node in Netron."""
 
@@ -14,6 +16,12 @@ _LONG_NAME = re.compile(rf"[^\s,;()'\"]{{{NAME_WIDTH + 1},}}")
 _NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
 
 Item = TypeVar("Item")
+
+
+def about_target(target: Target) -> str:
+    """The target, and where what is known of it comes from."""
+    known = target.known_from or "nothing, so that its rules assume the worst"
+    return f"Target: {target}; known of it by `rewriter probe`: {known}"
 
 
 def shorten(text: str) -> str:

@@ -24,8 +24,9 @@ from onnx import NodeProto
 
 from rewriter.hazards.survey import MATRIX_OPS
 from rewriter.planner import has_bf16, node_key
+from rewriter.search.choice import Choice, added
 from rewriter.search.goal import Found, Goal
-from rewriter.search.trials import Choice, Trials, added
+from rewriter.search.trials import Trials
 
 RELEASABLE = frozenset(
     {"accumulation", "coordinates", "integers", "order", "phase", "positions", "underflow"}
@@ -93,7 +94,7 @@ def _bisect(ranked: Sequence[str], trials: Trials, goal: Goal) -> int | None:
 
 def _cheaper(trials: Trials, goal: Goal, choice: Choice) -> Choice:
     """The choice with what the goal allows in BF16, and released."""
-    products = _products(trials, choice)
+    products = in_range_products(trials, choice)
     choice = _halving(trials, goal, choice, products, _to_bf16, len(products))
     release = _releasable(trials)
     return _halving(trials, goal, choice, release, _release, len(release))
@@ -129,7 +130,7 @@ def _release(choice: Choice, keys: frozenset[str]) -> Choice:
     return replace(choice, released=choice.released | keys)
 
 
-def _products(trials: Trials, choice: Choice) -> list[str]:
+def in_range_products(trials: Trials, choice: Choice) -> list[str]:
     """Matrix products in FP32 whose hazard BF16 repairs, too, where their operator has it."""
     proto = trials.problem.model.proto
     opsets = {o.domain: o.version for o in proto.opset_import}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 from rewriter import facts as tensor_facts
+from rewriter.base import Target
 from rewriter.checks import as_declared
-from rewriter.costs import ORIGIN, Prices
+from rewriter.costs import ORIGIN
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import Divergence, diverge
 from rewriter.engines.onnxruntime import Session
@@ -18,26 +20,46 @@ from rewriter.metrics import Metric
 from rewriter.model import Array, Model
 from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
+from rewriter.prices import Prices
 from rewriter.retype import retype
 
 Sample = Mapping[str, Array]
 Standin = Callable[[Model, Facts], Model]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a plan is worth.
+
+    Attributes:
+        value: The metric, the worst over all outputs and samples; if the plan failed, the worst there is.
+        latency_us: Microseconds of one inference; None if the plan failed.
+        spread_us: How far two measurements of one plan may be apart; 0 for an estimate.
+        problem: Why it failed; "" if it did not.
+        untried: Whether time ran out before it was tried.
+    """
+
+    value: float
+    latency_us: float | None
+    spread_us: float = 0.0
+    problem: str = ""
+    untried: bool = False
+
+    @classmethod
+    def failed(cls, metric: Metric, problem: str, *, untried: bool = False) -> Measured:
+        return cls(-math.inf if metric.least else math.inf, None, 0.0, problem, untried)
+
+
 class Evaluator(Protocol):
-    """Judges whole plans; the search asks it about each plan once."""
+    """Judges whole plans, many at a time."""
 
     @property
     def origin(self) -> str:
         """Where the times come from, for the report."""
         ...
 
-    def value(self, plan: Plan) -> float:
-        """The metric of the model under `plan`, the worst over all outputs and samples."""
-        ...
-
-    def latency_us(self, plan: Plan) -> float | None:
-        """Microseconds of one inference under `plan`; None if there is no way to tell."""
+    def measured(self, plans: Sequence[Plan]) -> Sequence[Measured]:
+        """What each plan is worth. A plan that fails is told as such, and raises nothing."""
         ...
 
 
@@ -48,6 +70,7 @@ class Problem:
     Attributes:
         expected: Outputs of the original in FP32 for each of `samples`.
         accumulation: As for `emulation.emulation`.
+        target: Whose prices plans have.
     """
 
     model: Model
@@ -55,11 +78,12 @@ class Problem:
     samples: Sequence[Sample]
     expected: Sequence[Mapping[str, Array]]
     accumulation: Accumulation = "fp16"
+    target: Target = field(default_factory=Target)
 
     @cached_property
     def prices(self) -> Prices:
         """Recorded costs of the model's nodes."""
-        return Prices.of(self.model, self.facts)
+        return Prices.of(self.model, self.facts, self.target)
 
     def lowered(self, plan: Plan) -> Model:
         """The model with the types of `plan`."""
@@ -86,8 +110,11 @@ class Emulator:
         """The metric with the rounded weights of `plan`, and all arithmetic in FP32."""
         return self._run(plan, reference)
 
-    def latency_us(self, plan: Plan) -> float | None:
+    def latency_us(self, plan: Plan) -> float:
         return self.problem.prices.total_us(plan)
+
+    def measured(self, plans: Sequence[Plan]) -> Sequence[Measured]:
+        return [Measured(self.value(plan), self.latency_us(plan)) for plan in plans]
 
     def _run(self, plan: Plan, stand_in: Standin) -> float:
         lowered, values = self.problem.lowered(plan), []

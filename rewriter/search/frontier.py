@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rewriter.result import Frontier, FrontierPoint
-from rewriter.search.trials import Choice, Trials, added
+from rewriter.search.choice import Choice, added
+from rewriter.search.trials import Trials
 
 
 def frontier(trials: Trials, metric: str) -> Frontier:
@@ -17,20 +20,23 @@ def frontier(trials: Trials, metric: str) -> Frontier:
     while size < 2 * len(ranked):
         trials.value(added(ranked[:size]))
         size *= 2
-    points = sorted(
-        (_point(trials, c) for c in trials.tried()), key=lambda p: (p.latency_us, _error(trials, p))
-    )
+    points = [_point(trials, choice) for choice in trials.tried()]
+    return of_points(points, metric, trials.metric.least, trials.judge.origin)
+
+
+def of_points(found: Sequence[FrontierPoint], metric: str, least: bool, origin: str) -> Frontier:
+    """The frontier of these points; `least`: whether more of the metric is better."""
+
+    def error(point: FrontierPoint) -> float:
+        return -point.value if least else point.value
+
+    points = sorted(found, key=lambda p: (p.latency_us, error(p)))
     kept: list[FrontierPoint] = []
     for point in points:
-        if not kept or _error(trials, point) < _error(trials, kept[-1]):
+        if not kept or error(point) < error(kept[-1]):
             kept.append(point)
-    return Frontier(metric, trials.metric.least, trials.judge.origin, tuple(kept), tuple(points))
+    return Frontier(metric, least, origin, tuple(kept), tuple(points))
 
 
 def _point(trials: Trials, choice: Choice) -> FrontierPoint:
     return FrontierPoint(trials.latency_us(choice), trials.value(choice), trials.plan_of(choice))
-
-
-def _error(trials: Trials, point: FrontierPoint) -> float:
-    """The metric, turned so that less is better."""
-    return -point.value if trials.metric.least else point.value

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rewriter.metrics import Metric, named
 from rewriter.plan import Plan
+from rewriter.result import TriedPlan
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Goal:
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)
 
+    @property
+    def option(self) -> str:
+        """What asks for it; the check is called so."""
+        return "tolerance"
+
     def __str__(self) -> str:
         return f"{self.metric} {'at least' if self.measure.least else 'at most'} {self.tolerance:.3g}"
 
@@ -38,8 +44,43 @@ class Budget:
     def measure(self) -> Metric:
         return named(self.metric)
 
+    @property
+    def option(self) -> str:
+        """What asks for it; the check is called so."""
+        return "max-latency-cost"
+
+    def meets(self, value: float) -> bool:
+        """Any error will do: the rules' plan costs nothing more."""
+        return True
+
     def __str__(self) -> str:
         return f"at most {self.share:.3g} more latency"
+
+
+@dataclass(frozen=True)
+class Fastest:
+    """The fastest plan that is no less accurate than the rules', or the most accurate that is no slower."""
+
+    metric: str = "relative-l2"
+
+    @property
+    def measure(self) -> Metric:
+        return named(self.metric)
+
+    @property
+    def option(self) -> str:
+        """What asks for it; the check is called so."""
+        return "search"
+
+    def meets(self, value: float) -> bool:
+        """Any error will do: the rules' plan is one of those to choose from."""
+        return True
+
+    def __str__(self) -> str:
+        return "no slower and no less accurate than the rules' plan"
+
+
+Aim = Goal | Budget | Fastest
 
 
 @dataclass(frozen=True)
@@ -53,9 +94,11 @@ class Found:
         before: That of the rules' plan.
         weights: That of FP32 arithmetic with the rounded weights of MatMul, Conv and their like alone; None
             if not measured.
-        emulations: How many whole emulations were run, the one for the errors of the nodes included.
+        emulations: How many whole emulations were run, the one for the errors of the nodes included; or, of a
+            search on an engine, plans built.
         cost_us: Extra time of `plan` over that of the rules' plan; `base_us` is that one's time.
         origin: Where the times come from, e.g. "recorded on an H200, not measured here".
+        tried: All plans that were built and run; empty for a search by emulation.
     """
 
     plan: Plan
@@ -66,20 +109,33 @@ class Found:
     emulations: int
     cost_us: float
     base_us: float
-    goal: Goal | Budget
+    goal: Aim
     origin: str
+    tried: tuple[TriedPlan, ...] = ()
 
     @property
     def summary(self) -> str:
         """One sentence for the user."""
-        if isinstance(self.goal, Goal) and not self.met:
-            return f"{self.goal} cannot be met: {self._why_not(self.goal)}; {self.emulations} emulations"
-        name = f": {self.goal.metric} " if isinstance(self.goal, Budget) else " is met: "
-        told = f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {self.emulations} emulations"
         share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
-        return f"{told}; estimated cost {self.cost_us:.3g} us{share}, {self.origin}"
+        kind = "" if self.tried else "estimated "
+        cost = f"{kind}cost {self.cost_us:.3g} us{share}, {self.origin}"
+        if isinstance(self.goal, Goal) and not self.met:
+            told = f"{self.goal} cannot be met: {self._why_not(self.goal)}; {self._effort}"
+            return f"{told}; {cost}" if self.tried else told
+        name = " is met: " if isinstance(self.goal, Goal) else f": {self.goal.metric} "
+        return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {self._effort}; {cost}"
+
+    @property
+    def _effort(self) -> str:
+        if not self.tried:
+            return f"{self.emulations} emulations"
+        failed = sum(bool(one.problem) for one in self.tried)
+        failures = f", {failed} of {len(self.tried)} failed" if failed else ""
+        return f"{self.emulations} plans built{failures}"
 
     def _why_not(self, goal: Goal) -> str:
+        if self.tried:
+            return f"the most accurate plan that was built, which is applied, gives {self.value:.3g}"
         if self.weights is not None and not goal.meets(self.weights):
             return (
                 f"rounding the weights alone gives {self.weights:.3g}, with all arithmetic and all other "

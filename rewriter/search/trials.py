@@ -1,38 +1,23 @@
-"""The plans that a search tries: each is judged once, whatever asks for it."""
+"""The plans that a search by emulation tries: each is judged once, whatever asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rewriter.costs import Prices
 from rewriter.emulation.divergence import Divergence
 from rewriter.hazards.survey import MATRIX_OPS
 from rewriter.metrics import Metric
 from rewriter.plan import Plan
 from rewriter.planner import extend_plan, in_bf16, node_key
-from rewriter.search.evaluate import Emulator, Evaluator, Problem
+from rewriter.prices import Prices
+from rewriter.search.choice import Choice
+from rewriter.search.evaluate import Emulator, Problem
 
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
 
 Types = tuple[frozenset[str], frozenset[str]]
 """The nodes of a plan in FP32, and those in BF16: plans that agree in them give the same model."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How a plan differs from the rules' one, by the keys of nodes.
-
-    Attributes:
-        added: In FP32, too.
-        released: Not in FP32 any more.
-        bf16: In BF16 instead of FP32.
-    """
-
-    added: frozenset[str] = frozenset()
-    released: frozenset[str] = frozenset()
-    bf16: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -42,7 +27,6 @@ class Trials:
     Attributes:
         plan: The rules' one.
         reason: Why a node is in FP32 that the search put there.
-        evaluator: Who judges; None: emulation and recorded costs.
         count: How many whole models were evaluated.
     """
 
@@ -50,15 +34,14 @@ class Trials:
     plan: Plan
     metric: Metric
     reason: str
-    evaluator: Evaluator | None = None
     count: int = 0
     _plans: dict[Choice, Plan] = field(default_factory=dict)
     _values: dict[Types, float] = field(default_factory=dict)
     _errors: Divergence | None = None
 
     @property
-    def judge(self) -> Evaluator:
-        return self.evaluator or Emulator(self.problem, self.metric)
+    def judge(self) -> Emulator:
+        return Emulator(self.problem, self.metric)
 
     @property
     def prices(self) -> Prices:
@@ -82,8 +65,8 @@ class Trials:
         return self._values[key]
 
     def latency_us(self, choice: Choice) -> float:
-        """The time of a choice's plan; 0 if the judge cannot tell."""
-        return self.judge.latency_us(self.plan_of(choice)) or 0.0
+        """The estimated time of a choice's plan."""
+        return self.judge.latency_us(self.plan_of(choice))
 
     def tried(self) -> list[Choice]:
         """What has been evaluated, in the order of the first time; of equal plans the first."""
@@ -98,7 +81,7 @@ class Trials:
         self.count += 1
         graph = self.problem.model.proto.graph
         others = frozenset(node_key(0, n) for n in graph.node if n.op_type not in MATRIX_OPS)
-        return Emulator(self.problem, self.metric).weights_alone(self.plan_of(Choice(others)))
+        return self.judge.weights_alone(self.plan_of(Choice(others)))
 
     def ranking(self) -> list[str]:
         """Keys of the nodes that add an error and are not kept yet, best first."""
@@ -123,7 +106,3 @@ class Trials:
             if key not in measured and read:
                 errors[key] = max(read)
         return errors
-
-
-def added(keys: Sequence[str]) -> Choice:
-    return Choice(frozenset(keys))

@@ -4,32 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rewriter.search.choice import Choice, added
+from rewriter.search.effort import MOST
 from rewriter.search.goal import Budget, Found
-from rewriter.search.trials import Choice, Trials, added
+from rewriter.search.trials import Trials
 
 
-def most_accurate(trials: Trials, budget: Budget) -> Found:
+def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     """As many of the best-ranked nodes in FP32 as the budget allows, or fewer where that is more accurate.
 
     The longest row of the ranking within the budget is found by bisection of the latency; then nodes
     further down that still fit are added. This plan, and those with a half, a quarter, ... of its nodes,
-    are evaluated: O(log n) evaluations.
+    are evaluated, `most` plans in all with the rules' one.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
     rules = Choice()
     before, base = trials.value(rules), trials.latency_us(rules)
+    limit = base * (1.0 + budget.share)
     ranked = trials.ranking()
-    longest = _longest(trials, ranked, base * (1.0 + budget.share))
-    choices = [rules, added(_filled(trials, ranked, longest, base * budget.share))]
+    longest = _longest(trials, ranked, limit)
+    choices = [added(_filled(trials, ranked, longest, limit))]
     while longest:
         choices.append(added(ranked[:longest]))
         longest //= 2
-    best = min(
-        (c for c in choices if trials.latency_us(c) <= base * (1.0 + budget.share)),
-        key=lambda c: (_error(trials, c), trials.latency_us(c)),
-    )
+    within = [choice for choice in choices if trials.latency_us(choice) <= limit]
+    best = min([rules, *within[: most - 1]], key=lambda c: (_error(trials, c), trials.latency_us(c)))
     cost, value = trials.latency_us(best) - base, trials.value(best)
     origin, plan = trials.judge.origin, trials.plan_of(best)
     return Found(plan, True, value, before, None, trials.count, cost, base, budget, origin)
@@ -51,13 +52,13 @@ def _longest(trials: Trials, ranked: Sequence[str], limit_us: float) -> int:
     return low
 
 
-def _filled(trials: Trials, ranked: Sequence[str], longest: int, left_us: float) -> list[str]:
-    """The longest row, and what fits of the nodes behind it by its recorded cost."""
-    extra = trials.prices.extra
+def _filled(trials: Trials, ranked: Sequence[str], longest: int, limit_us: float) -> list[str]:
+    """The longest row, and those of the nodes behind it that fit, too, each at its price alone."""
     chosen = list(ranked[:longest])
-    left_us -= sum(extra[key] for key in chosen)
+    left = limit_us - trials.latency_us(added(chosen))
     for key in ranked[longest:]:
-        if extra[key] <= left_us:
+        extra = trials.prices.extra[key]
+        if extra <= left:
             chosen.append(key)
-            left_us -= extra[key]
+            left -= extra
     return chosen

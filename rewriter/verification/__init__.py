@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
@@ -11,7 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rewriter.deployment import AUTO, Deployment, deployment
 from rewriter.emulation import Accumulation
+from rewriter.engines.host import Choice
+from rewriter.engines.ort_errors import NoKernelError
 from rewriter.engines.protocol import Settings, Shape, Timing
 from rewriter.errors import UsageError
 from rewriter.expectations import data_warnings
@@ -20,8 +24,8 @@ from rewriter.metrics import named
 from rewriter.model import Model, load
 from rewriter.result import Verdict
 from rewriter.verification.data import BuildRun, OutputStatistics, Tolerance, VerifyResult
-from rewriter.verification.execute import Chosen, build_without_gpu, choose, emulated, on_engine
-from rewriter.verification.stage import MOST_SAMPLES, Stage, spans
+from rewriter.verification.execute import build_without_gpu, emulated, on_engine
+from rewriter.verification.stage import MOST_SAMPLES, Stage
 from rewriter.verification.tolerances import default_tolerance
 
 __all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
@@ -36,14 +40,14 @@ def verify(
     inputs: Any = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
-    engine: str = "auto",
+    engine: str = AUTO,
     builds: int = 1,
-    tolerance: float | None = None,
+    tolerance: float | Tolerance | None = None,
     metric: str = "relative-l2",
     min_shapes: Mapping[str, Shape] | None = None,
     opt_shapes: Mapping[str, Shape] | None = None,
     max_shapes: Mapping[str, Shape] | None = None,
-    plugins: Sequence[str | os.PathLike[str]] = (),
+    plugin_lib: Sequence[str | os.PathLike[str]] = (),
     accumulation: Accumulation = "fp16",
     timing: bool = True,
     timeout: float = 600.0,
@@ -62,11 +66,11 @@ def verify(
             result says.
         builds: How often the fixed model is built: builds differ, and the worst one is judged.
         tolerance: What `metric` is held to in the worst output, sample and build; None: by what the fixed
-            model computes in, with a source.
+            model computes in, with a source. A `Tolerance` says its metric and its source itself.
         metric: A name of `rewriter.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
         min_shapes, opt_shapes, max_shapes: Optimisation profile of inputs with dynamic axes; others get
-            theirs from the samples.
-        plugins: Shared libraries with TensorRT plugins.
+            theirs from the samples. Random data has the usual shapes.
+        plugin_lib: Shared libraries with TensorRT plugins.
         accumulation: Type in which the emulation sums up FP16 products.
         timing: Measure latency, too.
         timeout: Seconds for each build, and for the run.
@@ -74,37 +78,39 @@ def verify(
     Raises:
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
-    _check(builds, metric, tolerance)
+    if isinstance(tolerance, Tolerance):
+        metric = tolerance.metric
+    asked = _asked(tolerance, metric)
+    _check(builds, timeout)
     watch = Watch(progress or (lambda stage, done, total: None))
-    profile = spans(min_shapes or {}, opt_shapes or {}, max_shapes or {})
-    chosen = choose(engine)
-    libraries = tuple(Path(plugin).resolve() for plugin in plugins)
+    deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
+    chosen = deployed.choose()
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
         with watch("load"):
             models = load(original), load(fixed)
-            samples = _samples(models[0], inputs, input_shapes or {}, seed)
-            stage = Stage(*models, samples, Path(folder), profile)
-        held = default_tolerance(stage.fixed_facts, tf32=chosen.engine not in (None, "onnxruntime"))
-        if tolerance is not None:
-            held = Tolerance(tolerance, metric, "--tolerance")
+            samples = _samples(models[0], inputs, input_shapes or {}, seed, deployed)
+            stage = Stage(*models, samples, Path(folder), deployed.profile)
+        tf32 = chosen.engine not in (None, "onnxruntime")
+        held = asked or default_tolerance(stage.fixed_facts, tf32=tf32)
         with watch("reference"):
-            stage.compute_reference()
+            missing = _without_reference(stage, chosen)
         if chosen.engine is None:
             with watch("emulation"):
                 done = emulated(stage, held, accumulation)
             with watch("build"):
-                done = replace(done, checks=(*done.checks, build_without_gpu(stage, timeout, libraries)))
+                built = build_without_gpu(stage, timeout, deployed.plugins)
+                done = replace(done, checks=(*done.checks, built))
         else:
             settings = Settings(
                 chosen.engine,
                 builds=builds,
                 timing=Timing() if timing else None,
-                plugins=libraries,
+                plugins=deployed.plugins,
                 build_timeout_s=timeout,
                 run_timeout_s=timeout,
             )
             with watch("run"):
-                done = on_engine(stage, settings, held)
+                done = on_engine(stage, settings, held, missing)
         warnings = (*_warnings(chosen, samples), *data_warnings(models[0], samples), *done.warnings)
         return VerifyResult(
             original=models[0].path,
@@ -124,16 +130,35 @@ def verify(
         )
 
 
-def _samples(original: Model, inputs: Any, shapes: Mapping[str, Sequence[int]], seed: int) -> Samples:
-    if inputs is not None:
-        return load_samples(inputs, original)
-    wanted = {name: tuple(shape) for name, shape in shapes.items()}
-    return random_samples(original, seed=seed, input_shapes=wanted)
+def _samples(
+    original: Model, inputs: Any, shapes: Mapping[str, Sequence[int]], seed: int, deployed: Deployment
+) -> Samples:
+    deployed.check(original.signature)
+    wanted = deployed.usual | {name: tuple(shape) for name, shape in shapes.items()}
+    samples = (
+        load_samples(inputs, original)
+        if inputs is not None
+        else random_samples(original, seed=seed, input_shapes=wanted)
+    )
+    deployed.check_data(samples.source.spans)
+    return samples
 
 
-def _warnings(chosen: Chosen, samples: Samples) -> Iterator[str]:
+def _without_reference(stage: Stage, chosen: Choice) -> str:
+    """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
+    try:
+        stage.compute_reference()
+    except NoKernelError as error:
+        if chosen.engine in ("tensorrt", "tensorrt-rtx"):
+            return error.what
+        error.hint = "on a GPU its FP32 engine is the reference: --engine tensorrt, with --plugin-lib"
+        raise
+    return ""
+
+
+def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:
     if chosen.engine is None:
-        why = "; ".join(chosen.reasons) or "--engine emulation"
+        why = "; ".join(chosen.reasons)
         yield (
             f"NOT run on a GPU ({why}): the figures are emulated, and say nothing of speed or of defects of "
             "TensorRT's kernels"
@@ -166,11 +191,23 @@ class Watch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def _check(builds: int, metric: str, tolerance: float | None) -> None:
-    named(metric)
+def _check(builds: int, timeout: float) -> None:
     if builds < 1:
         raise UsageError(f"it cannot be {builds}", where="--builds", hint="1, or 3 to see how builds differ")
-    if metric != "relative-l2" and tolerance is None:
-        raise UsageError(
-            f"nothing says what {metric} shall be", where="--metric", hint="add --tolerance VALUE"
-        )
+    if not timeout > 0:
+        raise UsageError(f"it cannot be {timeout:g}", where="--timeout", hint="seconds, such as 600")
+
+
+def _asked(tolerance: float | Tolerance | None, metric: str) -> Tolerance | None:
+    """The user's tolerance, if there is one and it makes sense."""
+    measure = named(metric)
+    if tolerance is None:
+        if metric != "relative-l2":
+            raise UsageError(
+                f"nothing says what {metric} shall be", where="--metric", hint="add --tolerance VALUE"
+            )
+        return None
+    asked = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance, metric, "--tolerance")
+    if math.isnan(asked.value) or (asked.value < 0 and not measure.least):
+        raise UsageError(f"it cannot be {asked.value:g}", where="--tolerance", hint="such as 1e-3")
+    return asked

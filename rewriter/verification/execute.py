@@ -11,12 +11,11 @@ from rewriter import facts as tensor_facts
 from rewriter.build_check import expectation, judged_report
 from rewriter.checks import as_declared, check_engine, selects_rows
 from rewriter.emulation import Accumulation, emulation
-from rewriter.engines import host
 from rewriter.engines.measure import measure
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import EngineName, Latency, Outcome, Settings, Variant
+from rewriter.engines.protocol import Latency, Outcome, Settings, Variant
 from rewriter.engines.tensors import write_samples, write_tensors
-from rewriter.errors import ArithmeticRunError
+from rewriter.errors import ArithmeticRunError, EngineError
 from rewriter.model import Array, Model
 from rewriter.result import Check
 from rewriter.verification.data import Tolerance
@@ -26,14 +25,6 @@ from rewriter.verification.tolerances import FP32, SOURCES, default_tolerance
 
 LOG_LINES = 15
 """Lines of a dead child's log that are shown."""
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What computes: an engine, or None for emulation; `reasons` why not a better one."""
-
-    engine: EngineName | None
-    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,32 +40,22 @@ class Execution:
     warnings: tuple[str, ...] = ()
 
 
-def choose(engine: str) -> Chosen:
-    """From the name that the user gave.
-
-    Raises:
-        EngineError: it cannot run here.
-    """
-    if engine == "emulation":
-        return Chosen(None)
-    if engine != "auto":
-        return Chosen(host.require(engine))
-    best = host.choose()
-    return Chosen(best.engine, best.reasons)
-
-
-def on_engine(stage: Stage, settings: Settings, tolerance: Tolerance) -> Execution:
+def on_engine(stage: Stage, settings: Settings, tolerance: Tolerance, missing: str = "") -> Execution:
     """Build and run the fixed model, and the original in FP32 without TF32 beside it, once.
 
+    Args:
+        missing: Why ONNX Runtime gave no reference; the original's FP32 engine then is what is compared with.
+
     Raises:
-        EngineError: the library is not installed.
+        EngineError: the library is not installed, or there is nothing to compare with.
     """
     start = time.perf_counter()
-    fixed = measure([stage.fixed_variant()], settings, stage.folder / "fixed")
     once = replace(settings, builds=1)
     (original,) = measure([stage.reference_variant()], once, stage.folder / "original")
+    instead = [_instead(stage, original, missing)] if missing else []
+    fixed = measure([stage.fixed_variant()], settings, stage.folder / "fixed")
     judged = judge(stage, fixed, tolerance)
-    checks = [_reference_check(stage, original)]
+    checks = instead or [_reference_check(stage, original)]
     if fixed[0].report is not None:
         expected = expectation(stage.fixed, stage.fixed_facts)
         checks.append(judged_report(fixed[0].report, expected))
@@ -119,6 +100,19 @@ def run_built(
     latency = outcomes[0].latency
     told = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
     return replace(check, summary=check.summary + told)
+
+
+def _instead(stage: Stage, original: Outcome, missing: str) -> Check:
+    """The original's own engine as the reference, for operators that plugins alone can compute."""
+    if not original.ran:
+        raise EngineError(
+            f"nothing can be compared: {missing}, and the original did not run in FP32: {original.problem}",
+            where=str(stage.original.path or "the original"),
+            hint=original.hint or "--plugin-lib names the library of its plugins",
+        )
+    stage.take_reference(original.outputs)
+    summary = f"not checked: {missing}; the fixed model is compared with the original's FP32 engine"
+    return Check("reference", None, summary)
 
 
 def _reference_check(stage: Stage, original: Outcome) -> Check:

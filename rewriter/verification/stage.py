@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from rewriter import facts as tensor_facts
 from rewriter.checks import as_declared, selects_rows
 from rewriter.emulation import reference
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import Shape, Span, Variant
+from rewriter.engines.protocol import Span, Variant
 from rewriter.engines.tensors import Samples as StoredSamples
 from rewriter.engines.tensors import read_tensors, write_samples, write_tensors
 from rewriter.errors import UsageError
@@ -65,6 +65,10 @@ class Stage:
                 folder = self.folder / "expected" / str(number)
                 self._expected.append(write_tensors(folder, session.run(sample)))
 
+    def take_reference(self, folders: Sequence[Path]) -> None:
+        """Compare with what an engine made of the original, one folder of tensors for each sample."""
+        self._expected = list(folders)
+
     def expected(self, sample: int) -> dict[str, Array]:
         """What the original gives in FP32, memory-mapped."""
         return read_tensors(self._expected[sample])
@@ -116,27 +120,3 @@ def require_alike(original: Model, fixed: Model) -> None:
                 where=str(fixed.path or "the fixed model"),
                 hint="give the original first, then what was made of it",
             )
-
-
-def spans(low: Mapping[str, Shape], usual: Mapping[str, Shape], high: Mapping[str, Shape]) -> dict[str, Span]:
-    """Profiles from what the user says; where one of the three is missing, another stands in.
-
-    Raises:
-        UsageError: they have different ranks, or are not in order.
-    """
-    found = {}
-    for name in {**low, **usual, **high}:
-        middle = usual.get(name) or high.get(name) or low[name]
-        span = (low.get(name, middle), middle, high.get(name, middle))
-        ordered = len({len(shape) for shape in span}) == 1 and all(
-            a <= b <= c for a, b, c in zip(*span, strict=True)
-        )
-        if not ordered:
-            shown = ", ".join("x".join(map(str, shape)) for shape in span)
-            raise UsageError(
-                f"the shapes of {name!r} are not in order: {shown}",
-                where="--min-shapes, --opt-shapes, --max-shapes",
-                hint="each axis: smallest, usual and largest size, of one rank",
-            )
-        found[name] = span
-    return found

@@ -1,0 +1,37 @@
+"""The few safe edits on a graph, and the questions that a pass asks of it.
+
+A `GraphEditor` keeps producers and consumers indexed while it edits, so every question and every
+edit costs the size of what it touches. Nothing reaches the model before `commit`.
+"""
+
+from __future__ import annotations
+
+from rewriter.edits.editor import TAG, GraphEditor, open_graphs
+from rewriter.edits.nodes import (
+    all_names,
+    attribute,
+    captured,
+    casts_floats,
+    constant_value,
+    fresh_name,
+    label,
+    reads,
+    without_unread,
+)
+from rewriter.edits.view import GraphView
+
+__all__ = [
+    "TAG",
+    "GraphEditor",
+    "GraphView",
+    "all_names",
+    "attribute",
+    "captured",
+    "casts_floats",
+    "constant_value",
+    "fresh_name",
+    "label",
+    "open_graphs",
+    "reads",
+    "without_unread",
+]

@@ -1,0 +1,153 @@
+"""Questions about nodes and names that need no index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+from rewriter.model import Array, holds_graphs, subgraphs
+
+
+def fresh_name(base: str, taken: set[str]) -> str:
+    """A name that is not in `taken`, made of `base`; it is added there."""
+    name, count = base, 0
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    return name
+
+
+def without_unread(
+    nodes: Sequence[NodeProto], outputs: Iterable[str], may_go: Callable[[NodeProto], bool]
+) -> tuple[list[NodeProto], set[str]]:
+    """The nodes, in topological order, less those that `may_go` and whose outputs nothing reads.
+
+    Returns:
+        The nodes that stay, and the names that they and `outputs` read.
+    """
+    read = set(outputs)
+    kept: list[NodeProto] = []
+    for node in reversed(nodes):
+        if may_go(node) and read.isdisjoint(node.output):
+            continue
+        kept.append(node)
+        read.update(reads(node))
+    return kept[::-1], read
+
+
+def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
+    """Value of a node's attribute as a Python object (strings as str), or `default`."""
+    for item in node.attribute:
+        if item.name == name:
+            value = helper.get_attribute_value(item)
+            return value.decode() if isinstance(value, bytes) else value
+    return default
+
+
+def constant_value(node: NodeProto) -> Array | None:
+    """Value of a Constant node; None for strings and sparse tensors."""
+    for item in node.attribute:
+        if item.name == "value":
+            return numpy_helper.to_array(item.t)
+        if item.name in ("value_float", "value_floats"):
+            return np.asarray(helper.get_attribute_value(item), np.float32)
+        if item.name in ("value_int", "value_ints"):
+            return np.asarray(helper.get_attribute_value(item), np.int64)
+    return None
+
+
+def label(node: NodeProto) -> str:
+    """How messages call a node: its name, or its operator and first output."""
+    return node.name or f"{node.op_type}({next((o for o in node.output if o), '?')})"
+
+
+def captured(node: NodeProto) -> set[str]:
+    """Names of outer tensors that a node's subgraphs read."""
+    return set().union(*(_free_names(g) for g in subgraphs(node)))
+
+
+def _free_names(graph: onnx.GraphProto) -> set[str]:
+    bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    free: set[str] = set()
+    for node in graph.node:
+        free |= reads(node).keys() - bound
+        bound.update(node.output)
+    return free | ({v.name for v in graph.output} - bound)
+
+
+def reads(node: NodeProto) -> dict[str, None]:
+    """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
+    reads = dict.fromkeys(name for name in node.input if name)
+    if holds_graphs(node):
+        reads.update(dict.fromkeys(sorted(captured(node))))
+    return reads
+
+
+def rename_reads(node: NodeProto, old: str, new: str) -> None:
+    """Let a node read another tensor, in its subgraphs, too."""
+    for index, name in enumerate(node.input):
+        if name == old:
+            node.input[index] = new
+    for graph in subgraphs(node):
+        if old in {v.name for v in graph.input} | {t.name for t in graph.initializer}:
+            continue
+        for inner in graph.node:
+            rename_reads(inner, old, new)
+        _rename_output(graph, old, new)
+
+
+def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """A subgraph may hand an outer tensor straight out."""
+    written = {name for node in graph.node for name in node.output}
+    for value in graph.output:
+        if value.name == old and old not in written:
+            value.name = new
+
+
+def all_names(graph: onnx.GraphProto) -> set[str]:
+    """Every name of a tensor or node in a graph and its subgraphs."""
+    values = (*graph.input, *graph.output, *graph.value_info)  # types of tensors that are gone may linger
+    names = {v.name for v in values} | {t.name for t in graph.initializer}
+    for node in graph.node:
+        names.add(node.name)
+        names.update(node.output)
+        for child in subgraphs(node):
+            names |= all_names(child)
+    return names
+
+
+def topological(nodes: Iterator[NodeProto], producer: dict[str, NodeProto]) -> list[NodeProto]:
+    """The nodes in an order in which producers come first; unchanged where it already is one."""
+    order: list[NodeProto] = []
+    done: set[int] = set()
+    for root in nodes:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if id(node) in done:
+                stack.pop()
+                continue
+            waiting = [
+                source
+                for name in reads(node)
+                if (source := producer.get(name)) is not None and id(source) not in done
+            ]
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                stack.pop()
+                done.add(id(node))
+                order.append(node)
+    return order
+
+
+def casts_floats(node: NodeProto, is_float: Callable[[str], bool]) -> bool:
+    """Whether a node is a Cast from one float type to another; `is_float` knows the tensors."""
+    if node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
+        return False
+    return is_float(node.input[0]) and is_float(node.output[0])

@@ -1,0 +1,31 @@
+"""A model in memory: a small proto beside its large weights, loaded and saved without loss.
+
+Initializers of the main graph from `DETACH_BYTES` on leave the proto and live in
+`Model.weights` as read-only arrays. Copies, checks and shape inference then cost the same
+for a model of 1 MB and one of 10 GB, and files with external data are mapped, not read.
+"""
+
+from __future__ import annotations
+
+from rewriter.model.graphs import UNKNOWN_DOMAIN, holds_graphs, subgraphs, walk_graphs
+from rewriter.model.model import Model
+from rewriter.model.reading import check, load
+from rewriter.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
+from rewriter.model.writing import replacing, save
+
+__all__ = [
+    "DETACH_BYTES",
+    "UNKNOWN_DOMAIN",
+    "Array",
+    "Model",
+    "Port",
+    "Signature",
+    "check",
+    "holds_graphs",
+    "load",
+    "replacing",
+    "save",
+    "shape_of",
+    "subgraphs",
+    "walk_graphs",
+]

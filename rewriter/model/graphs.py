@@ -1,0 +1,76 @@
+"""Walks over graphs and subgraphs, and operators that onnx does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import onnx
+
+UNKNOWN_DOMAIN = "rewriter.unknown"
+
+
+def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph` and all its subgraphs, outer ones first."""
+    yield graph
+    for node in graph.node:
+        for child in subgraphs(node):
+            yield from walk_graphs(child)
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that a node holds as attributes (If, Loop, Scan, SequenceMap)."""
+    if not _may_hold_graphs(node.op_type, node.domain):
+        return  # most nodes: reading their attributes would take longer than everything else here
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def holds_graphs(node: onnx.NodeProto) -> bool:
+    """Whether a node holds a graph as an attribute."""
+    return any(True for _ in subgraphs(node))
+
+
+@lru_cache(maxsize=4096)
+def _may_hold_graphs(op_type: str, domain: str) -> bool:
+    if not onnx.defs.has(op_type, domain):
+        return True
+    kinds = onnx.defs.OpSchema.AttrType
+    attributes = onnx.defs.get_schema(op_type, domain=domain).attributes.values()
+    return any(a.type in (kinds.GRAPH, kinds.GRAPHS) for a in attributes)
+
+
+def isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) -> None:
+    """Move nodes whose operator has no schema at `opset` to a domain that onnx leaves alone."""
+    local = {(f.domain, f.name) for f in proto.functions}
+    found = False
+    for graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in local:
+                continue
+            if opset and _is_unknown(node.op_type, opset, deprecated):
+                node.domain = UNKNOWN_DOMAIN
+                found = True
+    if found:
+        proto.opset_import.add(domain=UNKNOWN_DOMAIN, version=1)
+
+
+@lru_cache(maxsize=4096)
+def _is_unknown(op_type: str, opset: int, deprecated: bool) -> bool:
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return True
+    return deprecated and bool(schema.deprecated)
+
+
+def drop_unknown_domain(proto: onnx.ModelProto) -> None:
+    """Undo the import of that domain."""
+    kept = [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN]
+    if len(kept) != len(proto.opset_import):
+        kept = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in kept]
+        del proto.opset_import[:]
+        proto.opset_import.extend(kept)

@@ -1,0 +1,100 @@
+"""A model into a file, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import external_data_helper
+
+from rewriter.errors import ModelError, OutputError
+from rewriter.model.model import PROTOBUF_LIMIT, Model
+from rewriter.model.reading import read_proto
+from rewriter.model.tensors import Array
+
+
+def save(model: Model, path: str | os.PathLike[str]) -> Path:
+    """Write the model to `path` so that a failure leaves what was there before.
+
+    Weights go into `<name>.data` beside it when the model does not fit into one protobuf message or
+    came from a file that kept them so. A data file of that name that belongs to another model stays.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    target = Path(path)
+    try:
+        if model.external or model.size > PROTOBUF_LIMIT:
+            _save_external(model, target)
+        else:
+            with replacing(target) as temporary:
+                temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the model: {error.strerror or error}",
+            where=str(target),
+            hint="check the folder, its permissions and the free space",
+        ) from error
+    return target
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A temporary file beside `target` that takes its place when the block ends well."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes private files
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _save_external(model: Model, target: Path) -> None:
+    data = _data_file(target)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    with replacing(data) as data_file, replacing(target) as model_file:
+        with data_file.open("wb") as stream:
+            for tensor in proto.graph.initializer:
+                if tensor.name in model.weights:
+                    _append(stream, tensor, model.weights[tensor.name], data.name)
+        model_file.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def _append(stream: Any, tensor: onnx.TensorProto, array: Array, location: str) -> None:
+    stream.write(b"\0" * (-stream.tell() % 4096))  # page-aligned, so that readers can map it
+    offset = stream.tell()
+    stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def _data_file(target: Path) -> Path:
+    """`<target>.data`, or the first numbered one that no other model owns."""
+    owned = _locations(target)
+    numbers = ("", *(f".{i}" for i in range(1, 1000)))
+    candidates = (target.with_name(f"{target.name}{number}.data") for number in numbers)
+    return next(c for c in candidates if not c.exists() or c.name in owned)
+
+
+def _locations(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    try:
+        proto = read_proto(path)
+    except ModelError:
+        return set()
+    external = (t for t in proto.graph.initializer if t.external_data)
+    return {external_data_helper.ExternalDataInfo(t).location for t in external}

@@ -1,0 +1,46 @@
+"""What a search on an engine tried, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+
+from rewriter.report.tables import new_table
+from rewriter.result import Searched, TriedPlan
+
+FEW = 12
+"""Rows of the table without `-v`: the rules' plan, the one that was applied, the fastest of the others."""
+
+
+def sections(found: Searched, limit: int | None) -> Iterator[RenderableType]:
+    """The plans that were built and run; all of them if `limit` is None."""
+    shown = found.tried if limit is None else _few(found.tried)
+    base = found.tried[0].latency_us
+    numbers = (found.metric, "us", "+-", "more", "FP32")
+    table = new_table(f"Plans tried ({found.origin})", "plan", *numbers, "", right=numbers)
+    for one in shown:
+        note = "applied" if one.applied else one.problem.partition("\n")[0]
+        table.add_row(one.words, *_figures(one, base), note)
+    yield table
+    if len(shown) < len(found.tried):
+        yield f"... and {len(found.tried) - len(shown)} more plans: -v lists everything"
+    yield ""
+
+
+def _few(tried: tuple[TriedPlan, ...]) -> list[TriedPlan]:
+    """In the order in which they were tried."""
+    order = sorted(range(len(tried)), key=lambda i: (i > 0, not tried[i].applied, _us(tried[i])))
+    return [tried[i] for i in sorted(order[:FEW])]
+
+
+def _us(one: TriedPlan) -> float:
+    return float("inf") if one.latency_us is None else one.latency_us
+
+
+def _figures(one: TriedPlan, base: float | None) -> tuple[str, str, str, str, str]:
+    count = str(len(one.plan.fp32))
+    if one.latency_us is None:
+        return "", "", "", "", count
+    more = f"{one.latency_us / base - 1.0:+.1%}" if base else ""
+    return f"{one.value:.3g}", f"{one.latency_us:.1f}", f"{one.spread_us:.1f}", more, count

@@ -1,0 +1,44 @@
+"""What was rescaled, written into the model: who compares it with the original has to know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from rewriter.model import Model
+
+EXPONENTS = "rewriter.exponents"
+"""Key of the model's metadata that holds a JSON object: tensor of the main graph, exponent of two."""
+
+
+def record(model: Model, exponents: Mapping[str, int]) -> None:
+    """Note that tensors of the main graph are multiplied by 2^exponent, on top of what is noted already."""
+    found = recorded(model)
+    for tensor, exponent in exponents.items():
+        found[tensor] = found.get(tensor, 0) + exponent
+    text = json.dumps({tensor: k for tensor, k in sorted(found.items()) if k})
+    entry = next((e for e in model.proto.metadata_props if e.key == EXPONENTS), None)
+    if entry is None:
+        entry = model.proto.metadata_props.add(key=EXPONENTS)
+    entry.value = text
+
+
+def recorded(model: Model) -> dict[str, int]:
+    """The exponent of each tensor of the main graph that is multiplied by a power of two.
+
+    What is no record of ours is taken as none: metadata is anybody's.
+    """
+    text = next((e.value for e in model.proto.metadata_props if e.key == EXPONENTS), "{}")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    known = isinstance(found, dict) and all(type(k) is int for k in found.values())
+    return dict(found) if known else {}
+
+
+def between(original: Model, other: Model) -> dict[str, int]:
+    """The exponents by which tensors of `other` differ from those of `original`."""
+    before, after = recorded(original), recorded(other)
+    steps = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
+    return {name: k for name, k in steps.items() if k}

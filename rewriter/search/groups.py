@@ -1,0 +1,164 @@
+"""The groups of nodes that a search on an engine tries: those of one operator, one rule or one place.
+
+Single nodes are too many to build, and what makes an engine faster is seldom one node: on an H200 a SegFormer
+was 1.10 times faster with four Resizes and nine Reshapes in FP32, which broke a slow fusion. No estimate
+tells that; a build does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from onnx import NodeProto
+
+from rewriter import epilogues, islands
+from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Settings, Survey
+from rewriter.planner import LOW_TYPES, node_key, surveys
+from rewriter.search.cheapest import RELEASABLE, in_range_products
+from rewriter.search.choice import Choice, Group, added
+from rewriter.search.trials import Trials
+
+FOR_ACCURACY = RELEASABLE | epilogues.FREE | {islands.RULE}
+"""Rules whose nodes an engine may find slower in FP32 than they are worth."""
+
+SIZES = (2, 8, 32)
+"""How many of the best-ranked nodes of a kind are tried in FP32."""
+
+_RESIZES = frozenset({"Resize", "Upsample"})
+_CONVS = frozenset({"Conv", "ConvTranspose"})
+_SUMS = frozenset({"Add", "Sub", "Sum"})
+_PRODUCTS = frozenset({"MatMul", "Gemm"})
+_REDUCTIONS = frozenset(op for op in CHEAP if op.startswith("Reduce")) | {"GlobalAveragePool", "AveragePool"}
+_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
+
+KINDS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("Resize", _RESIZES),
+    ("Softmax", _SOFTMAX),
+    ("Reshape", frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})),
+    ("Transpose", frozenset({"Transpose"})),
+    (
+        "normalization",
+        frozenset(
+            "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
+            "InstanceNormalization BatchNormalization LpNormalization".split()
+        ),
+    ),
+    ("elementwise", CHEAP - VIEWS - _SOFTMAX - _REDUCTIONS),
+    ("reduction", _REDUCTIONS),
+)
+"""Operators that are tried in FP32 together."""
+
+
+def groups(trials: Trials) -> list[Group]:
+    """What to try, each with a plan of its own, likeliest first.
+
+    The search's emulation ranks MatMul and Conv; it is asked once.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+    plan, model = trials.plan, trials.problem.model
+    settings = Settings(LOW_TYPES[plan.precision], plan.io)
+    survey = next(iter(surveys(model, trials.problem.facts, {}, settings)))
+    found = chain(
+        _released(trials),
+        _resizes(survey, trials),
+        _products(survey, trials),
+        _kinds(survey, trials),
+        _ranked(survey, trials),
+        _in_bf16(trials),
+    )
+    seen, kept = {(plan.fp32, plan.bf16)}, []
+    for group in found:
+        made = trials.plan_of(group.choice)
+        if (types := (made.fp32, made.bf16)) not in seen:
+            seen.add(types)
+            kept.append(group)
+    return kept
+
+
+def _released(trials: Trials) -> Iterator[Group]:
+    """Each rule that is about accuracy, back in FP16."""
+    rules: dict[str, list[str]] = {}
+    for decision in trials.plan.decisions:
+        if decision.rule in FOR_ACCURACY:
+            rules.setdefault(decision.rule, []).append(decision.key)
+    for rule, keys in rules.items():
+        yield Group(f"{rule} back in FP16 ({len(keys)})", Choice(released=frozenset(keys)))
+
+
+def _resizes(survey: Survey, trials: Trials) -> Iterator[Group]:
+    """Each Resize with the views that lead to it."""
+    resizes = [node for node in survey.nodes if node.op_type in _RESIZES]
+    views = [node for r in resizes for node in survey.upstream(r.input[0], lambda n: n.op_type in VIEWS)]
+    ends = set(map(id, resizes))
+    nearest = [node for node in views if any(id(reader) in ends for reader in _readers(survey, node))]
+    for name, more in (("the view before it", nearest), ("all views before it", views)):
+        if more:
+            yield _in_fp32(f"Resize and {name}", survey, trials, [*resizes, *more])
+
+
+def _kinds(survey: Survey, trials: Trials) -> Iterator[Group]:
+    for name, operators in KINDS:
+        yield _in_fp32(name, survey, trials, (n for n in survey.nodes if n.op_type in operators))
+    sums = (n for n in survey.nodes if n.op_type in _SUMS and not any(map(survey.is_constant, n.input)))
+    yield _in_fp32("residual sums", survey, trials, sums)
+    beside = (n for n in survey.nodes if n.op_type in VIEWS and _beside_conv(survey, n))
+    yield _in_fp32("views beside Conv", survey, trials, beside)
+
+
+def _beside_conv(survey: Survey, node: NodeProto) -> bool:
+    producers = (survey.producer(tensor) for tensor in node.input if survey.is_float(tensor))
+    around = chain((p for p in producers if p is not None), _readers(survey, node))
+    return any(other.op_type in _CONVS for other in around)
+
+
+def _readers(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
+    for tensor in node.output:
+        yield from (reader for _, reader in survey.readers(tensor))
+
+
+def _products(survey: Survey, trials: Trials) -> Iterator[Group]:
+    """The Convs, and the MatMuls with a weight, whose error falls most for their cost.
+
+    Products of two computed tensors are attention's: FP32 costs its fused kernel, so they are one group.
+    """
+    ranked = trials.ranking()
+    for name, operators in (("Conv", _CONVS), ("MatMul", _PRODUCTS)):
+        weighted = {
+            node_key(survey.scope, n)
+            for n in survey.nodes
+            if n.op_type in operators and any(map(survey.is_constant, n.input))
+        }
+        yield from _rows(name, [key for key in ranked if key in weighted])
+    inner = [n for n in survey.nodes if n.op_type == "MatMul" and not any(map(survey.is_constant, n.input))]
+    softmax = [n for n in survey.nodes if n.op_type in _SOFTMAX]
+    if inner and softmax:
+        yield _in_fp32("attention", survey, trials, [*inner, *softmax])
+
+
+def _ranked(survey: Survey, trials: Trials) -> Iterator[Group]:
+    """All other nodes by the same measure."""
+    matrix = {node_key(survey.scope, n) for n in survey.nodes if n.op_type in MATRIX_OPS}
+    yield from _rows("other node", [key for key in trials.ranking() if key not in matrix])
+
+
+def _rows(name: str, ranked: Sequence[str]) -> Iterator[Group]:
+    for size in SIZES:
+        keys = ranked[:size]
+        if len(keys) == size or (keys and size == SIZES[0]):
+            plural = "" if len(keys) == 1 else "s"
+            yield Group(f"best {len(keys)} {name}{plural} in FP32", added(keys))
+
+
+def _in_bf16(trials: Trials) -> Iterator[Group]:
+    """Matrix products that are in FP32 for their range."""
+    keys = in_range_products(trials, Choice())
+    yield Group(f"FP32 products in BF16 ({len(keys)})", Choice(bf16=frozenset(keys)))
+
+
+def _in_fp32(name: str, survey: Survey, trials: Trials, nodes: Iterable[NodeProto]) -> Group:
+    kept = trials.plan.fp32 | trials.plan.bf16
+    keys = frozenset(node_key(survey.scope, node) for node in nodes) - kept
+    return Group(f"{name} in FP32 ({len(keys)})", added(keys))

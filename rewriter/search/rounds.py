@@ -1,0 +1,211 @@
+"""The search on an engine: groups of nodes one by one, then together, then the best one refined.
+
+Three batches of plans, some thirty builds at most. The first has every group by itself. Errors of independent
+changes add in their squares and times add as they are, roughly; that tells which groups to combine: what
+makes it faster, what makes it more accurate for its time, and both, the best, the best two, the best three,
+and so on. The third has the best plan with one group more or less. When the time is up, the best so far is
+taken. What is chosen follows from what was measured and from nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rewriter.search.choice import Choice, Group, united
+from rewriter.search.evaluate import Evaluator, Measured
+from rewriter.search.goal import Aim, Found
+from rewriter.search.select import LEAST_DIFFERENCE, Tried, chosen, objective
+from rewriter.search.trials import Trials
+
+FIRST, SECOND, THIRD = 18, 7, 5
+"""Plans in each batch, at most; the rules' plan comes on top."""
+
+DEEPEST = 5
+"""Groups in a row of the second batch, of those that make it faster and of those that make it better."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a group changed by itself.
+
+    Attributes:
+        faster: Share of the latency that it saved; what is within the noise is 0.
+        square: Change of the squared error over that of the rules' plan: -1 takes all of it away.
+    """
+
+    group: Group
+    faster: float
+    square: float
+
+
+def by_measurement(
+    trials: Trials,
+    candidates: Sequence[Group],
+    aim: Aim,
+    judge: Evaluator,
+    time_left: Callable[[], bool] = lambda: True,
+    told: Progress = lambda line: None,
+) -> Found:
+    """The best plan for `aim` of those that `judge` was asked about.
+
+    Args:
+        trials: Whose `plan` is the rules'; it makes the plans.
+        candidates: Groups, likeliest first; `FIRST` of them are tried.
+        time_left: Asked before each batch but the first.
+        told: Gets a line after each batch.
+    """
+    search = _Search(trials, judge)
+    search.batch([(), *((group,) for group in candidates[:FIRST])])
+    told(search.line(aim, "one by one"))
+    for name, make in (("together", _combined), ("refined", _refined)):
+        if not search.base.works or not time_left():
+            break
+        rows = make(search, aim)
+        if search.batch(rows):
+            told(search.line(aim, name))
+    return search.found(aim)
+
+
+class _Search:
+    """What was tried so far."""
+
+    def __init__(self, trials: Trials, judge: Evaluator) -> None:
+        self._trials, self._judge = trials, judge
+        self.tried: list[Tried] = []
+
+    @property
+    def base(self) -> Tried:
+        """The rules' plan."""
+        return self.tried[0]
+
+    def batch(self, rows: Sequence[tuple[Group, ...]]) -> bool:
+        """Judge unions of groups, each plan once; whether there was anything new."""
+        known = {one.types for one in self.tried}
+        new: list[tuple[tuple[Group, ...], Choice]] = []
+        for row in rows:
+            choice = united(row) if row else Choice()
+            plan = None if choice is None else self._trials.plan_of(choice)
+            if choice is not None and plan is not None and (plan.fp32, plan.bf16) not in known:
+                known.add((plan.fp32, plan.bf16))
+                new.append((row, choice))
+        plans = [self._trials.plan_of(choice) for _, choice in new]
+        worths = self._judge.measured(plans)
+        for (row, _), plan, worth in zip(new, plans, worths, strict=True):
+            self.tried.append(Tried(row, plan, worth, self._trials.metric.least))
+        return bool(new)
+
+    def effects(self) -> list[Effect]:
+        """Of the groups that work alone, in the order in which they were tried."""
+        base, found = self.base, []
+        for one in self.tried:
+            if len(one.groups) == 1 and one.works:
+                gained = base.us - one.us
+                faster = gained / base.us if abs(gained) > one.noise(base) else 0.0
+                found.append(Effect(one.groups[0], faster, _square(one, base)))
+        return found
+
+    def line(self, aim: Aim, name: str) -> str:
+        best = chosen(self.tried, aim)
+        return (
+            f"{name}: {sum(not t.worth.untried for t in self.tried)} plans so far; best: {best.words}, "
+            f"{best.worth.value:.3g}, {best.us:.1f} us"
+        )
+
+    def found(self, aim: Aim) -> Found:
+        best, base = chosen(self.tried, aim), self.base
+        return Found(
+            best.plan,
+            aim.meets(best.worth.value) and best.works,
+            best.worth.value,
+            base.worth.value,
+            None,
+            sum(not one.worth.untried for one in self.tried),
+            best.us - base.us if best.works and base.works else 0.0,
+            base.us if base.works else 0.0,
+            aim,
+            self._judge.origin,
+            tuple(one.as_row(best) for one in self.tried),
+        )
+
+
+def _square(one: Tried, base: Tried) -> float:
+    """Change of the squared error as a share; metrics of which more is better are turned round."""
+    before, after = base.error, one.error
+    if before > 0.0 and not one.least:
+        return (after / before) ** 2 - 1.0
+    return (after - before) / abs(before) if before else float(after > before)
+
+
+def _combined(search: _Search, aim: Aim) -> list[tuple[Group, ...]]:
+    """The best two, the best three, ... of the groups that help; then what should be best together."""
+    base, effects = search.base, search.effects()
+    alone = [one for one in search.tried if len(one.groups) == 1 and one.works]
+    rank = {one.groups: objective(one, base, aim) for one in alone}
+    helping = [one for one in alone if rank[one.groups] < objective(base, base, aim)]
+    helping.sort(key=lambda one: rank[one.groups])
+    row = tuple(group for one in helping for group in one.groups)
+    greedy = _new(search, (row[:length] for length in range(2, DEEPEST + 1)))[: SECOND // 2]
+    faster = _groups(sorted((e for e in effects if e.faster > 0.0), key=_loss))
+    better = _groups(sorted((e for e in effects if e.square < 0.0), key=lambda e: e.square / _cost(e)))
+    both = (faster[:f] + better[:b] for f in range(DEEPEST + 1) for b in range(DEEPEST + 1))
+    return _new(search, [*greedy, *_ranked(search, both, aim)])[:SECOND]
+
+
+def _loss(effect: Effect) -> tuple[float, float]:
+    """Squared error for the latency that it saves; of those that lose nothing the fastest first."""
+    return max(effect.square, 0.0) / effect.faster, -effect.faster
+
+
+def _cost(effect: Effect) -> float:
+    """Share of the latency that a group takes, at least what cannot be told from nothing."""
+    return max(-effect.faster, LEAST_DIFFERENCE)
+
+
+def _groups(effects: Sequence[Effect]) -> tuple[Group, ...]:
+    return tuple(effect.group for effect in effects)
+
+
+def _refined(search: _Search, aim: Aim) -> list[tuple[Group, ...]]:
+    """The best plan with one group less, and with one more."""
+    best = chosen(search.tried, aim)
+    alone = [effect.group for effect in search.effects() if effect.faster or effect.square]
+    less = [tuple(g for g in best.groups if g != group) for group in best.groups]
+    more = [(*best.groups, group) for group in alone if group not in best.groups]
+    return _ranked(search, [*less, *more], aim)[:THIRD]
+
+
+def _new(search: _Search, rows: Iterable[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
+    """The rows that have not been tried and whose groups go together, each once, in their order."""
+    before = {frozenset(one.groups) for one in search.tried}
+    new: dict[frozenset[Group], tuple[Group, ...]] = {}
+    for row in rows:
+        once = tuple(dict.fromkeys(row))
+        if frozenset(once) not in before and united(once) is not None:
+            new.setdefault(frozenset(once), once)
+    return list(new.values())
+
+
+def _ranked(search: _Search, rows: Iterable[tuple[Group, ...]], aim: Aim) -> list[tuple[Group, ...]]:
+    """The new ones of the rows by what they are expected to give; equal ones in their order."""
+    base, effects = search.base, {effect.group: effect for effect in search.effects()}
+
+    def expected(row: tuple[Group, ...]) -> tuple[float, ...]:
+        return objective(_expected(base, row, effects), base, aim)
+
+    return sorted(_new(search, rows), key=expected)
+
+
+def _expected(base: Tried, row: Sequence[Group], effects: dict[Group, Effect]) -> Tried:
+    """What the groups should give together: squared errors add, and times."""
+    known = [effects[group] for group in row if group in effects]
+    faster, square = sum(e.faster for e in known), sum(e.square for e in known)
+    if base.least or base.error <= 0.0:
+        error = base.error + square * abs(base.error)
+    else:
+        error = base.error * math.sqrt(max(1.0 + square, 1e-4))
+    worth = Measured(-error if base.least else error, max(base.us * (1.0 - faster), 0.0))
+    return Tried(tuple(row), base.plan, worth, base.least)

@@ -1,0 +1,123 @@
+"""Which of the plans that were measured is the best for an aim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rewriter.plan import Plan
+from rewriter.result import TriedPlan
+from rewriter.search.choice import Group
+from rewriter.search.evaluate import Measured
+from rewriter.search.goal import Aim, Budget, Goal
+from rewriter.search.trials import Types
+
+LEAST_DIFFERENCE = 0.01
+"""Share of the latency that two builds of one network differ by: less is noise (H200, TensorRT-RTX 1.6.1)."""
+
+ALIKE = 0.05
+"""Share of an error that is noise: another build sums in another order."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A plan that was judged.
+
+    Attributes:
+        groups: What it has on top of the rules' plan.
+        least: Whether more of the metric is better.
+    """
+
+    groups: tuple[Group, ...]
+    plan: Plan
+    worth: Measured
+    least: bool
+
+    @property
+    def types(self) -> Types:
+        return self.plan.fp32, self.plan.bf16
+
+    @property
+    def works(self) -> bool:
+        return self.worth.latency_us is not None and math.isfinite(self.worth.value)
+
+    @property
+    def us(self) -> float:
+        """Its latency; infinity if it failed."""
+        return math.inf if self.worth.latency_us is None else self.worth.latency_us
+
+    @property
+    def error(self) -> float:
+        """The metric, turned so that less is better."""
+        return -self.worth.value if self.least else self.worth.value
+
+    @property
+    def words(self) -> str:
+        return " + ".join(group.words for group in self.groups) or "the rules' plan"
+
+    def noise(self, other: Tried) -> float:
+        """Microseconds by which two latencies have to differ to be different."""
+        return max(LEAST_DIFFERENCE * min(self.us, other.us), self.worth.spread_us, other.worth.spread_us)
+
+    def as_row(self, best: Tried) -> TriedPlan:
+        worth = self.worth
+        return TriedPlan(
+            self.words, worth.value, worth.latency_us, worth.spread_us, worth.problem, self.plan, self is best
+        )
+
+
+def chosen(tried: Sequence[Tried], aim: Aim) -> Tried:
+    """The best plan; the rules', which is the first, if no other works or all else is noise.
+
+    Of those that fulfil the aim best, within the noise, the one that is better in the other respect, and of
+    equal ones that which was tried first.
+    """
+    base, working = tried[0], [one for one in tried if one.works]
+    if not working:
+        return base
+    return min(working, key=lambda one: objective(one, base, aim))
+
+
+def objective(one: Tried, base: Tried, aim: Aim) -> tuple[float, ...]:
+    """What is smallest for the best plan."""
+    if isinstance(aim, Goal):
+        return _for_tolerance(one, base, aim)
+    return _for_budget(one, base, aim.share) if isinstance(aim, Budget) else _for_speed(one, base)
+
+
+def _for_tolerance(one: Tried, base: Tried, goal: Goal) -> tuple[float, ...]:
+    """The fastest that meets it; if none does, the most accurate."""
+    if not goal.meets(one.worth.value):
+        return 1.0, one.error, one.us
+    return 0.0, _steps(one.us, base), one.error
+
+
+def _for_budget(one: Tried, base: Tried, share: float) -> tuple[float, ...]:
+    """The most accurate in the budget; if even the rules' plan does not work, the fastest."""
+    limit = base.us * (1.0 + share) if base.works else math.inf
+    return float(one.us > limit), _error_steps(one, base), _steps(one.us, base), one.error
+
+
+def _for_speed(one: Tried, base: Tried) -> tuple[float, ...]:
+    """The fastest that is no less accurate than the rules' plan; if none is faster, the most accurate."""
+    if not base.works:
+        return 0.0, one.us, one.error
+    worse = _error_steps(one, base) > 0.0
+    slower = one.us > base.us + one.noise(base)
+    return float(worse or slower), _steps(one.us, base), one.error
+
+
+def _steps(us: float, base: Tried) -> float:
+    """A latency in steps of the noise, from that of the rules' plan on, so that what is noise is equal."""
+    if not base.works or not math.isfinite(us):
+        return us
+    step = max(LEAST_DIFFERENCE * base.us, base.worth.spread_us) or 1.0
+    return float(math.trunc((us - base.us) / step))
+
+
+def _error_steps(one: Tried, base: Tried) -> float:
+    """An error in steps of its noise, from that of the rules' plan on."""
+    if not base.works or one.least or base.error <= 0.0 or one.error <= 0.0:
+        return one.error
+    return float(math.trunc(math.log(one.error / base.error) / math.log1p(ALIKE)))
