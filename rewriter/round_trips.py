@@ -2,12 +2,14 @@
 
 TensorRT-RTX 1.6.1 on an H200 then writes FP16 where the next kernel, or the user, reads FP32: the first half
 of the tensor holds pairs of FP16 values, the rest zeros. Computed like that from the exact results, the
-relative L2 errors of eleven outputs (2.37 to 8.61) are those of the engine within 0.2 %. The builder's verbose
-log calls these kernels `__myl_Fc...CastCast` (MatMul, Gemm) and `__myl_Corr...CastCast` (Conv). The outputs of
-three networks with such Convs were infinite. Results were right where the kernel ends otherwise: with one Cast,
-with an elementwise operator behind the Casts, with a view between them that changes the shape, and where a
-Conv's result is the output. For other readers it is the log that says which kernels end like that.
-TensorRT-RTX 1.7.1 has the same names for matrix products; it was not run.
+relative L2 errors of eleven outputs (2.37 to 8.61) are those of the engine within 0.2 %. The outputs of three
+networks with such Convs were infinite. The builder's verbose log calls these kernels `__myl_Fc...CastCast`
+(MatMul, Gemm) and `__myl_Corr...CastCast` (Conv).
+
+Results were right where the kernel ends otherwise: with one Cast, with an elementwise operator behind the
+Casts, with a view between them that changes the shape, and where a Conv's result is the output. For other
+readers it is the log that says which kernels end like that. TensorRT-RTX 1.7.1 has the same names for matrix
+products; it was not run.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ def _bottleneck() -> Case:
         "Convs",
         f"g (float{shape} x, float[{INNER},{CHANNELS},1,1] u, float[{INNER},{INNER},3,3] v, "
         f"float[{CHANNELS},{INNER},1,1] w) => (float{shape} y) {{ "
-        f"o = Cast<to = 10>(x) p = Cast{back}(o) c = Conv(p, u) d = Relu(c) e = Cast<to = 10>(d) f = Cast{back}(e) "
+        f"o = Cast<to = 10>(x) p = Cast{back}(o) c = Conv(p, u) d = Relu(c) "
+        f"e = Cast<to = 10>(d) f = Cast{back}(e) "
         f"i = Conv<pads = [1,1,1,1]>(f, v) j = Relu(i) k = Cast<to = 10>(j) l = Cast{back}(k) "
         f"m = Conv(l, w) n = Add(m, p) a = Relu(n) {_ROUND_TRIP} }}",
         {"x": normal(24, 1, CHANNELS, SIDE, SIDE, dtype=np.float32)},
