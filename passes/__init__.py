@@ -17,6 +17,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
+from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
 ALL: tuple[type[Pass], ...] = (
@@ -31,6 +32,7 @@ ALL: tuple[type[Pass], ...] = (
     ScaleQuery,
     ClampConstants,
     IsolateClip,
+    UnfoldPatches,
     Rescale,
     MergeProjections,
     CompensateRounding,
