@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from rewriter import facts
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.edits import GraphEditor, open_graphs
@@ -67,7 +69,9 @@ class CompensateRounding(ModelPass):
             why = "there is no data" if given is None else "the data is random"
             yield Refusal("model", f"{why}: give --inputs for weights that are rounded together")
             return
-        data = Data(reference(model, known), given.samples, len(given.samples), self.rows, given.seed)
+        sources = tuple(dict.fromkeys(source for layer in chosen for source in layer.sources))
+        feeds = given.samples
+        data = Data(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
         weights = {layer.weight: _value(graph, layer) for layer in chosen}
         done = list(compensate(weights, chosen, data, Grid(LOW_TYPES[plan.precision])))
         rounded = [one for one in done if isinstance(one, Rounded)]
@@ -96,7 +100,7 @@ def _put(model: Model, one: Rounded) -> None:
     """Replace the initializer's data; its name stays."""
     name = one.layer.weight
     stored = next(tensor for tensor in model.proto.graph.initializer if tensor.name == name)
-    stored.CopyFrom(model.detached_tensor(name, one.value))
+    stored.CopyFrom(model.detached_tensor(name, one.value.astype(np.float32)))
 
 
 def _summary(rounded: Sequence[Rounded]) -> str:

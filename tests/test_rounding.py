@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from rewriter.model import Array
 from rewriter.rounding import Grid, Source, Window
+from rewriter.rounding.blas import one_thread, openblas
+from rewriter.rounding.compensate import Data
 from rewriter.rounding.factors import Slim, Square, factor
 from rewriter.rounding.nearest_plane import DAMPING, round_together
 from rewriter.rounding.rows import read_rows
@@ -86,3 +88,34 @@ def test_windows_are_what_a_conv_reads(groups: int) -> None:
 def test_nothing_to_make_up_with() -> None:
     assert factor(np.zeros((1, 8, 4), np.float32)) is None
     assert factor(np.full((1, 8, 4), 1e30, np.float32)) is None
+
+
+def test_samples_of_other_shapes_and_shapes_that_values_decide() -> None:
+    source = graph(
+        "g (float[N,M] x) => (float[P,K] y) { kept = NonZero(x)  found = Transpose(kept)"
+        "  y = Cast<to = 1>(found)  z = Relu(x) }"
+    )
+    first, second = np.eye(3, 4, dtype=np.float32), np.ones((2, 4), np.float32)
+    of_values, of_shapes = Source("y", 2), Source("z", 4)
+    rows = read_rows(source, [{"x": first}, {"x": second}], {of_values: 99, of_shapes: 99}, 0)
+    np.testing.assert_array_equal(rows[of_values].samples[0][0], [[0, 0], [1, 1], [2, 2]])
+    assert rows[of_values].samples[1].shape == (1, 8, 2)
+    for read, given_ in zip(rows[of_shapes].samples, (first, second), strict=True):
+        np.testing.assert_array_equal(read[0], given_)
+
+
+def test_as_few_samples_as_have_the_rows() -> None:
+    source = graph("g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }")
+    for rows, runs in ((2000, {0, 4, 9}), (50, {0, 2, 4, 5, 7, 9})):
+        samples = [{"x": np.ones((rows, 4), np.float32)}] * 10
+        assert Data(source, samples, 10, 2048, (Source("x", 4),)).chosen == runs
+
+
+def test_numpy_computes_in_one_thread_inside() -> None:
+    found = openblas()
+    if found is None:
+        pytest.skip("numpy has another BLAS here: its threads are left alone")
+    before = found.threads()
+    with one_thread():
+        assert found.threads() == 1
+    assert found.threads() == before

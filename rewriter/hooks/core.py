@@ -102,6 +102,7 @@ def say(text: str, settings: Settings) -> None:
 
 def _fix(source: Path | onnx.ModelProto, target: Path | None, feeds: Feeds, settings: Settings) -> FixResult:
     from rewriter.api import fix
+    from rewriter.passes.compensate_rounding import CompensateRounding
     from rewriter.report.terminal import verdict_line
 
     in_force = settings.in_force(source if isinstance(source, Path) else None)
@@ -110,6 +111,8 @@ def _fix(source: Path | onnx.ModelProto, target: Path | None, feeds: Feeds, sett
     options = {**in_force.arguments("fix"), **settings.fix, "strict": True}
     if settings.calibration is not None or options.get("inputs") is None:
         options["inputs"] = feeds(load(source))
+        if settings.calibration is None:  # an export's example is often noise: no weight is fitted to it
+            options["skip"] = (*(options.get("skip") or ()), CompensateRounding.name)
     with in_force.blaming():
         result = fix(source, target, in_place=True, **options)
     if result.verdict is not None and not result.verdict.passed:
