@@ -18,6 +18,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
+from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
 ALL: tuple[type[Pass], ...] = (
@@ -33,6 +34,7 @@ ALL: tuple[type[Pass], ...] = (
     ClampConstants,
     IsolateClip,
     DropRoundTrips,
+    UnfoldPatches,
     Rescale,
     MergeProjections,
     CompensateRounding,
