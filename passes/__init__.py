@@ -7,6 +7,7 @@ from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.passes.drop_double import DropDouble
+from rewriter.passes.drop_round_trips import DropRoundTrips
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
@@ -17,6 +18,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
+from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
 ALL: tuple[type[Pass], ...] = (
@@ -31,6 +33,8 @@ ALL: tuple[type[Pass], ...] = (
     ScaleQuery,
     ClampConstants,
     IsolateClip,
+    DropRoundTrips,
+    UnfoldPatches,
     Rescale,
     MergeProjections,
     CompensateRounding,

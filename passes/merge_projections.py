@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal
-from rewriter.edits import GraphEditor, attribute, label
+from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
 from rewriter.model import Array
 
 FIRST_OPSET = 11
@@ -116,36 +116,18 @@ def _product(graph: GraphEditor, node: NodeProto) -> _Product | None:
         return None
     if graph.constant(node.input[0]) is not None:
         return None
-    if _is_quantised(graph, node.input[1]):
+    if is_quantised(graph, node.input[1]):
         return _Product(node, node, obstacle="its weight is quantised: TensorRT runs it so")
     weight = graph.constant(node.input[1])
     if weight is None or weight.ndim != 2 or not weight.size:
         return None
     if helper.np_dtype_to_tensor_dtype(weight.dtype) not in _FLOATS:
         return None
-    if not _is_own(graph, node.input[1]):
+    if not is_own(graph, node.input[1]):
         return _Product(node, node, obstacle="its weight belongs to a graph around it, and would be copied")
     transposed = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
     columns = weight.shape[0 if transposed else 1]
     return _with_bias(graph, _Product(node, node, transposed, columns))
-
-
-def _is_quantised(graph: GraphEditor, tensor: str) -> bool:
-    source = graph.producer(tensor)
-    return (
-        source is not None
-        and source.op_type == "DequantizeLinear"
-        and graph.constant(source.input[0]) is not None
-    )
-
-
-def _is_own(graph: GraphEditor, tensor: str) -> bool:
-    """Whether a constant is held by this graph, not by one around it."""
-    source = graph.producer(tensor)
-    while source is not None and source.op_type == "Identity":
-        tensor = source.input[0]
-        source = graph.producer(tensor)
-    return source is not None or graph.is_initializer(tensor)
 
 
 def _with_bias(graph: GraphEditor, product: _Product) -> _Product:

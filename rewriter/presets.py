@@ -61,12 +61,13 @@ class Preset:
 
 _STRUCTURE = (
     "inline-functions,upgrade-opset,drop-double,simplify,fold-quantized-bias,clean-casts,"
-    "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
+    "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip,drop-round-trips"
 )
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
 _EPILOGUES = "merge-projections,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
 _DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
+_ACCURATE = f"{_STRUCTURE},unfold-patches,rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},{_LOWER}"
@@ -115,20 +116,20 @@ _ALL = (
     Preset(
         "accurate",
         f"the most accurate FP16 plan for at most {ACCURATE_COST:.0%} more latency",
-        _DEFAULT,
+        _ACCURATE,
         {
             "precision": "fp16",
             "max_latency_cost": ACCURATE_COST,
             "metric": "relative-l2",
             "accumulation": "fp16",
         },
-        "The passes of `trt-fp16`, then a search that keeps in FP32 what lowers the error most for its\n"
-        "cost. Errors are emulated with sums as Tensor Cores do them in FP16, and costs are recorded ones;\n"
-        "for large models, which would take too long, nodes are ranked with FP32 sums and fewer plans are\n"
-        "tried, and the report says so. With `--search gpu` both are measured. Where no plan errs at least\n"
-        "10 % less, that of `trt-fp16` is kept, so that the result is never less accurate than that of\n"
-        "`trt-fp16` by that measure. `--max-latency-cost` sets another budget, `--tolerance` an error in\n"
-        "its place.",
+        "The passes of `trt-fp16` and `unfold-patches`, then a search that keeps in FP32 what lowers the\n"
+        "error most for its cost. Errors are emulated with sums as Tensor Cores do them in FP16, and costs\n"
+        "are recorded ones; for large models, which would take too long, nodes are ranked with FP32 sums\n"
+        "and fewer plans are tried, and the report says so. With `--search gpu` both are measured. Where no\n"
+        "plan errs at least 10 % less, that of the rules is kept, so that the result is never less accurate\n"
+        "by that measure. What `unfold-patches` costs was not measured, and the budget does not count it\n"
+        "(docs/accuracy.md). `--max-latency-cost` sets another budget, `--tolerance` an error in its place.",
     ),
     Preset(
         "weak-typing",

@@ -19,6 +19,7 @@ from rewriter.edits.nodes import (
     without_unread,
 )
 from rewriter.edits.view import GraphView
+from rewriter.edits.weights import is_own, is_quantised
 
 __all__ = [
     "TAG",
@@ -30,6 +31,8 @@ __all__ = [
     "casts_floats",
     "constant_value",
     "fresh_name",
+    "is_own",
+    "is_quantised",
     "label",
     "open_graphs",
     "reads",
