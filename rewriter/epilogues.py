@@ -47,18 +47,8 @@ SCALING = frozenset({"Mul", "Div"})
 _ON_SCORES = SCALING | {"Add", "Where"}
 """What stands between the scores of attention and their Softmax."""
 
-_REDUCING = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
-    "InstanceNormalization Softmax LogSoftmax".split()
-)
-
 _REASON = "an FP16 product before it sums in FP32 for it, at no cost"
 _SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product before it sums in FP32"
-
-
-def takes_sums(node: NodeProto) -> bool:
-    """Whether the node's kernel, in FP32, takes what is elementwise before it."""
-    return node.op_type in _REDUCING or node.op_type.startswith("Reduce")
 
 
 def refusals(target: Target) -> Iterator[str]:

@@ -27,11 +27,7 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto
 
 from rewriter.edits import attribute
-<<<<<<< HEAD
-from rewriter.epilogues import ELEMENTWISE, PRODUCTS, SCALING, takes_sums
-=======
 from rewriter.epilogues import SCALING
->>>>>>> main
 from rewriter.facts import Facts
 from rewriter.kernels import ELEMENTWISE, PRODUCTS, reduces
 from rewriter.model import Model, walk_graphs
@@ -155,11 +151,7 @@ class _Graph:
                 continue
             elif node.op_type in ELEMENTWISE | {"Split"} or self._keeps_fp32(node):
                 last.update((name, needed) for name in node.output)
-<<<<<<< HEAD
-            elif takes_sums(node):
-=======
             elif reduces(node) and self.outputs.isdisjoint(node.input):
->>>>>>> main
                 taken.add(needed[1])
         return taken
 

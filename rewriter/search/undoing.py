@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rewriter.epilogues import ELEMENTWISE, RULE, takes_sums
+from rewriter.epilogues import RULE
 from rewriter.hazards.survey import Settings, Survey
+from rewriter.kernels import ELEMENTWISE, reduces
 from rewriter.plan import Plan
 from rewriter.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.evaluate import Problem
@@ -47,7 +48,7 @@ def _taking(survey: Survey, epilogues: frozenset[str]) -> Iterator[str]:
     reached: set[str] = set()
     for node in survey.nodes:
         key, fed = node_key(survey.scope, node), any(survey.source(t) in reached for t in node.input if t)
-        if fed and takes_sums(node):
+        if fed and reduces(node):
             yield key
         elif key in epilogues or (fed and (node.op_type in ELEMENTWISE or node.op_type == "Split")):
             reached.update(node.output)
