@@ -7,6 +7,7 @@ from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.passes.drop_double import DropDouble
+from rewriter.passes.drop_round_trips import DropRoundTrips
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
@@ -32,6 +33,7 @@ ALL: tuple[type[Pass], ...] = (
     ScaleQuery,
     ClampConstants,
     IsolateClip,
+    DropRoundTrips,
     UnfoldPatches,
     Rescale,
     MergeProjections,

@@ -29,6 +29,7 @@ from rewriter.base import Target
 from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
+from rewriter.kernels import ELEMENTWISE, PRODUCTS
 
 RULE = "epilogue"
 SOFTMAX_RULE = "softmax"
@@ -40,14 +41,6 @@ PROBE = "matmul-epilogue"
 
 SOFTMAX_PROBE = "attention-islands"
 """Who asks the GPU which FP32 islands leave attention one kernel; `none` is a no."""
-
-PRODUCTS = frozenset({"MatMul", "Gemm"})
-
-ELEMENTWISE = frozenset(
-    "Add Sub Mul Div Pow Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu LeakyRelu Elu Celu Selu Gelu "
-    "Softplus Softsign Mish Swish HardSigmoid HardSwish PRelu Clip Min Max Sum".split()
-)
-"""What makes the product before it sum in FP32, and what its epilogue grows over."""
 
 SCALING = frozenset({"Mul", "Div"})
 

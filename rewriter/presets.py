@@ -61,7 +61,7 @@ class Preset:
 
 _STRUCTURE = (
     "inline-functions,upgrade-opset,drop-double,simplify,fold-quantized-bias,clean-casts,"
-    "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip"
+    "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip,drop-round-trips"
 )
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"

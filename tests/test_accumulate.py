@@ -243,6 +243,29 @@ def test_what_an_fp32_reader_changes(body: str, split: int) -> None:
     assert split_nodes(source) == split
 
 
+NORMED = f"""
+    g (float16[1,1,1,1] x) => (OUTPUTS) <{SQUARE}> {{
+        m = MatMul(x, w)
+        c = Cast<to = 1>(m)
+        a = Add(c, b)
+        s = Relu(a)
+        y = LayerNormalization(s, b)
+    }}"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "split"),
+    [
+        pytest.param("y", 1, id="the norm's kernel takes bias and activation"),
+        pytest.param("y s", 0, id="not if what the norm reads is an output"),
+        pytest.param("y a", 1, id="what it does not read says nothing"),
+    ],
+)
+def test_a_norm_in_fp32_takes_the_sums_into_its_kernel(outputs: str, split: int) -> None:
+    ports = ", ".join(f"float[1,1,1,1] {name}" for name in outputs.split())
+    assert split_nodes(graphs.graph(NORMED.replace("OUTPUTS", ports))) == split
+
+
 ATTENTION = """
     g (float16[1,2,{tokens},64] q, float16[1,2,64,{tokens}] k, float16[1,2,{tokens},64] v)
         => (float16[1,2,{tokens},64] y) <float[1] f = {{0.125}}, float16[1] h = {{12288}}> {{

@@ -14,9 +14,11 @@ from graphs import run
 
 import rewriter
 from models import measure
-from rewriter import checks
+from rewriter import checks, facts
+from rewriter.edits import open_graphs
 from rewriter.model import Array, load
 from rewriter.result import Check, FixResult
+from rewriter.round_trips import lost_round_trips
 
 MODELS = Path(__file__).parent.parent / "models"
 CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())
@@ -61,6 +63,13 @@ def test_case_is_fixed_and_verified(name: str) -> None:
 def test_nothing_is_left_that_scan_calls_an_error(name: str) -> None:
     result = rewriter.scan(fixed(name).proto, inputs=MODELS / CASES[name]["inputs"])
     assert not [f for f in result.findings if f.severity == "error"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_result_of_a_product_goes_to_fp16_and_back(name: str) -> None:
+    model = fixed(name).model
+    opened = open_graphs(model, facts.infer(model))
+    assert not [trip.down.name for graph in opened for trip in lost_round_trips(graph)]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -224,11 +224,9 @@ def test_constants_as_example_show_no_range(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
-def test_no_weight_is_fitted_to_an_example(tmp_path: Path, calibrated: bool) -> None:  # noqa: FBT001
+def test_no_weight_is_fitted_to_an_example(tmp_path: Path, calibrated: bool) -> None:
     data = [(image(),)] * 3 if calibrated else None
-    exported = hooks.export(
-        net(), (image(),), tmp_path / "n.onnx", calibration=data, fix=QUICK, dynamo=False
-    )
+    exported = hooks.export(net(), (image(),), tmp_path / "n.onnx", calibration=data, fix=QUICK, dynamo=False)
     assert exported.result is not None
     ran = {result.name for result in exported.result.passes}
     assert ("compensate-rounding" in ran) == calibrated

@@ -7,7 +7,8 @@ Measured on one H200 with TensorRT-RTX 1.6.1, strongly typed, and compared with 
   sums, and a product that was never FP16. A Cast up and down again at once is folded: FP16 sums.
 - Where a LayerNormalization in FP32, or the reductions of one that is written out, read what the operators
   behind the product compute, it was FP16 sums: the norm's kernel takes the operators. With a Cast to FP16
-  before the norm it was FP32 sums, whatever else reads the FP32 result.
+  before the norm it was FP32 sums, whatever else reads the FP32 result. So it was where what the norm reads
+  is an output of the graph as well: the product's kernel writes it, and the norm has its own.
 - Projections of one tensor by several weights (Q, K and V) gave 7.6e-4 to 1.05e-3 with and without it, and
   Conv 7.3e-4 and 1.73e-3 (depths 576 and 4096): FP16 sums.
 - Where the Cast is the output, sums beyond 65504 did not overflow; whether it is rounded was not asked.
@@ -26,19 +27,13 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto
 
 from rewriter.edits import attribute
-from rewriter.epilogues import ELEMENTWISE, PRODUCTS, SCALING
+from rewriter.epilogues import SCALING
 from rewriter.facts import Facts
+from rewriter.kernels import ELEMENTWISE, PRODUCTS, reduces
 from rewriter.model import Model, walk_graphs
 
 Names = AbstractSet[tuple[int, str]]
 """Tensors, each as the index of its scope and its name."""
-
-
-_REDUCING = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
-    "InstanceNormalization Softmax LogSoftmax".split()
-)
-"""With Reduce*, the operators whose kernels take what is elementwise before them."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +137,7 @@ class _Graph:
         return [node.output[0]] if free else []
 
     def _taken(self, graph: GraphProto) -> set[str]:
-        """The products whose FP32 operators a reduction in FP32 reads.
+        """The products whose FP32 operators a reduction in FP32 reads, and nobody outside of the graph.
 
         An operator belongs to the last product that it needs: before that it cannot run.
         """
@@ -156,7 +151,7 @@ class _Graph:
                 continue
             elif node.op_type in ELEMENTWISE | {"Split"} or self._keeps_fp32(node):
                 last.update((name, needed) for name in node.output)
-            elif node.op_type in _REDUCING or node.op_type.startswith("Reduce"):
+            elif reduces(node) and self.outputs.isdisjoint(node.input):
                 taken.add(needed[1])
         return taken
 

@@ -16,9 +16,12 @@ from rewriter.base import Target
 from rewriter.edits import GraphEditor, attribute
 from rewriter.hazards.survey import Hazard, Survey
 from rewriter.kinds import Severity
+from rewriter.round_trips import lost_round_trips
 
 PATCH = 8
 """Smallest kernel that `kernel-is-stride` means: patches of vision transformers have 8 to 32."""
+
+_TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 
 Version = tuple[int, ...]
 
@@ -35,7 +38,8 @@ class Quirk:
     severity: Severity
     workaround: str
     link: str
-    where: Literal["any", "kernel-is-stride", "shared-axis"] = "any"
+    where: Literal["any", "kernel-is-stride", "shared-axis", "round-trip"] = "any"
+    library: Literal["tensorrt", "tensorrt-rtx"] = "tensorrt"
     min_opset: int = 1
     gpu: str = ""
     probe: str = ""
@@ -49,18 +53,18 @@ class Quirk:
             span = self.first
         else:
             span = f"{self.first} to {self.last}" if self.last else f"from {self.first} on"
-        return f"TensorRT {span}" + (f" on {self.gpu}" if self.gpu else "")
+        return f"{_TITLES[self.library]} {span}" + (f" on {self.gpu}" if self.gpu else "")
 
     def concerns(self, target: Target) -> bool | None:
         """Whether the target has the defect; None if its version is not known.
 
-        What `rewriter probe` saw of it comes first. TensorRT-RTX has releases of its own, of which the table
-        says nothing.
+        What `rewriter probe` saw of it comes first. TensorRT and TensorRT-RTX have releases of their own: a
+        row speaks of one of them.
         """
         seen = target.answers.get(self.probe)
         if seen in ("right", "wrong"):
             return seen == "wrong"
-        if target.library != "tensorrt":
+        if target.library != self.library:
             return False
         if not (self.first or self.last):
             return True
@@ -103,7 +107,9 @@ def known_defects(survey: Survey) -> Iterator[Hazard]:
 
 
 def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
-    """The last node of each chain of the quirk in the graph, each once."""
+    """The last node of each chain of the quirk in the graph, each once; of a round trip the first Cast."""
+    if quirk.where == "round-trip":
+        return [trip.down for trip in lost_round_trips(graph)]
     ends: dict[int, NodeProto] = {}
     for node in graph.nodes:
         if node.op_type in _operators(quirk.chain[0]) and _is_meant(node, quirk):

@@ -9,6 +9,7 @@ import numpy as np
 from rewriter.model import Array
 from rewriter.probe.arithmetic import convolved, normal
 from rewriter.probe.question import Case, Probe, Seen
+from rewriter.probe.round_trips import CASES as ROUND_TRIPS
 
 RIGHT = 5e-3
 """Relative L2 error of a right result in FP16, accumulators included. Lost bounds and coordinates cost 1e-2
@@ -131,6 +132,14 @@ PROBES: tuple[Probe, ...] = (
         (_matmul_clip("float", np.float32), _matmul_clip("float16", np.float16)),
         _all_right,
         "isolate-clip runs, and scan warns, where it is wrong",
+    ),
+    Probe(
+        "cast-round-trip-output",
+        "Is an FP32 result of a product right that is cast to FP16 and back, as an output and for a Conv?",
+        CORRECT,
+        ROUND_TRIPS,
+        _all_right,
+        "drop-round-trips runs, and scan warns, where it is wrong",
     ),
     Probe(
         "grid-sample",

@@ -57,9 +57,8 @@ class Grid:
 
     def nearest(self, values: Array) -> Array:
         """Float32 values rounded to nearest even, as float32; those beyond the largest number become that."""
-        rounded = _to_fp16(values) if self.dtype == TensorProto.FLOAT16 else self._cut(values)
-        np.minimum(rounded, self.largest, out=rounded)
-        return np.maximum(rounded, -self.largest, out=rounded)
+        held = np.clip(values, -self.largest, self.largest)
+        return _to_fp16(held) if self.dtype == TensorProto.FLOAT16 else self._cut(held)
 
     def _cut(self, values: Array) -> Array:
         """Half the last bit that stays, less one where that is even, carries into it."""
