@@ -84,8 +84,8 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
         return
     masked = {id(n) for softmax in _attention(survey) for n in _before(survey, softmax)}
     queue: list[NodeProto] = []
-    for product, first in _starts(survey, found.keys()):
-        if id(first) not in found.keys() | masked:
+    for product, first in _starts(survey, found.keys(), masked):
+        if id(first) not in found:
             found[id(first)] = Hazard(first, RULE, _REASON, product.output[0])
             queue.append(first)
     while queue:
@@ -105,8 +105,13 @@ def extend_over_softmax(survey: Survey, found: dict[int, Hazard]) -> None:
         found.setdefault(id(softmax), Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0]))
 
 
-def _starts(survey: Survey, kept: AbstractSet[int]) -> Iterator[tuple[NodeProto, NodeProto]]:
-    """FP16 products with a constant weight, each with the elementwise operator that alone reads it."""
+def _starts(
+    survey: Survey, kept: AbstractSet[int], masked: AbstractSet[int]
+) -> Iterator[tuple[NodeProto, NodeProto]]:
+    """FP16 products with a constant weight, with each of their readers where all are elementwise operators.
+
+    Those that an operator of `masked` reads are left out: it stays FP16.
+    """
     projections: dict[str, list[NodeProto]] = {}
     for node in survey.nodes:
         data = _projected(survey, node)
@@ -116,11 +121,10 @@ def _starts(survey: Survey, kept: AbstractSet[int]) -> Iterator[tuple[NodeProto,
         if len(products) == 1:  # several are merged into one, which sums in FP16
             (product,) = products
             out = product.output[0]
-            readers = {id(reader): reader for _, reader in survey.readers(out)}
+            readers = [reader for _, reader in survey.readers(out)]
             handed_out = any(survey.graph.is_output(name) for name in survey.aliases(out))
-            first = next(iter(readers.values()), None)
-            if first is not None and len(readers) == 1 and first.op_type in ELEMENTWISE and not handed_out:
-                yield product, first
+            if not handed_out and all(r.op_type in ELEMENTWISE and id(r) not in masked for r in readers):
+                yield from ((product, reader) for reader in readers)
 
 
 def _projected(survey: Survey, node: NodeProto) -> str | None:

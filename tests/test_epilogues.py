@@ -62,6 +62,11 @@ def epilogues(text: str, wish: Wish = WISH) -> str:
         pytest.param(BIAS.replace("Add(m, b)", "Mul(m, b)"), "a", id="a scale"),
         pytest.param(BIAS.replace("Add(m, b)", "Sigmoid(m)"), "a", id="an activation"),
         pytest.param(BIAS.replace("Add(m, b)", "Mul(m, m)"), "a", id="a square"),
+        pytest.param(
+            f"{HEAD} m = MatMul(x, w)\n g = Sigmoid(m)\n a = Mul(m, g)\n y = MatMul(a, v) }}",
+            "g a",
+            id="an activation of two operators that both read the product",
+        ),
         pytest.param(BIAS.replace("Add(m, b)", "Identity(m)"), "", id="a product that nothing is done to"),
         pytest.param(
             BIAS.replace("Add(m, b)", "LayerNormalization(m, b)"),
