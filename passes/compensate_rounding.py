@@ -78,8 +78,10 @@ class CompensateRounding(ModelPass):
         rounded = [one for one in done if isinstance(one, Rounded)]
         gained = [one for one in rounded if one.gains]
         if gained:  # then all of them, or a second run would judge the rest by other inputs
+            stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
             for one in rounded:
-                _put(model, one)
+                name = one.layer.weight
+                stored[name].CopyFrom(model.detached_tensor(name, one.value.astype(np.float32)))
             yield Change("model", _summary(gained))
         yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
         yield from _refusals([_told(one) for one in rounded if not one.gains])
@@ -95,13 +97,6 @@ def _value(graph: GraphEditor, layer: Layer) -> Array:
     value = graph.constant(layer.weight)
     assert value is not None, layer.weight
     return value
-
-
-def _put(model: Model, one: Rounded) -> None:
-    """Replace the initializer's data; its name stays."""
-    name = one.layer.weight
-    stored = next(tensor for tensor in model.proto.graph.initializer if tensor.name == name)
-    stored.CopyFrom(model.detached_tensor(name, one.value.astype(np.float32)))
 
 
 def _summary(rounded: Sequence[Rounded]) -> str:
