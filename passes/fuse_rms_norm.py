@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.edits import GraphEditor
+from rewriter.norm_opset import RMS_NORM_OPSET
 from rewriter.norms import Norm, find_norms
 from rewriter.norms.operator import frame, replace
-
-FIRST_OPSET = 23
-"""RMSNormalization came with opset 23."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def _refused(graph: GraphEditor, norm: Norm, context: Context) -> str | None:
     if norm.blocked:
         return norm.blocked
     for opset, whose in ((graph.model.opset, "the model has"), (context.opset, "the run allows")):
-        if opset < FIRST_OPSET:
+        if opset < RMS_NORM_OPSET:
             return f"RMSNormalization needs opset 23, {whose} {opset}"
     if not frame(graph, norm).trailing:
         return f"it normalises axes {list(norm.axes)}, not the last ones"

@@ -92,7 +92,8 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
         node = queue.pop()
         for out in filter(survey.is_float, node.output):
             for _, reader in survey.readers(out):
-                if reader.op_type in ELEMENTWISE and id(reader) not in found.keys() | masked:
+                grows = reader.op_type in ELEMENTWISE and id(reader) not in masked
+                if grows and id(reader) not in found:
                     found[id(reader)] = Hazard(reader, RULE, _REASON, out)
                     queue.append(reader)
 

@@ -19,8 +19,11 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.edits import GraphView, attribute
+from rewriter.edits import GraphView, casts_to
 from rewriter.kernels import CONVOLUTIONS, ELEMENTWISE, PRODUCTS, reduces
+
+_INSIDE = ELEMENTWISE | {"Cast", "Identity"}
+"""What the kernel of a product may hold besides the product."""
 
 _RESHAPING = frozenset("Identity Reshape Squeeze Unsqueeze Flatten".split())
 """They vanish between two Casts if the shape comes out as it went in."""
@@ -58,9 +61,9 @@ def lost_round_trips(graph: GraphView) -> Iterator[RoundTrip]:
 
 def _kernel(node: NodeProto, behind: dict[str, bool]) -> bool | None:
     """Whether the product whose kernel may hold the node is a matrix product; None if there is none."""
-    if node.op_type in PRODUCTS | CONVOLUTIONS:
+    if node.op_type in PRODUCTS or node.op_type in CONVOLUTIONS:
         return node.op_type in PRODUCTS
-    if node.op_type not in ELEMENTWISE | {"Cast", "Identity"}:
+    if node.op_type not in _INSIDE:
         return None
     found = [behind[name] for name in node.input if name in behind]
     return any(found) if found else None
@@ -69,7 +72,7 @@ def _kernel(node: NodeProto, behind: dict[str, bool]) -> bool | None:
 def _trip(graph: GraphView, down: NodeProto) -> RoundTrip | None:
     """The pair that begins with a node, if it rounds and nothing else reads what stands between."""
     start = down.input[0] if down.input else ""
-    if not _casts(down, TensorProto.FLOAT16) or graph.dtype(start) != TensorProto.FLOAT:
+    if not casts_to(down, TensorProto.FLOAT16) or graph.dtype(start) != TensorProto.FLOAT:
         return None
     source = graph.producer(start)
     if (
@@ -83,7 +86,7 @@ def _trip(graph: GraphView, down: NodeProto) -> RoundTrip | None:
     up = graph.only_consumer(down.output[0])
     while up is not None and up.op_type in _RESHAPING:
         up = graph.only_consumer(up.output[0])
-    if up is None or not _casts(up, TensorProto.FLOAT):
+    if up is None or not casts_to(up, TensorProto.FLOAT):
         return None
     known = graph.shape(start)
     same = up.input[0] == down.output[0] or (known is not None and graph.shape(up.input[0]) == known)
@@ -97,7 +100,3 @@ def _ends(graph: GraphView, result: str, *, matrix: bool) -> bool:
         return True
     alone = len(readers) == 1 and readers[0].op_type in _TAKING
     return not alone and any(not (r.op_type in ELEMENTWISE or reduces(r)) for r in readers)
-
-
-def _casts(node: NodeProto, dtype: int) -> bool:
-    return node.op_type == "Cast" and attribute(node, "to") == dtype

@@ -49,6 +49,11 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
+def casts_to(node: NodeProto, dtype: int) -> bool:
+    """Whether the node is a Cast to `dtype`."""
+    return node.op_type == "Cast" and attribute(node, "to") == dtype
+
+
 def constant_value(node: NodeProto) -> Array | None:
     """Value of a Constant node; None for strings and sparse tensors."""
     for item in node.attribute:

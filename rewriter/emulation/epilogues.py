@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto
 
-from rewriter.edits import attribute
+from rewriter.edits import casts_to
 from rewriter.epilogues import SCALING
 from rewriter.facts import Facts
 from rewriter.kernels import ELEMENTWISE, PRODUCTS, reduces
@@ -105,7 +105,7 @@ class _Graph:
         while reader is not None and self._scales(reader):
             unrounded.append(reader.output[0])
             reader = self._only_reader(reader.output[0])
-        if reader is None or not _casts(reader, TensorProto.FLOAT):
+        if reader is None or not casts_to(reader, TensorProto.FLOAT):
             return []
         reader = self._only_reader(reader.output[0])
         while reader is not None and self._scales(reader):
@@ -115,7 +115,7 @@ class _Graph:
     def _feeds_second(self, node: NodeProto) -> bool:
         """Whether it is a Softmax whose result is cast to FP16 for a product of computed tensors."""
         cast = self._only_reader(node.output[0]) if node.op_type == "Softmax" else None
-        if cast is None or not _casts(cast, TensorProto.FLOAT16):
+        if cast is None or not casts_to(cast, TensorProto.FLOAT16):
             return False
         second = self._only_reader(cast.output[0])
         return second is not None and self._of_activations(second)
@@ -149,7 +149,7 @@ class _Graph:
                 last[node.output[0]] = (place, node.output[0])
             elif needed is None:
                 continue
-            elif node.op_type in ELEMENTWISE | {"Split"} or self._keeps_fp32(node):
+            elif node.op_type == "Split" or node.op_type in ELEMENTWISE or self._keeps_fp32(node):
                 last.update((name, needed) for name in node.output)
             elif reduces(node) and self.outputs.isdisjoint(node.input):
                 taken.add(needed[1])
@@ -157,10 +157,10 @@ class _Graph:
 
     def _keeps_fp32(self, node: NodeProto) -> bool:
         """Whether it is a Cast up, or one down that Casts up alone read: kernels end at neither."""
-        if not _casts(node, TensorProto.FLOAT16):
-            return _casts(node, TensorProto.FLOAT)
+        if not casts_to(node, TensorProto.FLOAT16):
+            return casts_to(node, TensorProto.FLOAT)
         readers = self.readers.get(node.output[0], [])
-        return bool(readers) and all(_casts(reader, TensorProto.FLOAT) for reader in readers)
+        return bool(readers) and all(casts_to(reader, TensorProto.FLOAT) for reader in readers)
 
     def ends_in_fp32(self, node: NodeProto) -> bool:
         """Whether Casts to FP32 that are outputs are all that reads the product."""
@@ -173,7 +173,8 @@ class _Graph:
         """What Casts to FP32 make of the product; empty if anything else reads it."""
         name = node.output[0]
         casts = [] if name in self.outputs else self.readers.get(name, [])
-        return [cast.output[0] for cast in casts] if all(_casts(c, TensorProto.FLOAT) for c in casts) else []
+        widens = all(casts_to(cast, TensorProto.FLOAT) for cast in casts)
+        return [cast.output[0] for cast in casts] if widens else []
 
     def _behind(self, names: Sequence[str]) -> Iterator[tuple[str, NodeProto]]:
         """The readers of tensors, seen through Split."""
@@ -194,7 +195,3 @@ class _Graph:
 
     def _of_activations(self, node: NodeProto) -> bool:
         return node.op_type == "MatMul" and self.weights.isdisjoint(node.input)
-
-
-def _casts(node: NodeProto, dtype: int) -> bool:
-    return node.op_type == "Cast" and attribute(node, "to") == dtype

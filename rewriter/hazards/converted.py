@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.edits import attribute, label
+from rewriter.edits import attribute, casts_to, label
 from rewriter.hazards.survey import VIEWS, Hazard, Survey
 from rewriter.kinds import Severity
 
@@ -28,17 +28,15 @@ def cast_pairs(survey: Survey) -> Iterator[Hazard]:
         to = attribute(node, "to", 0) if node.op_type == "Cast" else 0
         if to not in LOWER or survey.graph.dtype(node.input[0]) != TensorProto.FLOAT:
             continue
-        back = next((r for r in survey.graph.consumers(node.output[0]) if _widens(r)), None)
+        back = next(
+            (r for r in survey.graph.consumers(node.output[0]) if casts_to(r, TensorProto.FLOAT)), None
+        )
         if back is not None:
             measured = survey.range(node.input[0])
             beyond = to == TensorProto.FLOAT16 and measured is not None and measured.absmax > 65504.0
             severity: Severity | None = "error" if beyond else None
             reason = f"{label(node)} rounds {node.input[0]} to {LOWER[to]}, and {label(back)} goes back"
             yield Hazard(node, "cast-pair", reason, node.input[0], measured, severity)
-
-
-def _widens(node: NodeProto) -> bool:
-    return node.op_type == "Cast" and attribute(node, "to", 0) == TensorProto.FLOAT
 
 
 def wide_integers(survey: Survey) -> Iterator[Hazard]:
