@@ -15,6 +15,7 @@ from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
@@ -35,6 +36,7 @@ ALL: tuple[type[Pass], ...] = (
     IsolateClip,
     DropRoundTrips,
     UnfoldPatches,
+    PostponeResize,
     Rescale,
     MergeProjections,
     CompensateRounding,

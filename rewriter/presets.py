@@ -66,11 +66,11 @@ _STRUCTURE = (
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
 _EPILOGUES = "merge-projections,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
-_DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
-_ACCURATE = f"{_STRUCTURE},unfold-patches,rescale,{_EPILOGUES}"
+_DEFAULT = f"{_STRUCTURE},postpone-resize,rescale,{_EPILOGUES}"
+_ACCURATE = f"{_STRUCTURE},unfold-patches,postpone-resize,rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
-_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},{_LOWER}"
+_FP16_NORMS = f"{_STRUCTURE},postpone-resize,rescale{{norms=true}},{_LOWER}"
 
 ACCURATE_COST = 0.1
 """Share of latency that the preset `accurate` may spend. On an H200, plans within 1e-3 at any price were 1.33
