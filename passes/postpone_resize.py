@@ -37,15 +37,17 @@ class PostponeResize(GraphPass):
 
     Declines:
         - an enlarged part, or the Concat, that others read as well
-        - a Resize whose sizes or scales are not known, that cuts out a part (tf_crop_and_resize) or keeps the
-          aspect ratio
+        - a Resize that enlarges by what is not known (computed scales; sizes where shapes do not tell, or for
+          a batch without a number), cuts out a part (tf_crop_and_resize), or keeps the aspect ratio
         - nodes that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are computed or quantised, or that belong to a graph around this one
         - a model below opset 11
     """
 
     name = "postpone-resize"
-    exactness = Exactness(1e-5, "sums of each level instead of one over all: PLACEHOLDER")
+    exactness = Exactness(
+        1e-5, "other sums, and a mean of sums for a sum of means: 4.4e-7 measured on a SegFormer"
+    )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
@@ -175,7 +177,7 @@ def _reason_to_stay(graph: GraphEditor, resize: NodeProto, count: int, out: int)
     if count < out:
         return f"{label(resize)} would enlarge {out} channels instead of {count}"
     if inputs_for(graph, resize, out) is None:
-        return f"no scale gives the sizes of {label(resize)}, and the batch is not known"
+        return f"the sizes of {label(resize)} are for a batch that is not known"
     return ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from onnx import NodeProto
@@ -39,7 +39,7 @@ def scales_of(graph: GraphView, resize: NodeProto) -> tuple[float, ...] | None:
     if before is None:
         return None
     if _has_sizes(resize):
-        return _growth(before, after)
+        return _growth(before, after, _axes(resize, len(before)))
     axes, given = _axes(resize, len(before)), graph.constant(resize.input[2])
     if given is None or given.size != len(axes):
         return None
@@ -48,38 +48,18 @@ def scales_of(graph: GraphView, resize: NodeProto) -> tuple[float, ...] | None:
 
 
 def inputs_for(graph: GraphView, resize: NodeProto, channels: int) -> Sequence[str | Array] | None:
-    """What the same Resize of a tensor with other channels reads behind it: names, or new constants.
+    """What the same Resize of a tensor with other channels reads behind it: names, or a new constant.
 
-    None if that needs the size of the batch, and it is not known. For what `scales_of` knows.
+    None if it has sizes for a batch that is not known. For what `scales_of` knows.
     """
-    before, after = graph.shape(resize.input[0]) or (), graph.shape(resize.output[0]) or ()
-    axes = _axes(resize, len(before))
+    after = graph.shape(resize.output[0]) or ()
+    axes = _axes(resize, len(after))
     if not _has_sizes(resize) or 1 not in axes:
         return list(resize.input[1:])
     sizes = [channels if axis == 1 else after[axis] for axis in axes]
-    if all(isinstance(size, int) for size in sizes):
-        return [resize.input[1], resize.input[2], np.asarray(sizes, np.int64)]
-    grown = _growth(before, after) or ()
-    scales = np.asarray([grown[axis] for axis in axes], np.float32)
-    for axis, scale in zip(axes, scales, strict=True):
-        old, new = before[axis], after[axis]
-        if isinstance(old, int) and np.floor(np.float32(old) * scale) != new:
-            return None
-    return [resize.input[1], scales]
-
-
-def _growth(before: Shape, after: Shape | None) -> tuple[float, ...] | None:
-    if after is None or len(after) != len(before):
+    if not all(isinstance(size, int) for size in sizes):
         return None
-    grown: list[float] = []
-    for old, new in zip(before, after, strict=True):
-        if isinstance(old, int) and isinstance(new, int) and old > 0:
-            grown.append(new / old)
-        elif old is not None and old == new:
-            grown.append(1.0)
-        else:
-            return None
-    return tuple(grown)
+    return [resize.input[1], resize.input[2], np.asarray(sizes, np.int64)]
 
 
 def _has_sizes(resize: NodeProto) -> bool:
@@ -89,3 +69,17 @@ def _has_sizes(resize: NodeProto) -> bool:
 def _axes(resize: NodeProto, rank: int) -> list[int]:
     """The axes of which a Resize has scales or sizes, in their order."""
     return [axis % rank for axis in attribute(resize, "axes", range(rank))]
+
+
+def _growth(before: Shape, after: Shape | None, axes: Collection[int]) -> tuple[float, ...] | None:
+    if after is None or len(after) != len(before):
+        return None
+    grown: list[float] = []
+    for axis, (old, new) in enumerate(zip(before, after, strict=True)):
+        if axis not in axes or (old is not None and old == new):
+            grown.append(1.0)
+        elif isinstance(old, int) and isinstance(new, int) and old > 0:
+            grown.append(new / old)
+        else:
+            return None
+    return tuple(grown)
