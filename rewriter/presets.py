@@ -86,7 +86,8 @@ _ALL = (
         "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
         "So is what stands elementwise behind an FP16 matrix product, and attention's Softmax: TensorRT-RTX\n"
         "then sums the products in FP32 at the same latency or less (docs/accuracy.md; one H200). That is\n"
-        "why projections of one tensor are merged, and why there are many FP32 nodes.",
+        "why projections of one tensor are merged, and why there are many FP32 nodes. A 1x1 Conv behind a\n"
+        "Resize that enlarges is done before it.",
     ),
     Preset(
         "trt-fp16-rescaled",
