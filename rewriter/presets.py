@@ -65,7 +65,7 @@ _STRUCTURE = (
 )
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
-_EPILOGUES = "merge-projections,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
+_EPILOGUES = "merge-projections,separate-norms,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
 _DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
 _ACCURATE = f"{_STRUCTURE},unfold-patches,rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
