@@ -41,7 +41,8 @@ class SeparateNorms(GraphPass):
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,4] x, float[2,3] r) => (float[2,3] y)
-        <float[4,3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0}, float[3] scale = {1.0, 2.0, 3.0}> {
+        <float[4,3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0},
+         float[3] scale = {1.0, 2.0, 3.0}> {
             m = MatMul(x, w)
             s = Add(m, r)
             y = LayerNormalization<axis = -1>(s, scale)
@@ -49,8 +50,8 @@ class SeparateNorms(GraphPass):
     after = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,4] x, float[2,3] r) => (float[2,3] y)
-        <float[4,3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0}, float[3] scale = {1.0, 2.0, 3.0},
-         int64[1] axis = {0}> {
+        <float[4,3] w = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0},
+         float[3] scale = {1.0, 2.0, 3.0}, int64[1] axis = {0}> {
             m = MatMul(x, w)
             s = Add(m, r)
             u = Unsqueeze(s, axis)
@@ -73,7 +74,9 @@ def _behind_products(graph: GraphEditor) -> set[str]:
     """What matrix products by constants compute, and what is computed elementwise behind them."""
     found: set[str] = set()
     for node in graph.nodes:
-        product = node.op_type in PRODUCTS and any(graph.constant(name) is not None for name in node.input[:2])
+        product = node.op_type in PRODUCTS and any(
+            graph.constant(name) is not None for name in node.input[:2]
+        )
         follows = node.op_type in ELEMENTWISE | {"Cast"} and not found.isdisjoint(node.input)
         if product or follows:
             found.update(node.output)

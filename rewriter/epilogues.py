@@ -1,4 +1,4 @@
-"""FP32 where TensorRT computes in FP32 at no cost: behind FP16 matrix products, and in attention's Softmax.
+"""FP32 where TensorRT computes in FP32 at no cost: behind FP16 products, in norms, in attention's Softmax.
 
 A kernel computes what stands behind a product before it stores the result. Where that is FP32, with a Cast
 from the FP16 product, the kernel sums in FP32, too, and rounds once, at its end. Measured on one H200 with
@@ -13,9 +13,11 @@ times as long.
 
 What it does not do: Conv sums in FP16 all the same, and so do products of one tensor with several weights,
 unless the graph merges them (pass merge-projections). A Reshape between product and operator undoes it, and
-so does a norm in FP32 that reads the result: it takes the operators into its own kernel, and the product is
-left with none. So an epilogue ends before a norm, which reads FP16 and computes in FP32 inside: 2.1e-4 for an
-MLP block with its residual sums in FP32, where it was 7.4e-4 with the norms in FP32, too, at the same time.
+so does a norm that takes the operators into its own kernel, for the product is left with none. That is so for
+a norm in FP32 that reads the result itself, and for one in FP16 if nothing else reads what was summed. With a
+view between (pass separate-norms) the product keeps its operators, and the norm, in FP32, reads the sum as it
+is. TensorRT computes norms in FP32 inside and casts in the same kernel: FP32 round a norm costs bandwidth
+alone. Three layers of a BERT: 1.74e-3 without the views, 7.4e-4 with them, 4.1e-4 with the norms in FP32.
 """
 
 from __future__ import annotations
