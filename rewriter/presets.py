@@ -88,8 +88,8 @@ _ALL = (
         "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
         "So is what stands elementwise behind an FP16 matrix product, norms, and attention's Softmax:\n"
         "TensorRT-RTX then sums the products in FP32 at the same latency or less (docs/accuracy.md; one\n"
-        "H200). That is why projections of one tensor are merged, views stand round norms, and there are many\n"
-        "FP32 nodes.",
+        "H200). That is why projections of one tensor are merged, views stand round norms, and there are\n"
+        "many FP32 nodes.",
     ),
     Preset(
         "trt-fp16-rescaled",
