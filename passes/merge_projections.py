@@ -10,6 +10,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal
 from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.heads import Cut, Heads, find_heads
 from rewriter.model import Array
 
 FIRST_OPSET = 11
@@ -79,7 +80,7 @@ class MergeProjections(GraphPass):
             if len(members) > 1:
                 reason = _reason_against(graph, context, members)
                 what = members[0].node
-                yield Refusal(label(what), reason) if reason else _merge(graph, members, weights)
+                yield Refusal(label(what), reason) if reason else _merge(graph, context, members, weights)
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class _Weights:
         return self._graph.add_constant(base, np.concatenate(rows))
 
 
-def _merge(graph: GraphEditor, members: list[_Product], weights: _Weights) -> Merged:
+def _merge(graph: GraphEditor, context: Context, members: list[_Product], weights: _Weights) -> Merged:
     first = members[0].node
     data, name = first.input[0], f"{label(first)}/merged"
     weight = weights.weight(members)
@@ -210,23 +211,61 @@ def _merge(graph: GraphEditor, members: list[_Product], weights: _Weights) -> Me
     like = graph.dtype(weight)
     product = graph.tensor(f"{first.output[0]}/merged", dtype=like)
     biased = graph.tensor(f"{first.output[0]}/merged/biased", dtype=like)
+    heads = _heads(graph, context, members)
     nodes = (
         graph.make("MatMul", [data, weight], [product], name=name),
         graph.make("Add", [product, bias], [biased], name=f"{name}/Add"),
-        _split(graph, biased, members, f"{name}/Split"),
+        *(_split(graph, biased, members, name) if heads is None else _cut(graph, biased, heads, name)),
     )
     graph.insert(*nodes, before=first)
+    for cut in heads.cuts if heads else ():
+        graph.remove(cut.view)
     for member in members:
         graph.remove(member.end)
     total = sum(m.columns for m in members)
     names = ", ".join(label(m.node) for m in members[1:])
-    return Merged(label(first), f"one product of {data} with {names}: {total} columns")
+    form = f" in {sum(heads.counts)} heads" if heads else ""
+    return Merged(label(first), f"one product of {data} with {names}: {total} columns{form}")
 
 
-def _split(graph: GraphEditor, tensor: str, members: list[_Product], name: str) -> NodeProto:
-    outputs = [m.end.output[0] for m in members]
-    sizes = [m.columns for m in members]
+def _heads(graph: GraphEditor, context: Context, members: list[_Product]) -> Heads | None:
+    """How all results are cut into heads; None if they are not, or if the user names what cuts them."""
+    heads = find_heads(graph, [(m.end.output[0], m.columns) for m in members])
+    behind = [node for cut in heads.cuts for node in cut.nodes] if heads else []
+    return None if any(next(context.kept.options(node), None) for node in behind) else heads
+
+
+def _cut(graph: GraphEditor, tensor: str, heads: Heads, name: str) -> tuple[NodeProto, NodeProto]:
+    """Reshape and Split by heads; a scale that stood before a Reshape reads its part and writes its result."""
+    dtype = graph.dtype(tensor)
+    cut = graph.tensor(f"{tensor}/heads", dtype=dtype)
+    outputs = [_behind(graph, one, dtype) for one in heads.cuts]
+    target = graph.add_constant(f"{name}/shape", np.asarray(heads.target, np.int64))
+    view = graph.make("Reshape", [tensor, target], [cut], name=f"{name}/Reshape")
+    return view, _split_node(graph, cut, outputs, heads.counts, f"{name}/Split", axis=-2)
+
+
+def _behind(graph: GraphEditor, cut: Cut, dtype: int | None) -> str:
+    """The tensor that the Split writes: the Reshape's result, or what the scale before it is to read."""
+    if cut.scale is None:
+        return cut.view.output[0]
+    scale, result = cut.scale, cut.view.output[0]
+    scaled = list(scale.input).index(next(t for t in scale.input if graph.constant(t) is None))
+    part = graph.tensor(f"{scale.input[scaled]}/heads", dtype=dtype)
+    graph.rename(scale.output[0], result)
+    graph.set_input(scale, scaled, part)
+    return part
+
+
+def _split(graph: GraphEditor, tensor: str, members: list[_Product], name: str) -> tuple[NodeProto]:
+    outputs, sizes = [m.end.output[0] for m in members], [m.columns for m in members]
+    return (_split_node(graph, tensor, outputs, sizes, f"{name}/Split", axis=-1),)
+
+
+def _split_node(
+    graph: GraphEditor, tensor: str, outputs: list[str], sizes: list[int], name: str, axis: int
+) -> NodeProto:
     if graph.model.opset < SIZES_AS_INPUT:
-        return graph.make("Split", [tensor], outputs, name=name, axis=-1, split=sizes)
+        return graph.make("Split", [tensor], outputs, name=name, axis=axis, split=sizes)
     counts = graph.add_constant(f"{name}/sizes", np.asarray(sizes, np.int64))
-    return graph.make("Split", [tensor, counts], outputs, name=name, axis=-1)
+    return graph.make("Split", [tensor, counts], outputs, name=name, axis=axis)
