@@ -1,4 +1,4 @@
-"""merge-projections: products of one tensor by several weights become one product."""
+"""merge-projections: products of one tensor by several weights become one product, cut into heads at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal
 from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
-from rewriter.heads import Cut, Heads, find_heads
+from rewriter.heads import Heads, find_heads, part_of
 from rewriter.model import Array
 
 FIRST_OPSET = 11
@@ -37,6 +37,14 @@ class MergeProjections(GraphPass):
     becomes MatMul, Add and Split; the results keep their names. A constant bias that alone reads a product
     becomes a part of the one bias. Where none has one, it is zeros all the same: the epilogue needs an Add.
 
+    Where a Reshape to [batch, length, heads, size] alone reads each result, with one size for all, one
+    Reshape stands before the Split, which counts heads then: TensorRT moves Q, K and V in one kernel, where a
+    Split of columns takes three of some 5 us. Three layers of attention took 66.6 us so, 75.8 us with a Split
+    of columns and 75.1 us apart (ViT-B); 49.1, 58.0 and 58.8 us (BERT); 51.8, 59.3 and 46.7 us (T5, no
+    biases); 106.4, 106.7 and 103.8 us (Whisper, 1500 tokens). A Mul by one number before such a Reshape moves
+    behind it, which is bit-equal. Computed targets need shape inference that knows them. For other results,
+    and where --keep-fp32 or --keep-fp32-op names what would go or move, the Split counts columns.
+
     All results are made at once and live until their last reader: with one state that every layer projects
     (a decoder's cross-attention, a time embedding), those of all layers. Members share one range, and one
     exponent of `rescale`: it stands behind `rescale`, which can save one member that overflows, and before
@@ -56,20 +64,24 @@ class MergeProjections(GraphPass):
     )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
-        g (float[3,2] x) => (float[3,2] q, float[3,1] k)
-        <float[2,2] wq = {1.0, 2.0, 3.0, 4.0}, float[2,1] wk = {0.5, 0.25}, float[2] bias = {0.1, 0.2}> {
+        g (float[1,3,2] x) => (float[1,3,2,1] q, float[1,3,1,1] k)
+        <float[2,2] wq = {1.0, 2.0, 3.0, 4.0}, float[2,1] wk = {0.5, 0.25}, float[2] bias = {0.1, 0.2},
+         int64[4] two = {1, 3, 2, 1}, int64[4] one = {1, 3, 1, 1}> {
             product = MatMul(x, wq)
-            q = Add(product, bias)
-            k = MatMul(x, wk)
+            biased = Add(product, bias)
+            q = Reshape(biased, two)
+            other = MatMul(x, wk)
+            k = Reshape(other, one)
         }"""
     after = """
         <ir_version: 8, opset_import: ["" : 17]>
-        g (float[3,2] x) => (float[3,2] q, float[3,1] k)
+        g (float[1,3,2] x) => (float[1,3,2,1] q, float[1,3,1,1] k)
         <float[2,3] weight = {1.0, 2.0, 0.5, 3.0, 4.0, 0.25}, float[3] bias = {0.1, 0.2, 0.0},
-         int64[2] sizes = {2, 1}> {
+         int64[4] all = {1, 3, 3, 1}, int64[2] heads = {2, 1}> {
             product = MatMul(x, weight)
             biased = Add(product, bias)
-            q, k = Split<axis = -1>(biased, sizes)
+            cut = Reshape(biased, all)
+            q, k = Split<axis = -2>(cut, heads)
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
@@ -236,25 +248,13 @@ def _heads(graph: GraphEditor, context: Context, members: list[_Product]) -> Hea
 
 
 def _cut(graph: GraphEditor, tensor: str, heads: Heads, name: str) -> tuple[NodeProto, NodeProto]:
-    """Reshape and Split by heads; a scale that stood before a Reshape reads its part and writes its result."""
+    """Reshape and Split by heads; a scale that stood before a Reshape stands behind the Split."""
     dtype = graph.dtype(tensor)
     cut = graph.tensor(f"{tensor}/heads", dtype=dtype)
-    outputs = [_behind(graph, one, dtype) for one in heads.cuts]
+    outputs = [part_of(graph, one, dtype) for one in heads.cuts]
     target = graph.add_constant(f"{name}/shape", np.asarray(heads.target, np.int64))
     view = graph.make("Reshape", [tensor, target], [cut], name=f"{name}/Reshape")
     return view, _split_node(graph, cut, outputs, heads.counts, f"{name}/Split", axis=-2)
-
-
-def _behind(graph: GraphEditor, cut: Cut, dtype: int | None) -> str:
-    """The tensor that the Split writes: the Reshape's result, or what the scale before it is to read."""
-    if cut.scale is None:
-        return cut.view.output[0]
-    scale, result = cut.scale, cut.view.output[0]
-    scaled = list(scale.input).index(next(t for t in scale.input if graph.constant(t) is None))
-    part = graph.tensor(f"{scale.input[scaled]}/heads", dtype=dtype)
-    graph.rename(scale.output[0], result)
-    graph.set_input(scale, scaled, part)
-    return part
 
 
 def _split(graph: GraphEditor, tensor: str, members: list[_Product], name: str) -> tuple[NodeProto]:

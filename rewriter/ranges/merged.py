@@ -11,7 +11,6 @@ from rewriter.model import Model, walk_graphs
 from rewriter.plan import Range
 from rewriter.ranges import Ranges, constant_ranges
 
-
 MADE = frozenset({"MatMul", "Add", "Reshape", "Split"})
 """Operators of which merge-projections makes one product and its parts."""
 
