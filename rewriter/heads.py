@@ -24,6 +24,8 @@ class Cut:
     Attributes:
         view: The Reshape.
         scale: The Mul by one number between the result and the Reshape; None if there is none.
+        rows: Entries for the axes before the heads.
+        heads, size: Known, and together the columns of the result.
     """
 
     view: NodeProto
@@ -43,7 +45,8 @@ class Heads:
     """One Reshape to [*rows, sum of heads, size] in place of one for each result.
 
     Attributes:
-        cuts: One for each result.
+        cuts: One for each result, all of one size.
+        rows: Entries for the axes before the heads, which hold for all.
     """
 
     cuts: tuple[Cut, ...]
