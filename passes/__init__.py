@@ -18,6 +18,7 @@ from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
+from rewriter.passes.separate_norms import SeparateNorms
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
@@ -39,6 +40,7 @@ ALL: tuple[type[Pass], ...] = (
     FoldStrides,
     Rescale,
     MergeProjections,
+    SeparateNorms,
     CompensateRounding,
     MixedPrecision,
 )

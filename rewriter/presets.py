@@ -65,7 +65,9 @@ _STRUCTURE = (
 )
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
-_EPILOGUES = "merge-projections,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
+_EPILOGUES = (
+    "merge-projections,separate-norms,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
+)
 _IMAGES = "unfold-patches,fold-strides"
 _DEFAULT = f"{_STRUCTURE},{_IMAGES},rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
@@ -84,10 +86,11 @@ _ALL = (
         {"precision": "fp16"},
         "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms\n"
         "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
-        "So is what stands elementwise behind an FP16 matrix product, and attention's Softmax: TensorRT-RTX\n"
-        "then sums the products in FP32 at the same latency or less (docs/accuracy.md; one H200). That is\n"
-        "why projections of one tensor are merged, and why there are many FP32 nodes. Convs of images are\n"
-        "written for faster kernels (`unfold-patches`, `fold-strides`; the same page and GPU).",
+        "So is what stands elementwise behind an FP16 matrix product, norms, and attention's Softmax:\n"
+        "TensorRT-RTX then sums the products in FP32 at the same latency or less (docs/accuracy.md; one\n"
+        "H200). That is why projections of one tensor are merged, views stand round norms, and there are\n"
+        "many FP32 nodes. Convs of images are written for faster kernels (`unfold-patches`, `fold-strides`;\n"
+        "the same page and GPU).",
     ),
     Preset(
         "trt-fp16-rescaled",
