@@ -14,11 +14,11 @@ from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.passes.keep_epilogues import KeepEpilogues
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
-from rewriter.passes.separate_norms import SeparateNorms
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
@@ -40,7 +40,7 @@ ALL: tuple[type[Pass], ...] = (
     FoldStrides,
     Rescale,
     MergeProjections,
-    SeparateNorms,
+    KeepEpilogues,
     CompensateRounding,
     MixedPrecision,
 )

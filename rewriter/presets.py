@@ -66,7 +66,7 @@ _STRUCTURE = (
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
 _EPILOGUES = (
-    "merge-projections,separate-norms,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
+    "merge-projections,keep-epilogues,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
 )
 _IMAGES = "unfold-patches,fold-strides"
 _DEFAULT = f"{_STRUCTURE},{_IMAGES},rescale,{_EPILOGUES}"
