@@ -17,6 +17,7 @@ from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.keep_epilogues import KeepEpilogues
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
@@ -38,6 +39,7 @@ ALL: tuple[type[Pass], ...] = (
     DropRoundTrips,
     UnfoldPatches,
     FoldStrides,
+    PostponeResize,
     Rescale,
     MergeProjections,
     KeepEpilogues,

@@ -69,10 +69,10 @@ _EPILOGUES = (
     "merge-projections,keep-epilogues,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
 )
 _IMAGES = "unfold-patches,fold-strides"
-_DEFAULT = f"{_STRUCTURE},{_IMAGES},rescale,{_EPILOGUES}"
+_DEFAULT = f"{_STRUCTURE},{_IMAGES},postpone-resize,rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
-_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},{_LOWER}"
+_FP16_NORMS = f"{_STRUCTURE},postpone-resize,rescale{{norms=true}},{_LOWER}"
 
 ACCURATE_COST = 0.1
 """Share of latency that the preset `accurate` may spend. On an H200, plans within 1e-3 at any price were 1.33
@@ -90,7 +90,7 @@ _ALL = (
         "TensorRT-RTX then sums the products in FP32 at the same latency or less (docs/accuracy.md; one\n"
         "H200). That is why projections of one tensor are merged, views stand round norms, and there are\n"
         "many FP32 nodes. Convs of images are written for faster kernels (`unfold-patches`, `fold-strides`;\n"
-        "the same page and GPU).",
+        "the same page and GPU), and a 1x1 Conv behind a Resize that enlarges is done before it.",
     ),
     Preset(
         "trt-fp16-rescaled",

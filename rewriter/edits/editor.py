@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.edits.nodes import all_names, fresh_name, reads, rename_reads, topological
 from rewriter.edits.view import GraphView
-from rewriter.facts import Facts, TensorFacts
+from rewriter.facts import Facts, Shape, TensorFacts
 from rewriter.model import Array, Model, holds_graphs, subgraphs
 
 TAG = "rewriter.pass"
@@ -79,13 +79,15 @@ class GraphEditor(GraphView):
             node.metadata_props.add(key=TAG, value=self.tag)
         return node
 
-    def tensor(self, base: str, like: str | None = None, *, dtype: int | None = None) -> str:
-        """A fresh tensor name; its facts are those of `like`, with another `dtype` if given."""
+    def tensor(
+        self, base: str, like: str | None = None, *, dtype: int | None = None, shape: Shape | None = None
+    ) -> str:
+        """A fresh tensor name; its facts are those of `like`, with another `dtype` or `shape` if given."""
         name = self.fresh(base)
         facts = self._lookup(like) if like else None
         if facts or dtype:
             self._facts[name] = TensorFacts(
-                dtype or (facts.dtype if facts else 0), facts.shape if facts else None
+                dtype or (facts.dtype if facts else 0), shape or (facts.shape if facts else None)
             )
         return name
 

@@ -1,0 +1,195 @@
+"""postpone-resize: which Convs stay behind the Resize, and why; branches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import apply, graph, ops, random_feeds, run
+from resized import INPUTS, LINEAR, SHAPED, TWICE, model
+
+from rewriter.base import Context, Kept
+from rewriter.model import Model, load
+from rewriter.passes.postpone_resize import PostponeResize
+
+
+def test_sizes_with_a_batch_that_is_not_known_are_declined() -> None:
+    before = model(SHAPED, "float[N,6,4,4] b", constants="int64[2] s = {8, 8}")
+    after, report = apply(PostponeResize(), before)
+    assert after is before
+    assert ["enlarges is not known" in refusal.reason for refusal in report.refusals] == [True]
+
+
+def test_sizes_with_a_batch_that_has_but_a_name_are_declined() -> None:
+    before = model(SHAPED, "float[N,6,4,4] b", constants="int64[2] s = {8, 8}").whole()
+    shape = next(v for v in before.graph.value_info if v.name == "p").type.tensor_type.shape
+    shape.dim[0].dim_param = "N"
+    after, report = apply(PostponeResize(), load(before))
+    assert ops(after)[-1] == "Conv"
+    assert ["a batch that is not known" in refusal.reason for refusal in report.refusals] == [True]
+
+
+ONE = f"p = {LINEAR}(b, , twice)"
+TAIL = "j = Concat<axis = 1>(a, p) y = Conv(j, u, bias)"
+DECLINED = [
+    pytest.param(f"{{ {ONE} {TAIL} z = Relu(p) }}", "others read what", id="others read what is enlarged"),
+    pytest.param(f"{{ {ONE} {TAIL} z = Relu(j) }}", "others read j, too", id="others read the Concat"),
+    pytest.param(
+        f"{{ {ONE} y = Conv(p, t) z = Neg(a) }}", "would enlarge 8 channels instead of 6", id="more channels"
+    ),
+    pytest.param(
+        '{ p = Resize<coordinate_transformation_mode = "tf_crop_and_resize", mode = "linear">(b, roi, twice)'
+        f" {TAIL} z = Neg(a) }}",
+        "coordinates by tf_crop_and_resize",
+        id="a part cut out",
+    ),
+    pytest.param(
+        f"{{ s = Mul(twice, k) p = {LINEAR}(b, , s) {TAIL} z = Neg(a) }}",
+        "is not known",
+        id="computed scales",
+    ),
+    pytest.param(
+        f"{{ {ONE} j = Concat<axis = 1>(a, p) n = Neg(u) y = Conv(j, n) z = Neg(a) }}",
+        "weight is computed",
+        id="computed weight",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), DECLINED)
+def test_declined(body: str, reason: str) -> None:
+    constants = f"{TWICE}, float[8] roi = {{0, 0, 0, 0, 1, 1, 0.5, 0.5}}"
+    before = model(body, f"{INPUTS}, float[4] k", "y, z", constants=constants)
+    after, report = apply(PostponeResize(), before)
+    assert after is before
+    assert [reason in refusal.reason for refusal in report.refusals] == [True]
+
+
+def test_sizes_that_keep_the_aspect_ratio_are_declined() -> None:
+    body = (
+        '{ p = Resize<mode = "linear", axes = [2, 3], keep_aspect_ratio_policy = "not_larger">(b, , , s)'
+        " y = Conv(p, v, bias) }"
+    )
+    before = model(body, "float[1,6,4,4] b", constants="int64[2] s = {8, 12}", opset=18)
+    after, report = apply(PostponeResize(), before)
+    assert after is before
+    assert ["keeps the aspect ratio" in refusal.reason for refusal in report.refusals] == [True]
+
+
+def test_an_old_opset_is_declined() -> None:
+    body = '{ p = Resize<mode = "linear">(b, twice) y = Conv(p, v, bias) }'
+    before = model(body, "float[1,6,4,4] b", opset=10)
+    after, report = apply(PostponeResize(), before)
+    assert after is before
+    assert "run upgrade-opset" in report.refusals[0].reason
+
+
+def test_unknown_channels_are_declined() -> None:
+    before = model(f"{{ {ONE} {TAIL} }}", "float[1,C,8,8] a, float[1,D,4,4] b")
+    after, report = apply(PostponeResize(), before)
+    assert after is before
+    assert ["how many channels a has" in refusal.reason for refusal in report.refusals] == [True]
+
+
+SILENT = [
+    pytest.param("{ p = Resize(b, , half) y = Conv(p, v, bias) }", id="a Resize that reduces"),
+    pytest.param(
+        "{ p = Resize(b, , one_way) y = Conv(p, v, bias) }", id="it enlarges one axis, reduces another"
+    ),
+    pytest.param("{ p = Resize(b, , same) y = Conv(p, v, bias) }", id="it changes nothing"),
+    pytest.param("{ p = Resize(b, , deep) y = Conv(p, twelve, bias) }", id="it enlarges channels"),
+    pytest.param(f"{{ {ONE} r = Relu(p) y = Conv(r, v, bias) }}", id="an activation between"),
+    pytest.param(f"{{ {ONE} y = Conv<strides = [2, 2]>(p, v, bias) }}", id="strides"),
+    pytest.param(f"{{ {ONE} y = Conv<pads = [1, 1, 1, 1]>(p, v, bias) }}", id="pads"),
+    pytest.param(f"{{ {ONE} y = Conv<group = 2>(p, grouped) }}", id="groups"),
+    pytest.param(f"{{ {ONE} y = Conv(p, window) }}", id="a window of 2"),
+    pytest.param(f"{{ {ONE} j = Concat<axis = 2>(p, p) y = Conv(j, v) }}", id="a Concat of places"),
+]
+
+
+@pytest.mark.parametrize("body", SILENT)
+def test_left_alone(body: str) -> None:
+    constants = (
+        f"{TWICE}, float[4] half = {{1, 1, 0.5, 0.5}}, float[4] one_way = {{1, 1, 4, 0.5}}, "
+        "float[4] deep = {1, 2, 2, 2}, float[1,12,1,1] twelve = {1,1,1,1,1,1,1,1,1,1,1,1}, "
+        "float[2,3,1,1] grouped = {1,2,3,4,5,6}, float[1,6,2,1] window = {1,2,3,4,5,6,7,8,9,10,11,12}"
+    )
+    before = model(body, "float[1,6,4,4] b", constants=constants)
+    after, report = apply(PostponeResize(), before)
+    assert after is before
+    assert not report.refusals
+
+
+def test_quantised_weights_stay_as_they_are() -> None:
+    before = graph(
+        """
+        g (float[1,2,2,2] x) => (float[1,1,4,4] y)
+        <int8[1,2,1,1] q = {1, 2}, float s = {0.5}, float[4] twice = {1, 1, 2, 2}> {
+            w = DequantizeLinear(q, s)
+            p = Resize(x, , twice)
+            y = Conv(p, w)
+        }"""
+    )
+    after, report = apply(PostponeResize(), before)
+    assert after is before
+    assert ["quantised" in refusal.reason for refusal in report.refusals] == [True]
+
+
+KEPT = [
+    pytest.param(Kept(("mix",)), id="the Conv by its name"),
+    pytest.param(Kept(("j",)), id="the Concat by its output"),
+    pytest.param(Kept(("p",)), id="the Resize"),
+    pytest.param(Kept(ops=("Resize",)), id="by its operator"),
+]
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_the_user_keeps_in_fp32_stays(kept: Kept) -> None:
+    before = model(f"{{ {ONE} j = Concat<axis = 1>(a, p) [mix] y = Conv(j, u, bias) }}")
+    after, report = apply(PostponeResize(), before, Context(kept=kept))
+    assert after is before
+    assert ["kept in FP32 by" in refusal.reason for refusal in report.refusals] == [True]
+
+
+def test_a_resize_that_changes_nothing_stays_if_it_is_kept() -> None:
+    body = f"{{ o = {LINEAR}(a, , same) {ONE} j = Concat<axis = 1>(o, p) y = Conv(j, u, bias) }}"
+    after, _ = apply(PostponeResize(), model(body), Context(kept=Kept(("o",))))
+    assert ops(after).count("Resize") == 2
+    after, _ = apply(PostponeResize(), model(body))
+    assert ops(after).count("Resize") == 1
+
+
+def _branch(inside: str, around: str) -> Model:
+    weight = "<float[1,2,1,1] w = {1, 2}, float[4] twice = {1, 1, 2, 2}>"
+    return graph(
+        f"""
+        g (float[1,2,2,2] x, bool c) => (float[1,1,4,4] y) {weight if around else ""} {{
+            y = If (c) <
+                then_branch = t () => (float[1,1,4,4] u) {weight if inside else ""} {{
+                    p = Resize<mode = "linear">(x, , twice)
+                    u = Conv(p, w)
+                }},
+                else_branch = e () => (float[1,1,4,4] v) {{
+                    v = ConstantOfShape(shape)
+                }}
+            >
+        }}""".replace("shape)", "shape)").replace(
+            "v = ConstantOfShape", "shape = Constant<value_ints = [1, 1, 4, 4]>() v = ConstantOfShape"
+        )
+    )
+
+
+def test_a_conv_of_a_branch_is_done_in_it() -> None:
+    before = _branch("inside", "")
+    after, _ = apply(PostponeResize(), before)
+    branch = next(a.g for a in after.proto.graph.node[0].attribute if a.name == "then_branch")
+    assert [n.op_type for n in branch.node] == ["Conv", "Resize"]
+    for condition in (True, False):
+        feeds = random_feeds(before) | {"c": np.asarray(condition)}
+        np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_weights_around_a_branch_are_not_copied_into_it() -> None:
+    before = _branch("", "around")
+    after, report = apply(PostponeResize(), before)
+    assert after is before
+    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True]
