@@ -18,6 +18,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
+from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
@@ -38,6 +39,7 @@ ALL: tuple[type[Pass], ...] = (
     Rescale,
     MergeProjections,
     CompensateRounding,
+    TransposeConvs,
     MixedPrecision,
 )
 """A new pass is added here, and nowhere else."""

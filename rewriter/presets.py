@@ -64,13 +64,16 @@ _STRUCTURE = (
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip,drop-round-trips"
 )
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
+_LOWER_FP16 = "compensate-rounding,transpose-convs,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
-_EPILOGUES = "merge-projections,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
+_EPILOGUES = (
+    "merge-projections,compensate-rounding,transpose-convs,mixed-precision{epilogues=true},clean-casts"
+)
 _DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
 _ACCURATE = f"{_STRUCTURE},unfold-patches,rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
-_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},{_LOWER}"
+_FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},{_LOWER_FP16}"
 
 ACCURATE_COST = 0.1
 """Share of latency that the preset `accurate` may spend. On an H200, plans within 1e-3 at any price were 1.33
@@ -86,7 +89,8 @@ _ALL = (
         "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
         "So is what stands elementwise behind an FP16 matrix product, and attention's Softmax: TensorRT-RTX\n"
         "then sums the products in FP32 at the same latency or less (docs/accuracy.md; one H200). That is\n"
-        "why projections of one tensor are merged, and why there are many FP32 nodes.",
+        "why projections of one tensor are merged, and why there are many FP32 nodes. Where the target was\n"
+        "probed to sum an FP16 Conv in FP16 and a ConvTranspose in FP32, Convs of stride 1 become such.",
     ),
     Preset(
         "trt-fp16-rescaled",
