@@ -57,6 +57,7 @@ class TransposeConvs(ModelPass):
     Declines:
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, or that belong to a graph around this one
+        - weights of a type that TensorRT has no ConvTranspose for
         - padding by more than the window reaches
     """
 
