@@ -17,6 +17,7 @@ from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
+from rewriter.passes.separate_norms import SeparateNorms
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unfold_patches import UnfoldPatches
@@ -38,6 +39,7 @@ ALL: tuple[type[Pass], ...] = (
     UnfoldPatches,
     Rescale,
     MergeProjections,
+    SeparateNorms,
     CompensateRounding,
     TransposeConvs,
     MixedPrecision,

@@ -23,8 +23,11 @@ ELEMENTWISE = frozenset(
 )
 """What the kernel of the product before it computes, too."""
 
-_REDUCING = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
+NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
+"""Norms of one operator over the last axes: they compute in FP32 inside, whatever type they read."""
+
+_REDUCING = NORMS | frozenset(
+    "SimplifiedLayerNormalization GroupNormalization "
     "InstanceNormalization Softmax LogSoftmax GlobalAveragePool GlobalMaxPool".split()
 )
 

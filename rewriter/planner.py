@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
 from rewriter.edits import GraphEditor, label, open_graphs
-from rewriter.epilogues import extend_over_epilogues, extend_over_softmax
+from rewriter.epilogues import extend_over_epilogues, extend_over_norms, extend_over_softmax
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
@@ -173,9 +173,12 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
             found.setdefault(id(hazard.node), hazard)
     if wish.epilogues:
         extend_over_epilogues(survey, found)
+        extend_over_norms(survey, found)
     _keep_adjacent(survey, found)
     if not survey.settings.measured_norms:  # else rescaling is to leave as little in FP32 as it can
         grow(survey, found)
+    if wish.epilogues:
+        extend_over_norms(survey, found)  # once more, for sums that islands have grown over
     if wish.epilogues:  # now, so that masks do not grow into the island: they would cost the fused kernel
         extend_over_softmax(survey, found)
     _absorb(survey, found)

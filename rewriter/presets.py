@@ -67,7 +67,8 @@ _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _LOWER_FP16 = "compensate-rounding,transpose-convs,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
 _EPILOGUES = (
-    "merge-projections,compensate-rounding,transpose-convs,mixed-precision{epilogues=true},clean-casts"
+    "merge-projections,separate-norms,compensate-rounding,transpose-convs,"
+    "mixed-precision{epilogues=true},clean-casts"
 )
 _DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
 _ACCURATE = f"{_STRUCTURE},unfold-patches,rescale,{_EPILOGUES}"
@@ -87,10 +88,11 @@ _ALL = (
         {"precision": "fp16"},
         "The one to begin with, for TensorRT 10 and 11 and for TensorRT-RTX. What overflows outside norms\n"
         "is scaled away where weights can take powers of two (docs/rescaling.md); the rest is kept in FP32.\n"
-        "So is what stands elementwise behind an FP16 matrix product, and attention's Softmax: TensorRT-RTX\n"
-        "then sums the products in FP32 at the same latency or less (docs/accuracy.md; one H200). That is\n"
-        "why projections of one tensor are merged, and why there are many FP32 nodes. Where the target was\n"
-        "probed to sum an FP16 Conv in FP16 and a ConvTranspose in FP32, Convs of stride 1 become such.",
+        "So is what stands elementwise behind an FP16 matrix product, norms, and attention's Softmax:\n"
+        "TensorRT-RTX then sums the products in FP32 at the same latency or less (docs/accuracy.md; one\n"
+        "H200). That is why projections of one tensor are merged, views stand round norms, and there are\n"
+        "many FP32 nodes. Where the target was probed to sum an FP16 Conv in FP16 and a ConvTranspose in\n"
+        "FP32, Convs of stride 1 become such.",
     ),
     Preset(
         "trt-fp16-rescaled",

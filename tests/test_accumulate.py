@@ -266,6 +266,50 @@ def test_a_norm_in_fp32_takes_the_sums_into_its_kernel(outputs: str, split: int)
     assert split_nodes(graphs.graph(NORMED.replace("OUTPUTS", ports))) == split
 
 
+@pytest.mark.parametrize(
+    ("norm", "outputs", "split"),
+    [
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = LayerNormalization(h, d)", "float16 y", 1, id="it alone reads the sum"
+        ),
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = LayerNormalization(h, d)\n z = Neg(s)",
+            "float16 y, float z",
+            0,
+            id="others do",
+        ),
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = LayerNormalization(h, d)\n z = Neg(h)",
+            "float16 y, float16 z",
+            0,
+            id="others read what it reads",
+        ),
+        pytest.param(
+            "u = Unsqueeze(s, i)\n n = LayerNormalization(u, b)\n y = Squeeze(n, i)",
+            "float y",
+            0,
+            id="a view between",
+        ),
+    ],
+)
+def test_what_a_norm_takes_with_a_cast_or_a_view_between(norm: str, outputs: str, split: int) -> None:
+    ports = outputs.replace(" ", "[1,1,1,1] ").replace(",[1,1,1,1]", ",")
+    text = NORMED.replace("y = LayerNormalization(s, b)", norm).replace("OUTPUTS", ports)
+    assert (
+        split_nodes(
+            graphs.graph(text.replace(SQUARE, f"{SQUARE}, float16[1] d = {{15360}}, int64[1] i = {{0}}"))
+        )
+        == split
+    )
+
+
+def test_a_product_sums_in_fp32_for_the_view_of_a_norm() -> None:
+    text = NORMED.replace("a = Add(c, b)\n        s = Relu(a)", "s = Unsqueeze(c, i)").replace(
+        "OUTPUTS", "float[1,1,1,1,1] y"
+    )
+    assert split_nodes(graphs.graph(text.replace(SQUARE, f"{SQUARE}, int64[1] i = {{0}}"))) == 0
+
+
 ATTENTION = """
     g (float16[1,2,{tokens},64] q, float16[1,2,64,{tokens}] k, float16[1,2,{tokens},64] v)
         => (float16[1,2,{tokens},64] y) <float[1] f = {{0.125}}, float16[1] h = {{12288}}> {{

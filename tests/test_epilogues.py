@@ -178,4 +178,58 @@ def test_what_the_probes_decide(answers: dict[str, str], expected: set[str]) -> 
     target = Target(answers=answers)
     found = planned(graphs.graph(text), replace(WISH, target=target))
     assert {d.rule for d in found.decisions} & FREE == expected
-    assert len(list(refusals(target))) == len(FREE - expected)
+    assert len(list(refusals(target))) == len({"softmax", "epilogue"} - expected)
+
+
+NORMED = f"""{HEAD} m = MatMul(x, w)
+    a = Add(m, r)
+    u = Unsqueeze(a, first)
+    n = LayerNormalization(u, b)
+    l = Squeeze(n, first)
+    y = MatMul(l, v) }}""".replace("> {", ", int64[1] first = {0}> {")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(NORMED, "u n", id="a norm that reads the sum through a view, and the view"),
+        pytest.param(
+            NORMED.replace("y = MatMul(l, v)", "k = MatMul(l, w)\n s = Add(k, l)\n y = MatMul(s, v)"),
+            "u n l",
+            id="the view behind it as well, where an FP32 sum reads it",
+        ),
+        pytest.param(
+            NORMED.replace("LayerNormalization(u, b)", "LayerNormalization(a, b)"),
+            "",
+            id="no view: it would take the sum",
+        ),
+        pytest.param(
+            f"{HEAD} n = LayerNormalization(x, b)\n y = MatMul(n, v) }}", "n", id="a norm that no sum feeds"
+        ),
+        pytest.param(NORMED.replace("LayerNormalization(u, b)", "Softmax(u)"), "", id="no norm"),
+    ],
+)
+def test_which_norms_are_fp32(text: str, expected: str) -> None:
+    found = kept(planned(graphs.graph(text), WISH))
+    assert " ".join(name for name, rule in found.items() if rule == "norm") == expected
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        pytest.param(Wish(), id="nobody asked"),
+        pytest.param(replace(WISH, precision="bf16"), id="BF16"),
+        pytest.param(replace(WISH, target=Target(answers={PROBE: "fp16"})), id="the GPU says no"),
+    ],
+)
+def test_norms_are_left_alone(wish: Wish) -> None:
+    assert "norm" not in kept(planned(graphs.graph(NORMED), wish)).values()
+
+
+def test_a_product_that_a_norm_reads_through_a_view_and_a_sum_reads() -> None:
+    """The start of a stage in Swin: its kernel writes FP32 for both."""
+    text = NORMED.replace("a = Add(m, r)", "a = Identity(m)").replace("Unsqueeze(a", "Unsqueeze(m")
+    text = text.replace("a = Identity(m)", "").replace(
+        "y = MatMul(l, v)", "z = MatMul(l, w)\n s = Add(z, m)\n y = MatMul(s, v)"
+    )
+    assert epilogues(text) == "u s"

@@ -1,0 +1,85 @@
+"""separate-norms: which norms get a view, and that nothing else changes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import apply, graph, ops, random_feeds, run
+
+from rewriter.model import Model
+from rewriter.passes.separate_norms import SeparateNorms
+
+WEIGHTS = """float[4,4] w = {1,2,3,4, 5,6,7,8, 9,1,2,3, 4,5,6,7}, float[4] b = {1,2,3,4}"""
+NORM = "n = LayerNormalization<axis = -1, epsilon = 0.001>(s, b, b)"
+
+
+def _model(body: str, outputs: str = "float[B,3,4] y", opset: int = 17) -> Model:
+    return graph(f"g (float[B,3,4] x) => ({outputs}) <{WEIGHTS}> {{ {body} }}", opset=opset)
+
+
+SEPARATED = [
+    pytest.param("m = MatMul(x, w) s = Add(m, x) NORM y = Relu(n)", id="a residual sum"),
+    pytest.param(
+        "m = MatMul(x, w) a = Add(m, b) g = Sigmoid(a) s = Mul(a, g) NORM y = Relu(n)", id="elementwise"
+    ),
+    pytest.param("s = MatMul(x, w) NORM y = Add(n, s)", id="the product itself"),
+    pytest.param(
+        "m = MatMul(x, w) s = Add(m, x) y = LayerNormalization<axis = 2>(s, b)", id="an axis from the front"
+    ),
+    pytest.param(
+        "m = MatMul(x, w) s = Add(m, x) y = LayerNormalization(s, b)", id="no attributes, and an output"
+    ),
+    pytest.param(
+        "m = MatMul(x, w) s = Add(m, x) NORM k = MatMul(n, w) t = Add(k, n) y = LayerNormalization(t, b)",
+        id="norms behind the sums",
+    ),
+]
+
+
+@pytest.mark.parametrize("body", SEPARATED)
+def test_views_stand_round_norms(body: str) -> None:
+    source = _model(body.replace("NORM", NORM))
+    result, report = apply(SeparateNorms(), source)
+    norms = ops(source).count("LayerNormalization")
+    assert len(report.changes) == norms
+    assert ops(result).count("Unsqueeze") == ops(result).count("Squeeze") == norms
+    assert [v.name for v in result.proto.graph.output] == ["y"]
+    feeds = random_feeds(source)
+    np.testing.assert_array_equal(run(result, feeds), run(source, feeds))
+    again, report = apply(SeparateNorms(), result)
+    assert again is result
+    assert not report.changes
+
+
+def test_rms_norm_too() -> None:
+    source = _model("m = MatMul(x, w) s = Add(m, x) y = RMSNormalization<axis = -1>(s, b)", opset=23)
+    result, _ = apply(SeparateNorms(), source)
+    assert ops(result) == ["MatMul", "Add", "Unsqueeze", "RMSNormalization", "Squeeze"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("s = Neg(x) NORM y = Relu(n)", id="no product before it"),
+        pytest.param(
+            "m = MatMul(x, w) s = Transpose<perm = [0,1,2]>(m) NORM y = Relu(n)", id="a view stands there"
+        ),
+        pytest.param(
+            "k = Transpose<perm = [0,2,1]>(x) m = MatMul(x, k) s = MatMul(m, x) NORM y = Relu(n)",
+            id="no weight",
+        ),
+        pytest.param("m = MatMul(x, w) s = Add(m, x) y = Softmax(s)", id="no norm"),
+    ],
+)
+def test_left_alone(body: str) -> None:
+    source = _model(body.replace("NORM", NORM))
+    assert apply(SeparateNorms(), source)[0] is source
+
+
+def test_a_norm_whose_mean_is_read_is_declined() -> None:
+    body = "m = MatMul(x, w) s = Add(m, x) n, mean = LayerNormalization<axis = -1>(s, b) y = Sub(n, mean)"
+    source = _model(body)
+    result, report = apply(SeparateNorms(), source)
+    assert result is source
+    (refusal,) = report.refusals
+    assert "mean, which it computes besides, is read" in refusal.reason
