@@ -94,12 +94,12 @@ class TransposeConvs(ModelPass):
             weights: dict[str, str] = {}
             for node in graph.nodes:
                 conv = _conv(graph, node)
-                if conv is None or node_key(scope, node) in kept or not self._pays(graph, conv):
+                if conv is None or not self._pays(graph, conv):
                     continue
                 reason = _reason_against(graph, conv, context.kept)
                 if reason is not None:
                     yield Refusal(label(node), f"it stays a Conv: {reason}")
-                else:
+                elif node_key(scope, node) not in kept:
                     yield _transpose(graph, conv, weights)
             graph.commit()
 
