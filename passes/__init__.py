@@ -13,11 +13,11 @@ from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.passes.keep_epilogues import KeepEpilogues
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
-from rewriter.passes.separate_norms import SeparateNorms
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unfold_patches import UnfoldPatches
@@ -39,7 +39,7 @@ ALL: tuple[type[Pass], ...] = (
     UnfoldPatches,
     Rescale,
     MergeProjections,
-    SeparateNorms,
+    KeepEpilogues,
     CompensateRounding,
     TransposeConvs,
     MixedPrecision,

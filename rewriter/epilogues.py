@@ -15,7 +15,7 @@ What it does not do: Conv sums in FP16 all the same, and so do products of one t
 unless the graph merges them (pass merge-projections). A Reshape between product and operator undoes it, and
 so does a norm that takes the operators into its own kernel, for the product is left with none. That is so for
 a norm in FP32 that reads the result itself, and for one in FP16 if nothing else reads what was summed. With a
-view between (pass separate-norms) the product keeps its operators, and the norm, in FP32, reads the sum as it
+view between (pass keep-epilogues) the product keeps its operators, and the norm, in FP32, reads the sum as it
 is. TensorRT computes norms in FP32 inside and casts in the same kernel: FP32 round a norm costs bandwidth
 alone. Three layers of a BERT: 1.74e-3 without the views, 7.4e-4 with them, 4.1e-4 with the norms in FP32.
 """

@@ -67,7 +67,7 @@ _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _LOWER_FP16 = "compensate-rounding,transpose-convs,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
 _EPILOGUES = (
-    "merge-projections,separate-norms,compensate-rounding,transpose-convs,"
+    "merge-projections,keep-epilogues,compensate-rounding,transpose-convs,"
     "mixed-precision{epilogues=true},clean-casts"
 )
 _DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"

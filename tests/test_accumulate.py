@@ -285,6 +285,15 @@ def test_a_norm_in_fp32_takes_the_sums_into_its_kernel(outputs: str, split: int)
             id="others read what it reads",
         ),
         pytest.param(
+            "h = Cast<to = 10>(s)\n y = Transpose(h)", "float16 y", 1, id="a Transpose alone reads it"
+        ),
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = Transpose(h)\n z = Neg(h)",
+            "float16 y, float16 z",
+            0,
+            id="a Transpose and others",
+        ),
+        pytest.param(
             "u = Unsqueeze(s, i)\n n = LayerNormalization(u, b)\n y = Squeeze(n, i)",
             "float y",
             0,

@@ -10,7 +10,8 @@ Measured on one H200 with TensorRT-RTX 1.6.1, strongly typed, and compared with 
   before the norm it was FP32 sums where something else reads the FP32 result, too, and FP16 sums where
   nothing does (BERT: 1.74e-3 for three layers, as with a norm in FP32, 1.62e-3). FP32 sums, too, where what
   the norm reads is an output of the graph as well, or a view (7.4e-4 for the same BERT): the product's kernel
-  writes it, and the norm has its own. The names of the kernels say the same.
+  writes it, and the norm has its own. The names of the kernels say the same, and that a Transpose which alone
+  reads them takes the operators as well, unless the product, which has two axes there, needs a view first.
 - Projections of one tensor by several weights (Q, K and V) gave 7.6e-4 to 1.05e-3 with and without it, and
   Conv 7.3e-4 and 1.73e-3 (depths 576 and 4096): FP16 sums.
 - Where the Cast is the output, sums beyond 65504 did not overflow; whether it is rounded was not asked.
@@ -22,7 +23,7 @@ Measured on one H200 with TensorRT-RTX 1.6.1, strongly typed, and compared with 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ from onnx import GraphProto, NodeProto, TensorProto
 
 from rewriter.edits import casts_to
 from rewriter.epilogues import SCALING, VIEWS
-from rewriter.facts import Facts
+from rewriter.facts import Facts, TensorFacts
 from rewriter.kernels import ELEMENTWISE, NORMS, PRODUCTS, reduces
 from rewriter.model import Model, walk_graphs
 
@@ -59,8 +60,8 @@ def find_epilogues(model: Model, facts: Facts) -> Epilogues:
     exact: set[tuple[int, str]] = set()
     fused: set[tuple[int, str]] = set()
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
-        view = _Graph(graph)
         known = facts.main | facts.scopes[scope]
+        view = _Graph(graph, known)
         for node in graph.node:
             result = known.get(node.output[0]) if node.output else None
             if node.op_type not in PRODUCTS or result is None or result.dtype != TensorProto.FLOAT16:
@@ -78,7 +79,8 @@ def find_epilogues(model: Model, facts: Facts) -> Epilogues:
 class _Graph:
     """One graph with what reads and what writes each tensor."""
 
-    def __init__(self, graph: GraphProto) -> None:
+    def __init__(self, graph: GraphProto, known: Mapping[str, TensorFacts]) -> None:
+        self.known = known
         self.readers: dict[str, list[NodeProto]] = {}
         self.producers = {name: node for node in graph.node for name in node.output}
         for node in graph.node:
@@ -146,7 +148,7 @@ class _Graph:
         return bool(read) and all(node.op_type in NORMS for node in read)
 
     def _taken(self, graph: GraphProto) -> set[str]:
-        """The products whose FP32 operators a reduction in FP32 reads, and nobody outside of the graph.
+        """The products whose FP32 operators another kernel takes, and that are no outputs of the graph.
 
         An operator belongs to the last product that it needs: before that it cannot run.
         """
@@ -160,21 +162,34 @@ class _Graph:
                 continue
             elif node.op_type == "Split" or node.op_type in ELEMENTWISE or self._keeps_fp32(node):
                 last.update((name, needed) for name in node.output)
-            elif reduces(node) and self.outputs.isdisjoint(node.input):
+            elif self._takes(node) and self.outputs.isdisjoint(node.input):
                 taken.add(needed[1])
         return taken
+
+    def _takes(self, node: NodeProto) -> bool:
+        """Whether the kernel of the node computes what is elementwise before it: a norm's, a Transpose's.
+
+        A Transpose alone does that where it needs no view of the product, which has two axes in TensorRT.
+        """
+        if node.op_type != "Transpose":
+            return reduces(node)
+        found = self.known.get(node.input[0])
+        flat = found is not None and found.shape is not None and all(d == 1 for d in found.shape[:-2])
+        return flat and self._only_reader(node.input[0]) is node
 
     def _keeps_fp32(self, node: NodeProto) -> bool:
         """Whether it is a Cast at which no kernel ends.
 
-        That is one up, one down that Casts up alone read, or one down for a norm that alone reads the result.
+        That is one up, one down that Casts up alone read, or one down for a norm or a Transpose that alone
+        reads the result.
         """
         if not casts_to(node, TensorProto.FLOAT16):
             return casts_to(node, TensorProto.FLOAT)
         readers = self.readers.get(node.output[0], [])
         if readers and all(casts_to(reader, TensorProto.FLOAT) for reader in readers):
             return True
-        return self._only_reader(node.input[0]) is node and all(reader.op_type in NORMS for reader in readers)
+        alone = self._only_reader(node.input[0]) is node
+        return alone and all(reader.op_type in NORMS | {"Transpose"} for reader in readers)
 
     def ends_in_fp32(self, node: NodeProto) -> bool:
         """Whether Casts to FP32 that are outputs are all that reads the product."""

@@ -1,4 +1,4 @@
-"""separate-norms: which norms get a view, and that nothing else changes."""
+"""keep-epilogues: which norms and Transposes get a view, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from graphs import apply, graph, ops, random_feeds, run
 
 from rewriter.model import Model
-from rewriter.passes.separate_norms import SeparateNorms
+from rewriter.passes.keep_epilogues import KeepEpilogues
 
-WEIGHTS = """float[4,4] w = {1,2,3,4, 5,6,7,8, 9,1,2,3, 4,5,6,7}, float[4] b = {1,2,3,4}"""
+WEIGHTS = """float[4,4] w = {1,2,3,4, 5,6,7,8, 9,1,2,3, 4,5,6,7}, float[4] b = {1,2,3,4}, int64[1] i = {0}"""
 NORM = "n = LayerNormalization<axis = -1, epsilon = 0.001>(s, b, b)"
 
 
@@ -29,6 +29,8 @@ SEPARATED = [
     pytest.param(
         "m = MatMul(x, w) s = Add(m, x) y = LayerNormalization(s, b)", id="no attributes, and an output"
     ),
+    pytest.param("m = MatMul(x, w) a = Add(m, b) y = Transpose<perm = [1,0,2]>(a)", id="a Transpose"),
+    pytest.param("m = MatMul(x, w) a = Add(m, b) y = Transpose(a)", id="a Transpose of all axes"),
     pytest.param(
         "m = MatMul(x, w) s = Add(m, x) NORM k = MatMul(n, w) t = Add(k, n) y = LayerNormalization(t, b)",
         id="norms behind the sums",
@@ -39,21 +41,22 @@ SEPARATED = [
 @pytest.mark.parametrize("body", SEPARATED)
 def test_views_stand_round_norms(body: str) -> None:
     source = _model(body.replace("NORM", NORM))
-    result, report = apply(SeparateNorms(), source)
+    result, report = apply(KeepEpilogues(), source)
     norms = ops(source).count("LayerNormalization")
-    assert len(report.changes) == norms
-    assert ops(result).count("Unsqueeze") == ops(result).count("Squeeze") == norms
+    lifted = norms + ops(source).count("Transpose")
+    assert len(report.changes) == lifted
+    assert ops(result).count("Unsqueeze") == ops(result).count("Squeeze") == lifted
     assert [v.name for v in result.proto.graph.output] == ["y"]
     feeds = random_feeds(source)
     np.testing.assert_array_equal(run(result, feeds), run(source, feeds))
-    again, report = apply(SeparateNorms(), result)
+    again, report = apply(KeepEpilogues(), result)
     assert again is result
     assert not report.changes
 
 
 def test_rms_norm_too() -> None:
     source = _model("m = MatMul(x, w) s = Add(m, x) y = RMSNormalization<axis = -1>(s, b)", opset=23)
-    result, _ = apply(SeparateNorms(), source)
+    result, _ = apply(KeepEpilogues(), source)
     assert ops(result) == ["MatMul", "Add", "Unsqueeze", "RMSNormalization", "Squeeze"]
 
 
@@ -62,7 +65,11 @@ def test_rms_norm_too() -> None:
     [
         pytest.param("s = Neg(x) NORM y = Relu(n)", id="no product before it"),
         pytest.param(
-            "m = MatMul(x, w) s = Transpose<perm = [0,1,2]>(m) NORM y = Relu(n)", id="a view stands there"
+            "s = Neg(x) y = Transpose<perm = [0,2,1]>(s)", id="a Transpose with no product before it"
+        ),
+        pytest.param(
+            "m = MatMul(x, w) u = Unsqueeze(m, i) s = Squeeze(u, i) NORM y = Relu(n)",
+            id="a view stands there",
         ),
         pytest.param(
             "k = Transpose<perm = [0,2,1]>(x) m = MatMul(x, k) s = MatMul(m, x) NORM y = Relu(n)",
@@ -73,13 +80,13 @@ def test_rms_norm_too() -> None:
 )
 def test_left_alone(body: str) -> None:
     source = _model(body.replace("NORM", NORM))
-    assert apply(SeparateNorms(), source)[0] is source
+    assert apply(KeepEpilogues(), source)[0] is source
 
 
 def test_a_norm_whose_mean_is_read_is_declined() -> None:
     body = "m = MatMul(x, w) s = Add(m, x) n, mean = LayerNormalization<axis = -1>(s, b) y = Sub(n, mean)"
     source = _model(body)
-    result, report = apply(SeparateNorms(), source)
+    result, report = apply(KeepEpilogues(), source)
     assert result is source
     (refusal,) = report.refusals
     assert "mean, which it computes besides, is read" in refusal.reason

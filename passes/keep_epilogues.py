@@ -1,4 +1,4 @@
-"""separate-norms: a view keeps a norm's kernel from taking the operators behind a matrix product."""
+"""keep-epilogues: a view keeps what stands behind a matrix product in the product's kernel."""
 
 from __future__ import annotations
 
@@ -12,31 +12,36 @@ from rewriter.base import EXACT, Change, Context, Event, GraphPass, Refusal
 from rewriter.edits import GraphEditor, attribute, label
 from rewriter.kernels import ELEMENTWISE, NORMS, PRODUCTS
 
+MOST_AXES = 8
+"""TensorRT's Dims::MAX_DIMS."""
+
 FIRST_OPSET = 13
 """From opset 13 on Unsqueeze and Squeeze take their axes as an input."""
 
 
 @dataclass(frozen=True)
-class SeparateNorms(GraphPass):
-    """TensorRT-RTX computes the operators between a matrix product and a norm in the norm's kernel.
+class KeepEpilogues(GraphPass):
+    """TensorRT-RTX may compute the operators behind a matrix product in the kernel of what reads them.
 
-    The product is then left with none, and sums in FP16. That is so where the norm reads an FP32 sum itself,
+    The product is then left with none, and sums in FP16. A norm takes them where it reads an FP32 sum itself,
     and where nothing but the norm reads what was summed (BERT, whose norms stand behind the sums; the last
-    norm of every transformer). With a view between the two it is the product's kernel that computes the sum,
-    and the norm reads it in FP32: one rounding to FP16 less. Measured on one H200 with TensorRT-RTX 1.6.1,
-    three layers of a BERT (128 tokens, width 768): 1.74e-3 in 89 us, with the view 7.4e-4 in 76 to 78 us, and
-    with the norm in FP32, too, 4.1e-4 in 78 us. The number of kernels is the same.
+    norm of every transformer). A Transpose takes them where nothing else reads them (SegFormer's, before its
+    depthwise Convs). With a view between the two it is the product's kernel that computes them. Measured on
+    one H200 with TensorRT-RTX 1.6.1, three layers of a BERT (128 tokens, width 768): 1.74e-3 in 89 us, with
+    the view 7.4e-4 in 76 to 78 us, and with the norm in FP32, too, 4.1e-4 in 78 us. The number of kernels is
+    the same; of SegFormer's Transposes it is known from the names of the kernels alone.
 
-    Every LayerNormalization and RMSNormalization whose data is computed elementwise behind a MatMul or Gemm
-    gets an Unsqueeze of the first axis before it, and a Squeeze behind it. `mixed-precision{epilogues=true}`
-    then keeps it in FP32.
+    Every LayerNormalization, RMSNormalization and Transpose whose data is computed elementwise behind a
+    MatMul or Gemm gets an Unsqueeze of the first axis before it, and a Squeeze behind it.
+    `mixed-precision{epilogues=true}` then keeps the norms in FP32.
 
     Declines:
         - a norm whose mean or deviation is read
+        - data of 8 axes, the most that TensorRT has
         - a model below opset 13
     """
 
-    name = "separate-norms"
+    name = "keep-epilogues"
     exactness = EXACT
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
@@ -62,12 +67,18 @@ class SeparateNorms(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         behind = _behind_products(graph)
         for node in graph.nodes:
-            if node.op_type in NORMS and node.input[0] in behind:
+            if node.op_type in NORMS | {"Transpose"} and node.input[0] in behind:
                 reason = _reason_against(graph, node)
                 if reason is not None:
                     yield Refusal(label(node), reason)
+                elif node.op_type == "Transpose":
+                    rank = len(attribute(node, "perm", ())) or graph.rank(node.input[0])
+                    if rank:
+                        perm = attribute(node, "perm", range(rank)[::-1])
+                        yield _lift(graph, node, perm=[0, *(axis + 1 for axis in perm)])
                 else:
-                    yield _separate(graph, node)
+                    axis = attribute(node, "axis", -1)
+                    yield _lift(graph, node, axis=axis + 1 if axis >= 0 else axis)
 
 
 def _behind_products(graph: GraphEditor) -> set[str]:
@@ -86,30 +97,23 @@ def _behind_products(graph: GraphEditor) -> set[str]:
 def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
     if graph.model.opset < FIRST_OPSET:
         return f"views need opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
+    if (graph.rank(node.input[0]) or 0) >= MOST_AXES:
+        return f"{node.input[0]} has {MOST_AXES} axes, and TensorRT's tensors have no more"
     read = [name for name in node.output[1:] if name and (graph.consumers(name) or graph.is_output(name))]
     return f"{read[0]}, which it computes besides, is read" if read else None
 
 
-def _separate(graph: GraphEditor, node: NodeProto) -> Change:
+def _lift(graph: GraphEditor, node: NodeProto, **axes: object) -> Change:
+    """Let the node compute on a tensor with one more axis in front; `axes` are its attributes for that."""
     data, result = node.input[0], node.output[0]
-    dtype = graph.dtype(result)
     lifted = graph.tensor(f"{result}/lifted", dtype=graph.dtype(data))
-    inner = graph.tensor(f"{result}/inner", dtype=dtype)
+    inner = graph.tensor(f"{result}/inner", dtype=graph.dtype(result))
     first = graph.add_constant(f"{result}/axis", np.zeros(1, np.int64))
-    axis = attribute(node, "axis", -1)
-    others = {a.name: attribute(node, a.name) for a in node.attribute if a.name != "axis"}
-    norm = graph.make(
-        node.op_type,
-        [lifted, *node.input[1:]],
-        [inner],
-        name=node.name,
-        axis=axis + 1 if axis >= 0 else axis,
-        **others,
-    )
+    attributes = {a.name: attribute(node, a.name) for a in node.attribute} | axes
     graph.substitute(
         result,
         graph.make("Unsqueeze", [data, first], [lifted]),
-        norm,
+        graph.make(node.op_type, [lifted, *node.input[1:]], [inner], name=node.name, **attributes),
         graph.make("Squeeze", [inner, first], [result]),
     )
     return Change(label(node), f"a view stands between it and {data}")
