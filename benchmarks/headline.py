@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Value = Callable[[Row], float | None]
 
 RIVAL = "autocast"
-OURS = ("fix", "fix-nearest", "fix-unfolded", "fix-rescaled", "fix-accurate", SEARCHED)
+OURS = ("fix", "fix-nearest", "fix-rescaled", "fix-accurate", SEARCHED)
 SHOWN = {
     RIVAL: RIVAL,
     "fix": "fix",

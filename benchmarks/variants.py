@@ -3,8 +3,7 @@
     python benchmarks/variants.py VARIANT MODEL.onnx SAMPLES OUT.onnx
 
 SAMPLES is a folder of .npz files; every tool that takes data gets all of them. Graph inputs and outputs keep their
-types. This script imports nothing of rewriter but for `naive` and `unfolded`, so that a tool can run in an environment
-of its own.
+types. This script imports nothing of rewriter but for `naive`, so that a tool can run in an environment of its own.
 """
 
 from __future__ import annotations
@@ -118,18 +117,6 @@ def nearest(model: Path, samples: Path, out: Path) -> None:
     fix(model, samples, out, "--skip", "compensate-rounding")
 
 
-def unfolded(model: Path, samples: Path, out: Path) -> None:
-    """`rewriter fix` with `unfold-patches` before `rescale`, as the preset `accurate` has it, and no search."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from rewriter.pipeline import parse, render, select
-    from rewriter.presets import DEFAULT_PRESET
-
-    steps = list(select(DEFAULT_PRESET))
-    place = next(i for i, step in enumerate(steps) if step.name == "rescale")
-    steps[place:place] = parse("unfold-patches")
-    fix(model, samples, out, "--passes", render(steps))
-
-
 def accurate(model: Path, samples: Path, out: Path) -> None:
     """`rewriter fix --preset accurate`."""
     fix(model, samples, out, "--preset", "accurate")
@@ -149,7 +136,6 @@ VARIANTS = {
     "autocast": autocast,
     "fix": fix,
     "fix-nearest": nearest,
-    "fix-unfolded": unfolded,
     "fix-rescaled": rescaled,
     "fix-accurate": accurate,
     SEARCHED: searched,
@@ -164,7 +150,6 @@ EFFORT = {
     "autocast": 4.0,
     "fix": 2.0,
     "fix-nearest": 2.0,
-    "fix-unfolded": 2.0,
     "fix-rescaled": 2.0,
 }
 """What a variant takes, emulated, in one that converts and emulates alone; about, to start what takes longest first."""

@@ -9,6 +9,7 @@ from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.passes.drop_double import DropDouble
 from rewriter.passes.drop_round_trips import DropRoundTrips
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
+from rewriter.passes.fold_strides import FoldStrides
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.inline_functions import InlineFunctions
@@ -37,6 +38,7 @@ ALL: tuple[type[Pass], ...] = (
     IsolateClip,
     DropRoundTrips,
     UnfoldPatches,
+    FoldStrides,
     Rescale,
     MergeProjections,
     KeepEpilogues,

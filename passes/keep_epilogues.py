@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto
@@ -103,13 +104,13 @@ def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
     return f"{read[0]}, which it computes besides, is read" if read else None
 
 
-def _lift(graph: GraphEditor, node: NodeProto, **axes: object) -> Change:
+def _lift(graph: GraphEditor, node: NodeProto, **axes: Any) -> Change:
     """Let the node compute on a tensor with one more axis in front; `axes` are its attributes for that."""
     data, result = node.input[0], node.output[0]
     lifted = graph.tensor(f"{result}/lifted", dtype=graph.dtype(data))
     inner = graph.tensor(f"{result}/inner", dtype=graph.dtype(result))
     first = graph.add_constant(f"{result}/axis", np.zeros(1, np.int64))
-    attributes = {a.name: attribute(node, a.name) for a in node.attribute} | axes
+    attributes: dict[str, Any] = {a.name: attribute(node, a.name) for a in node.attribute} | axes
     graph.substitute(
         result,
         graph.make("Unsqueeze", [data, first], [lifted]),

@@ -1,4 +1,4 @@
-"""merge-projections: products of one tensor by several weights become one product."""
+"""merge-projections: products of one tensor by several weights become one product, cut into heads at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal
 from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.heads import Heads, find_heads, part_of
 from rewriter.model import Array
 
 FIRST_OPSET = 11
@@ -36,6 +37,14 @@ class MergeProjections(GraphPass):
     becomes MatMul, Add and Split; the results keep their names. A constant bias that alone reads a product
     becomes a part of the one bias. Where none has one, it is zeros all the same: the epilogue needs an Add.
 
+    Where a Reshape to [batch, length, heads, size] alone reads each result, with one size for all, one
+    Reshape stands before the Split, which counts heads then: TensorRT moves Q, K and V in one kernel, where a
+    Split of columns takes three of some 5 us. Three layers of attention took 66.6 us so, 75.8 us with a Split
+    of columns and 75.1 us apart (ViT-B); 49.1, 58.0 and 58.8 us (BERT); 51.8, 59.3 and 46.7 us (T5, no
+    biases); 106.4, 106.7 and 103.8 us (Whisper, 1500 tokens). A Mul by one number before such a Reshape moves
+    behind it, which is bit-equal. Computed targets need shape inference that knows them. For other results,
+    and where --keep-fp32 or --keep-fp32-op names what would go or move, the Split counts columns.
+
     All results are made at once and live until their last reader: with one state that every layer projects
     (a decoder's cross-attention, a time embedding), those of all layers. Members share one range, and one
     exponent of `rescale`: it stands behind `rescale`, which can save one member that overflows, and before
@@ -55,20 +64,24 @@ class MergeProjections(GraphPass):
     )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
-        g (float[3,2] x) => (float[3,2] q, float[3,1] k)
-        <float[2,2] wq = {1.0, 2.0, 3.0, 4.0}, float[2,1] wk = {0.5, 0.25}, float[2] bias = {0.1, 0.2}> {
+        g (float[1,3,2] x) => (float[1,3,2,1] q, float[1,3,1,1] k)
+        <float[2,2] wq = {1.0, 2.0, 3.0, 4.0}, float[2,1] wk = {0.5, 0.25}, float[2] bias = {0.1, 0.2},
+         int64[4] two = {1, 3, 2, 1}, int64[4] one = {1, 3, 1, 1}> {
             product = MatMul(x, wq)
-            q = Add(product, bias)
-            k = MatMul(x, wk)
+            biased = Add(product, bias)
+            q = Reshape(biased, two)
+            other = MatMul(x, wk)
+            k = Reshape(other, one)
         }"""
     after = """
         <ir_version: 8, opset_import: ["" : 17]>
-        g (float[3,2] x) => (float[3,2] q, float[3,1] k)
+        g (float[1,3,2] x) => (float[1,3,2,1] q, float[1,3,1,1] k)
         <float[2,3] weight = {1.0, 2.0, 0.5, 3.0, 4.0, 0.25}, float[3] bias = {0.1, 0.2, 0.0},
-         int64[2] sizes = {2, 1}> {
+         int64[4] all = {1, 3, 3, 1}, int64[2] heads = {2, 1}> {
             product = MatMul(x, weight)
             biased = Add(product, bias)
-            q, k = Split<axis = -1>(biased, sizes)
+            cut = Reshape(biased, all)
+            q, k = Split<axis = -2>(cut, heads)
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
@@ -79,7 +92,7 @@ class MergeProjections(GraphPass):
             if len(members) > 1:
                 reason = _reason_against(graph, context, members)
                 what = members[0].node
-                yield Refusal(label(what), reason) if reason else _merge(graph, members, weights)
+                yield Refusal(label(what), reason) if reason else _merge(graph, context, members, weights)
 
 
 @dataclass(frozen=True)
@@ -201,7 +214,7 @@ class _Weights:
         return self._graph.add_constant(base, np.concatenate(rows))
 
 
-def _merge(graph: GraphEditor, members: list[_Product], weights: _Weights) -> Merged:
+def _merge(graph: GraphEditor, context: Context, members: list[_Product], weights: _Weights) -> Merged:
     first = members[0].node
     data, name = first.input[0], f"{label(first)}/merged"
     weight = weights.weight(members)
@@ -210,23 +223,49 @@ def _merge(graph: GraphEditor, members: list[_Product], weights: _Weights) -> Me
     like = graph.dtype(weight)
     product = graph.tensor(f"{first.output[0]}/merged", dtype=like)
     biased = graph.tensor(f"{first.output[0]}/merged/biased", dtype=like)
+    heads = _heads(graph, context, members)
     nodes = (
         graph.make("MatMul", [data, weight], [product], name=name),
         graph.make("Add", [product, bias], [biased], name=f"{name}/Add"),
-        _split(graph, biased, members, f"{name}/Split"),
+        *(_split(graph, biased, members, name) if heads is None else _cut(graph, biased, heads, name)),
     )
     graph.insert(*nodes, before=first)
+    for cut in heads.cuts if heads else ():
+        graph.remove(cut.view)
     for member in members:
         graph.remove(member.end)
     total = sum(m.columns for m in members)
     names = ", ".join(label(m.node) for m in members[1:])
-    return Merged(label(first), f"one product of {data} with {names}: {total} columns")
+    form = f" in {sum(heads.counts)} heads" if heads else ""
+    return Merged(label(first), f"one product of {data} with {names}: {total} columns{form}")
 
 
-def _split(graph: GraphEditor, tensor: str, members: list[_Product], name: str) -> NodeProto:
-    outputs = [m.end.output[0] for m in members]
-    sizes = [m.columns for m in members]
+def _heads(graph: GraphEditor, context: Context, members: list[_Product]) -> Heads | None:
+    """How all results are cut into heads; None if they are not, or if the user names what cuts them."""
+    heads = find_heads(graph, [(m.end.output[0], m.columns) for m in members])
+    behind = [node for cut in heads.cuts for node in cut.nodes] if heads else []
+    return None if any(next(context.kept.options(node), None) for node in behind) else heads
+
+
+def _cut(graph: GraphEditor, tensor: str, heads: Heads, name: str) -> tuple[NodeProto, NodeProto]:
+    """Reshape and Split by heads; a scale that stood before a Reshape stands behind the Split."""
+    dtype = graph.dtype(tensor)
+    cut = graph.tensor(f"{tensor}/heads", dtype=dtype)
+    outputs = [part_of(graph, one, dtype) for one in heads.cuts]
+    target = graph.add_constant(f"{name}/shape", np.asarray(heads.target, np.int64))
+    view = graph.make("Reshape", [tensor, target], [cut], name=f"{name}/Reshape")
+    return view, _split_node(graph, cut, outputs, heads.counts, f"{name}/Split", axis=-2)
+
+
+def _split(graph: GraphEditor, tensor: str, members: list[_Product], name: str) -> tuple[NodeProto]:
+    outputs, sizes = [m.end.output[0] for m in members], [m.columns for m in members]
+    return (_split_node(graph, tensor, outputs, sizes, f"{name}/Split", axis=-1),)
+
+
+def _split_node(
+    graph: GraphEditor, tensor: str, outputs: list[str], sizes: list[int], name: str, axis: int
+) -> NodeProto:
     if graph.model.opset < SIZES_AS_INPUT:
-        return graph.make("Split", [tensor], outputs, name=name, axis=-1, split=sizes)
+        return graph.make("Split", [tensor], outputs, name=name, axis=axis, split=sizes)
     counts = graph.add_constant(f"{name}/sizes", np.asarray(sizes, np.int64))
-    return graph.make("Split", [tensor, counts], outputs, name=name, axis=-1)
+    return graph.make("Split", [tensor, counts], outputs, name=name, axis=axis)

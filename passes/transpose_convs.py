@@ -8,22 +8,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from rewriter import facts
 from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal
 from rewriter.costs import TYPICAL
-from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label, open_graphs
+from rewriter.edits import GraphEditor, attribute, label, open_graphs
 from rewriter.model import Model
 from rewriter.planner import SEARCHED, node_key
+from rewriter.windows import reason_in_weight, windows_of
 
 WANTED = {"conv-accumulation": "fp16", "conv-transpose-accumulation": "fp32"}
 """What `rewriter probe` must have found on the target, by question."""
 
 AXES = 2
 """Spatial axes of the Convs that were measured."""
-
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class TransposeConvs(ModelPass):
     Declines:
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, or that belong to a graph around this one
-        - weights of a type that TensorRT has no ConvTranspose for
+        - weights of a type that TensorRT has no product for
         - padding by more than the window reaches
     """
 
@@ -154,14 +153,10 @@ class _Conv:
 
 def _conv(graph: GraphEditor, node: NodeProto) -> _Conv | None:
     """The node as a Conv that may be transposed; None for other nodes."""
-    if node.op_type != "Conv" or node.domain not in {"", "ai.onnx"} or attribute(node, "group", 1) != 1:
+    windows = windows_of(graph, node)
+    if windows is None or windows.strides != (1,) * AXES or attribute(node, "group", 1) != 1:
         return None
-    sizes = [size for size in graph.shape(node.input[1]) or () if isinstance(size, int)]
-    if len(sizes) != AXES + 2 or any(stride != 1 for stride in attribute(node, "strides", [1])):
-        return None
-    if graph.constant(node.input[1]) is None and not is_quantised(graph, node.input[1]):
-        return None
-    return _Conv(node, sizes[0], sizes[1], tuple(sizes[2:]))
+    return _Conv(node, windows.out, windows.channels, windows.kernel)
 
 
 def _flop(graph: GraphEditor, conv: _Conv) -> float:
@@ -172,18 +167,12 @@ def _flop(graph: GraphEditor, conv: _Conv) -> float:
 
 
 def _reason_against(graph: GraphEditor, conv: _Conv, kept: Kept) -> str | None:
-    option, weight = next(kept.options(conv.node), None), conv.node.input[1]
+    option = next(kept.options(conv.node), None)
     if option is not None:
         return f"it is kept in FP32 by {option}"
-    if is_quantised(graph, weight):
-        return "its weight is quantised: TensorRT runs it so"
-    if not is_own(graph, weight):
-        return "its weight belongs to a graph around it, and would be copied"
-    if graph.dtype(weight) not in _FLOATS:
-        return "its weight is of a type that TensorRT has no ConvTranspose for"
     if min(conv.transposed_pads) < 0:
         return f"it pads by more than its window reaches ({list(conv.pads)})"
-    return None
+    return reason_in_weight(graph, conv.node.input[1])
 
 
 def _transpose(graph: GraphEditor, conv: _Conv, weights: dict[str, str]) -> Change:

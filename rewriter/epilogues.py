@@ -54,7 +54,6 @@ _ON_SCORES = SCALING | {"Add", "Where"}
 """What stands between the scores of attention and their Softmax."""
 
 _REASON = "an FP16 product before it sums in FP32 for it, at no cost"
-_NORM_REASON = "it computes in FP32 inside, and what it reads or what reads it is FP32"
 _NORM_REASON = "it computes in FP32 inside: what it reads and writes need not be rounded"
 _SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product before it sums in FP32"
 

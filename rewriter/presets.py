@@ -70,8 +70,8 @@ _EPILOGUES = (
     "merge-projections,keep-epilogues,compensate-rounding,transpose-convs,"
     "mixed-precision{epilogues=true},clean-casts"
 )
-_DEFAULT = f"{_STRUCTURE},rescale,{_EPILOGUES}"
-_ACCURATE = f"{_STRUCTURE},unfold-patches,rescale,{_EPILOGUES}"
+_IMAGES = "unfold-patches,fold-strides"
+_DEFAULT = f"{_STRUCTURE},{_IMAGES},rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},rescale{{norms=true}},{_LOWER_FP16}"
@@ -91,8 +91,9 @@ _ALL = (
         "So is what stands elementwise behind an FP16 matrix product, norms, and attention's Softmax:\n"
         "TensorRT-RTX then sums the products in FP32 at the same latency or less (docs/accuracy.md; one\n"
         "H200). That is why projections of one tensor are merged, views stand round norms, and there are\n"
-        "many FP32 nodes. Where the target was probed to sum an FP16 Conv in FP16 and a ConvTranspose in\n"
-        "FP32, Convs of stride 1 become such.",
+        "many FP32 nodes. Convs of images are written for faster kernels (`unfold-patches`, `fold-strides`;\n"
+        "the same page and GPU). Where the target was probed to sum FP16 Convs in FP16 and ConvTransposes\n"
+        "in FP32, Convs of stride 1 become such.",
     ),
     Preset(
         "trt-fp16-rescaled",
@@ -122,20 +123,19 @@ _ALL = (
     Preset(
         "accurate",
         f"the most accurate FP16 plan for at most {ACCURATE_COST:.0%} more latency",
-        _ACCURATE,
+        _DEFAULT,
         {
             "precision": "fp16",
             "max_latency_cost": ACCURATE_COST,
             "metric": "relative-l2",
             "accumulation": "fp16",
         },
-        "The passes of `trt-fp16` and `unfold-patches`, then a search that keeps in FP32 what lowers the\n"
-        "error most for its cost. Errors are emulated with sums as Tensor Cores do them in FP16, and costs\n"
-        "are recorded ones; for large models, which would take too long, nodes are ranked with FP32 sums\n"
-        "and fewer plans are tried, and the report says so. With `--search gpu` both are measured. Where no\n"
-        "plan errs at least 10 % less, that of the rules is kept, so that the result is never less accurate\n"
-        "by that measure. What `unfold-patches` costs was not measured, and the budget does not count it\n"
-        "(docs/accuracy.md). `--max-latency-cost` sets another budget, `--tolerance` an error in its place.",
+        "The passes of `trt-fp16`, then a search that keeps in FP32 what lowers the error most for its\n"
+        "cost. Errors are emulated with sums as Tensor Cores do them in FP16, and costs are recorded ones;\n"
+        "for large models, which would take too long, nodes are ranked with FP32 sums and fewer plans are\n"
+        "tried, and the report says so. With `--search gpu` both are measured. Where no plan errs at least\n"
+        "10 % less, that of the rules is kept, so that the result is never less accurate by that measure.\n"
+        "`--max-latency-cost` sets another budget, `--tolerance` an error in its place.",
     ),
     Preset(
         "weak-typing",

@@ -204,7 +204,7 @@ def test_an_fp32_bias_leaves_the_final_rounding_alone(op: str, depth: int) -> No
         assert error == pytest.approx(2.07e-4, rel=0.03)
 
 
-SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}"
+SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}, int64[4] ones = {1,1,1,1}"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +217,18 @@ SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}"
         ),
         pytest.param(
             "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n s = Identity(c)\n y = Add(s, b)", 1, id="a view between"
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n a = Add(c, b)\n d = Cast<to = 10>(a)\n"
+            " r = Reshape(d, ones)\n s = Split<axis = -2>(r)\n y = Cast<to = 1>(s)",
+            0,
+            id="a bias, then heads by Reshape and Split",
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n r = Reshape(c, ones)\n s = Split<axis = -2>(r)\n"
+            " y = Add(s, b)",
+            1,
+            id="heads by Reshape and Split before the bias",
         ),
         pytest.param(
             "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n d = Cast<to = 10>(c)\n y = Cast<to = 1>(d)",

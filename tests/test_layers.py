@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("facts", "kinds", "schemas"),
     ("base", "plan"),
     ("edits",),
-    ("engines", "kernels", "masks", "norms", "stored"),
+    ("engines", "heads", "kernels", "masks", "norms", "stored", "windows"),
     ("norm_opset", "opsets", "ranges", "retype", "round_trips"),
     ("hazards", "rescaling", "rounding"),
     ("costs", "emulation", "epilogues", "islands", "options", "plan_file", "planner", "prices"),

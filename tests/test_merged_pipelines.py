@@ -13,9 +13,10 @@ import pytest
 from graphs import graph, ops
 from onnx import numpy_helper
 
-from rewriter import api
+from rewriter import api, facts
 from rewriter.base import Context
 from rewriter.driver import Driver
+from rewriter.emulation.epilogues import find_epilogues
 from rewriter.errors import UsageError
 from rewriter.model import Model, load
 from rewriter.pipeline import parse
@@ -46,24 +47,32 @@ def test_scale_query_may_come_before_or_after(name: str) -> None:
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_merged_products_get_one_fp32_epilogue(name: str) -> None:
-    """MatMul in FP16, Cast, Add in FP32, Cast, Split: the form that sums in FP32."""
+    """MatMul in FP16, Cast, Add in FP32, Cast, then the Reshape to heads and Split: what sums in FP32."""
     model = MODELS / f"{name}.onnx"
     result = _fixed(model, f"{STRUCTURE},merge-projections,{LOWER}", inputs=model.with_suffix(".npz"))
     assert result.verdict.passed
     producers = {out: n for n in result.proto.graph.node for out in n.output}
     splits = [n for n in result.proto.graph.node if n.name.endswith("/merged/Split")]
     assert splits
+    heads, summed = [], []
     for split in splits:
         chain: list[onnx.NodeProto] = []
         tensor = split.input[0]
         while not chain or chain[-1].op_type != "MatMul":
             chain.append(producers[tensor])
             tensor = chain[-1].input[0]
+        if chain[0].op_type == "Reshape":
+            chain = chain[1:]
+            heads.append(split.name)
         assert [n.op_type for n in chain] == ["Cast", "Add", "Cast", "MatMul"]
         assert [n.attribute[0].i for n in (chain[0], chain[2])] == [
             onnx.TensorProto.FLOAT16,
             onnx.TensorProto.FLOAT,
         ]
+        summed.append((0, chain[-1].output[0]))
+    assert len(heads) == len(splits) - (2 if name == "llama_block" else 0)  # its gate and up have none
+    typed = load(result.proto)
+    assert set(summed) <= find_epilogues(typed, facts.infer(typed)).summed
 
 
 def _gated(up: float) -> Model:

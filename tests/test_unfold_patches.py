@@ -19,7 +19,7 @@ from rewriter import api
 from rewriter.base import Context, Kept
 from rewriter.model import Model, load
 from rewriter.passes.unfold_patches import UnfoldPatches
-from rewriter.presets import PRESETS
+from rewriter.presets import DEFAULT_PRESET, PRESETS
 
 MODELS = Path(__file__).parent.parent / "models"
 PRODUCT = ["Reshape", "Transpose", "Reshape", "MatMul", "Add"]
@@ -228,7 +228,7 @@ DECLINED = [
         id="dilations",
     ),
     pytest.param(
-        "{ y = Conv<strides = [2, 4], group = 2>(x, w4) }", "float[N,6,6,8] x", "its groups", id="groups"
+        "{ y = Conv<strides = [2, 4], group = 2>(x, w4) }", "float[N,2,6,8] x", "its groups", id="groups"
     ),
     pytest.param(
         "{ y = Conv<strides = [1, 1, 2, 2]>(x, w6) }",
@@ -241,7 +241,7 @@ DECLINED = [
 
 @pytest.mark.parametrize(("body", "x", "reason"), DECLINED)
 def test_declined(body: str, x: str, reason: str) -> None:
-    before = _model(body, "float y", x=x, w4=(4, 3, 2, 4), w6=(5, 3, 1, 1, 2, 2))
+    before = _model(body, "float y", x=x, w4=(4, 1, 2, 4), w6=(5, 3, 1, 1, 2, 2))
     after, report = apply(UnfoldPatches(), before)
     assert after is before
     assert [reason in refusal.reason for refusal in report.refusals] == [True]
@@ -254,12 +254,19 @@ SILENT = [
     pytest.param("{ y = Conv<strides = [3, 4]>(x, w) }", id="gaps"),
     pytest.param(f"{{ n = Neg(w) y = {CONV}(x, n) }}", id="a computed weight"),
     pytest.param("{ y = ConvTranspose<strides = [2, 4]>(x, turned) }", id="a transposed Conv"),
+    pytest.param("{ m = Concat<axis = 1>(x, x) y = Conv<strides = [2, 4]>(m, six) }", id="6 channels"),
+    pytest.param(
+        "{ m = Concat<axis = 1>(x, x) y = Conv<strides = [2, 4], group = 6>(m, each) }",
+        id="6 channels, each by itself",
+    ),
 ]
 
 
 @pytest.mark.parametrize("body", SILENT)
 def test_left_alone(body: str) -> None:
-    before = _model(body, "float y", one=(5, 3, 1, 1), turned=(3, 5, 2, 4))
+    before = _model(
+        body, "float y", one=(5, 3, 1, 1), turned=(3, 5, 2, 4), six=(5, 6, 2, 4), each=(6, 1, 2, 4)
+    )
     after, report = apply(UnfoldPatches(), before)
     assert after is before
     assert not report.refusals
@@ -405,7 +412,7 @@ def convs(draw: st.DrawFn) -> tuple[Model, bool]:
 @given(convs())
 def test_any_conv_of_patches_keeps_its_results(made: tuple[Model, bool]) -> None:
     before, divides = made
-    after, report = apply(UnfoldPatches(), before)
+    after, report = apply(UnfoldPatches(channels=0), before)
     if not divides:
         assert after is before
         assert ["leave a remainder" in refusal.reason for refusal in report.refusals] == [True]
@@ -417,18 +424,28 @@ def test_any_conv_of_patches_keeps_its_results(made: tuple[Model, bool]) -> None
 
 PATCHES = {"vit": 1, "vit_massive": 1, "swin": 1, "convnext": 4, "nafnet": 2, "resnet": 0, "mobilenet_v2": 0}
 """Convs of the case models that become products."""
+IMAGES = PATCHES | {"convnext": 1, "nafnet": 0}
+"""Of these, the ones that read images."""
 
 
 @pytest.mark.parametrize("name", PATCHES)
 def test_all_patches_of_a_case_are_unfolded(name: str) -> None:
     """That results stay is test_every_pass's; here, that none is missed."""
-    _, report = apply(UnfoldPatches(), load(MODELS / f"{name}.onnx"))
-    assert len(report.changes) == PATCHES[name]
-    assert not report.refusals
+    for step, wanted in ((UnfoldPatches(), IMAGES), (UnfoldPatches(channels=0), PATCHES)):
+        _, report = apply(step, load(MODELS / f"{name}.onnx"))
+        assert len(report.changes) == wanted[name]
+        assert not report.refusals
+
+
+@pytest.mark.parametrize(("most", "changes"), [(2, 0), (3, 1), (0, 1)])
+def test_more_channels_than_the_option_says_stay(most: int, changes: int) -> None:
+    _, report = apply(UnfoldPatches(channels=most), _model(f"{{ y = {CONV}(x, w, b) }}"))
+    assert len(report.changes) == changes
 
 
 def _pipeline() -> str:
-    return PRESETS["accurate"].pipeline
+    """The default one, with all patches."""
+    return PRESETS[DEFAULT_PRESET].pipeline.replace("unfold-patches", "unfold-patches{channels=0}")
 
 
 def _fixed(name: str, **options: Any) -> Any:

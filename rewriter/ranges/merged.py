@@ -11,12 +11,16 @@ from rewriter.model import Model, walk_graphs
 from rewriter.plan import Range
 from rewriter.ranges import Ranges, constant_ranges
 
+MADE = frozenset({"MatMul", "Add", "Reshape", "Split"})
+"""Operators of which merge-projections makes one product and its parts."""
+
 
 def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str]) -> Ranges | None:
     """The ranges of `model`, given those from before its products were merged; None: measure them.
 
-    What a Split reads has the extremes of its parts, and the mean of their means. A product without its
-    bias lies within those extremes, less the bias's.
+    What a Split reads has the extremes of its parts, and the mean of their means; a part that only a scale
+    reads has what it makes of it, less the scale. A Reshape changes no value. A product without its bias
+    lies within those extremes, less the bias's.
 
     Args:
         tags: Of the nodes that merges made.
@@ -26,13 +30,14 @@ def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str]) -> Range
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         readers = _only_readers(graph)
         for node in reversed(graph.node):
-            if node.op_type not in {"MatMul", "Add"} or not _is_made_by(node, tags):
+            if node.op_type not in MADE or not _is_made_by(node, tags):
                 continue
-            reader = readers.get(node.output[0])
-            found = _before(scope, node.output[0], reader, known) if reader is not None else None
-            if found is None:
-                return None
-            known[scope, node.output[0]] = found
+            for name in node.output:
+                reader = None if (scope, name) in known else readers.get(name)
+                found = known.get((scope, name)) if reader is None else _before(scope, name, reader, known)
+                if found is None:
+                    return None
+                known[scope, name] = found
     return known
 
 
@@ -56,9 +61,19 @@ def _before(scope: int, name: str, reader: NodeProto, known: Ranges) -> Range | 
         return None
     low, high = min(p.low for p in parts), max(p.high for p in parts)
     mean, finite = sum(p.mean_abs for p in parts) / len(parts), all(p.finite for p in parts)
-    if reader.op_type == "Split":
+    if reader.op_type in {"Split", "Reshape"}:
         return Range(low, high, mean, finite)
-    bias = known.get((scope, next((other for other in reader.input if other != name), "")))
-    if reader.op_type != "Add" or bias is None:
+    other = known.get((scope, next((other for other in reader.input if other != name), "")))
+    if other is None or reader.op_type not in {"Add", "Mul"}:
         return None
-    return Range(low - bias.high, high - bias.low, mean, finite)
+    if reader.op_type == "Mul":
+        return _unscaled(parts[0], other)
+    return Range(low - other.high, high - other.low, mean, finite)
+
+
+def _unscaled(product: Range, factor: Range) -> Range | None:
+    """The range of what was multiplied by one number; None for 0, which leaves nothing of it."""
+    if factor.low != factor.high or factor.low == 0:
+        return None
+    low, high = sorted((product.low / factor.low, product.high / factor.low))
+    return Range(low, high, product.mean_abs / abs(factor.low), product.finite)

@@ -1,0 +1,58 @@
+"""Convs of images with random weights, and what must hold when fold-strides has rewritten one."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from graphs import apply, graph, random_feeds, run
+from onnx import numpy_helper
+
+from rewriter.model import Model, load
+from rewriter.passes.fold_strides import FoldStrides
+
+FOLDED = ["Reshape", "Transpose", "Reshape", "Conv"]
+STEM = "Conv<strides = [2, 2], pads = [3, 3, 3, 3]>"
+WEIGHTS: dict[str, tuple[int, ...]] = {
+    "w": (5, 3, 7, 7),
+    "b": (5,),
+    "small": (5, 3, 3, 3),
+    "flat": (5, 3, 7, 3),
+    "six": (5, 6, 7, 7),
+    "each": (6, 1, 7, 7),
+    "wide": (4, 1, 7, 7),
+    "line": (5, 3, 7),
+    "turned": (3, 5, 7, 7),
+    "turn": (2, 5, 1, 1),
+    "patch": (5, 3, 8, 8),
+}
+
+
+def stem_model(
+    body: str, outputs: str = "float[N,5,4,6] y", *, opset: int = 17, x: str = "float[N,3,8,12] x"
+) -> Model:
+    """A graph with the random FP32 weights above, as far as it reads them."""
+    rng = np.random.default_rng(0)
+    constants = ", ".join(f"float[{','.join(map(str, s))}] {n}" for n, s in WEIGHTS.items())
+    source = graph(f"g ({x}, {constants}) => ({outputs}) {body}", opset=opset).proto
+    read = {name for node in source.graph.node for name in node.input}
+    del source.graph.input[1:]
+    source.graph.initializer.extend(
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in WEIGHTS.items()
+        if name in read
+    )
+    return load(source)
+
+
+def same_results(before: Model, after: Model, step: FoldStrides | None = None) -> None:
+    """Same results but for the order of sums, same signature, and nothing left to do."""
+    assert after.signature == before.signature
+    onnx.checker.check_model(after.whole(), full_check=True)
+    feeds = random_feeds(before)
+    for wanted, found in zip(run(before, feeds), run(after, feeds), strict=True):
+        assert found.shape == wanted.shape
+        difference = np.linalg.norm(found.astype(np.float64) - wanted)
+        assert difference <= FoldStrides.exactness.tolerance * np.linalg.norm(wanted)
+    again, report = apply(step or FoldStrides(), after)
+    assert again is after
+    assert not report.changes
