@@ -36,7 +36,7 @@ from rewriter.prices import Prices, all_terms
 
 ENGINES = Path(__file__).with_name("side_by_side.json")
 TARGET = Target.parse("tensorrt-rtx")
-LOWERING = frozenset({"rescale", "compensate-rounding", "mixed-precision"})
+LOWERING = frozenset({"rescale", "compensate-rounding", "transpose-convs", "mixed-precision"})
 FITTED = tuple(name for name in LOW_US if name != "attention")
 Floats = NDArray[np.float64]
 

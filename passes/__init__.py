@@ -21,6 +21,7 @@ from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
+from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
@@ -44,6 +45,7 @@ ALL: tuple[type[Pass], ...] = (
     MergeProjections,
     KeepEpilogues,
     CompensateRounding,
+    TransposeConvs,
     MixedPrecision,
 )
 """A new pass is added here, and nowhere else."""

@@ -41,7 +41,7 @@ class CompensateRounding(ModelPass):
 
     name = "compensate-rounding"
     exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
-    rounds = True
+    follows_plan = True
     rows: int = 2048
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

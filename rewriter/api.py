@@ -131,7 +131,7 @@ def fix(
     if passes is None and chosen_precision != "fp16":  # only FP16 has so few exponents
         steps = tuple(step for step in steps if step.name != "rescale")
     if chosen_precision == "fp32":
-        steps = tuple(step for step in steps if step.name != "mixed-precision" and not step.rounds)
+        steps = tuple(step for step in steps if step.name != "mixed-precision" and not step.follows_plan)
     lowers = any(step.name == "mixed-precision" for step in steps)
     goal: Aim | None = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
     for option, asked in (("--pareto", pareto), ("--search gpu", search == "gpu")):
@@ -141,7 +141,7 @@ def fix(
         goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", weak_typing))
     if weak:  # what is handed out is the original in FP32; its weights are the builder's to round
-        steps = tuple(step for step in steps if not step.rounds)
+        steps = tuple(step for step in steps if not step.follows_plan)
     if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")

@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -171,11 +171,12 @@ class Pass(ABC):
         exactness: How closely FP32 results are kept; the tests and `fix` hold it to that.
         before, after: A small example in the syntax of onnx.parser. The catalogue shows it and the
             tests run it: `before` goes in and a graph with the operators of `after` comes out.
+        example: Options of the example; {}: the defaults.
         imported: True when a library rewrites the graph: what breaks the contract is rolled back
             and reported as a refusal, instead of being raised as a defect of ours.
         needs_ranges: True for a pass that looks at `Context.ranges`; `fix` measures before the first one.
-        rounds: True for a pass that rounds constants for a lower type: it is a part of reduced precision, and
-            `fix` runs it when the structure is checked and the plan is made.
+        follows_plan: True for a pass that is a part of reduced precision, such as one that rounds constants
+            for a lower type: `fix` runs it when the structure is checked and the plan is made.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
     """
 
@@ -183,9 +184,10 @@ class Pass(ABC):
     exactness: ClassVar[Exactness] = EXACT
     before: ClassVar[str]
     after: ClassVar[str]
+    example: ClassVar[Mapping[str, Any]] = {}
     imported: ClassVar[bool] = False
     needs_ranges: ClassVar[bool] = False
-    rounds: ClassVar[bool] = False
+    follows_plan: ClassVar[bool] = False
     keeps_signature: ClassVar[bool] = True
 
     def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:

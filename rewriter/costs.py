@@ -20,8 +20,10 @@ from math import ceil, prod
 
 from onnx import NodeProto
 
+from rewriter.edits import attribute
 from rewriter.facts import Shape
 from rewriter.hazards.survey import VIEWS
+from rewriter.kernels import conv_depth
 
 ORIGIN = "recorded on an H200, not measured here"
 
@@ -95,7 +97,7 @@ def terms(
         waves = _waves(node, shapes, channels=-1) * depth
         return {"kernel": 1.0, "matmul": 1.0, "products": count, "waves": waves}
     if kind == "Conv":
-        depth = prod(_sizes(shapes.get(node.input[1]))[1:]) if count else 0
+        depth = conv_depth(node, _sizes(shapes.get(node.input[1]))) if count else 0
         waves = _waves(node, shapes, channels=1) * depth
         return {"kernel": 1.0, "conv-products": count, "depth": float(depth), "waves": waves}
     if node.op_type in VIEWS:
@@ -136,8 +138,9 @@ def products(node: NodeProto, shapes: Shapes) -> tuple[str, float]:
         return "MatMul", float(elements(node.output[0], shapes) * (left[-1] if left else TYPICAL))
     if node.op_type in {"Conv", "ConvTranspose"}:
         kernel = _sizes(shapes.get(node.input[1]))
-        depthwise = len(kernel) > 1 and kernel[1] == 1
-        return "Conv", 0.0 if depthwise else float(elements(node.output[0], shapes) * prod(kernel[1:]))
+        depthwise = len(kernel) > 1 and kernel[1] == 1 and attribute(node, "group", 1) != 1
+        count = elements(node.output[0], shapes) * conv_depth(node, kernel)
+        return "Conv", 0.0 if depthwise else float(count)
     return "", 0.0
 
 

@@ -26,7 +26,7 @@ from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.model import Model, load, save
 from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
-from rewriter.plan_fit import fit, kept_by_user
+from rewriter.plan_fit import fit, kept_by_user, named_by, operators
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
@@ -98,7 +98,7 @@ class Job:
         original, samples = self._load()
         options = self.options
         expected = self._expected(original, samples) if options.verify else None
-        structural, measuring, rounding, lowering = _split(options.steps)
+        structural, measuring, following, lowering = _split(options.steps)
         structured = self._rewrite(original, structural)
         wanted = bool(measuring or lowering) and options.plan is None
         ranges = self._measure(structured, samples) if wanted else Ranges()
@@ -108,9 +108,10 @@ class Job:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         done = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
-        structured = self._rounded(structured, rounding, plan, samples)
+        planned = operators(structured)
+        structured = self._followed(structured, following, plan, samples)
         if plan is not None and (options.goal is not None or options.pareto):
-            plan = self._searched(original, structured, samples, plan)
+            plan = named_by(planned, self._searched(original, structured, samples, plan))
         if plan is not None and options.plan is None:
             plan = replace(plan, exponents=self._exponents())
         fixed = self._rewrite(structured, lowering, plan)
@@ -218,8 +219,11 @@ class Job:
         merged = merged_ranges(rewritten, known, merging) if merging else known
         return rewritten, merged if merged is not None else self._measure(rewritten, samples)
 
-    def _rounded(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
-        """The model with constants that the plan's type holds; a search then judges plans with these."""
+    def _followed(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
+        """The model as the plan's type wants it: constants that it holds, operators that sum better in it.
+
+        A search then judges plans with these.
+        """
         given = Calibration(samples, samples.source.real, self.options.seed)
         context = Context(self.options.opset, self.options.target, plan, kept=self._kept(), calibration=given)
         return self._driven(model, steps, context)
@@ -433,9 +437,9 @@ def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
 
 
 def _split(steps: Sequence[Pass]) -> tuple[tuple[Pass, ...], ...]:
-    """The passes up to the first that needs ranges, to the first that rounds, to the plan's; the rest."""
+    """The passes up to the first that needs ranges, to the first behind the plan, to the plan's; the rest."""
     end = next((i for i, step in enumerate(steps) if step.name == "mixed-precision"), len(steps))
-    middle = next((i for i, step in enumerate(steps[:end]) if step.rounds), end)
+    middle = next((i for i, step in enumerate(steps[:end]) if step.follows_plan), end)
     start = next((i for i, step in enumerate(steps[:middle]) if step.needs_ranges), middle)
     return tuple(steps[:start]), tuple(steps[start:middle]), tuple(steps[middle:end]), tuple(steps[end:])
 

@@ -6,7 +6,12 @@ verbose log, also where it builds without a GPU.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from onnx import NodeProto
+
+from rewriter.edits import attribute
 
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 
@@ -25,6 +30,19 @@ _REDUCING = NORMS | frozenset(
     "SimplifiedLayerNormalization GroupNormalization "
     "InstanceNormalization Softmax LogSoftmax GlobalAveragePool GlobalMaxPool".split()
 )
+
+
+def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
+    """How many products one element of a Conv's result sums; of a ConvTranspose's, on average.
+
+    Args:
+        weight: Shape of the node's weight; () if it is not known, which gives 1.
+    """
+    if node.op_type == "Conv":
+        return math.prod(weight[1:])
+    read = next(iter(weight), 1) // int(attribute(node, "group", 1))
+    overlap = max(1, int(math.prod(attribute(node, "strides", [1]))))
+    return max(1, read * math.prod(weight[2:]) // overlap)
 
 
 def reduces(node: NodeProto) -> bool:

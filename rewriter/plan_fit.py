@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import glob
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnx import NodeProto
@@ -14,7 +14,7 @@ from rewriter.edits import label
 from rewriter.errors import UsageError
 from rewriter.facts import Facts
 from rewriter.hazards.survey import Settings
-from rewriter.model import Model
+from rewriter.model import Model, walk_graphs
 from rewriter.plan import Decision, Plan
 from rewriter.planner import LOW_TYPES, has_bf16, node_key, surveys
 
@@ -38,6 +38,22 @@ def kept_by_user(plan: Plan) -> Kept:
     named = [d for d in plan.decisions if d.rule == "user" and d.op not in MADE]
     names = (name for d in named for name in (d.node, d.key.partition(":")[2]) if name)
     return Kept(tuple(dict.fromkeys(glob.escape(name) for name in names)))
+
+
+def operators(model: Model) -> dict[str, str]:
+    """The operator of every node, by its key."""
+    graphs = enumerate(walk_graphs(model.proto.graph))
+    return {node_key(scope, node): node.op_type for scope, graph in graphs for node in graph.node}
+
+
+def named_by(planned: Mapping[str, str], plan: Plan) -> Plan:
+    """`plan` with the operators that its nodes had when it was made.
+
+    Passes that follow a plan may give a node another operator; those that a search then adds have it, but a
+    saved plan is fitted to the model before those passes.
+    """
+    decisions = (replace(d, op=planned.get(d.key, d.op)) for d in plan.decisions)
+    return replace(plan, decisions=tuple(decisions))
 
 
 def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan:

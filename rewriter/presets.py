@@ -64,15 +64,17 @@ _STRUCTURE = (
     "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip,drop-round-trips"
 )
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
+_LOWER_FP16 = "compensate-rounding,transpose-convs,mixed-precision,clean-casts"
 _MIXED = f"{_STRUCTURE},{_LOWER}"
 _EPILOGUES = (
-    "merge-projections,keep-epilogues,compensate-rounding,mixed-precision{epilogues=true},clean-casts"
+    "merge-projections,keep-epilogues,compensate-rounding,transpose-convs,"
+    "mixed-precision{epilogues=true},clean-casts"
 )
 _IMAGES = "unfold-patches,fold-strides"
 _DEFAULT = f"{_STRUCTURE},{_IMAGES},postpone-resize,rescale,{_EPILOGUES}"
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
-_FP16_NORMS = f"{_STRUCTURE},postpone-resize,rescale{{norms=true}},{_LOWER}"
+_FP16_NORMS = f"{_STRUCTURE},postpone-resize,rescale{{norms=true}},{_LOWER_FP16}"
 
 ACCURATE_COST = 0.1
 """Share of latency that the preset `accurate` may spend. On an H200, plans within 1e-3 at any price were 1.33
@@ -90,7 +92,8 @@ _ALL = (
         "TensorRT-RTX then sums the products in FP32 at the same latency or less (docs/accuracy.md; one\n"
         "H200). That is why projections of one tensor are merged, views stand round norms, and there are\n"
         "many FP32 nodes. Convs of images are written for faster kernels (`unfold-patches`, `fold-strides`;\n"
-        "the same page and GPU), and a 1x1 Conv behind a Resize that enlarges is done before it.",
+        "the same page and GPU), and a 1x1 Conv behind a Resize that enlarges is done before it. Where the\n"
+        "target was probed to sum FP16 Convs in FP16 and ConvTransposes in FP32, Convs of stride 1 become such.",
     ),
     Preset(
         "trt-fp16-rescaled",

@@ -76,10 +76,11 @@ def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: 
     option = next(kept.options(node), None)
     if option is not None:
         return f"it is kept in FP32 by {option}"
-    return _reason_in_weight(graph, node.input[1]) or _reason_in_windows(node, windows)
+    return reason_in_weight(graph, node.input[1]) or _reason_in_windows(node, windows)
 
 
-def _reason_in_weight(graph: GraphEditor, weight: str) -> str | None:
+def reason_in_weight(graph: GraphEditor, weight: str) -> str | None:
+    """Why a weight cannot be written in another layout; None if it can."""
     if is_quantised(graph, weight):
         return "its weight is quantised: TensorRT runs it so"
     if not is_own(graph, weight):

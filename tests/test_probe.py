@@ -112,6 +112,16 @@ JUDGED: dict[str, tuple[str, dict[str, Seen], str]] = {
         {"depth 576": seen(2e-4), "depth 2304": seen(2e-4), "depth 4608": seen(3e-4)},
         "fp32",
     ),
+    "FP32 accumulators of a ConvTranspose": (
+        "conv-transpose-accumulation",
+        {"depth 576": seen(2.9e-4), "depth 2304": seen(2.9e-4), "depth 4608": seen(2.9e-4)},
+        "fp32",
+    ),
+    "FP16 accumulators of a ConvTranspose": (
+        "conv-transpose-accumulation",
+        {"depth 576": seen(9e-4), "depth 2304": seen(1.7e-3), "depth 4608": seen(2.5e-3)},
+        "fp16",
+    ),
     "a norm that overflows": ("rms-normalization", {"deviation 1000": seen(math.nan)}, "fp16"),
     "TF32 that stays": ("tf32", {"as it comes": seen(2.9e-4), "switched off": seen(2.9e-4)}, "stays"),
     "TF32 that goes": ("tf32", {"as it comes": seen(2.9e-4), "switched off": seen(3.8e-6)}, "off"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rewriter.base import Exactness, Pass
 from rewriter.errors import UsageError
 from rewriter.options import Option, options_of
+from rewriter.pipeline import render
 from rewriter.presets import PRESETS
 from rewriter.registry import clashes, origin, own_passes, plugins
 
@@ -59,7 +60,8 @@ def page(kind: type[Pass]) -> str:
     declines = sections.get("Declines") or _bullets(refusals(kind))
     if declines:
         parts.append("It declines, and says on which node:\n\n" + declines)
-    parts += [f"Before:\n\n{_fenced(kind.before)}", f"After:\n\n{_fenced(kind.after)}"]
+    using = f" (`{render([kind(**kind.example)])}`)" if kind.example else ""
+    parts += [f"Before{using}:\n\n{_fenced(kind.before)}", f"After:\n\n{_fenced(kind.after)}"]
     return "\n\n".join(parts) + "\n"
 
 

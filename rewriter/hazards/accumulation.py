@@ -16,6 +16,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.edits import attribute, label
 from rewriter.hazards.survey import VIEWS, Hazard, Survey
+from rewriter.kernels import conv_depth
 from rewriter.kinds import Severity
 
 ERROR_PER_ROOT_DEPTH = 3.7e-5
@@ -98,6 +99,8 @@ def running_sums(survey: Survey) -> Iterator[Hazard]:
 def _sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
     """Whether the target was measured (`rewriter probe`) to accumulate in FP32."""
     kind = "conv" if node.op_type.startswith("Conv") else "matmul"
+    if node.op_type == "ConvTranspose" and math.prod(attribute(node, "strides", [1])) == 1:
+        kind = "conv-transpose"  # other strides were not measured: they count as Conv
     return survey.settings.target.answers.get(f"{kind}-accumulation") == "fp32"
 
 
@@ -114,11 +117,7 @@ def depth_of(survey: Survey, node: NodeProto) -> int | None:
         return next((d for d in dims if isinstance(d, int)), None)
     if b is None or not all(isinstance(d, int) for d in b):
         return None
-    sizes = [d for d in b if isinstance(d, int)]
-    if node.op_type == "Conv":
-        return math.prod(sizes[1:])
-    overlap = int(math.prod(attribute(node, "strides", [1])))
-    return max(1, sizes[0] // int(attribute(node, "group", 1)) * math.prod(sizes[2:]) // max(1, overlap))
+    return conv_depth(node, [d for d in b if isinstance(d, int)])
 
 
 def _axis(shape: tuple[int | str | None, ...] | None, axis: int) -> tuple[int | str | None, ...]:

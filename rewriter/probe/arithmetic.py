@@ -68,6 +68,26 @@ def convolved(x: Array, w: Array) -> Array:
     return np.asarray(np.einsum("nchwij,ocij->nohw", windows, w, optimize=True))
 
 
+def _transposed(channels: int, size: int) -> Case:
+    """3x3, as many channels as it reads, padded to the same size: what a Conv of stride 1 becomes."""
+    shape = f"float16[1,{channels},{size},{size}]"
+    weight = normal(channels + 1, channels, channels, 3, 3, scale=0.05)
+    return Case(
+        f"depth {channels * 9}",
+        f"g ({shape} x, float16[{channels},{channels},3,3] w, float16[{channels}] b) => ({shape} y) "
+        "{ y = ConvTranspose<pads = [1, 1, 1, 1]>(x, w, b) }",
+        {"x": normal(channels, 1, channels, size, size)},
+        {"w": weight, "b": normal(channels + 2, channels)},
+        lambda t: convolved_back(t["x"], t["w"]) + t["b"][:, None, None],
+    )
+
+
+def convolved_back(x: Array, w: Array) -> Array:
+    """ConvTranspose of 3x3 with a padding of 1, stride 1, float64."""
+    field = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    return convolved(field, np.flip(w, (2, 3)).swapaxes(0, 1))
+
+
 def _partial_sums() -> Case:
     """Terms of 100 whose sum is 512 x 100 x 2 half-way and 0 at the end: out of FP16's range between."""
     signs = np.repeat([1.0, -1.0], 2048)
@@ -188,6 +208,14 @@ PROBES: tuple[Probe, ...] = (
         (*map(_conv, (64, 256, 512)),),
         _accumulation,
         "partial sums out of range are no hazard where it is FP32",
+    ),
+    Probe(
+        "conv-transpose-accumulation",
+        "In which type does an FP16 ConvTranspose of stride 1 accumulate?",
+        ACCUMULATES,
+        (_transposed(64, 56), _transposed(256, 14), _transposed(512, 32)),
+        _accumulation,
+        "transpose-convs makes Convs such where it is FP32, and conv-accumulation FP16",
     ),
     _norm(
         "LayerNormalization", "LayerNormalization<axis = -1>(x, s, b)", 17, (4, 256, 768),
