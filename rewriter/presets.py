@@ -93,7 +93,8 @@ _ALL = (
         "H200). That is why projections of one tensor are merged, views stand round norms, and there are\n"
         "many FP32 nodes. Convs of images are written for faster kernels (`unfold-patches`, `fold-strides`;\n"
         "the same page and GPU), and a 1x1 Conv behind a Resize that enlarges is done before it. Where the\n"
-        "target was probed to sum FP16 Convs in FP16 and ConvTransposes in FP32, Convs of stride 1 become such.",
+        "target was probed to sum FP16 Convs in FP16 and ConvTransposes in FP32, Convs of stride 1 become\n"
+        "ConvTransposes.",
     ),
     Preset(
         "trt-fp16-rescaled",
