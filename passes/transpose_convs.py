@@ -51,7 +51,9 @@ class TransposeConvs(ModelPass):
             more it was 6 % faster, and ResNet 2 %.
         work: Least work of a Conv, in MFLOP: 2 * depth * elements of the result. MobileNetV2, whose Convs of
             that depth have 9 to 40, was 10 % slower (depth 144 and more); ResNet's have 103 to 231. Of sizes
-            that are not known the batch counts as 1, height and width as 64.
+            that are not known the batch counts as 1, height and width as 64. Results of one place (NAFNet's
+            and other channel attention) are done whatever their work.
+        deep: Number of products from which the work does not matter: FP16 sums of 768 err by 7.7e-4.
 
     Declines:
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
@@ -68,6 +70,7 @@ class TransposeConvs(ModelPass):
     )
     depth: int = 256
     work: int = 64
+    deep: int = 768
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,1,4,4] x, float[2] b) => (float[1,2,3,4] y)
@@ -103,7 +106,10 @@ class TransposeConvs(ModelPass):
             graph.commit()
 
     def _pays(self, graph: GraphEditor, conv: _Conv) -> bool:
-        return conv.depth >= self.depth and _flop(graph, conv) >= self.work * 1e6
+        if conv.depth < self.depth:
+            return False
+        places = _places(graph, conv)
+        return conv.depth >= self.deep or places == 1 or _flop(graph, conv, places) >= self.work * 1e6
 
 
 def _gains(context: Context) -> bool:
@@ -159,10 +165,15 @@ def _conv(graph: GraphEditor, node: NodeProto) -> _Conv | None:
     return _Conv(node, windows.out, windows.channels, windows.kernel)
 
 
-def _flop(graph: GraphEditor, conv: _Conv) -> float:
+def _places(graph: GraphEditor, conv: _Conv) -> int:
+    """Height times width of the result."""
+    sizes = (graph.shape(conv.node.output[0]) or (None,) * (AXES + 2))[2:]
+    return math.prod(size if isinstance(size, int) else TYPICAL for size in sizes)
+
+
+def _flop(graph: GraphEditor, conv: _Conv, places: int) -> float:
     """Floating-point operations of one inference."""
-    batch, _, *sizes = graph.shape(conv.node.output[0]) or (None,) * (AXES + 2)
-    places = math.prod(size if isinstance(size, int) else TYPICAL for size in sizes)
+    batch = (graph.shape(conv.node.output[0]) or (None,))[0]
     return 2.0 * conv.depth * conv.channels * places * (batch if isinstance(batch, int) else 1)
 
 
