@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from rewriter.emulation.divergence import Divergence
@@ -29,6 +30,7 @@ class Trials:
         plan: The rules' one.
         reason: Why a node is in FP32 that the search put there.
         ranker: The problem with the sums that the ranking has; None: those of `problem`.
+        ranked_by: time.monotonic() at which a ranking that has not ended is given up.
         count: How many whole models were evaluated.
     """
 
@@ -37,6 +39,7 @@ class Trials:
     metric: Metric
     reason: str
     ranker: Problem | None = None
+    ranked_by: float = math.inf
     count: int = 0
     _plans: dict[Choice, Plan] = field(default_factory=dict)
     _values: dict[Types, float] = field(default_factory=dict)
@@ -92,10 +95,14 @@ class Trials:
         return self.judge.weights_alone(self.plan_of(Choice(others)))
 
     def ranking(self) -> list[str]:
-        """Keys of the nodes that add an error and are not kept yet, best first, for a judge that measures."""
+        """Keys of the nodes that add an error and are not kept yet, best first, for a judge that measures.
+
+        Raises:
+            TimeUpError: it took longer than until `ranked_by`.
+        """
         if self._errors is None:
             self.count += 1
-            self._errors = (self.ranker or self.problem).errors(self.plan)
+            self._errors = (self.ranker or self.problem).errors(self.plan, self.ranked_by)
         kept, extra, errors = self.plan.fp32 | self.plan.bf16, self.prices.extra, self._added(self._errors)
         open_keys = [key for key in errors if key in extra and key not in kept]
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
