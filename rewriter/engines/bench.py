@@ -16,7 +16,6 @@ from rewriter.engines.protocol import Engine, Latency, Program, RunOrder, Timing
 from rewriter.engines.tensors import read_tensors, write_tensors
 from rewriter.errors import RewriterError
 
-
 LEAST_REPEATS = 10
 """Rounds that are counted however long one takes: quartiles of fewer say little."""
 
