@@ -390,7 +390,6 @@ def test_the_search_ends_in_the_time_that_it_has(seconds: float) -> None:
         assert done.plan == Plan("fp16") and "--search-seconds" in done.check.summary
     if seconds > 1.0:
         assert tried[0].latency_us and not tried[0].untried
-        assert any(one.untried for one in tried) or len(tried) > 4
         assert any("1 plan tried; best so far: the rules' plan" in line for line in lines)
     assert all(one.problem == TIME_UP for one in tried if one.untried)
 

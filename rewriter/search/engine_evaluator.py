@@ -29,7 +29,7 @@ TIMED_S = 1.0
 """Seconds of warm-up, and of repeats, for each engine: a plan of a large network must not cost a minute."""
 
 SLACK = 1.2
-"""A run is expected to take this many times as long, for each engine in it, as the longest so far."""
+"""A run is expected to take this many times as long, for each engine in it, as the one before."""
 
 Ready = tuple[int, Variant]
 
@@ -150,7 +150,7 @@ class EngineEvaluator:
         )
         outcomes = measure([*again, *variants], settings, folder)
         if any(outcome.ran for outcome in outcomes):
-            self._engine_s = max(self._engine_s, (time.monotonic() - start) / len(outcomes))
+            self._engine_s = (time.monotonic() - start) / len(outcomes)
         if self._reference is None:
             self._refer(variants, outcomes)
         drift = self._drift(outcomes)

@@ -67,7 +67,7 @@ def by_measurement(
     search.batch([()])
     if not search.base.untried:
         batches = candidates if aim.meets(search.base.worth.value) else reversed(list(candidates))
-        _one_by_one(search, batches, min(FIRST, math.ceil(SINGLES * judge.affords())))
+        _one_by_one(search, batches, judge)
     for make, most in ((_combined, SECOND), (_refined, THIRD)):
         if not search.base.works:
             break
@@ -75,12 +75,13 @@ def by_measurement(
     return search.found()
 
 
-def _one_by_one(search: _Search, candidates: Iterable[Sequence[Group]], most: int) -> None:
-    left = most
+def _one_by_one(search: _Search, candidates: Iterable[Sequence[Group]], judge: Evaluator) -> None:
+    left = FIRST
     for batch in candidates:
-        search.batch([(group,) for group in batch[:left]])
-        left -= len(batch)
-        if left <= 0:
+        most = min(left, math.ceil(SINGLES * judge.affords()))  # each run tells better what a plan costs
+        search.batch([(group,) for group in batch[:most]])
+        left -= len(batch[:most])
+        if left <= 0 or most < len(batch):
             return
 
 
