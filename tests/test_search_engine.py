@@ -187,6 +187,8 @@ def test_when_the_time_is_up_the_best_so_far_is_taken() -> None:
     found = found_of(Fastest(), judge)
     assert judge.batches == [1, 3, 1, 0], "of four plans two thirds are groups by themselves"
     assert kept(found) == {"c", "e", "y"}
+    alone = found_of(Fastest(), Table(FAST.us, FAST.squares, affordable=1))
+    assert alone.plan == Plan("fp16") and "kept, the time did for no other" in alone.summary
     poor = Table(FAST.us, FAST.squares, affordable=2)
     assert kept(found_of(Fastest(), poor)) == set() and poor.batches == [1, 1, 0, 0]
 

@@ -140,7 +140,8 @@ class Found:
         if self.tried[0].untried:
             return "the rules' plan is kept: the time was up before it was measured (--search-seconds)"
         figures = f"{self.goal.metric} {self.before:.3g}, {self.base_us:.1f} us, {self.origin}"
-        return f"the rules' plan is kept, no other was better: {figures}"
+        why = "no other was better" if self.emulations > 1 else "the time did for no other"
+        return f"the rules' plan is kept, {why}: {figures}"
 
     @property
     def _effort(self) -> str:
