@@ -136,14 +136,20 @@ def _best(array: Array, k: int) -> Array:
     return np.sort(np.argsort(-rows, axis=-1, kind="stable")[:, :k], axis=-1)
 
 
+RELATIVE_L2 = "relative-l2"
+"""The metric where nobody asks for another."""
+
+DETECTIONS = "detections"
+"""The metric of models that select their rows."""
+
 METRICS: dict[str, Metric] = {
-    "relative-l2": per_output(relative_l2),
+    RELATIVE_L2: per_output(relative_l2),
     "max-abs": per_output(max_abs),
     "cosine": per_output(cosine, least=True),
     "psnr": per_output(psnr, least=True),
     "top-1": per_output(top_k(1), least=True),
     "top-5": per_output(top_k(5), least=True),
-    "detections": Metric(detections),
+    DETECTIONS: Metric(detections),
 }
 """By the name that `--metric` takes."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from rewriter import facts
+from rewriter import api, facts
 from rewriter.base import Target
 from rewriter.checks import run_all
 from rewriter.emulation import reference
@@ -83,16 +83,22 @@ CONVS = """
     }"""
 
 
+def weighted(text: str) -> Model:
+    """A graph whose inputs but the first become random weights, each sum of variance 1."""
+    proto = graphs.graph(text).proto
+    rng = np.random.default_rng(0)
+    for value in list(proto.graph.input)[1:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        depth = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+        weight = (rng.standard_normal(shape) / np.sqrt(depth)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, value.name))
+    del proto.graph.input[1:]
+    return load(proto)
+
+
 def test_a_ranking_with_fp32_sums_knows_what_deep_convs_add() -> None:
     """Of a model too large for more: by the depth alone, and those in FP32 add nothing."""
-    model = graphs.graph(CONVS)
-    rng = np.random.default_rng(0)
-    for value in list(model.proto.graph.input)[1:]:
-        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
-        weight = (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
-        model.proto.graph.initializer.append(numpy_helper.from_array(weight, value.name))
-    del model.proto.graph.input[1:]
-    trials = trials_of(load(model.proto))
+    trials = trials_of(weighted(CONVS))
     trials.ranker = replace(trials.problem, accumulation="fp32")
     ranking = trials.ranking()
     assert ranking.index("0:a") < ranking.index("0:y"), "the deep one first, although it costs more"
@@ -143,3 +149,26 @@ def test_the_rules_plan_is_kept_where_little_is_gained() -> None:
     assert found.refused is not None and 0.9 * found.before < found.refused < found.before
     assert not found.plan.fp32 and found.value == found.before and found.cost_us == 0.0
     assert "the rules' plan is kept" in found.summary
+
+
+SELECTING = """
+    g (float[64,8] x, float[8,8] w, float[8,1] v) => (float[1,16,8] y)
+    <int64[1] k = {16}, int64[1] first = {0}, int64[1] last = {1}> {
+        h = MatMul(x, w)
+        s = MatMul(h, v)
+        scores = Squeeze(s, last)
+        best, places = TopK(scores, k)
+        rows = Gather(h, places)
+        y = Unsqueeze(rows, first)
+    }"""
+
+
+def test_rows_that_a_model_selects_are_matched_as_sets() -> None:
+    """FP16 changes their order: element by element the error would be that of other rows."""
+    model = weighted(SELECTING)
+    feeds = {"x": np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32)}
+    for metric, told in ((None, "detections"), ("max-abs", "max-abs")):
+        result = api.fix(model.proto, preset="accurate", inputs=[feeds], build=False, metric=metric)
+        assert result.verdict is not None
+        (check,) = [check for check in result.verdict.checks if check.name == "max-latency-cost"]
+        assert told in check.summary

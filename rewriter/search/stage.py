@@ -18,7 +18,7 @@ from rewriter.engines.protocol import EngineName
 from rewriter.errors import TimeUpError
 from rewriter.facts import Facts
 from rewriter.inputs import Samples
-from rewriter.metrics import named
+from rewriter.metrics import DETECTIONS, RELATIVE_L2, named
 from rewriter.model import Model
 from rewriter.plan import Plan
 from rewriter.result import LASTING, Check, Frontier, FrontierPoint, Searched
@@ -96,10 +96,21 @@ def answer(
         ArithmeticRunError: ONNX Runtime cannot run the model.
         EngineError: the engine's library is not installed.
     """
-    clock = Clock(order.seconds)
+    clock, order = Clock(order.seconds), _of_sets(order, original)
     search = _by_emulation if order.engine is None else _on_engine
     made = search(original, structured, facts, samples, plan, order, clock, progress)
     return replace(made, check=made.check and replace(made.check, seconds=clock.spent))
+
+
+def _of_sets(order: Order, original: Model) -> Order:
+    """The order with rows matched as sets, if the model selects its rows and no other metric was asked for.
+
+    Element by element, rows in another order differ by all that they hold.
+    """
+    if order.metric != RELATIVE_L2 or not checks.selects_rows(original):
+        return order
+    aim = replace(order.aim, metric=DETECTIONS) if order.aim is not None else None
+    return replace(order, metric=DETECTIONS, aim=aim)
 
 
 def _by_emulation(
