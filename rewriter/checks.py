@@ -15,7 +15,7 @@ from rewriter import facts as tensor_facts
 from rewriter.base import Pass
 from rewriter.build_check import check_build, expectation
 from rewriter.compare import compare, degenerate, worst
-from rewriter.emulation import Accumulation, emulation, reference, rounded
+from rewriter.emulation import Accumulation, emulation, reference, rounded, sums
 from rewriter.emulation.divergence import NodeError, diverge
 from rewriter.engines.measure import shape_values
 from rewriter.engines.onnxruntime import Session
@@ -131,7 +131,8 @@ def check_emulation(
         return check
     error = max((c.relative_l2 for c in check.outputs), default=0.0)
     relation = "within" if check.passed else "NOT within"
-    how = f"{precision.upper()} emulated" + (", FP16 accumulators" if accumulation == "fp16" else "")
+    told = f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
+    how = f"{precision.upper()} emulated{told}"
     return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {tolerance:.2g}")
 
 
