@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import graph
+from graphs import apply, graph
+from onnx import numpy_helper
 
-from rewriter.checks import Expected, check_structure
+from rewriter.checks import Expected, check_structure, expected_outputs
+from rewriter.model import Array, Model, load
+from rewriter.passes.unfold_patches import UnfoldPatches
 
 DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
 
@@ -34,3 +37,52 @@ def test_a_check_that_passes_says_nothing() -> None:
     sample = {"x": np.zeros(4, np.float32)}
     check = check_structure(Expected(zeros, zeros), graph(DOUBLED), [], [sample])
     assert (check.passed, check.details) == (True, ())
+
+
+DEPTH = 16 * 16 * 3
+"""Products of each sum below."""
+
+
+def _half() -> tuple[Model, dict[str, Array]]:
+    """A patch embedding in FP16 with random weights, and a sample for it.
+
+    As a product and an Add it rounds twice where the Conv rounds once.
+    """
+    rng = np.random.default_rng(0)
+    text = (
+        "g (float16[1,3,64,64] x, float16[32,3,16,16] w, float16[32] b) => (float16[1,32,4,4] y) "
+        "{ y = Conv<strides = [16, 16]>(x, w, b) }"
+    )
+    source = graph(text).proto
+    del source.graph.input[1:]
+    weight = (rng.standard_normal((32, 3, 16, 16)) / np.sqrt(DEPTH)).astype(np.float16)
+    bias = rng.standard_normal(32).astype(np.float16)
+    source.graph.initializer.extend(
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")]
+    )
+    return load(source), {"x": rng.standard_normal((1, 3, 64, 64)).astype(np.float16)}
+
+
+def test_sums_in_another_order_may_round_to_the_next_number_in_a_model_that_rounds() -> None:
+    model, sample = _half()
+    unfolded, report = apply(UnfoldPatches(), model)
+    assert report.changes
+    check = check_structure(expected_outputs(model, [sample]), unfolded, [UnfoldPatches()], [sample])
+    assert check.passed, check.summary
+    assert "for the model's own rounding" in check.summary
+
+
+def test_a_wrong_rewrite_of_a_model_that_rounds_is_none_of_its_rounding() -> None:
+    model, sample = _half()
+    wrong = model.whole()
+    weight = numpy_helper.to_array(wrong.graph.initializer[0]) * np.float16(1.01)
+    wrong.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w"))
+    check = check_structure(expected_outputs(model, [sample]), load(wrong), [UnfoldPatches()], [sample])
+    assert check.passed is False
+
+
+def test_what_is_bit_equal_is_held_to_it_in_a_model_that_rounds_too() -> None:
+    model, sample = _half()
+    unfolded, _ = apply(UnfoldPatches(), model)
+    check = check_structure(expected_outputs(model, [sample]), unfolded, [], [sample])
+    assert check.passed is False

@@ -19,6 +19,7 @@ import rewriter
 from rewriter.model import Array, Model, load
 from rewriter.passes.fold_strides import FoldStrides
 from rewriter.passes.unfold_patches import UnfoldPatches
+from rewriter.pipeline import parse
 from rewriter.presets import DEFAULT_PRESET, PRESETS
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -80,7 +81,7 @@ def test_stems_of_the_case_models(name: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_both_rewrites_of_images_or_neither(name: str) -> None:
     """They were measured where FP16 is made with FP32 epilogues."""
-    steps = PRESETS[name].pipeline.split(",")
+    steps = [step.name for step in parse(PRESETS[name].pipeline)]
     wanted = name in {DEFAULT_PRESET, "accurate"}
     assert [step.name in steps for step in (UnfoldPatches, FoldStrides)] == [wanted, wanted]
     if wanted:

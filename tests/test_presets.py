@@ -81,7 +81,7 @@ def test_accurate_spends_a_budget_with_fp16_accumulators(matmul: onnx.ModelProto
     assert result.verdict is not None and result.verdict.passed
     told = " ".join(check.summary for check in result.verdict.checks)
     assert f"at most {ACCURATE_COST:g} more latency: relative-l2" in told
-    assert "FP16 accumulators" in told
+    assert "sums in FP16" in told
 
 
 def test_accurate_takes_an_error_in_place_of_its_budget() -> None:

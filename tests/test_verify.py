@@ -164,6 +164,24 @@ def test_a_sound_model_is_verified_by_emulation_and_the_result_says_so(files: tu
     assert 1e-5 < result.outputs[1].relative_l2 < 1e-3
 
 
+@pytest.mark.parametrize(
+    ("opset", "told"),
+    [
+        pytest.param(13, "sums of FP16 products in FP16)", id="as asked"),
+        pytest.param(
+            12, "in FP32, as FP16 sums are emulated from opset 13 on and the model has 12", id="too old"
+        ),
+    ],
+)
+def test_what_the_emulation_sums_in_is_told(tmp_path: Path, opset: int, told: str) -> None:
+    path = tmp_path / "half.onnx"
+    text = "g (float16[1,8] x, float16[8,2] w) => (float16[1,2] y) { y = MatMul(x, w) }"
+    save(graph(text, opset=opset), path)
+    sample = {"x": np.ones((1, 8), np.float16), "w": np.ones((8, 2), np.float16)}
+    result = rewriter.verify(path, path, inputs=[sample], engine="emulation")
+    assert told in result.checks[0].summary
+
+
 def test_an_overflow_in_one_sample_is_found(files: tuple[Path, Path]) -> None:
     result = rewriter.verify(*files, inputs=feeds(3.0, 300.0), engine="emulation")
     assert not result.passed

@@ -12,7 +12,7 @@ from typing import Literal
 
 from onnx import TensorProto
 
-from rewriter.emulation.accumulate import accumulate_in_fp16
+from rewriter.emulation.accumulate import FIRST_OPSET, accumulate_in_fp16
 from rewriter.emulation.epilogues import find_epilogues
 from rewriter.emulation.tf32 import round_to_tf32
 from rewriter.facts import Facts
@@ -57,6 +57,13 @@ def emulation(
     if accumulation == "fp16":
         accumulate_in_fp16(emulated, model, facts, found)
     return emulated
+
+
+def sums(model: Model, accumulation: Accumulation) -> str:
+    """What `emulation` sums FP16 products in, for people: FP16 sums need operators of opset 13."""
+    if accumulation == "fp32" or model.opset >= FIRST_OPSET:
+        return accumulation.upper()
+    return f"FP32, as FP16 sums are emulated from opset {FIRST_OPSET} on and the model has {model.opset}"
 
 
 def _all_fp32(model: Model, *, rounding: bool) -> Request:

@@ -38,7 +38,7 @@ DOMAIN = "rewriter.fp16_accumulators"
 FUSED_CHUNK = 32
 """Products that attention's second product sums before rounding: a fit, as the head of this file has it."""
 
-_LEAST_OPSET, _LEAST_IR = 13, 8
+FIRST_OPSET, _LEAST_IR = 13, 8
 """Operators as they are used here; local functions."""
 
 _SUM = f"""
@@ -118,7 +118,7 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Epilo
         facts: Of `given`.
         found: How products sum: `rewriter.emulation.epilogues`; None: all alike.
     """
-    if emulated.opset < _LEAST_OPSET:
+    if emulated.opset < FIRST_OPSET:
         return
     pairs = zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
     used = False

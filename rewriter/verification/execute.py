@@ -10,7 +10,7 @@ from pathlib import Path
 from rewriter import facts as tensor_facts
 from rewriter.build_check import expectation, judged_report
 from rewriter.checks import as_declared, check_engine, selects_rows
-from rewriter.emulation import Accumulation, emulation
+from rewriter.emulation import Accumulation, emulation, sums
 from rewriter.engines.measure import measure
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import Latency, Outcome, Settings, Variant
@@ -170,7 +170,7 @@ def emulated(stage: Stage, tolerance: Tolerance, accumulation: Accumulation) -> 
     outcome = Outcome("fixed", 0, "ok", outputs=tuple(_emulate(stage, accumulation)))
     judged = judge(stage, [outcome], tolerance)
     relation = "within" if judged.passed else "NOT within"
-    how = f"sums of FP16 products in {accumulation.upper()}"
+    how = f"sums of FP16 products in {sums(stage.fixed, accumulation)}"
     check = Check(
         "emulation",
         judged.passed,
