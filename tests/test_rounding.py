@@ -15,7 +15,7 @@ from rewriter.rounding.blas import one_thread, openblas
 from rewriter.rounding.compensate import Data
 from rewriter.rounding.factors import Slim, Square, factor
 from rewriter.rounding.nearest_plane import DAMPING, round_together
-from rewriter.rounding.rows import read_rows
+from rewriter.rounding.rows import Reader
 
 FP16, BF16 = 10, 16
 
@@ -76,9 +76,9 @@ def test_windows_are_what_a_conv_reads(groups: int) -> None:
     x = np.random.default_rng(0).standard_normal((2, 4, 9, 8)).astype(np.float32)
     window = Window((3, 2), (2, 1), (1, 3), (1, 0, 2, 1), groups)
     asked = Source("x", 4 * 6, window)
-    all_rows = read_rows(source, [{"x": x}], {asked: 4096}, 0)[asked].samples[0]
+    all_rows = Reader(source, [{"x": x}], {}, 0).read({asked: 4096})[asked].samples[0]
     np.testing.assert_array_equal(all_rows, windows(x, window))
-    some = read_rows(source, [{"x": x}], {asked: 20}, 0)[asked].samples[0]
+    some = Reader(source, [{"x": x}], {}, 0).read({asked: 20})[asked].samples[0]
     assert some.shape == (groups, 20, 24 // groups)
     known = {row.tobytes() for row in all_rows[0]}
     assert {row.tobytes() for row in some[0]} <= known
@@ -97,7 +97,7 @@ def test_samples_of_other_shapes_and_shapes_that_values_decide() -> None:
     )
     first, second = np.eye(3, 4, dtype=np.float32), np.ones((2, 4), np.float32)
     of_values, of_shapes = Source("y", 2), Source("z", 4)
-    rows = read_rows(source, [{"x": first}, {"x": second}], {of_values: 99, of_shapes: 99}, 0)
+    rows = Reader(source, [{"x": first}, {"x": second}], {}, 0).read({of_values: 99, of_shapes: 99})
     np.testing.assert_array_equal(rows[of_values].samples[0][0], [[0, 0], [1, 1], [2, 2]])
     assert rows[of_values].samples[1].shape == (1, 8, 2)
     for read, given_ in zip(rows[of_shapes].samples, (first, second), strict=True):
