@@ -89,7 +89,7 @@ class Slim:
 
     @classmethod
     def of(cls, rows: Array, damping: float) -> Slim:
-        # P is at most 1: float32 errs in S by K 6e-8 of the mean diagonal at most, and the damping is 1 % of it
+        # P is at most 1: in float32, S errs by K 6e-8 of the mean diagonal at most; the damping is 1 % of it
         count, channels = rows.shape
         shares, triangles = np.empty((channels, count), np.float32), {}
         left = np.eye(count, dtype=np.float32)

@@ -89,6 +89,7 @@ def _to_fp16(values: Array) -> Array:
     rounder: Array = np.bitwise_and(values.view(np.uint32), _EXPONENT).view(np.float32)
     np.multiply(rounder, _ROUNDER, out=rounder)
     np.maximum(rounder, _LEAST_ROUNDER, out=rounder)
-    rounded = values + rounder
+    rounded: Array = values + rounder
     np.subtract(rounded, rounder, out=rounded)
-    return np.copysign(rounded, values, out=rounded)
+    np.copysign(rounded, values, out=rounded)
+    return rounded

@@ -179,7 +179,7 @@ class _Gather:
     """Appends the nodes that choose rows.
 
     Attributes:
-        constants: Names of index tensors, which sources of equal shapes share.
+        constants: Names of index tensors, which sources of equal shapes share, and of shapes.
     """
 
     emit: Emitter
@@ -198,7 +198,9 @@ class _Gather:
         if source.swapped:
             *first, last = range(source.swapped)
             tensor = self.emit.add("Transpose", [tensor], perm=[*first[:-1], last, first[-1]])
-        flat = self.emit.add("Reshape", [tensor, self._ints([-1, source.width])])
+        flat = tensor
+        if source.swapped or len(self.shapes[source.tensor]) != 2:
+            flat = self.emit.add("Reshape", [tensor, self._shape(-1, source.width)])
         key = (prod(self.shapes[source.tensor]) // source.width, self.limits[source])
         if key not in self.constants:
             self.constants[key] = self._ints(positions.spread(*key, self.offsets)), None
@@ -206,7 +208,7 @@ class _Gather:
 
     def _windows(self, source: Source, window: Window) -> tuple[str, Taps]:
         batch, _, *sizes = self.shapes[source.tensor]
-        flat = self.emit.add("Reshape", [source.tensor, self._ints([0, 0, -1])])
+        flat = self.emit.add("Reshape", [source.tensor, self._shape(0, 0, -1)])
         limit = max(1, self.limits[source] // max(1, batch))
         key = (window, *sizes, limit)
         if key not in self.constants:
@@ -215,6 +217,11 @@ class _Gather:
         name, taps_ = self.constants[key]
         assert taps_ is not None
         return self.emit.add("Gather", [flat, name], axis=2), taps_
+
+    def _shape(self, *sizes: int) -> str:
+        if sizes not in self.constants:
+            self.constants[sizes] = self._ints(sizes), None
+        return self.constants[sizes][0]
 
     def _ints(self, values: object) -> str:
         return self.emit.constant(values, np.int64)

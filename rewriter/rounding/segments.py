@@ -1,4 +1,4 @@
-"""The main graph in parts that run one after the other: each computes on from what those before it hand on."""
+"""The main graph in parts that run one after the other, each from what those before it hand on."""
 
 from __future__ import annotations
 
