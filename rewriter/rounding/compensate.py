@@ -18,7 +18,7 @@ from rewriter.rounding.factors import factor
 from rewriter.rounding.grid import Grid
 from rewriter.rounding.layers import Layer, Left, Source, by_sources
 from rewriter.rounding.nearest_plane import round_together
-from rewriter.rounding.rows import OPSET, Reader, Rows
+from rewriter.rounding.rows import OPSET, Chosen, Reader, Rows
 from rewriter.rounding.shapes import Shapes, inferred_shapes
 
 HELD_BYTES = 2**26
@@ -125,7 +125,7 @@ class Data:
     def reader(self, room: int) -> Reader:
         """Of the samples that give rows; `room` in bytes, for what is held of them between parts."""
         return Reader(
-            self.model, _Chosen(self.samples, self.chosen), self.shapes, room // self.runs, self.seed
+            self.model, Chosen(self.samples, self.chosen), self.shapes, room // self.runs, self.seed
         )
 
     def rows(
@@ -155,17 +155,6 @@ class Data:
     def _depends(self, source: Source, error: NoKernelError) -> bool:
         op = error.op.rpartition(".")[2]
         return any(node.op_type == op for node in leading_to(self.model.proto.graph, [source.tensor]))
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """Some of the samples, to be gone through as often as wanted."""
-
-    samples: Iterable[Mapping[str, Array]]
-    indices: frozenset[int]
-
-    def __iter__(self) -> Iterator[Mapping[str, Array]]:
-        return (feeds for i, feeds in enumerate(self.samples) if i in self.indices)
 
 
 def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid) -> Iterator[Rounded | Left]:

@@ -7,7 +7,7 @@ constants: with nodes that compute it from shapes a NAFNet took 3 s to load, wit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -45,6 +45,17 @@ class Rows:
             return np.concatenate(fitted, axis=1), last
         judged = np.arange(last.shape[1]) % 4 == 3
         return last[:, ~judged], last[:, judged]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Some of the samples, to be gone through as often as wanted."""
+
+    samples: Iterable[Mapping[str, Array]]
+    indices: frozenset[int]
+
+    def __iter__(self) -> Iterator[Mapping[str, Array]]:
+        return (feeds for i, feeds in enumerate(self.samples) if i in self.indices)
 
 
 @dataclass
