@@ -72,6 +72,7 @@ _EPILOGUES = (
 )
 _IMAGES = "unfold-patches,fold-strides"
 _DEFAULT = f"{_STRUCTURE},{_IMAGES},postpone-resize,rescale,{_EPILOGUES}"
+_ACCURATE = _DEFAULT.replace("unfold-patches", "unfold-patches{depth=1024}")
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},postpone-resize,rescale{{norms=true}},{_LOWER_FP16}"
@@ -124,17 +125,18 @@ _ALL = (
     Preset(
         "accurate",
         f"the most accurate FP16 plan for at most {ACCURATE_COST:.0%} more latency",
-        _DEFAULT,
+        _ACCURATE,
         {
             "precision": "fp16",
             "max_latency_cost": ACCURATE_COST,
             "metric": "relative-l2",
             "accumulation": "fp16",
         },
-        "The passes of `trt-fp16`, then a search that keeps in FP32 what lowers the error most for its\n"
-        "cost. Errors are emulated with sums as Tensor Cores do them in FP16, and costs are recorded ones;\n"
-        "for large models, which would take too long, nodes are ranked with FP32 sums and fewer plans are\n"
-        "tried, and the report says so. With `--search gpu` both are measured. Where no plan errs at least\n"
+        "The passes of `trt-fp16`, with deep Convs of patches of any channels as products, then a search\n"
+        "that keeps in FP32 what lowers the error most for its cost. Errors are emulated with sums as\n"
+        "Tensor Cores do them in FP16, and costs are recorded ones; for large models, which would take too\n"
+        "long, nodes are ranked with FP32 sums and what the depth of a Conv adds, and fewer plans are\n"
+        "tried: the report says so. With `--search gpu` both are measured. Where no plan errs at least\n"
         "10 % less, that of the rules is kept, so that the result is never less accurate by that measure.\n"
         "`--max-latency-cost` sets another budget, `--tolerance` an error in its place.",
     ),

@@ -201,7 +201,7 @@ def test_recorded_answers_serve_their_own_library_and_release(
     assert not store.known_target(Target("tensorrt")).answers
     assert known == Target("tensorrt-rtx")
     assert known.known_from == (
-        "recorded of tensorrt-rtx 1.6.1.120 on NVIDIA H200, driver CUDA 13.0, not measured here"
+        "recorded of tensorrt-rtx 1.6.1.120 on NVIDIA H200, driver 580.159.04, CUDA 13.0, not measured here"
     )
     assert store.known_target(Target("tensorrt")).known_from == ""
 

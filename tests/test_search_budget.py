@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import graphs
+import numpy as np
+import pytest
+from onnx import numpy_helper
 
 from rewriter import facts
 from rewriter.base import Target
 from rewriter.checks import run_all
 from rewriter.emulation import reference
-from rewriter.model import Model
+from rewriter.emulation.accumulate import sum_error
+from rewriter.model import Model, load
 from rewriter.plan import InputsOutputs
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import measure
@@ -69,6 +73,31 @@ def test_norms_are_tried_only_where_the_ranking_has_fp16_sums() -> None:
     for one, tried in ((fine, True), (coarse, False)):
         most_accurate(one, Budget(10.0), MOST)
         assert any("0:n" in choice.added for choice in one.tried()) == tried
+
+
+CONVS = """
+    g (float[1,64,6,6] x, float[64,64,3,3] w, float[64,1,3,3] v) => (float[1,64,6,6] y) {
+        a = Conv<pads = [1,1,1,1]>(x, w)
+        b = Mul(a, a)
+        y = Conv<pads = [1,1,1,1], group = 64>(b, v)
+    }"""
+
+
+def test_a_ranking_with_fp32_sums_knows_what_deep_convs_add() -> None:
+    """Of a model too large for more: by the depth alone, and those in FP32 add nothing."""
+    model = graphs.graph(CONVS)
+    rng = np.random.default_rng(0)
+    for value in list(model.proto.graph.input)[1:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        weight = (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
+        model.proto.graph.initializer.append(numpy_helper.from_array(weight, value.name))
+    del model.proto.graph.input[1:]
+    trials = trials_of(load(model.proto))
+    trials.ranker = replace(trials.problem, accumulation="fp32")
+    ranking = trials.ranking()
+    assert ranking.index("0:a") < ranking.index("0:y"), "the deep one first, although it costs more"
+    assert sum_error(768) == pytest.approx(1.05e-3, rel=0.05)
+    assert sum_error(4096) == pytest.approx(2.36e-3, rel=0.05)
 
 
 def test_attention_stays_as_the_rules_have_it() -> None:

@@ -443,6 +443,12 @@ def test_more_channels_than_the_option_says_stay(most: int, changes: int) -> Non
     assert len(report.changes) == changes
 
 
+@pytest.mark.parametrize(("depth", "changes"), [(24, 1), (25, 0), (0, 0)])
+def test_deep_sums_are_taken_whatever_their_channels(depth: int, changes: int) -> None:
+    _, report = apply(UnfoldPatches(channels=1, depth=depth), _model(f"{{ y = {CONV}(x, w, b) }}"))
+    assert len(report.changes) == changes
+
+
 def _pipeline() -> str:
     """The default one, with all patches."""
     return PRESETS[DEFAULT_PRESET].pipeline.replace("unfold-patches", "unfold-patches{channels=0}")

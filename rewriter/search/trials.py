@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from rewriter.emulation.accumulate import sum_error
 from rewriter.emulation.divergence import Divergence
 from rewriter.hazards.survey import MATRIX_OPS
+from rewriter.kernels import conv_depth
 from rewriter.metrics import Metric
 from rewriter.plan import Plan
 from rewriter.planner import extend_plan, in_bf16, node_key
@@ -96,7 +99,11 @@ class Trials:
         if self._errors is None:
             self.count += 1
             self._errors = (self.ranker or self.problem).errors(self.plan)
-        kept, extra, errors = self.plan.fp32 | self.plan.bf16, self.prices.extra, self._added(self._errors)
+        kept, extra = self.plan.fp32 | self.plan.bf16, self.prices.extra
+        errors = self._added(self._errors)
+        if not self.ranks_fp16_sums:
+            for key, error in self._sums().items():
+                errors[key] = math.hypot(errors.get(key, 0.0), error)
         open_keys = [key for key in errors if key in extra and key not in kept]
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
 
@@ -111,6 +118,17 @@ class Trials:
         first = self.candidates()
         known = set(first)
         return [*first, *(key for key in self.ranking() if key not in known)]
+
+    def _sums(self) -> dict[str, float]:
+        """What summing in FP16 adds to the result of each Conv: of a model too large to be ranked with it."""
+        known = self.problem.facts.main
+        sums = {}
+        for node in self.problem.model.proto.graph.node:
+            weight = known.get(node.input[1]) if node.op_type == "Conv" else None
+            if weight is not None and weight.shape is not None:
+                sizes = [size if isinstance(size, int) else 1 for size in weight.shape]
+                sums[node_key(0, node)] = sum_error(conv_depth(node, sizes))
+        return sums
 
     def _added(self, found: Divergence) -> dict[str, float]:
         """The error that each node adds; one that makes no floats, as Greater, has that of what it reads."""
