@@ -34,8 +34,11 @@ from rewriter.errors import EngineError
 from rewriter.model import Array, Model, load
 
 WITHOUT_TF32 = "fp32-tf32-off"
-SEARCH_SHARE = 0.6
-"""Of the seconds for `fix --search gpu`; the rest is for what it does before and after."""
+BESIDES = 1.5
+"""Times what plain `fix` took is kept for what `fix --search gpu` does before and after its search."""
+
+LEAST_SEARCH, USUAL_SEARCH = 0.25, 0.6
+"""Shares of the seconds that the search gets at least, and where `fix` was not made."""
 
 
 def builder() -> EngineName:
@@ -164,6 +167,14 @@ def _row(outcome: Outcome, original: Model, expected: dict[str, Array]) -> dict[
     return row
 
 
+def search_seconds(case: Case, seconds: float) -> float:
+    """What of `seconds` for `fix --search gpu` is the search's own, by what `fix` took when it was prepared."""
+    alone = read_json(case.work / "fix.json").get("tool", {}).get("wall_s")
+    if alone is None:
+        return USUAL_SEARCH * seconds
+    return max(seconds - BESIDES * float(alone), LEAST_SEARCH * seconds)
+
+
 def search_case(case: Case, engine: EngineName, tools: Tools, seconds: float) -> str:
     """`fix --search gpu`; then all variants once more.
 
@@ -171,11 +182,11 @@ def search_case(case: Case, engine: EngineName, tools: Tools, seconds: float) ->
     slower. What it tried is in WORK/fix-search-gpu.report.
 
     Args:
-        seconds: After which it is stopped; it asks the GPU for `SEARCH_SHARE` of them.
+        seconds: After which it is stopped; the search gets what `fix` alone leaves of them.
     """
     if SEARCHED in read_json(case.work / "measured.json"):
         return "searched already"
-    extra = ["--search-seconds", f"{seconds * SEARCH_SHARE:g}"]
+    extra = ["--search-seconds", f"{search_seconds(case, seconds):.3g}"]
     prepare_variant(case, SEARCHED, replace(tools, limits=replace(tools.limits, seconds=seconds)), extra)
     row = read_json(case.work / f"{SEARCHED}.json")
     if not row["made"]:

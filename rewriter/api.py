@@ -98,7 +98,9 @@ def fix(
             machine's GPU, whose error and latency are measured for each plan. With neither tolerance nor
             max_latency_cost the GPU is asked for the fastest plan that is no less accurate than the
             rules' one, or else the most accurate that is no slower.
-        search_seconds: After which the GPU is asked about no more plans, and the best so far is taken.
+        search_seconds: What the whole search on the GPU may take: the original's outputs, the ranking of
+            nodes, builds and runs. What is under way then is ended, and the best plan so far is taken.
+            Loading, passes, ranges and verification come on top.
         input_shapes: Shapes for random data, by input.
         target: `tensorrt`, `tensorrt-rtx`, or a version.
         verify: Emulate, compare, and, unless `build` is False, build with TensorRT and run it if there

@@ -55,6 +55,10 @@ class ArithmeticRunError(RewriterError):
     """ONNX Runtime could not load or run a model."""
 
 
+class TimeUpError(ArithmeticRunError):
+    """A run on ONNX Runtime had not ended when its time was up."""
+
+
 class PassError(RewriterError):
     """A pass broke its contract: a defect of the pass, not of the model."""
 

@@ -272,6 +272,7 @@ class Job:
             options.build_timeout,
             options.accumulation,
             options.target,
+            options.deployment,
         )
         with self._stage("search"):
             facts = tensor_facts.infer(structured)

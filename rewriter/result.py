@@ -55,6 +55,9 @@ class OutputComparison:
         return self.finite and self.relative_l2 <= self.tolerance
 
 
+LASTING = "search: "
+"""How stages begin whose news is worth a line of its own where there is no bar to show it in."""
+
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks that say whether a search reached what it was asked for; they verify nothing of what is written."""
 
@@ -129,6 +132,7 @@ class TriedPlan:
         latency_us, spread_us: Median, and distance of the quartiles; None and 0 if it failed.
         problem: Why it failed; "" if it did not.
         applied: Whether it is the one that was taken.
+        untried: Whether the time was up before it was measured.
     """
 
     words: str
@@ -138,6 +142,7 @@ class TriedPlan:
     problem: str
     plan: Plan
     applied: bool
+    untried: bool = False
 
 
 @dataclass(frozen=True)

@@ -394,6 +394,16 @@ threading.Thread(target=watch, daemon=True).start()"""
     onnx.checker.check_model(str(written))
 
 
+def test_news_of_a_search_are_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(shown=True) as update:
+        for stage in ("passes", "search: 1 plan", "search: 1 plan", "search: 2 plans", "save"):
+            update(stage, 0, 0)
+    assert capsys.readouterr().err == "search: 1 plan\nsearch: 2 plans\n"
+    with progress(shown=False) as update:
+        update("search: 1 plan", 0, 0)
+    assert capsys.readouterr().err == ""
+
+
 def test_an_interrupt_that_a_library_swallows_comes_again() -> None:
     with progress(shown=False) as update:
         with contextlib.suppress(KeyboardInterrupt):

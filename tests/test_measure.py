@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from graphs import graph
 
+from rewriter.engines.bench import LEAST_REPEATS
 from rewriter.engines.measure import measure
 from rewriter.engines.protocol import Outcome, Settings, Timing, Variant
 from rewriter.engines.tensors import Samples, read_tensors, write_samples, write_tensors
@@ -63,6 +65,22 @@ def variant(text: str, folder: Path, samples: Samples, name: str = "one") -> Var
 def outcome(text: str, folder: Path, samples: Samples, settings: Settings = ORT) -> Outcome:
     (found,) = measure([variant(text, folder, samples)], settings, folder / "work")
     return found
+
+
+def test_timing_ends_when_its_time_is_up_with_as_many_rounds_as_quartiles_need(
+    tmp_path: Path, samples: Samples
+) -> None:
+    settings = replace(ORT, timing=Timing(20, 100, seconds=0.0))
+    latency = outcome(DOUBLED, tmp_path, samples, settings).latency
+    assert latency is not None and latency.repeats == LEAST_REPEATS
+
+
+def test_nothing_runs_and_nothing_is_run_again_when_the_time_is_up(tmp_path: Path, samples: Samples) -> None:
+    variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("one", "two")]
+    start = time.monotonic()
+    found = measure(variants, replace(ORT, until=start), tmp_path / "work")
+    assert [one.status for one in found] == ["timeout", "timeout"]
+    assert time.monotonic() - start < 1.0
 
 
 def test_every_sample_comes_back_from_the_child(tmp_path: Path, samples: Samples) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import graphs
@@ -15,7 +16,7 @@ import pytest
 
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.ort_errors import NoKernelError
-from rewriter.errors import ArithmeticRunError
+from rewriter.errors import ArithmeticRunError, TimeUpError
 from rewriter.model import Array, Model, load
 
 
@@ -47,6 +48,20 @@ def test_weights_that_are_listed_as_inputs_are_found_too() -> None:
     with Session(model) as session:
         result = session.run({"x": np.ones((2, 64), np.float32)})
     np.testing.assert_allclose(result["y"][0], np.maximum(weight.sum(0), 0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_ends_when_its_time_is_up_and_the_session_lives_on() -> None:
+    size = "float[1400,1400]"
+    model = graphs.graph(f"g ({size} x) => ({size} y) {{ a = MatMul(x, x) y = MatMul(a, x) }}")
+    feeds = graphs.random_feeds(model)
+    with Session(model, threads=1) as session:
+        session.run({"x": feeds["x"]})
+        start = time.monotonic()
+        with pytest.raises(TimeUpError, match="time was up"):
+            session.run(feeds, until=time.monotonic() + 1e-3)
+        cut = time.monotonic() - start
+        assert session.run(feeds, until=time.monotonic() + 60.0)["y"].shape == (1400, 1400)
+        assert cut < time.monotonic() - start - cut, "one product of the two"
 
 
 def test_only_the_outputs_asked_for() -> None:

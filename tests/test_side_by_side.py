@@ -16,6 +16,7 @@ from benchmarks.agreement import agreement_of, told
 from benchmarks.children import Limits, child
 from benchmarks.comparison import Case, read_json, write_json
 from benchmarks.headline import table
+from benchmarks.measurement import search_seconds
 from benchmarks.preparation import Tools, prepare_all
 from benchmarks.report import markdown, with_summary
 from rewriter.errors import InputsError
@@ -82,6 +83,14 @@ def test_a_model_that_is_broken_stops_no_other(stages: tuple[Path, list[str]]) -
 def test_a_search_that_finds_nothing_in_time_is_told(stages: tuple[Path, list[str]]) -> None:
     """There is no GPU here, or two seconds are too few."""
     assert "t5_encoder: the search made nothing" in stages[1][3]
+
+
+def test_the_search_gets_the_seconds_that_fix_alone_leaves(tmp_path: Path) -> None:
+    case = Case(tmp_path / "m.onnx", tmp_path, tmp_path)
+    assert search_seconds(case, 60.0) == pytest.approx(36.0)
+    for alone, left in ((10.0, 45.0), (100.0, 15.0)):
+        (tmp_path / "fix.json").write_text(json.dumps({"tool": {"wall_s": alone}}))
+        assert search_seconds(case, 60.0) == pytest.approx(left)
 
 
 def test_no_tool_sees_the_sample_that_is_compared(stages: tuple[Path, list[str]]) -> None:

@@ -104,7 +104,7 @@ def fix(
         Literal["emulation", "gpu"], option(SEARCH, "BY", "Who judges: emulation (default), gpu")
     ] = "emulation",
     search_seconds: Annotated[
-        float, option(SEARCH, "SECONDS", "On the GPU; then the best so far [300]")
+        float, option(SEARCH, "SECONDS", "For the whole search on the GPU [300]")
     ] = 300.0,
     verify: Annotated[
         bool | None, option(OUTCOME, FLAG, "Run the checks [on]", "--verify/--no-verify")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.engines.cuda import CudaFault
-from rewriter.engines.protocol import Engine, Latency, Program, RunOrder
+from rewriter.engines.protocol import Engine, Latency, Program, RunOrder, Timing
 from rewriter.engines.tensors import read_tensors, write_tensors
 from rewriter.errors import RewriterError
+
+LEAST_REPEATS = 10
+"""Rounds that are counted however long one takes: quartiles of fewer say little."""
 
 
 def engine_named(name: str) -> Engine:
@@ -45,7 +49,7 @@ class _Lane:
 
 
 def run_here(
-    engine: str, orders: Sequence[Mapping[str, Any]], timing: Mapping[str, int] | None
+    engine: str, orders: Sequence[Mapping[str, Any]], timing: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Run all orders in this process.
 
@@ -70,7 +74,7 @@ def run_here(
         except RewriterError as error:
             lane.fail(error)
     if timing is not None:
-        _time([lane for lane in lanes if lane.alive], timing["warm_up"], timing["repeats"])
+        _time([lane for lane in lanes if lane.alive], Timing(**timing))
     return {"outcomes": [_closed(lane) for lane in lanes]}
 
 
@@ -93,19 +97,29 @@ def _run_samples(lane: _Lane, program: Program) -> None:
     lane.answer["layers"] = [asdict(layer) for layer in program.layers()]
 
 
-def _time(lanes: Sequence[_Lane], warm_up: int, repeats: int) -> None:
+def _time(lanes: Sequence[_Lane], timing: Timing) -> None:
     """All in turn, round by round, so that drift of the clock and of its neighbours meets all alike."""
     for lane in lanes:
         with _faults(lane):
             assert lane.program is not None
             lane.program.prepare(read_tensors(lane.order.samples[0]))
-    for number in range(warm_up + repeats):
+    limit = None if timing.seconds is None else timing.seconds * len(lanes)
+    _rounds(lanes, timing.warm_up, 1, limit)
+    for lane in lanes:
+        lane.times.clear()
+    _rounds(lanes, timing.repeats, LEAST_REPEATS, limit)
+
+
+def _rounds(lanes: Sequence[_Lane], most: int, least: int, limit: float | None) -> None:
+    """So many rounds; from `least` on no more of them than fit into `limit` seconds."""
+    start = time.perf_counter()
+    for number in range(most):
+        if limit is not None and number >= least and time.perf_counter() - start > limit:
+            return
         for lane in lanes:
             if lane.alive and lane.program is not None:
                 with _faults(lane):
-                    elapsed = lane.program.time_us()
-                    if number >= warm_up:
-                        lane.times.append(elapsed)
+                    lane.times.append(lane.program.time_us())
 
 
 class _faults:  # noqa: N801 - reads as a statement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -90,7 +91,10 @@ def build_variant(
         timing_cache=settings.builds == 1,
     )
     built = build(
-        variant.path, options, timeout_s=settings.build_timeout_s, memory_bytes=settings.memory_bytes
+        variant.path,
+        options,
+        timeout_s=settings.left(settings.build_timeout_s),
+        memory_bytes=settings.memory_bytes,
     )
     if isinstance(built, ChildResult):
         return _accident(variant.name, number, built, "the build")
@@ -125,12 +129,15 @@ def _accident(name: str, number: int, child: ChildResult, what: str) -> Outcome:
 
 
 def _run_group(group: Sequence[_Built], settings: Settings, folder: Path) -> Iterator[Outcome]:
-    """Run together; if that process does not survive, each alone, and then the survivors together."""
+    """Run together; if that process does not survive, each alone, and then the survivors together.
+
+    Nothing is run again after `settings.until`.
+    """
     child = _run(group, settings, folder)
     if child.status == "ok":
         yield from _outcomes(group, child)
-    elif len(group) == 1:
-        yield _failed(group[0], child)
+    elif len(group) == 1 or time.monotonic() >= settings.until:
+        yield from (_failed(one, child) for one in group)
     else:
         alone = [_alone(one, settings, folder) for one in group]
         well = [one for one, outcome in zip(group, alone, strict=True) if outcome.ran]
@@ -161,7 +168,7 @@ def _run(group: Sequence[_Built], settings: Settings, folder: Path) -> ChildResu
     }
     return run_in_child(
         {"call": "rewriter.engines.bench:run_here", "arguments": arguments},
-        timeout_s=settings.run_timeout_s,
+        timeout_s=settings.left(settings.run_timeout_s),
         env=None if group[0].variant.tf32 else NO_TF32,
         memory_bytes=settings.memory_bytes,
     )

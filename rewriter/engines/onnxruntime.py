@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,8 @@ import onnx
 
 from rewriter.edits import label
 from rewriter.engines.ort_errors import explain
-from rewriter.errors import ArithmeticRunError, EngineError
+from rewriter.engines.time_limit import ended_at
+from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
 from rewriter.model import Array, Model, walk_graphs
 
 if TYPE_CHECKING:
@@ -84,22 +87,29 @@ class Session:
             )
         self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
 
-    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+    def run(
+        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, until: float = math.inf
+    ) -> dict[str, Array]:
         """Values of the outputs, or of those named, by name.
 
         Args:
             feeds: One array for each input, in its type and shape; BF16 as ml_dtypes.bfloat16.
+            until: time.monotonic() at which the run is given up, behind the node that is being computed.
 
         Raises:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
+            TimeUpError: it took too long.
         """
         if self._session is None:
             raise ArithmeticRunError("the session is closed", where=self._file)
         names = list(self.outputs if outputs is None else outputs)
         try:
             given = {name: _value(array) for name, array in feeds.items()}
-            values = self._session.run_with_ort_values(names, self._inputs | given)
+            with ended_at(until) as options:
+                values = self._session.run_with_ort_values(names, self._inputs | given, options)
         except Exception as error:
+            if time.monotonic() >= until:
+                raise TimeUpError("a run on ONNX Runtime was given up: the time was up") from error
             explain(error, self._file, "ONNX Runtime cannot run the model")
         return {name: _array(value) for name, value in zip(names, values, strict=True)}
 

@@ -24,6 +24,8 @@ parent turns all of that into an `Outcome`. What they must keep:
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,10 +87,13 @@ class Timing:
         warm_up: Rounds that are not counted.
         repeats: Rounds that are. 100 single runs of one CUDA graph gave medians that repeat to 0.5 % on
             an H200.
+        seconds: Wall time for each variant, of warm-up and of repeats, after which there are no more rounds
+            than `bench.LEAST_REPEATS`; None: all rounds.
     """
 
     warm_up: int = 20
     repeats: int = 100
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class Settings:
         optimization_level: 0 (quick) to 5; None: the library's default.
         build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
         memory_bytes: Limit on the address space of each child; leave it out on a GPU.
+        until: time.monotonic() at which builds and runs under way are ended.
     """
 
     engine: EngineName
@@ -113,6 +119,11 @@ class Settings:
     build_timeout_s: float = 600.0
     run_timeout_s: float = 600.0
     memory_bytes: int | None = None
+    until: float = math.inf
+
+    def left(self, limit_s: float) -> float:
+        """Seconds of `limit_s` that are left before `until`."""
+        return max(0.0, min(limit_s, self.until - time.monotonic()))
 
 
 @dataclass(frozen=True)

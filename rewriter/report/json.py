@@ -134,6 +134,7 @@ def _searched(found: Searched) -> dict[str, Any]:
             "bf16": len(one.plan.bf16),
             "problem": one.problem,
             "applied": one.applied,
+            "untried": one.untried,
         }
         for one in found.tried
     ]

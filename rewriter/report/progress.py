@@ -9,13 +9,17 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from rewriter.result import LASTING
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 @contextmanager
 def progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for the current stage on stderr, gone when done; none when stderr is not a terminal.
+    """A bar for the current stage on stderr, gone when done; lines if that is not a terminal.
+
+    Lines tell of stages that begin with `LASTING`, each time when there is news.
 
     The callable takes a stage, how much of it is done, and of how much (0: not known); it raises
     KeyboardInterrupt if the user pressed Ctrl-C before.
@@ -23,7 +27,7 @@ def progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
     from rich.console import Console
 
     console = Console(stderr=True)
-    bar = _bar(console) if shown and console.is_terminal else nullcontext()
+    bar = nullcontext() if not shown else _bar(console) if console.is_terminal else _lines(console)
     with _lasting_interrupts() as check, bar as draw:
 
         def update(stage: str, done: int, total: int) -> None:
@@ -44,6 +48,19 @@ def _bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
         yield lambda stage, done, total: bars.update(
             bar, description=stage, completed=done, total=total or None
         )
+
+
+@contextmanager
+def _lines(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    last = ""
+
+    def update(stage: str, _done: int, _total: int) -> None:
+        nonlocal last
+        if stage.startswith(LASTING) and stage != last:
+            last = stage
+            console.print(stage, markup=False, highlight=False, soft_wrap=True)
+
+    yield update
 
 
 @contextmanager

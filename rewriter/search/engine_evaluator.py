@@ -1,41 +1,37 @@
-"""A judge of plans that builds them, several at a time, and runs them on the GPU, timed in turn."""
+"""A judge of plans that builds them and runs them on the GPU, timed in turn, within the time that it has."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewriter.checks import as_declared
-from rewriter.engines.measure import build_variant, measure
-from rewriter.engines.protocol import EngineName, Latency, Outcome, Settings, Timing, Variant
-from rewriter.engines.tensors import Samples, write_samples
-from rewriter.errors import RewriterError
+from rewriter.deployment import Deployment
+from rewriter.engines.measure import measure
+from rewriter.engines.protocol import EngineName, Outcome, Settings, Timing, Variant
 from rewriter.metrics import Metric
-from rewriter.model import save
 from rewriter.plan import Plan
-from rewriter.search.evaluate import Measured, Problem
+from rewriter.search.builder import TIME_UP, TIMES_KERNELS, Builder
+from rewriter.search.clock import Clock
+from rewriter.search.evaluate import Judged, Measured, Problem
 
-MOST_JOBS = 8
-"""Builds at a time; each is a process with a model and its engine in memory."""
-
-BUILD_BYTES = 2 * 1024**3
-"""What a build takes besides the weights: libraries, CUDA, the optimiser."""
-
-WEIGHTS_TIMES = 4
-"""The model as read and as parsed, the builder's copy, the engine."""
+TOGETHER = 4
+"""Engines that are loaded and timed together with the reference: more of them share the cost of loading it
+again, fewer are known sooner, and lost with less if the time runs out."""
 
 RUN_BYTES = 4 * 1024**3
 """Engines that are loaded and timed together, at most: they share the GPU's memory."""
 
-TIME_UP = "not tried: the time was up"
+TIMED_S = 1.0
+"""Seconds of warm-up, and of repeats, for each engine: a plan of a large network must not cost a minute."""
 
-Progress = Callable[[str, int, int], None]
+SLACK = 1.2
+"""A run is expected to take this many times as long, for each engine in it, as the one before."""
+
+Ready = tuple[int, Variant]
 
 
 @dataclass
@@ -43,16 +39,17 @@ class EngineEvaluator:
     """Error of plans on all samples, and latency on the first, as measured.
 
     The first plan that is ever measured is the reference: its engine is kept and timed again with every
-    batch, and latencies are given as if its first measurement had held throughout: the drift of the GPU's
+    run, and latencies are given as if its first measurement had held throughout: the drift of the GPU's
     clock does not count. Models and engines of the others are deleted when they were measured.
+
+    No build or run is begun that is not expected to end in time; what is under way at the end of the time
+    is ended. Builds of TensorRT-RTX, which are work for the CPU, go on beside the runs.
 
     Attributes:
         folder: For models, engines and outputs.
-        until: time.monotonic() from which on nothing is built any more; what was built is still run.
+        deployment: Plugins and the optimisation profile; which engine it is says `engine`.
         timeout_s: For each build, and for each run.
-        jobs: Builds at a time; 0: half of the cores, as far as memory allows. TensorRT, unlike
-            TensorRT-RTX, chooses kernels by timing them on the GPU, so there it is one.
-        timing: As for `Settings.timing`.
+        jobs: As for `Builder`.
         failures: What went wrong, one sentence for each plan.
         built: How many plans were built and run.
     """
@@ -61,131 +58,106 @@ class EngineEvaluator:
     metric: Metric
     engine: EngineName
     folder: Path
-    until: float = float("inf")
+    clock: Clock = field(default_factory=lambda: Clock(float("inf")))
+    deployment: Deployment = field(default_factory=Deployment)
     timeout_s: float = 600.0
     jobs: int = 0
-    timing: Timing = field(default_factory=Timing)
-    progress: Progress = lambda stage, done, total: None
+    timing: Timing = field(default_factory=lambda: Timing(seconds=TIMED_S))
     failures: list[str] = field(default_factory=list)
     built: int = 0
     _reference: Variant | None = None
     _reference_us: float = 0.0
     _device: str = ""
-    _count: int = 0
-    _samples: Samples | None = None
-    _lowering: threading.Lock = field(default_factory=threading.Lock)
+    _engine_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._builder = Builder(
+            self.problem, self.engine, self.deployment, self.folder, self.clock, self.timeout_s, self.jobs
+        )
 
     @property
     def origin(self) -> str:
         """What measured, and where."""
         return f"measured with {self.engine} on {self._device or 'the GPU'}"
 
-    def measured(self, plans: Sequence[Plan]) -> Sequence[Measured]:
+    def affords(self) -> int:
+        """How many more plans the time that is left should do for; as many as you like before the first."""
+        running = SLACK * self._engine_s * (TOGETHER + 1) / TOGETHER
+        building = max(self._builder.lowering_s, self._builder.seconds / self._builder.workers())
+        beside = self.engine not in TIMES_KERNELS
+        each = max(running, building) if beside else running + building
+        return int(min(self.clock.left / each, 1e6)) if each else 1_000_000
+
+    def measured(self, plans: Sequence[Plan]) -> Iterator[Judged]:
         """Build all, run all; a plan that does not build, crashes or hangs is told as failed."""
-        if not plans:
-            return []
-        found: dict[int, Measured] = {}
-        ready: list[tuple[int, Variant]] = []
-        for place, variant in self._built(plans):
-            if isinstance(variant, Variant):
-                ready.append((place, variant))
-            else:
-                found[place] = variant
-        for group in self._groups(sorted(ready, key=lambda pair: pair[0])):
-            found |= self._run([(place, variant) for place, variant in group])
-        for place, one in sorted(found.items()):
-            if one.problem and not one.untried:
-                self.failures.append(f"a plan with {len(plans[place].fp32)} nodes in FP32: {one.problem}")
-        return [found[place] for place in range(len(plans))]
+        size = TOGETHER if self.engine in TIMES_KERNELS else max(len(plans), 1)
+        for start in range(0, len(plans), size):
+            for place, one in self._measured(plans[start : start + size]):
+                if one.problem and not one.untried:
+                    count = len(plans[start + place].fp32)
+                    self.failures.append(f"a plan with {count} nodes in FP32: {one.problem}")
+                yield start + place, one
 
-    # -- building -------------------------------------------------------------------------------
+    def _measured(self, plans: Sequence[Plan]) -> Iterator[Judged]:
+        """As `measured`, of plans that are built at the same time."""
+        ready: list[Ready] = []
+        with closing(self._builder.built(plans)) as arriving:
+            for made in arriving:
+                yield from ((place, self._without(why)) for place, why in made if isinstance(why, str))
+                ready += [(place, one) for place, one in made if isinstance(one, Variant)]
+                group, ready = self._group(ready)
+                yield from self._run(group)
+        while ready:
+            group, ready = self._group(ready)
+            yield from self._run(group)
 
-    def _built(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Variant | Measured]]:
-        """Each plan's place with what can be run, or with why it cannot; as they are done."""
-        first = self._count
-        self._count += len(plans)
-        with ThreadPoolExecutor(self._jobs()) as pool:
-            futures = {pool.submit(self._build, p, f"plan-{first + i}"): i for i, p in enumerate(plans)}
-            try:
-                for done, future in enumerate(as_completed(futures), 1):
-                    yield futures[future], future.result()
-                    self.progress("search: building", done, len(plans))
-            finally:
-                pool.shutdown(cancel_futures=True)
+    def _without(self, why: str) -> Measured:
+        return Measured.failed(self.metric, why, untried=why == TIME_UP)
 
-    def _jobs(self) -> int:
-        if self.engine == "tensorrt":
-            return 1
-        weights = sum(array.nbytes for array in self.problem.model.weights.values())
-        by_memory = _available_bytes() // (BUILD_BYTES + WEIGHTS_TIMES * weights)
-        return self.jobs or max(1, min(MOST_JOBS, (os.cpu_count() or 2) // 2, by_memory))
-
-    def _build(self, plan: Plan, name: str) -> Variant | Measured:
-        left = self.until - time.monotonic()
-        if left <= 0.0:
-            return Measured.failed(self.metric, TIME_UP, untried=True)
-        folder = self.folder / name
-        folder.mkdir(parents=True)
-        settings = Settings(self.engine, build_timeout_s=min(self.timeout_s, max(left, 1.0)))
-        try:
-            variant = self._variant(plan, name, folder)
-            made = build_variant(variant, settings, folder / "model.engine")
-        except RewriterError as error:
-            shutil.rmtree(folder)
-            return Measured.failed(self.metric, str(error))
-        if isinstance(made, Outcome):
-            shutil.rmtree(folder)
-            cut = made.status == "timeout" and left < self.timeout_s
-            return Measured.failed(self.metric, TIME_UP if cut else made.problem, untried=cut)
-        if made[0] != variant.path:
-            for file in folder.glob("model.onnx*"):
-                file.unlink()
-        return replace(variant, engine=made[0])
-
-    def _variant(self, plan: Plan, name: str, folder: Path) -> Variant:
-        with self._lowering:  # one copy of the weights at a time
-            lowered = self.problem.lowered(plan)
-            if self._samples is None:  # in the types of the inputs, which all plans share
-                feeds = (as_declared(lowered, sample) for sample in self.problem.samples)
-                self._samples = write_samples(self.folder / "samples", feeds)
-            return Variant(name, save(lowered, folder / "model.onnx"), self._samples)
-
-    # -- running --------------------------------------------------------------------------------
-
-    def _groups(self, ready: Sequence[tuple[int, Variant]]) -> Iterator[list[tuple[int, Variant]]]:
-        """In order, no more together than the GPU's memory may take."""
-        group: list[tuple[int, Variant]] = []
+    def _group(self, ready: Sequence[Ready]) -> tuple[list[Ready], list[Ready]]:
+        """The first ones, as many as memory and time allow, one at least; and the rest."""
+        most = min(TOGETHER, self._in_time()) if self._reference is not None else 1
+        group: list[Ready] = []
         size = 0
-        for place, variant in ready:
-            own = _engine_bytes(variant)
-            if group and size + own > RUN_BYTES:
-                yield group
-                group, size = [], 0
-            group.append((place, variant))
-            size += own
-        if group:
-            yield group
+        for one in ready:
+            size += _engine_bytes(one[1])
+            if group and (size > RUN_BYTES or len(group) >= most):
+                break
+            group.append(one)
+        return group, list(ready[len(group) :])
 
-    def _run(self, group: Sequence[tuple[int, Variant]]) -> dict[int, Measured]:
+    def _in_time(self) -> int:
+        """How many engines can be run beside the reference in the time that is left."""
+        each = SLACK * self._engine_s
+        return int(min(self.clock.left / each - 1.0, 1e6)) if each else 1_000_000
+
+    def _run(self, group: Sequence[Ready]) -> Iterator[Judged]:
         """Errors and latencies of engines that are timed together, the reference with them."""
+        if not group:
+            return
         variants = [variant for _, variant in group]
         again = [] if self._reference is None else [self._reference]
-        self.progress(f"search: running {len(variants)}", 0, 0)
-        settings = Settings(self.engine, timing=self.timing, run_timeout_s=self.timeout_s)
-        folder = self.folder / f"run-{group[0][1].name}"
+        if not self.clock.left or (again and self._in_time() < 1):
+            yield from ((place, self._without(TIME_UP)) for place, _ in group)
+            return self._forget(variants)
+        start, folder = time.monotonic(), self.folder / "run"
+        settings = Settings(
+            self.engine,
+            timing=self.timing,
+            plugins=self.deployment.plugins,
+            run_timeout_s=self.timeout_s,
+            until=self.clock.end,
+        )
         outcomes = measure([*again, *variants], settings, folder)
+        if any(outcome.ran for outcome in outcomes):
+            self._engine_s = (time.monotonic() - start) / len(outcomes)
         if self._reference is None:
             self._refer(variants, outcomes)
-        reference = next((o for o in outcomes if self._reference and o.variant == self._reference.name), None)
-        drift = 1.0
-        if reference is not None and reference.latency is not None and self._reference_us:
-            drift = self._reference_us / reference.latency.median_us
-        found = {
-            place: self._judged(outcome, drift)
-            for (place, _), outcome in zip(group, outcomes[len(again) :], strict=True)
-        }
-        self._forget(variants, folder)
-        return found
+        drift = self._drift(outcomes)
+        found = [self._judged(outcome, drift) for outcome in outcomes[len(again) :]]
+        shutil.rmtree(folder, ignore_errors=True)
+        self._forget(variants)
+        yield from ((place, one) for (place, _), one in zip(group, found, strict=True))
 
     def _refer(self, variants: Sequence[Variant], outcomes: Sequence[Outcome]) -> None:
         """Take the first that ran as the reference."""
@@ -194,9 +166,18 @@ class EngineEvaluator:
                 self._reference, self._reference_us = variant, outcome.latency.median_us
                 return
 
+    def _drift(self, outcomes: Sequence[Outcome]) -> float:
+        """What the reference took at first over what it took now; 1 where there is none."""
+        for outcome in outcomes:
+            if self._reference and outcome.variant == self._reference.name and outcome.latency is not None:
+                return self._reference_us / outcome.latency.median_us
+        return 1.0
+
     def _judged(self, outcome: Outcome, drift: float) -> Measured:
+        if outcome.status == "timeout" and not self.clock.left:
+            return self._without(TIME_UP)
         if not outcome.ran or outcome.latency is None:
-            return Measured.failed(self.metric, outcome.problem or "it ran, but could not be timed")
+            return self._without(outcome.problem or "it ran, but could not be timed")
         self.built += 1
         self._device = outcome.device
         values = [
@@ -204,26 +185,14 @@ class EngineEvaluator:
             for sample, expected in enumerate(self.problem.expected)
         ]
         value = min(values) if self.metric.least else max(values)
-        latency: Latency = outcome.latency
-        return Measured(value, latency.median_us * drift, latency.iqr_us * drift)
+        return Measured(value, outcome.latency.median_us * drift, outcome.latency.iqr_us * drift)
 
-    def _forget(self, variants: Sequence[Variant], run: Path) -> None:
-        shutil.rmtree(run, ignore_errors=True)
+    def _forget(self, variants: Sequence[Variant]) -> None:
         for variant in variants:
             if self._reference is None or variant.name != self._reference.name:
-                shutil.rmtree(self.folder / variant.name, ignore_errors=True)
+                self._builder.forget(variant)
 
 
 def _engine_bytes(variant: Variant) -> int:
     """Bytes of what is loaded: the engine, or the model and its external data."""
     return sum(file.stat().st_size for file in variant.path.parent.glob("model.*"))
-
-
-def _available_bytes() -> int:
-    """Memory that can be had without swapping; plenty where the system does not say."""
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as table:
-            lines = dict(line.split(":", 1) for line in table)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 1 << 62

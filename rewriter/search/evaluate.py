@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -50,6 +51,10 @@ class Measured:
         return cls(-math.inf if metric.least else math.inf, None, 0.0, problem, untried)
 
 
+Judged = tuple[int, Measured]
+"""A plan's place among those that were asked about, and what it is worth."""
+
+
 class Evaluator(Protocol):
     """Judges whole plans, many at a time."""
 
@@ -58,8 +63,12 @@ class Evaluator(Protocol):
         """Where the times come from, for the report."""
         ...
 
-    def measured(self, plans: Sequence[Plan]) -> Sequence[Measured]:
-        """What each plan is worth. A plan that fails is told as such, and raises nothing."""
+    def measured(self, plans: Sequence[Plan]) -> Iterator[Judged]:
+        """What each plan is worth, as it becomes known. One that fails is told so, and raises nothing."""
+        ...
+
+    def affords(self) -> int:
+        """How many more plans the time that is left should do for."""
         ...
 
 
@@ -89,9 +98,13 @@ class Problem:
         """The model with the types of `plan`."""
         return retype(self.model, self.facts, request(self.model, plan, ""))
 
-    def errors(self, plan: Plan) -> Divergence:
-        """The error that each node of the main graph adds under `plan`: one run over the samples."""
-        return diverge(self.model, self.lowered(plan), self.samples, self.accumulation)
+    def errors(self, plan: Plan, until: float = math.inf) -> Divergence:
+        """The error that each node of the main graph adds under `plan`: one run over the samples.
+
+        Raises:
+            TimeUpError: it had not ended at `until`, by time.monotonic().
+        """
+        return diverge(self.model, self.lowered(plan), self.samples, self.accumulation, until=until)
 
 
 @dataclass(frozen=True)
@@ -113,8 +126,12 @@ class Emulator:
     def latency_us(self, plan: Plan) -> float:
         return self.problem.prices.total_us(plan)
 
-    def measured(self, plans: Sequence[Plan]) -> Sequence[Measured]:
-        return [Measured(self.value(plan), self.latency_us(plan)) for plan in plans]
+    def measured(self, plans: Sequence[Plan]) -> Iterator[Judged]:
+        for place, plan in enumerate(plans):
+            yield place, Measured(self.value(plan), self.latency_us(plan))
+
+    def affords(self) -> int:
+        return sys.maxsize
 
     def _run(self, plan: Plan, stand_in: Standin) -> float:
         lowered, values = self.problem.lowered(plan), []

@@ -129,16 +129,29 @@ class Found:
                 f"the rules' plan is kept: {self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
             )
             return f"{self.goal}: {kept}; {self._effort}"
+        if self.tried and self.tried[0].applied and not isinstance(self.goal, Goal):
+            return f"{self.goal}: {self._kept}; {self._effort}"
         name = " is met: " if isinstance(self.goal, Goal) else f": {self.goal.metric} "
         return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {self._effort}; {cost}"
+
+    @property
+    def _kept(self) -> str:
+        """Why nothing of what was tried on an engine was taken."""
+        if self.tried[0].untried:
+            return "the rules' plan is kept: the time was up before it was measured (--search-seconds)"
+        figures = f"{self.goal.metric} {self.before:.3g}, {self.base_us:.1f} us, {self.origin}"
+        why = "no other was better" if self.emulations > 1 else "the time did for no other"
+        return f"the rules' plan is kept, {why}: {figures}"
 
     @property
     def _effort(self) -> str:
         if not self.tried:
             return f"{self.emulations} emulations"
-        failed = sum(bool(one.problem) for one in self.tried)
-        failures = f", {failed} of {len(self.tried)} failed" if failed else ""
-        return f"{self.emulations} plans built{failures}"
+        failed = sum(bool(one.problem) and not one.untried for one in self.tried)
+        failures = f", {failed} of them failed" if failed else ""
+        late = sum(one.untried for one in self.tried)
+        left = f", {late} not tried: the time was up" if late else ""
+        return f"{self.emulations} plans tried{failures}{left}"
 
     def _why_not(self, goal: Goal) -> str:
         if self.tried:

@@ -7,20 +7,26 @@ tells that; a build does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from onnx import NodeProto
 
 from rewriter import epilogues, islands
+from rewriter.errors import TimeUpError
 from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Settings, Survey
 from rewriter.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.cheapest import RELEASABLE, in_range_products
 from rewriter.search.choice import Choice, Group, added
-from rewriter.search.trials import Trials
+from rewriter.search.goal import Aim, Budget, Goal
+from rewriter.search.trials import Trials, Types
 
 FOR_ACCURACY = RELEASABLE | epilogues.FREE | {islands.RULE}
 """Rules whose nodes an engine may find slower in FP32 than they are worth."""
+
+ESTIMATE_OFF = 0.12
+"""What an estimated latency in that of the rules' plan was off by, for nine plans of ten (docs/plans.md)."""
 
 SIZES = (2, 8, 32)
 """How many of the best-ranked nodes of a kind are tried in FP32."""
@@ -50,26 +56,35 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
 """Operators that are tried in FP32 together."""
 
 
-def groups(trials: Trials) -> list[Group]:
-    """What to try, each with a plan of its own, likeliest first.
+def groups(trials: Trials, aim: Aim) -> Iterator[list[Group]]:
+    """What to try, in two batches, each group with a plan of its own, likeliest first.
 
-    The search's emulation ranks MatMul and Conv; it is asked once.
+    The first is what the rules have in FP32 and could do without, and BF16 for FP32: both may be faster, and
+    no emulation is needed to name them. The second is what goes to FP32; the search's emulation ranks the
+    nodes for it, once, unless that takes too long. What is estimated to cost more than the aim allows comes
+    last.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
     plan, model = trials.plan, trials.problem.model
+    seen = {(plan.fp32, plan.bf16)}
+    yield _new(chain(_released(trials), _in_bf16(trials)), trials, seen)
     settings = Settings(LOW_TYPES[plan.precision], plan.io)
     survey = next(iter(surveys(model, trials.problem.facts, {}, settings)))
-    found = chain(
-        _released(trials),
+    ranked = _ranking(trials)
+    kept = chain(
         _resizes(survey, trials),
-        _products(survey, trials),
+        _products(survey, trials, ranked),
+        _ranked(survey, ranked),
         _kinds(survey, trials),
-        _ranked(survey, trials),
-        _in_bf16(trials),
     )
-    seen, kept = {(plan.fp32, plan.bf16)}, []
+    yield sorted(_new(kept, trials, seen), key=lambda group: _too_dear(group, trials, aim))
+
+
+def _new(found: Iterable[Group], trials: Trials, seen: set[Types]) -> list[Group]:
+    """Those whose plan was not seen before."""
+    kept = []
     for group in found:
         made = trials.plan_of(group.choice)
         if (types := (made.fp32, made.bf16)) not in seen:
@@ -78,14 +93,33 @@ def groups(trials: Trials) -> list[Group]:
     return kept
 
 
+def _too_dear(group: Group, trials: Trials, aim: Aim) -> bool:
+    """Whether even a cheap engine should be slower than the aim allows."""
+    if isinstance(aim, Goal):
+        return False
+    share = aim.share if isinstance(aim, Budget) else 0.0
+    limit = (1.0 + share) * (1.0 + ESTIMATE_OFF)
+    return trials.latency_us(group.choice) > limit * trials.latency_us(Choice())
+
+
 def _released(trials: Trials) -> Iterator[Group]:
-    """Each rule that is about accuracy, back in FP16."""
+    """Each rule that is about accuracy, back in FP16; those first that should cost nothing, and may."""
     rules: dict[str, list[str]] = {}
     for decision in trials.plan.decisions:
         if decision.rule in FOR_ACCURACY:
             rules.setdefault(decision.rule, []).append(decision.key)
-    for rule, keys in rules.items():
+    for rule, keys in sorted(rules.items(), key=lambda pair: pair[0] not in epilogues.FREE):
         yield Group(f"{rule} back in FP16 ({len(keys)})", Choice(released=frozenset(keys)))
+
+
+def _ranking(trials: Trials) -> list[str]:
+    """The nodes by what FP32 gains there; none if the time for it was up."""
+    if time.monotonic() >= trials.ranked_by:
+        return []
+    try:
+        return trials.ranking()
+    except TimeUpError:
+        return []
 
 
 def _resizes(survey: Survey, trials: Trials) -> Iterator[Group]:
@@ -119,12 +153,11 @@ def _readers(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
         yield from (reader for _, reader in survey.readers(tensor))
 
 
-def _products(survey: Survey, trials: Trials) -> Iterator[Group]:
+def _products(survey: Survey, trials: Trials, ranked: Sequence[str]) -> Iterator[Group]:
     """The Convs, and the MatMuls with a weight, whose error falls most for their cost.
 
     Products of two computed tensors are attention's: FP32 costs its fused kernel, so they are one group.
     """
-    ranked = trials.ranking()
     for name, operators in (("Conv", _CONVS), ("MatMul", _PRODUCTS)):
         weighted = {
             node_key(survey.scope, n)
@@ -138,10 +171,10 @@ def _products(survey: Survey, trials: Trials) -> Iterator[Group]:
         yield _in_fp32("attention", survey, trials, [*inner, *softmax])
 
 
-def _ranked(survey: Survey, trials: Trials) -> Iterator[Group]:
+def _ranked(survey: Survey, ranked: Sequence[str]) -> Iterator[Group]:
     """All other nodes by the same measure."""
     matrix = {node_key(survey.scope, n) for n in survey.nodes if n.op_type in MATRIX_OPS}
-    yield from _rows("other node", [key for key in trials.ranking() if key not in matrix])
+    yield from _rows("other node", [key for key in ranked if key not in matrix])
 
 
 def _rows(name: str, ranked: Sequence[str]) -> Iterator[Group]:

@@ -1,10 +1,11 @@
 """The search on an engine: groups of nodes one by one, then together, then the best one refined.
 
-Three batches of plans, some thirty builds at most. The first has every group by itself. Errors of independent
-changes add in their squares and times add as they are, roughly; that tells which groups to combine: what
-makes it faster, what makes it more accurate for its time, and both, the best, the best two, the best three,
-and so on. The third has the best plan with one group more or less. When the time is up, the best so far is
-taken. What is chosen follows from what was measured and from nothing else.
+Some thirty plans at most, in batches. First the rules' plan, by itself: it says what a plan costs. Then every
+group alone, those first that are likeliest to gain. Errors of independent changes add in their squares and
+times add as they are, roughly; that tells which groups to combine: what makes it faster, what makes it more
+accurate for its time, and both, the best, the best two, the best three, and so on. Last, the best plan with
+one group more or less. What the time will not do for is not begun, and some of it is left for combinations.
+When it is up, the best so far is taken. What is chosen follows from what was measured and from nothing else.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from rewriter.plan import Plan
 from rewriter.search.choice import Choice, Group, united
 from rewriter.search.evaluate import Evaluator, Measured
-from rewriter.search.goal import Aim, Found
+from rewriter.search.goal import Aim, Found, Goal
 from rewriter.search.select import LEAST_DIFFERENCE, Tried, chosen, objective
 from rewriter.search.trials import Trials
 
 FIRST, SECOND, THIRD = 18, 7, 5
-"""Plans in each batch, at most; the rules' plan comes on top."""
+"""Plans with one group, with several, and refined, at most; the rules' plan comes on top."""
+
+SINGLES = 0.65
+"""Share of what the time does for that is plans with one group; the rest is combinations of what helped."""
 
 DEEPEST = 5
 """Groups in a row of the second batch, of those that make it faster and of those that make it better."""
@@ -44,37 +49,47 @@ class Effect:
 
 def by_measurement(
     trials: Trials,
-    candidates: Sequence[Group],
+    candidates: Iterable[Sequence[Group]],
     aim: Aim,
     judge: Evaluator,
-    time_left: Callable[[], bool] = lambda: True,
     told: Progress = lambda line: None,
 ) -> Found:
     """The best plan for `aim` of those that `judge` was asked about.
 
     Args:
         trials: Whose `plan` is the rules'; it makes the plans.
-        candidates: Groups, likeliest first; `FIRST` of them are tried.
-        time_left: Asked before each batch but the first.
-        told: Gets a line after each batch.
+        candidates: Batches of groups, likeliest first, in batches and in all; `FIRST` of them are tried. A
+            batch is asked for when the one before it was judged. If the rules' plan is too inaccurate for
+            the aim, the last batch comes first: what makes plans more accurate.
+        told: Gets a line after each plan.
     """
-    search = _Search(trials, judge)
-    search.batch([(), *((group,) for group in candidates[:FIRST])])
-    told(search.line(aim, "one by one"))
-    for name, make in (("together", _combined), ("refined", _refined)):
-        if not search.base.works or not time_left():
+    search = _Search(trials, judge, aim, told)
+    search.batch([()])
+    if not search.base.untried:
+        batches = candidates if aim.meets(search.base.worth.value) else reversed(list(candidates))
+        _one_by_one(search, batches, judge)
+    for make, most in ((_combined, SECOND), (_refined, THIRD)):
+        if not search.base.works:
             break
-        rows = make(search, aim)
-        if search.batch(rows):
-            told(search.line(aim, name))
-    return search.found(aim)
+        search.batch(make(search, aim)[: min(most, judge.affords())])
+    return search.found()
+
+
+def _one_by_one(search: _Search, candidates: Iterable[Sequence[Group]], judge: Evaluator) -> None:
+    left = FIRST
+    for batch in candidates:
+        most = min(left, math.ceil(SINGLES * judge.affords()))  # each run tells better what a plan costs
+        search.batch([(group,) for group in batch[:most]])
+        left -= len(batch[:most])
+        if left <= 0 or most < len(batch):
+            return
 
 
 class _Search:
     """What was tried so far."""
 
-    def __init__(self, trials: Trials, judge: Evaluator) -> None:
-        self._trials, self._judge = trials, judge
+    def __init__(self, trials: Trials, judge: Evaluator, aim: Aim, told: Progress) -> None:
+        self._trials, self._judge, self._aim, self._told = trials, judge, aim, told
         self.tried: list[Tried] = []
 
     @property
@@ -82,21 +97,22 @@ class _Search:
         """The rules' plan."""
         return self.tried[0]
 
-    def batch(self, rows: Sequence[tuple[Group, ...]]) -> bool:
-        """Judge unions of groups, each plan once; whether there was anything new."""
+    def batch(self, rows: Sequence[tuple[Group, ...]]) -> None:
+        """Judge unions of groups, each plan once; they are kept in the order in which they were asked for."""
         known = {one.types for one in self.tried}
-        new: list[tuple[tuple[Group, ...], Choice]] = []
+        new: list[tuple[tuple[Group, ...], Plan]] = []
         for row in rows:
             choice = united(row) if row else Choice()
             plan = None if choice is None else self._trials.plan_of(choice)
-            if choice is not None and plan is not None and (plan.fp32, plan.bf16) not in known:
+            if plan is not None and (plan.fp32, plan.bf16) not in known:
                 known.add((plan.fp32, plan.bf16))
-                new.append((row, choice))
-        plans = [self._trials.plan_of(choice) for _, choice in new]
-        worths = self._judge.measured(plans)
-        for (row, _), plan, worth in zip(new, plans, worths, strict=True):
-            self.tried.append(Tried(row, plan, worth, self._trials.metric.least))
-        return bool(new)
+                new.append((row, plan))
+        before, found = list(self.tried), dict[int, Tried]()
+        for place, worth in self._judge.measured([plan for _, plan in new]):
+            found[place] = Tried(*new[place], worth, self._trials.metric.least)
+            self.tried = [*before, *(found[at] for at in sorted(found))]
+            if not worth.untried:
+                self._told(self.line())
 
     def effects(self) -> list[Effect]:
         """Of the groups that work alone, in the order in which they were tried."""
@@ -108,22 +124,26 @@ class _Search:
                 found.append(Effect(one.groups[0], faster, _square(one, base)))
         return found
 
-    def line(self, aim: Aim, name: str) -> str:
-        best = chosen(self.tried, aim)
-        return (
-            f"{name}: {sum(not t.worth.untried for t in self.tried)} plans so far; best: {best.words}, "
-            f"{best.worth.value:.3g}, {best.us:.1f} us"
-        )
+    def line(self) -> str:
+        """How many plans were tried, and the best so far."""
+        best, count = chosen(self.tried, self._aim), sum(not one.untried for one in self.tried)
+        plans = f"{count} plan{'s' if count > 1 else ''} tried"
+        if not best.works:
+            return f"{plans}, none of them works"
+        name, base = self._aim.metric, self.base
+        more = f" ({best.us / base.us - 1.0:+.1%})" if base.works and best is not base else ""
+        return f"{plans}; best so far: {best.words}, {name} {best.worth.value:.3g}, {best.us:.1f} us{more}"
 
-    def found(self, aim: Aim) -> Found:
-        best, base = chosen(self.tried, aim), self.base
+    def found(self) -> Found:
+        best, base, aim = chosen(self.tried, self._aim), self.base, self._aim
+        kept = base.untried and not isinstance(aim, Goal)  # what is as it was is no slower and no worse
         return Found(
             best.plan,
-            aim.meets(best.worth.value) and best.works,
+            kept or (aim.meets(best.worth.value) and best.works),
             best.worth.value,
             base.worth.value,
             None,
-            sum(not one.worth.untried for one in self.tried),
+            sum(not one.untried for one in self.tried),
             best.us - base.us if best.works and base.works else 0.0,
             base.us if base.works else 0.0,
             aim,

@@ -56,6 +56,11 @@ class Tried:
     def words(self) -> str:
         return " + ".join(group.words for group in self.groups) or "the rules' plan"
 
+    @property
+    def untried(self) -> bool:
+        """Whether the time was up before it was judged."""
+        return self.worth.untried
+
     def noise(self, other: Tried) -> float:
         """Microseconds by which two latencies have to differ to be different."""
         return max(LEAST_DIFFERENCE * min(self.us, other.us), self.worth.spread_us, other.worth.spread_us)
@@ -63,7 +68,14 @@ class Tried:
     def as_row(self, best: Tried) -> TriedPlan:
         worth = self.worth
         return TriedPlan(
-            self.words, worth.value, worth.latency_us, worth.spread_us, worth.problem, self.plan, self is best
+            self.words,
+            worth.value,
+            worth.latency_us,
+            worth.spread_us,
+            worth.problem,
+            self.plan,
+            self is best,
+            worth.untried,
         )
 
 
@@ -71,7 +83,7 @@ def chosen(tried: Sequence[Tried], aim: Aim) -> Tried:
     """The best plan; the rules', which is the first, if no other works or all else is noise.
 
     Of those that fulfil the aim best, within the noise, the one that is better in the other respect, and of
-    equal ones that which was tried first.
+    those that are equal within the noise that which was tried first: the rules', if it is one of them.
     """
     base, working = tried[0], [one for one in tried if one.works]
     if not working:
@@ -90,13 +102,13 @@ def _for_tolerance(one: Tried, base: Tried, goal: Goal) -> tuple[float, ...]:
     """The fastest that meets it; if none does, the most accurate."""
     if not goal.meets(one.worth.value):
         return 1.0, one.error, one.us
-    return 0.0, _steps(one.us, base), one.error
+    return 0.0, _steps(one, base), _error_steps(one, base)
 
 
 def _for_budget(one: Tried, base: Tried, share: float) -> tuple[float, ...]:
     """The most accurate in the budget; if even the rules' plan does not work, the fastest."""
     limit = base.us * (1.0 + share) if base.works else math.inf
-    return float(one.us > limit), _error_steps(one, base), _steps(one.us, base), one.error
+    return float(one.us > limit), _error_steps(one, base), _steps(one, base)
 
 
 def _for_speed(one: Tried, base: Tried) -> tuple[float, ...]:
@@ -105,15 +117,17 @@ def _for_speed(one: Tried, base: Tried) -> tuple[float, ...]:
         return 0.0, one.us, one.error
     worse = _error_steps(one, base) > 0.0
     slower = one.us > base.us + one.noise(base)
-    return float(worse or slower), _steps(one.us, base), one.error
+    return float(worse or slower), _steps(one, base), _error_steps(one, base)
 
 
-def _steps(us: float, base: Tried) -> float:
+def _steps(one: Tried, base: Tried) -> float:
     """A latency in steps of the noise, from that of the rules' plan on, so that what is noise is equal."""
-    if not base.works or not math.isfinite(us):
-        return us
+    if not base.works or not math.isfinite(one.us):
+        return one.us
+    if abs(one.us - base.us) <= one.noise(base):
+        return 0.0
     step = max(LEAST_DIFFERENCE * base.us, base.worth.spread_us) or 1.0
-    return float(math.trunc((us - base.us) / step))
+    return float(math.trunc((one.us - base.us) / step))
 
 
 def _error_steps(one: Tried, base: Tried) -> float:

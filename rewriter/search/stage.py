@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from rewriter import checks
+from rewriter import facts as tensor_facts
 from rewriter.base import Target
-from rewriter.emulation import Accumulation
+from rewriter.deployment import Deployment
+from rewriter.emulation import Accumulation, reference
+from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineName
+from rewriter.errors import TimeUpError
 from rewriter.facts import Facts
 from rewriter.inputs import Samples
 from rewriter.metrics import named
-from rewriter.model import Array, Model
+from rewriter.model import Model
 from rewriter.plan import Plan
-from rewriter.result import Check, Frontier, FrontierPoint, Searched
+from rewriter.result import LASTING, Check, Frontier, FrontierPoint, Searched
 from rewriter.search.cheapest import cheapest
+from rewriter.search.clock import Clock
 from rewriter.search.effort import for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
-from rewriter.search.evaluate import Problem
+from rewriter.search.evaluate import Problem, Sample
 from rewriter.search.frontier import frontier, of_points
 from rewriter.search.goal import Aim, Budget, Fastest, Found, Goal
 from rewriter.search.groups import groups
@@ -32,6 +36,9 @@ from rewriter.search.within import most_accurate
 
 EMULATED_SAMPLES, RUN_SAMPLES = 4, 16
 """How many samples a search compares each plan on: emulated, and on an engine."""
+
+EXPECTED_SHARE, RANKED_SHARE = 0.15, 0.4
+"""Shares of an engine's time after which the original runs on no more samples, and a ranking is given up."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -43,7 +50,8 @@ class Order:
     Attributes:
         aim: None: only the frontier is asked for.
         engine: What builds and runs plans; None: emulation.
-        seconds: After which an engine is asked about no more plans.
+        seconds: What a search on an engine may take, with all that belongs to it.
+        deployment: Plugins and optimisation profile of the engine.
     """
 
     aim: Aim | None
@@ -54,6 +62,7 @@ class Order:
     build_timeout_s: float
     accumulation: Accumulation
     target: Target
+    deployment: Deployment = field(default_factory=Deployment)
 
 
 @dataclass(frozen=True)
@@ -87,27 +96,39 @@ def answer(
         ArithmeticRunError: ONNX Runtime cannot run the model.
         EngineError: the engine's library is not installed.
     """
-    start = time.monotonic()
+    clock = Clock(order.seconds)
+    search = _by_emulation if order.engine is None else _on_engine
+    made = search(original, structured, facts, samples, plan, order, clock, progress)
+    return replace(made, check=made.check and replace(made.check, seconds=clock.spent))
+
+
+def _by_emulation(
+    original: Model,
+    structured: Model,
+    facts: Facts,
+    samples: Samples,
+    plan: Plan,
+    order: Order,
+    clock: Clock,
+    progress: Progress,
+) -> Answer:
     given, budget = min(len(samples), EMULATED_SAMPLES), isinstance(order.aim, Budget)
     if budget:
         effort = for_budget(structured, facts, given)
     else:
         effort = for_tolerance(structured, facts, given, order.accumulation)
-    count = effort.samples if order.engine is None else RUN_SAMPLES
-    compared: Sequence[Mapping[str, Array]] = list(islice(samples, count))
+    compared: Sequence[Sample] = list(islice(samples, effort.samples))
     exact = checks.expected_outputs(original, compared).exact
-    problem = Problem(structured, facts, compared, exact, order.accumulation, order.target)
-    reason = f"added by the search for {order.aim or order.metric}"
-    ranked = effort.of(problem)
+    ranked = effort.of(Problem(structured, facts, compared, exact, order.accumulation, order.target))
     judged = replace(ranked, accumulation="fp16") if budget else ranked
-    trials = Trials(judged, plan, named(order.metric), reason, ranked)
-    if order.engine is None:
-        made = _emulated(trials, plan, order, effort.most)
-    else:
-        made = _measured(problem, trials, order, start + order.seconds, progress)
-    told = (effort.told,) if effort.told and order.engine is None else ()
-    check = made.check and replace(made.check, seconds=time.monotonic() - start)
-    return replace(made, check=check, warnings=(*told, *made.warnings))
+    trials = Trials(judged, plan, named(order.metric), _reason(order), ranked)
+    made = _emulated(trials, plan, order, effort.most)
+    return replace(made, warnings=((effort.told,) if effort.told else ()) + made.warnings)
+
+
+def _reason(order: Order) -> str:
+    """Why a node is in FP32 that the search put there."""
+    return f"added by the search for {order.aim or order.metric}"
 
 
 def _emulated(trials: Trials, plan: Plan, order: Order, most: int) -> Answer:
@@ -122,39 +143,86 @@ def _emulated(trials: Trials, plan: Plan, order: Order, most: int) -> Answer:
     return Answer(chosen, _check(found) if found is not None else None, drawn)
 
 
-def _measured(problem: Problem, trials: Trials, order: Order, until: float, progress: Progress) -> Answer:
+def _on_engine(
+    original: Model,
+    structured: Model,
+    facts: Facts,
+    samples: Samples,
+    plan: Plan,
+    order: Order,
+    clock: Clock,
+    progress: Progress,
+) -> Answer:
+    """One sample ranks the nodes: the engine judges the plans."""
     assert order.engine is not None
-    progress("search: ranking nodes", 0, 0)
+
+    def told(line: str) -> None:
+        progress(f"{LASTING}{clock.spent:.0f} s of {clock.seconds:g}: {line}", 0, 0)
+
+    told("running the original")
+    compared: Sequence[Sample] = list(islice(samples, RUN_SAMPLES))
+    try:
+        exact = _exact(original, compared, clock)
+    except TimeUpError:
+        return _too_late(plan, order)
+    problem = Problem(structured, facts, compared[: len(exact)], exact, order.accumulation, order.target)
+    effort = for_tolerance(structured, facts, 1, order.accumulation)
+    trials = Trials(
+        problem, plan, named(order.metric), _reason(order), effort.of(problem), clock.at(RANKED_SHARE)
+    )
+    told("the rules' plan first")
+    aim = order.aim or Fastest(order.metric)
     with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
         judge = EngineEvaluator(
             problem,
             trials.metric,
             order.engine,
             Path(folder),
-            until,
+            clock,
+            order.deployment,
             order.build_timeout_s,
-            progress=progress,
         )
-        found = by_measurement(
-            trials,
-            groups(trials),
-            order.aim or Fastest(order.metric),
-            judge,
-            lambda: time.monotonic() < until,
-            lambda line: progress(f"search: {line}", 0, 0),
-        )
+        found = by_measurement(trials, groups(trials, aim), aim, judge, told)
+    return _answered(found, order, trials.metric.least, judge.failures)
+
+
+def _exact(original: Model, samples: Sequence[Sample], clock: Clock) -> list[checks.Outputs]:
+    """Outputs of the original in FP32: for all samples, or those that the time is enough for, one at least.
+
+    Raises:
+        TimeUpError: it is not enough for one.
+    """
+    found: list[checks.Outputs] = []
+    with Session(reference(original, tensor_facts.infer(original))) as session:
+        for sample in samples:
+            try:
+                found.append(session.run(sample, until=clock.at(EXPECTED_SHARE) if found else clock.end))
+            except TimeUpError:
+                if not found:
+                    raise
+                break
+    return found
+
+
+def _too_late(plan: Plan, order: Order) -> Answer:
+    aim = order.aim or Fastest(order.metric)
+    told = f"{aim}: the time was up before the original had run on one sample: --search-seconds"
+    return Answer(plan, Check(aim.option, not isinstance(aim, Goal), f"{told}; the rules' plan is kept"))
+
+
+def _answered(found: Found, order: Order, least: bool, failures: Sequence[str]) -> Answer:
     points = [
         FrontierPoint(one.latency_us, one.value, one.plan)
         for one in found.tried
         if one.latency_us is not None
     ]
-    drawn = of_points(points, order.metric, trials.metric.least, found.origin) if order.pareto else None
+    drawn = of_points(points, order.metric, least, found.origin) if order.pareto else None
     return Answer(
         found.plan,
         _check(found),
         drawn and replace(drawn, chosen=found.plan),
         Searched(order.metric, found.origin, found.tried),
-        tuple(f"--search gpu: {failure}" for failure in judge.failures),
+        tuple(f"--search gpu: {failure}" for failure in failures),
     )
 
 

@@ -32,6 +32,7 @@ class Trials:
         plan: The rules' one.
         reason: Why a node is in FP32 that the search put there.
         ranker: The problem with the sums that the ranking has; None: those of `problem`.
+        ranked_by: time.monotonic() at which a ranking that has not ended is given up.
         count: How many whole models were evaluated.
     """
 
@@ -40,6 +41,7 @@ class Trials:
     metric: Metric
     reason: str
     ranker: Problem | None = None
+    ranked_by: float = math.inf
     count: int = 0
     _plans: dict[Choice, Plan] = field(default_factory=dict)
     _values: dict[Types, float] = field(default_factory=dict)
@@ -95,10 +97,14 @@ class Trials:
         return self.judge.weights_alone(self.plan_of(Choice(others)))
 
     def ranking(self) -> list[str]:
-        """Keys of the nodes that add an error and are not kept yet, best first, for a judge that measures."""
+        """Keys of the nodes that add an error and are not kept yet, best first, for a judge that measures.
+
+        Raises:
+            TimeUpError: it took longer than until `ranked_by`.
+        """
         if self._errors is None:
             self.count += 1
-            self._errors = (self.ranker or self.problem).errors(self.plan)
+            self._errors = (self.ranker or self.problem).errors(self.plan, self.ranked_by)
         kept, extra = self.plan.fp32 | self.plan.bf16, self.prices.extra
         errors = self._added(self._errors)
         if not self.ranks_fp16_sums:

@@ -210,3 +210,14 @@ def test_a_search_on_the_gpu(tmp_path: Path) -> None:
     check = next(check for check in done.verdict.checks if check.name == "tolerance")
     ROWS.append(f"{'--search gpu':30} {check.passed} {check.summary}")
     assert "measured with" in check.summary or "cannot be met" in check.summary
+
+
+def test_a_search_on_the_gpu_ends_in_its_time(tmp_path: Path) -> None:
+    if host.choose().engine is None:
+        pytest.skip("; ".join(host.choose().reasons))
+    original = save(matmul(1024), tmp_path / "original.onnx")
+    done = rewriter.fix(original, inputs=feeds(1024), search="gpu", search_seconds=15.0, verify=False)
+    assert done.searched is not None
+    tried = [one for one in done.searched.tried if not one.untried]
+    ROWS.append(f"{'--search-seconds 15':30} {len(tried)} plans in {done.seconds['search']:.1f} s")
+    assert done.seconds["search"] < 15.0 + 3.0, "a child that is killed leaves the GPU within seconds"
