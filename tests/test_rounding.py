@@ -15,7 +15,8 @@ from rewriter.rounding.blas import one_thread, openblas
 from rewriter.rounding.compensate import Data
 from rewriter.rounding.factors import Slim, Square, factor
 from rewriter.rounding.nearest_plane import DAMPING, round_together
-from rewriter.rounding.rows import read_rows
+from rewriter.rounding.rows import Reader
+from rewriter.rounding.segments import segment
 
 FP16, BF16 = 10, 16
 
@@ -76,9 +77,9 @@ def test_windows_are_what_a_conv_reads(groups: int) -> None:
     x = np.random.default_rng(0).standard_normal((2, 4, 9, 8)).astype(np.float32)
     window = Window((3, 2), (2, 1), (1, 3), (1, 0, 2, 1), groups)
     asked = Source("x", 4 * 6, window)
-    all_rows = read_rows(source, [{"x": x}], {asked: 4096}, 0)[asked].samples[0]
+    all_rows = Reader(source, [{"x": x}], {}, 0).read({asked: 4096})[asked].samples[0]
     np.testing.assert_array_equal(all_rows, windows(x, window))
-    some = read_rows(source, [{"x": x}], {asked: 20}, 0)[asked].samples[0]
+    some = Reader(source, [{"x": x}], {}, 0).read({asked: 20})[asked].samples[0]
     assert some.shape == (groups, 20, 24 // groups)
     known = {row.tobytes() for row in all_rows[0]}
     assert {row.tobytes() for row in some[0]} <= known
@@ -97,7 +98,7 @@ def test_samples_of_other_shapes_and_shapes_that_values_decide() -> None:
     )
     first, second = np.eye(3, 4, dtype=np.float32), np.ones((2, 4), np.float32)
     of_values, of_shapes = Source("y", 2), Source("z", 4)
-    rows = read_rows(source, [{"x": first}, {"x": second}], {of_values: 99, of_shapes: 99}, 0)
+    rows = Reader(source, [{"x": first}, {"x": second}], {}, 0).read({of_values: 99, of_shapes: 99})
     np.testing.assert_array_equal(rows[of_values].samples[0][0], [[0, 0], [1, 1], [2, 2]])
     assert rows[of_values].samples[1].shape == (1, 8, 2)
     for read, given_ in zip(rows[of_shapes].samples, (first, second), strict=True):
@@ -119,3 +120,34 @@ def test_numpy_computes_in_one_thread_inside() -> None:
     with one_thread():
         assert found.threads() == 1
     assert found.threads() == before
+
+
+BRANCHED = """g (float[N,4] x) => (float[N,4] y) <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 1,1,1,2}> {
+    a = Tanh(x)  n = NonZero(a)  b = MatMul(a, w)  c = Relu(b)  d = MatMul(c, w)  e = Add(d, a)
+    f = MatMul(e, w)  t = Transpose(n)  y = Add(f, b) }"""
+"""`a` is read by a later part, too; the shape of `n` is decided by values."""
+
+
+@pytest.mark.parametrize(("room", "held"), [(10**6, [{"a"}, {"e", "b"}, set()]), (0, [set(), set(), set()])])
+def test_a_graph_in_parts_gives_the_rows_of_one_run(room: int, held: list[set[str]]) -> None:
+    source, rng = graph(BRANCHED), np.random.default_rng(3)
+    samples = [{"x": rng.standard_normal((rows, 4)).astype(np.float32)} for rows in (6, 9)]
+    shapes = dict.fromkeys("abcdefy", (6, 4))
+    asked = [Source(name, 4) for name in ("a", "c", "e", "y")]
+    whole = Reader(source, samples, shapes, room).read(dict.fromkeys(asked, 5))
+    reader = Reader(source, samples, shapes, room)
+    for index, (sources, left) in enumerate(zip((asked[:1], asked[1:3], asked[3:]), held, strict=True)):
+        later = [s.tensor for s in asked[(1, 3, 4)[index] :]]
+        for one, rows in reader.read(dict.fromkeys(sources, 5), later).items():
+            for part, expected in zip(rows.samples, whole[one].samples, strict=True):
+                np.testing.assert_array_equal(part, expected)
+        assert [set(tensors) for tensors in reader.held] == [left, left], index
+
+
+def test_what_is_handed_on() -> None:
+    source = graph(BRANCHED)
+    part = segment(source.proto.graph, ["c"], ["t"], frozenset())
+    assert (part.given, part.later, part.size({"a": (6, 4)})) == ((), ("a",), 96)
+    part = segment(source.proto.graph, ["n"], ["t"], {"a"})
+    assert [node.op_type for node in part.nodes] == ["NonZero"]
+    assert (part.given, part.later, part.size({"a": (6, 4)})) == (("a",), ("n",), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import isfinite, log
 
@@ -134,12 +135,14 @@ def _pack(emit: Emitter, tensors: Sequence[str], counted: Mapping[str, tuple[str
     return _Pack(list(tensors), *joined)
 
 
-def leading_to(graph: GraphProto, wanted: Collection[str]) -> list[NodeProto]:
-    """The nodes that some tensors depend on, in the graph's order."""
-    missing, found = set(wanted), []
+def leading_to(
+    graph: GraphProto, wanted: Collection[str], held: AbstractSet[str] = frozenset()
+) -> list[NodeProto]:
+    """The nodes that some tensors depend on, in the graph's order; nothing leads to those that are `held`."""
+    missing, found = set(wanted) - held, []
     for node in reversed(graph.node):
         if not missing.isdisjoint(node.output):
-            missing.update(reads(node))
+            missing.update(name for name in reads(node) if name not in held)
             found.append(node)
     return found[::-1]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod, sqrt
@@ -18,7 +18,7 @@ from rewriter.rounding.factors import factor
 from rewriter.rounding.grid import Grid
 from rewriter.rounding.layers import Layer, Left, Source, by_sources
 from rewriter.rounding.nearest_plane import round_together
-from rewriter.rounding.rows import OPSET, Rows, read_rows
+from rewriter.rounding.rows import OPSET, Chosen, Reader, Rows
 from rewriter.rounding.shapes import Shapes, inferred_shapes
 
 HELD_BYTES = 2**26
@@ -122,8 +122,19 @@ class Data:
         stored = {tensor.name for tensor in self.model.proto.graph.initializer}
         return max((4 * prod(shape) for name, shape in self.shapes.items() if name not in stored), default=0)
 
-    def rows(self, sources: Sequence[Source]) -> dict[Source, Rows]:
+    def reader(self, room: int) -> Reader:
+        """Of the samples that give rows; `room` in bytes, for what is held of them between parts."""
+        return Reader(
+            self.model, Chosen(self.samples, self.chosen), self.shapes, room // self.runs, self.seed
+        )
+
+    def rows(
+        self, reader: Reader, sources: Sequence[Source], afterwards: Collection[str]
+    ) -> dict[Source, Rows]:
         """The rows of those sources that can be computed.
+
+        Args:
+            afterwards: The tensors that will be asked for later.
 
         Raises:
             ArithmeticRunError: a sample does not run; the message names the node.
@@ -133,8 +144,7 @@ class Data:
         wanted = [source for source in sources if source.tensor in known]
         while wanted:
             try:
-                samples = (feeds for i, feeds in enumerate(self.samples) if i in self.chosen)
-                return read_rows(self.model, samples, {s: self.each(s) for s in wanted}, self.seed)
+                return reader.read({s: self.each(s) for s in wanted}, [t for t in afterwards if t in known])
             except NoKernelError as error:
                 runs = [source for source in wanted if not self._depends(source, error)]
                 if len(runs) == len(wanted):
@@ -170,8 +180,11 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
     together = by_sources(wanted)
     held = sum(value.nbytes for value in weights.values()) // 2
     room = max(HELD_BYTES, held, data.largest)
-    for group in _groups(list(together), data, room):
-        rows = data.rows(list(dict.fromkeys(source for sources in group for source in sources)))
+    reader = data.reader(room)
+    groups = list(_groups(list(together), data, room))
+    for index, group in enumerate(groups):
+        afterwards = dict.fromkeys(s.tensor for later in groups[index + 1 :] for key in later for s in key)
+        rows = data.rows(reader, list(dict.fromkeys(s for sources in group for s in sources)), [*afterwards])
         last = {source: sources for sources in group for source in sources}
         for sources in group:
             with one_thread():

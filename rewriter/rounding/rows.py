@@ -7,21 +7,21 @@ constants: with nodes that compute it from shapes a NAFNet took 3 s to load, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
-from onnx import TensorProto
+from onnx import helper
 
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
-from rewriter.ranges.binades import leading_to
 from rewriter.ranges.statistics import Emitter
 from rewriter.rounding import positions
 from rewriter.rounding.layers import Source, Window
 from rewriter.rounding.positions import Taps
+from rewriter.rounding.segments import Segment, segment
 from rewriter.rounding.shapes import Shapes, emitter, keep_only, shapes
 
 OPSET = 5
@@ -47,36 +47,83 @@ class Rows:
         return last[:, ~judged], last[:, judged]
 
 
-def read_rows(
-    model: Model, samples: Iterable[Mapping[str, Array]], limits: Mapping[Source, int], seed: int
-) -> dict[Source, Rows]:
-    """The rows of sources in the main graph.
+@dataclass(frozen=True)
+class Chosen:
+    """Some of the samples, to be gone through as often as wanted."""
 
-    Args:
+    samples: Iterable[Mapping[str, Array]]
+    indices: frozenset[int]
+
+    def __iter__(self) -> Iterator[Mapping[str, Array]]:
+        return (feeds for i, feeds in enumerate(self.samples) if i in self.indices)
+
+
+@dataclass
+class Reader:
+    """Reads rows of the main graph, those of some sources at a time.
+
+    What is computed for some and needed for others later is held between, if it has room: then all together
+    run the graph once for each sample.
+
+    Attributes:
         model: Computes in FP32; see `emulation.reference`.
-        samples: Feeds; only one is held at a time. For one of other shapes the model is loaded anew.
-        limits: The sources, and how many rows of each one sample gives at most.
+        samples: Feeds, gone through at each `read`; those of one are held at a time. For one of other shapes
+            the model is loaded anew.
+        shapes: Of the tensors for the first sample, as far as they are known.
+        room: For what is held of a sample, in bytes.
         seed: Of the choice of rows.
-
-    Raises:
-        NoKernelError, ArithmeticRunError: a sample does not run; the message names the node.
+        held: Of each sample, by name.
     """
-    found: dict[Source, list[Array]] = {source: [] for source in limits}
-    tensors = {source.tensor for source in limits}
-    with ExitStack() as stack:
-        loaded: dict[str, tuple[int, ...]] | None = None
-        session: Session | None = None
-        gathered: Gathered = {}
-        for feeds in samples:
-            given = {name: np.shape(array) for name, array in feeds.items()}
-            if session is None or given != loaded:
-                stack.close()
-                probe, gathered = _instrumented(model, limits, shapes(model, tensors, feeds), seed)
-                session, loaded = stack.enter_context(Session(probe)), given
-            outputs = session.run(feeds)
-            for source, (name, taps) in gathered.items():
-                found[source].append(_grouped(outputs.pop(name), source, taps))
-    return {source: Rows(tuple(arrays)) for source, arrays in found.items()}
+
+    model: Model
+    samples: Iterable[Mapping[str, Array]]
+    shapes: Shapes
+    room: int
+    seed: int = 0
+    held: list[dict[str, Array]] = field(default_factory=list)
+
+    def read(self, limits: Mapping[Source, int], afterwards: Collection[str] = ()) -> dict[Source, Rows]:
+        """The rows of some sources.
+
+        Args:
+            limits: The sources, and how many rows of each one sample gives at most.
+            afterwards: The tensors that will be asked for later.
+
+        Raises:
+            NoKernelError, ArithmeticRunError: a sample does not run; the message names the node.
+        """
+        found: dict[Source, list[Array]] = {source: [] for source in limits}
+        part = self._segment({source.tensor for source in limits}, afterwards)
+        computed = {name for node in part.nodes for name in node.output}
+        handed = [name for name in part.later if name in computed]
+        with ExitStack() as stack:
+            loaded: dict[str, tuple[int, ...]] | None = None
+            session: Session | None = None
+            gathered: Gathered = {}
+            for index, feeds in enumerate(self.samples):
+                if index == len(self.held):
+                    self.held.append({})
+                held = self.held[index]
+                given = {name: np.shape(array) for name, array in feeds.items()}
+                if session is None or given != loaded:
+                    stack.close()
+                    sizes = shapes(self.model, {source.tensor for source in limits}, feeds)
+                    types = {name: held[name].dtype for name in part.given}
+                    probe, gathered = _instrumented(self.model, part, types, handed, limits, sizes, self.seed)
+                    session, loaded = stack.enter_context(Session(probe)), given
+                outputs = session.run({**feeds, **{name: held[name] for name in part.given}})
+                self.held[index] = {name: held[name] for name in part.later if name not in computed}
+                self.held[index].update((name, outputs.pop(name).copy()) for name in handed)
+                for source, (name, taps) in gathered.items():
+                    found[source].append(_grouped(outputs.pop(name), source, taps))
+        return {source: Rows(tuple(arrays)) for source, arrays in found.items()}
+
+    def _segment(self, wanted: Collection[str], afterwards: Collection[str]) -> Segment:
+        """What is to be run; nothing is handed on that has no room: then it is computed again."""
+        held = self.held[0].keys() if self.held else frozenset()
+        part = segment(self.model.proto.graph, wanted, afterwards, held)
+        size = part.size(self.shapes)
+        return part if size is not None and size <= self.room else replace(part, later=())
 
 
 def _grouped(array: Array, source: Source, taps: Taps | None) -> Array:
@@ -97,11 +144,20 @@ Gathered = dict[Source, tuple[str, Taps | None]]
 
 
 def _instrumented(
-    model: Model, limits: Mapping[Source, int], shapes: Shapes, seed: int
+    model: Model,
+    part: Segment,
+    given: Mapping[str, np.dtype[np.generic]],
+    handed: Collection[str],
+    limits: Mapping[Source, int],
+    shapes: Shapes,
+    seed: int,
 ) -> tuple[Model, Gathered]:
-    """A copy of the model that gathers rows, and nothing else.
+    """A copy of a part of the model that gathers rows and hands tensors on.
 
     Each Gather stands behind what it reads, so that no tensor lives longer for it.
+
+    Args:
+        given: The types of what the part is given.
     """
     result = model.copy()
     graph = result.proto.graph
@@ -116,11 +172,16 @@ def _instrumented(
         for tensor in tensors:
             gathered.update((source, gather.rows(source)) for source in wanted.get(tensor, ()))
 
+    graph.input.extend(
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), None)
+        for name, dtype in given.items()
+    )
     choose(value.name for value in graph.input)
-    for node in leading_to(graph, wanted):
+    for node in part.nodes:
         emit.nodes.append(node)
         choose(node.output)
-    keep_only(result, emit.nodes, (name for name, _ in gathered.values()), TensorProto.FLOAT)
+    outputs = [name for name, _ in gathered.values()]
+    keep_only(result, emit.nodes, [*outputs, *handed])
     return result, gathered
 
 
@@ -129,7 +190,7 @@ class _Gather:
     """Appends the nodes that choose rows.
 
     Attributes:
-        constants: Names of index tensors, which sources of equal shapes share.
+        constants: Names of index tensors, which sources of equal shapes share, and of shapes.
     """
 
     emit: Emitter
@@ -148,7 +209,9 @@ class _Gather:
         if source.swapped:
             *first, last = range(source.swapped)
             tensor = self.emit.add("Transpose", [tensor], perm=[*first[:-1], last, first[-1]])
-        flat = self.emit.add("Reshape", [tensor, self._ints([-1, source.width])])
+        flat = tensor
+        if source.swapped or len(self.shapes[source.tensor]) != 2:
+            flat = self.emit.add("Reshape", [tensor, self._shape(-1, source.width)])
         key = (prod(self.shapes[source.tensor]) // source.width, self.limits[source])
         if key not in self.constants:
             self.constants[key] = self._ints(positions.spread(*key, self.offsets)), None
@@ -156,7 +219,7 @@ class _Gather:
 
     def _windows(self, source: Source, window: Window) -> tuple[str, Taps]:
         batch, _, *sizes = self.shapes[source.tensor]
-        flat = self.emit.add("Reshape", [source.tensor, self._ints([0, 0, -1])])
+        flat = self.emit.add("Reshape", [source.tensor, self._shape(0, 0, -1)])
         limit = max(1, self.limits[source] // max(1, batch))
         key = (window, *sizes, limit)
         if key not in self.constants:
@@ -165,6 +228,11 @@ class _Gather:
         name, taps_ = self.constants[key]
         assert taps_ is not None
         return self.emit.add("Gather", [flat, name], axis=2), taps_
+
+    def _shape(self, *sizes: int) -> str:
+        if sizes not in self.constants:
+            self.constants[sizes] = self._ints(sizes), None
+        return self.constants[sizes][0]
 
     def _ints(self, values: object) -> str:
         return self.emit.constant(values, np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 
 from rewriter.engines.onnxruntime import Session
 from rewriter.facts import infer
@@ -48,7 +48,7 @@ def shapes(model: Model, tensors: Collection[str], feeds: Mapping[str, Array]) -
     emit = emitter(probe)
     emit.nodes.extend(leading_to(probe.proto.graph, missing))
     names = [emit.add("Shape", [name]) for name in missing]
-    keep_only(probe, emit.nodes, names, TensorProto.INT64)
+    keep_only(probe, emit.nodes, names)
     with Session(probe) as session:
         computed = session.run(feeds)
     return {**known, **{t: tuple(computed[name].tolist()) for t, name in zip(missing, names, strict=True)}}
@@ -59,10 +59,10 @@ def emitter(model: Model) -> Emitter:
     return Emitter(Names(unused_prefix(model.proto, "rows:"), model.opset), [])
 
 
-def keep_only(model: Model, nodes: Iterable[NodeProto], outputs: Iterable[str], dtype: int) -> None:
-    """Let the main graph hold those nodes and outputs and nothing else."""
+def keep_only(model: Model, nodes: Iterable[NodeProto], outputs: Iterable[str]) -> None:
+    """Let the main graph hold those nodes and outputs and nothing else; their types follow from the nodes."""
     graph, kept = model.proto.graph, [NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:], graph.output[:], graph.value_info[:]
     graph.node.extend(kept)
     for name in outputs:
-        graph.output.append(helper.make_tensor_value_info(name, dtype, None))
+        graph.output.append(helper.make_empty_tensor_value_info(name))
