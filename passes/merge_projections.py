@@ -12,14 +12,13 @@ from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal
 from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
 from rewriter.heads import Heads, find_heads, part_of
 from rewriter.model import Array
+from rewriter.stored import EXCHANGEABLE
 
 FIRST_OPSET = 11
 """From opset 11 on Split counts its axis from the end, so that the rank need not be known."""
 
 SIZES_AS_INPUT = 13
 """From opset 13 on Split takes its sizes as an input; before, as an attribute."""
-
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def _product(graph: GraphEditor, node: NodeProto) -> _Product | None:
     weight = graph.constant(node.input[1])
     if weight is None or weight.ndim != 2 or not weight.size:
         return None
-    if helper.np_dtype_to_tensor_dtype(weight.dtype) not in _FLOATS:
+    if helper.np_dtype_to_tensor_dtype(weight.dtype) not in EXCHANGEABLE:
         return None
     if not is_own(graph, node.input[1]):
         return _Product(node, node, obstacle="its weight belongs to a graph around it, and would be copied")

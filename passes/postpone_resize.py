@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
-from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.edits import GraphEditor, attribute, is_quantised, label
 from rewriter.resizes import inputs_for, reason_against, scales_of
-
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
+from rewriter.windows import reason_in_weight
 
 
 @dataclass(frozen=True)
@@ -190,13 +189,9 @@ def _reason_against(graph: GraphEditor, conv: NodeProto, kept: Kept) -> str:
             return f"{label(node)} is kept in FP32 by {option}"
     if graph.only_consumer(conv.input[0]) is None:
         return f"others read {conv.input[0]}, too"
-    if is_quantised(graph, weight):
-        return "its weight is quantised: TensorRT runs it so"
-    if graph.constant(weight) is None:
+    if graph.constant(weight) is None and not is_quantised(graph, weight):
         return "its weight is computed"
-    if not is_own(graph, weight):
-        return "its weight belongs to a graph around it, and would be copied"
-    return "" if graph.dtype(weight) in _FLOATS else "its weight is of a type that TensorRT has no Conv for"
+    return reason_in_weight(graph, weight) or ""
 
 
 @dataclass(frozen=True)

@@ -179,7 +179,7 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
         grow(survey, found)
     if wish.epilogues:
         extend_over_norms(survey, found)  # once more, for sums that islands have grown over
-    if wish.epilogues:  # now, so that masks do not grow into the island: they would cost the fused kernel
+        # now, so that masks do not grow into the island: they would cost the fused kernel
         extend_over_softmax(survey, found)
     _absorb(survey, found)
     return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]

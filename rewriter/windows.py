@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from rewriter.base import Kept
 from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.stored import EXCHANGEABLE
 
 FIRST_OPSET = 7
 """From opset 5 on Reshape takes its shape as an input, from 7 on Add broadcasts a row by itself."""
@@ -18,8 +19,6 @@ FIRST_OPSET = 7
 IMAGE_CHANNELS = 4
 """Most channels of an image: grey, RGB, RGBA; a latent of Stable Diffusion has as many. TensorRT-RTX pads
 so few channels, and has no good kernel for them (docs/accuracy.md)."""
-
-_FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def reason_in_weight(graph: GraphEditor, weight: str) -> str | None:
         return "its weight is quantised: TensorRT runs it so"
     if not is_own(graph, weight):
         return "its weight belongs to a graph around it, and would be copied"
-    if graph.dtype(weight) not in _FLOATS:
+    if graph.dtype(weight) not in EXCHANGEABLE:
         return "its weight is of a type that TensorRT has no product for"
     return None
 

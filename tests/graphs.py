@@ -57,3 +57,17 @@ def random_feeds(source: Model, seed: int = 0, scale: float = 1.0) -> dict[str, 
         floating = np.issubdtype(dtype, np.floating)
         feeds[port.name] = (rng.standard_normal(shape) * scale if floating else np.ones(shape)).astype(dtype)
     return feeds
+
+
+def keeps_results(before: Model, after: Model, step: Pass) -> None:
+    """Same results but for what the pass declares, same signature, and nothing left to do."""
+    assert after.signature == before.signature
+    onnx.checker.check_model(after.whole(), full_check=True)
+    feeds = random_feeds(before)
+    for wanted, found in zip(run(before, feeds), run(after, feeds), strict=True):
+        assert found.shape == wanted.shape
+        difference = np.linalg.norm(found.astype(np.float64) - wanted)
+        assert difference <= step.exactness.tolerance * np.linalg.norm(wanted)
+    again, report = apply(step, after)
+    assert again is after
+    assert not report.changes

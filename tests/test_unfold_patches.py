@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, graph, ops, random_feeds, run
+from graphs import apply, graph, keeps_results, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -51,17 +51,7 @@ def _model(
 
 
 def _holds(before: Model, after: Model) -> None:
-    """Same results but for the order of sums, same signature, and nothing left to do."""
-    assert after.signature == before.signature
-    onnx.checker.check_model(after.whole(), full_check=True)
-    feeds = random_feeds(before)
-    for wanted, found in zip(run(before, feeds), run(after, feeds), strict=True):
-        assert found.shape == wanted.shape
-        difference = np.linalg.norm(found.astype(np.float64) - wanted)
-        assert difference <= UnfoldPatches.exactness.tolerance * np.linalg.norm(wanted)
-    again, report = apply(UnfoldPatches(), after)
-    assert again is after
-    assert not report.changes
+    keeps_results(before, after, UnfoldPatches())
 
 
 UNFOLDED = [

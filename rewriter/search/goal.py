@@ -10,16 +10,22 @@ from rewriter.plan import Plan
 from rewriter.result import TriedPlan
 
 
-@dataclass(frozen=True)
-class Goal:
-    """What the plan shall reach: a value of a metric, for every output and sample."""
+class _ByMetric:
+    """What is judged by a metric."""
 
-    tolerance: float
-    metric: str = "relative-l2"
+    metric: str
 
     @property
     def measure(self) -> Metric:
         return named(self.metric)
+
+
+@dataclass(frozen=True)
+class Goal(_ByMetric):
+    """What the plan shall reach: a value of a metric, for every output and sample."""
+
+    tolerance: float
+    metric: str = "relative-l2"
 
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)
@@ -34,15 +40,11 @@ class Goal:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(_ByMetric):
     """What the plan may cost: a share of the latency of the rules' plan, on top of it."""
 
     share: float
     metric: str = "relative-l2"
-
-    @property
-    def measure(self) -> Metric:
-        return named(self.metric)
 
     @property
     def option(self) -> str:
@@ -58,14 +60,10 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Fastest:
+class Fastest(_ByMetric):
     """The fastest plan that is no less accurate than the rules', or the most accurate that is no slower."""
 
     metric: str = "relative-l2"
-
-    @property
-    def measure(self) -> Metric:
-        return named(self.metric)
 
     @property
     def option(self) -> str:

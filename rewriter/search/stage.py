@@ -97,8 +97,10 @@ def answer(
         EngineError: the engine's library is not installed.
     """
     clock, order = Clock(order.seconds), _of_sets(order, original)
-    search = _by_emulation if order.engine is None else _on_engine
-    made = search(original, structured, facts, samples, plan, order, clock, progress)
+    if order.engine is None:
+        made = _by_emulation(original, structured, facts, samples, plan, order)
+    else:
+        made = _on_engine(original, structured, facts, samples, plan, order, order.engine, clock, progress)
     return replace(made, check=made.check and replace(made.check, seconds=clock.spent))
 
 
@@ -120,8 +122,6 @@ def _by_emulation(
     samples: Samples,
     plan: Plan,
     order: Order,
-    clock: Clock,
-    progress: Progress,
 ) -> Answer:
     given, budget = min(len(samples), EMULATED_SAMPLES), isinstance(order.aim, Budget)
     if budget:
@@ -161,33 +161,33 @@ def _on_engine(
     samples: Samples,
     plan: Plan,
     order: Order,
+    engine: EngineName,
     clock: Clock,
     progress: Progress,
 ) -> Answer:
     """One sample ranks the nodes: the engine judges the plans."""
-    assert order.engine is not None
 
     def told(line: str) -> None:
         progress(f"{LASTING}{clock.spent:.0f} s of {clock.seconds:g}: {line}", 0, 0)
 
+    aim = order.aim or Fastest(order.metric)
     told("running the original")
     compared: Sequence[Sample] = list(islice(samples, RUN_SAMPLES))
     try:
         exact = _exact(original, compared, clock)
     except TimeUpError:
-        return _too_late(plan, order)
+        return _too_late(plan, aim)
     problem = Problem(structured, facts, compared[: len(exact)], exact, order.accumulation, order.target)
     effort = for_tolerance(structured, facts, 1, order.accumulation)
     trials = Trials(
         problem, plan, named(order.metric), _reason(order), effort.of(problem), clock.at(RANKED_SHARE)
     )
     told("the rules' plan first")
-    aim = order.aim or Fastest(order.metric)
     with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
         judge = EngineEvaluator(
             problem,
             trials.metric,
-            order.engine,
+            engine,
             Path(folder),
             clock,
             order.deployment,
@@ -215,8 +215,7 @@ def _exact(original: Model, samples: Sequence[Sample], clock: Clock) -> list[che
     return found
 
 
-def _too_late(plan: Plan, order: Order) -> Answer:
-    aim = order.aim or Fastest(order.metric)
+def _too_late(plan: Plan, aim: Aim) -> Answer:
     told = f"{aim}: the time was up before the original had run on one sample: --search-seconds"
     return Answer(plan, Check(aim.option, not isinstance(aim, Goal), f"{told}; the rules' plan is kept"))
 
