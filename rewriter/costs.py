@@ -20,7 +20,6 @@ from math import ceil, prod
 
 from onnx import NodeProto
 
-from rewriter.edits import attribute
 from rewriter.facts import Shape
 from rewriter.hazards.survey import VIEWS
 from rewriter.kernels import conv_depth, is_depthwise
