@@ -39,7 +39,7 @@ def with_bias(source: Model, scale: float) -> Model:
 )
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
 def test_a_large_bias_is_made_up_for(source: Model, shape: tuple[int, ...], axis: int, unit: float) -> None:
-    """A Batch Normalization leaves biases larger than what they are added to; the scale of x makes no difference."""
+    """A Batch Normalization leaves biases larger than what they are added to; units make no difference."""
     source = with_bias(source, 20.0 * unit)
     feeds = [{"x": np.float32(unit) * after_relu(*shape, seed=seed, axis=axis)} for seed in range(4)]
     result, report = compensated(source, *feeds[:3])

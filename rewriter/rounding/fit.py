@@ -1,7 +1,7 @@
-"""Weights that are multiplied by the same rows, rounded together, and judged on rows that they were not fitted to.
+"""Weights of the same rows, rounded together, and judged on rows that they were not fitted to.
 
-A bias is a weight, too: of one more input channel, which is 1 in every row. It is rounded first, to the nearest
-number, and what that leaves is made up for by the weights, as far as their inputs have a mean.
+A bias is a weight, too: of one more input channel, which is 1 in every row. It is rounded first, to the
+nearest number, and what that leaves is made up for by the weights, as far as their inputs have a mean.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ def _left(found: Iterable[Layer], reason: str) -> Iterator[Left]:
 
 
 def _one(rows: Array) -> float:
-    """What stands for 1 in the channel of the bias: as large as the others, or the damping would not be theirs.
+    """What stands for 1 in the channel of the bias.
 
-    A power of two: what is divided by it is on the grid if it was.
+    As large as the others, or the damping would not be theirs, and a power of two: what is divided by it is
+    on the grid if it was.
     """
     size = float(np.linalg.norm(rows)) / sqrt(rows.size)
     return 2.0 ** round(np.log2(size)) if 0.0 < size < np.inf else 1.0
@@ -98,7 +99,7 @@ def _with_ones(rows: Array, one: float) -> Array:
 
 
 def _matrix(layer: Layer, weights: Weights, one: float) -> Array:
-    """The weight as [groups, K, N]; with the bias below it, or zeros where there is none, if there are ones."""
+    """The weight as [groups, K, N]; below it the bias, or zeros if there is none, where there are ones."""
     matrix = layer.matrix(weights[layer.weight])
     if not one:
         return matrix
@@ -122,7 +123,7 @@ def _values(
 
 
 def _judged(matrix: Array, columns: Array, rows: Array, grid: Grid) -> tuple[Array, float, float]:
-    """The better one of two roundings, with the errors of both; some output channels at a time, for the cache."""
+    """The better of two roundings, and the errors of both; some output channels at a time, for the cache."""
     error = nearest = whole = 0.0
     plain = np.empty_like(columns)
     for start in range(0, matrix.shape[2], JUDGED):
