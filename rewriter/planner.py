@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
+from rewriter.dot_products import extend_over_dot_products
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.epilogues import extend_over_epilogues, extend_over_norms, extend_over_softmax
 from rewriter.facts import Facts
@@ -172,6 +173,7 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
     if wish.epilogues:
+        extend_over_dot_products(survey, found)
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     _keep_adjacent(survey, found)
