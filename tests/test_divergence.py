@@ -188,3 +188,20 @@ def test_a_failed_emulation_says_where_it_went_wrong() -> None:
     assert check.passed is False
     assert check.details[0] == "first beyond 0.005: q of Mul(q) (Mul), inf"
     assert check.details[1].startswith("adds inf: q of")
+
+
+def test_what_the_model_rounds_on_purpose_is_compared_with_the_same_rounding() -> None:
+    """The rounded tensor is FP16 in the original and FP32 in the emulation, and a Where takes one type."""
+    source = graphs.graph(
+        """
+        g (float[2,32] x) => (float[2,32] y) <bool[2,1] c = {0, 1}> {
+            a = Exp(x)
+            h = Cast<to = 10>(a)
+            r = Cast<to = 1>(h)
+            d = Sub(a, r)
+            y = Where(c, d, r)
+        }"""
+    )
+    found = rows(diverged(source, "a", "d", "y"))
+    assert found["y", "Where"].total == 0.0
+    assert found["d", "Sub"].total == 0.0
