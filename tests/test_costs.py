@@ -42,7 +42,7 @@ def test_what_follows_a_product_elementwise_costs_nothing_in_fp32() -> None:
 
 def test_a_product_in_fp32_pays_for_the_cast_before_it_unless_that_is_fp32_too() -> None:
     found = prices(CONVS)
-    own, base = MORE_US["depth"] * 4 + MORE_US["conv-products"] * 1024, found.total_us(Plan("fp16"))
+    own, base = MORE_US["channels"] * 4 + MORE_US["conv-products"] * 1024, found.total_us(Plan("fp16"))
     cast = LOW_US["kernel"] + 6 * 256 / 4.8e6
     assert found.total_us(plan("y")) - base == pytest.approx(own + cast)
     assert found.total_us(plan("c", "y")) - base == pytest.approx(own)

@@ -23,8 +23,8 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     are evaluated, `most` plans in all with the rules' one. Norms that take an epilogue's sums are candidates
     in a second row, where the ranking has FP16 sums.
 
-    From the cheapest to the dearest, each that is better than the best so far by `LEAST_GAIN` takes its place:
-    where that is none, the rules' plan is kept.
+    From the cheapest to the dearest, each that is better than the best so far by `LEAST_GAIN` takes its
+    place: where that is none, the rules' plan is kept.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
