@@ -27,20 +27,21 @@ from rewriter.kernels import conv_depth, is_depthwise
 ORIGIN = "recorded on an H200, not measured here"
 
 LOW_US: Mapping[str, float] = {
-    "kernel": 2.98,
-    "norm": 6.34,
-    "waves": 3.57e-3,
-    "moved": 5.91e-7,
+    "kernel": 3.28,
+    "norm": 5.21,
+    "waves": 3.10e-3,
+    "moved": 5.55e-7,
     "attention": 1.08e-8,
 }
 """Microseconds in FP16 for each unit of `terms`. `attention` is not fitted: 139 us for both products of
 8 x 12 x 1024 x 1024 x 64."""
 
 MORE_US: Mapping[str, float] = {
-    "matmul": 3.73,
-    "products": 1.85e-8,
-    "conv-products": 3.84e-9,
-    "depth": 3.94e-3,
+    "matmul": 4.77,
+    "products": 1.88e-8,
+    "conv-products": 3.42e-9,
+    "depth": 6.10e-3,
+    "channels": 2.61e-3,
 }
 """Microseconds more in FP32. Attention, Casts and what is bound by memory are `prices`' matter."""
 
@@ -82,10 +83,10 @@ def terms(
 
     Returns:
         `kernel`: matrix operators, of which `matmul`; their multiply-adds as `products` or
-        `conv-products`; `depth`: length of a Conv's sums; `waves`: length of the sums, times how often all
-        multiprocessors are busy with tiles of the result; `attention`: an attention's multiply-adds, and
-        `ragged` half an attention of unaligned rows; `norm`: such kernels; `moved`:
-        elements at the border of others.
+        `conv-products`; `depth`: length of a Conv's sums, `channels` where its window is one element;
+        `waves`: length of the sums, times how often all multiprocessors are busy with tiles of the result;
+        `attention`: an attention's multiply-adds, and `ragged` half an attention of unaligned rows;
+        `norm`: such kernels; `moved`: elements at the border of others.
     """
     kind, count = products(node, shapes)
     if attention:
@@ -98,7 +99,8 @@ def terms(
     if kind == "Conv":
         depth = conv_depth(node, _sizes(shapes.get(node.input[1]))) if count else 0
         waves = _waves(node, shapes, channels=1) * depth
-        return {"kernel": 1.0, "conv-products": count, "depth": float(depth), "waves": waves}
+        per_window = "depth" if _taps(node, shapes) > 1 else "channels"
+        return {"kernel": 1.0, "conv-products": count, per_window: float(depth), "waves": waves}
     if node.op_type in VIEWS:
         return {}
     return {"norm": float(node.op_type in NORMS), "moved": float(moved_elements(node, shapes, constants))}
@@ -140,6 +142,11 @@ def products(node: NodeProto, shapes: Shapes) -> tuple[str, float]:
         count = elements(node.output[0], shapes) * conv_depth(node, kernel)
         return "Conv", 0.0 if is_depthwise(node, kernel) else float(count)
     return "", 0.0
+
+
+def _taps(node: NodeProto, shapes: Shapes) -> int:
+    """Elements of a Conv's window."""
+    return prod(_sizes(shapes.get(node.input[1]))[2:])
 
 
 def _waves(node: NodeProto, shapes: Shapes, *, channels: int) -> float:

@@ -23,9 +23,10 @@ from rewriter.costs import (
 )
 from rewriter.facts import Facts
 from rewriter.hazards.survey import CHEAP, VIEWS
+from rewriter.kernels import CONVOLUTIONS
 from rewriter.model import Model
 from rewriter.plan import Plan
-from rewriter.planner import node_key
+from rewriter.planner import SEARCHED, node_key
 
 BROKEN_ATTENTION_US = 16.0
 """What an attention takes longer at least when it is not one kernel any more: 13 us for each of the 12 of a
@@ -38,7 +39,8 @@ PROBED_PRODUCTS = 2.0 * 12 * 1024 * 1024 * 64
 """Multiply-adds of the attention of probe `attention-islands`."""
 
 CAST_BYTES = 6.0
-"""What a Cast from FP16 to FP32 reads and writes for each element."""
+"""What a Cast from FP16 to FP32 reads and writes for each element; a kernel of its own in FP32 behind an FP16
+Conv has about as much to do."""
 
 _FUSED = CHEAP - VIEWS
 _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
@@ -70,13 +72,16 @@ class Prices:
         attentions: What FP32 in their nodes costs, once for each.
         casts: For each matrix operator its computed inputs, with the keys of the nodes that make them (""
             for inputs of the model) and the time of a Cast to FP32: TensorRT fuses none before a product.
-        extra: On top in FP32 when the node is the only one: its own, its attention's, its Casts'.
+        behind: What is elementwise behind a Conv: the keys of what feeds it there, the Conv's or those of
+            others behind it, and the time of a kernel of its own. In FP32 behind a Conv in FP16 it is one.
+        extra: On top in FP32 when the node is the only one: all of these.
     """
 
     base: Mapping[str, float]
     own: Mapping[str, float]
     attentions: tuple[Attention, ...] = ()
     casts: Mapping[str, tuple[tuple[str, str, float], ...]] = field(default_factory=dict)
+    behind: Mapping[str, tuple[frozenset[str], float]] = field(default_factory=dict)
     extra: Mapping[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +89,8 @@ class Prices:
         for attention in self.attentions:
             for key in attention.nodes & extra.keys():
                 extra[key] += attention.us
+        for key, (_, us) in self.behind.items():
+            extra[key] += us
         object.__setattr__(self, "extra", extra)
 
     @classmethod
@@ -92,7 +99,10 @@ class Prices:
         return _Pricing(model, facts, target or Target()).prices()
 
     def total_us(self, plan: Plan) -> float:
-        """One inference under `plan`."""
+        """One inference under `plan`.
+
+        What the rules keep in FP32 behind Convs begins kernels, such as norms: it costs no more.
+        """
         kept = plan.fp32
         total = sum(self.base.values()) + sum(self.own.get(key, 0.0) for key in kept)
         total += sum(attention.us for attention in self.attentions if attention.nodes & kept)
@@ -102,7 +112,9 @@ class Prices:
             for tensor, producer, us in self.casts[key]
             if producer not in kept
         }
-        return total + sum(cast.values())
+        added = (d.key for d in plan.decisions if d.rule == SEARCHED and d.key in kept & self.behind.keys())
+        split = sum(self.behind[key][1] for key in added if not self.behind[key][0] & kept)
+        return total + sum(cast.values()) + split
 
 
 def all_terms(model: Model, facts: Facts) -> Iterator[dict[str, float]]:
@@ -143,7 +155,7 @@ class _Pricing:
             for key, node in self._nodes.items()
         }
         casts = {key: tuple(self._casts(node)) for key, node in self._nodes.items() if self._weighted(node)}
-        return Prices(base, own, tuple(found), casts)
+        return Prices(base, own, tuple(found), casts, dict(self._behind_convs()))
 
     def _base_us(self, key: str, node: NodeProto) -> float:
         return base_us(node, self._shapes, self._constants, attention=key in self._products)
@@ -163,8 +175,7 @@ class _Pricing:
 
     def _casts(self, node: NodeProto) -> Iterator[tuple[str, str, float]]:
         for tensor in self._computed(node):
-            us = LOW_US["kernel"] + CAST_BYTES * elements(tensor, self._shapes) / BYTES_PER_US
-            yield tensor, self._keys.get(tensor, ""), us
+            yield tensor, self._keys.get(tensor, ""), self._kernel_us(tensor)
 
     def _find_fused(self) -> set[str]:
         """Elementwise nodes behind a product, and behind one another: parts of the product's kernel."""
@@ -175,6 +186,22 @@ class _Pricing:
                 if any(self._weighted(p) or self._key(p) in found for p in producers):
                     found.add(key)
         return found
+
+    def _behind_convs(self) -> Iterator[tuple[str, tuple[frozenset[str], float]]]:
+        """Of what is fused, that which a Conv leads to through nothing but such nodes."""
+        found: set[str] = set()
+        for key, node in self._nodes.items():
+            if key not in self._fused:
+                continue
+            producers = [p for p in map(self._producer, self._computed(node)) if p is not None]
+            feeding = {self._key(p) for p in producers if p.op_type in CONVOLUTIONS or self._key(p) in found}
+            if feeding:
+                found.add(key)
+                yield key, (frozenset(feeding), self._kernel_us(node.output[0]))
+
+    def _kernel_us(self, tensor: str) -> float:
+        """Of a kernel that does little but read a tensor and write it in another type."""
+        return LOW_US["kernel"] + CAST_BYTES * elements(tensor, self._shapes) / BYTES_PER_US
 
     # -- attention ------------------------------------------------------------------------------
 

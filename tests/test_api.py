@@ -190,8 +190,8 @@ def test_rescale_alone_keeps_fp32_and_needs_no_plan() -> None:
 def test_strict_writes_nothing_if_verification_fails(tmp_path: Path) -> None:
     """Rounding the weights alone breaks this model: 2049 - 2048 is 1 in FP32 and 0 in FP16."""
     cancelling = graph("""
-        g (float[1,2] x) => (float[1,1] y) <float[2,1] w = {2049.0, -2048.0}> { y = MatMul(x, w) }""")
-    data = {"x": np.ones((1, 2), np.float32)}
+        g (float[2,2] x) => (float[2,1] y) <float[2,1] w = {2049.0, -2048.0}> { y = MatMul(x, w) }""")
+    data = {"x": np.ones((2, 2), np.float32)}
     out = tmp_path / "fixed.onnx"
     result = quick(cancelling.whole(), out, inputs=data, strict=True)
     assert result.verdict is not None and not result.verdict.passed

@@ -11,6 +11,7 @@ from rewriter import facts
 from rewriter.base import Target
 from rewriter.costs import LOW_US, MORE_US
 from rewriter.plan import Decision, Plan
+from rewriter.planner import SEARCHED
 from rewriter.prices import BROKEN_ATTENTION_US, Prices
 
 
@@ -19,8 +20,8 @@ def prices(text: str, target: Target | None = None) -> Prices:
     return Prices.of(source, facts.infer(source), target)
 
 
-def plan(*names: str) -> Plan:
-    return Plan("fp16", decisions=tuple(Decision("", "", f"0:{name}", "tolerance", "r") for name in names))
+def plan(*names: str, rule: str = SEARCHED) -> Plan:
+    return Plan("fp16", decisions=tuple(Decision("", "", f"0:{name}", rule, "r") for name in names))
 
 
 CONVS = """
@@ -34,19 +35,44 @@ CONVS = """
     }"""
 
 
-def test_what_follows_a_product_elementwise_costs_nothing_in_fp32() -> None:
+KERNEL_US = LOW_US["kernel"] + 6 * 256 / 4.8e6
+"""Of a kernel that reads and writes a tensor of `CONVS`."""
+
+
+@pytest.mark.parametrize("names", [("b",), ("c",), ("b", "c")], ids=" ".join)
+def test_behind_a_conv_in_fp16_what_is_elementwise_in_fp32_is_a_kernel(names: tuple[str, ...]) -> None:
     found = prices(CONVS)
     assert found.own["0:b"] == found.own["0:c"] == 0.0
-    assert found.total_us(plan("b", "c")) == found.total_us(Plan("fp16"))
+    assert found.total_us(plan(*names)) - found.total_us(Plan("fp16")) == pytest.approx(KERNEL_US)
+    assert found.extra["0:b"] == pytest.approx(KERNEL_US)
+
+
+def test_behind_a_conv_in_fp32_it_costs_nothing() -> None:
+    found = prices(CONVS)
+    assert found.total_us(plan("a", "b", "c")) == pytest.approx(found.total_us(plan("a")))
+
+
+def test_what_the_rules_keep_behind_a_conv_costs_no_more() -> None:
+    found = prices(CONVS)
+    assert found.total_us(plan("b", "c", rule="unfused-norm")) == found.total_us(Plan("fp16"))
+
+
+def test_behind_a_matrix_product_it_costs_nothing() -> None:
+    found = prices(
+        "g (float[8,4] x, float k) => (float[8,4] y)"
+        " <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}> { a = MatMul(x, w) y = Mul(a, k) }"
+    )
+    assert found.total_us(plan("y")) == found.total_us(Plan("fp16"))
 
 
 def test_a_product_in_fp32_pays_for_the_cast_before_it_unless_that_is_fp32_too() -> None:
     found = prices(CONVS)
-    own, base = MORE_US["depth"] * 4 + MORE_US["conv-products"] * 1024, found.total_us(Plan("fp16"))
-    cast = LOW_US["kernel"] + 6 * 256 / 4.8e6
-    assert found.total_us(plan("y")) - base == pytest.approx(own + cast)
-    assert found.total_us(plan("c", "y")) - base == pytest.approx(own)
-    assert found.extra["0:y"] == pytest.approx(own + cast)
+    own, base = MORE_US["channels"] * 4 + MORE_US["conv-products"] * 1024, found.total_us(Plan("fp16"))
+    assert found.total_us(plan("y")) - base == pytest.approx(own + KERNEL_US)
+    assert found.total_us(plan("a", "b", "c", "y")) - found.total_us(plan("a", "b", "c")) == pytest.approx(
+        own
+    )
+    assert found.extra["0:y"] == pytest.approx(own + KERNEL_US)
 
 
 ATTENTION = """

@@ -191,7 +191,10 @@ def test_presets_are_canonical_text(name: str) -> None:
 def test_structure_only_leaves_types_alone() -> None:
     mixed = [step.name for step in select("trt-fp16")]
     cut = mixed.index("mixed-precision")
-    images, sums = ("unfold-patches", "fold-strides"), ("merge-projections", "keep-epilogues")
+    images, sums = (
+        ("unfold-patches", "fold-strides", "unfold-dot-products"),
+        ("merge-projections", "keep-epilogues"),
+    )
     precise = (*images, "postpone-resize", "rescale", *sums, "compensate-rounding", "transpose-convs")
     assert [step.name for step in select("structure-only")] == [n for n in mixed[:cut] if n not in precise]
     assert {PRESETS[p].precision for p in ("trt-fp16", "trt-bf16", "structure-only")} == {

@@ -131,7 +131,7 @@ def test_a_plan_of_a_search_gives_the_same_again(tmp_path: Path) -> None:
     """The search puts ConvTransposes in FP32; the plan names the Convs that they were."""
     plan = tmp_path / "plan.json"
     source = _deep()
-    first = _fixed(source, _samples(), build=False, save_plan=plan, tolerance=5e-4)
+    first = _fixed(source, _samples(), build=False, save_plan=plan, tolerance=5.2e-4)
     assert first.plan is not None
     searched = [d for d in first.plan.decisions if d.rule == SEARCHED]
     assert "Conv" in {d.op for d in searched}

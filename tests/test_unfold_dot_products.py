@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-from graphs import apply, keeps_results, ops
-from weighted import weighted
+from graphs import apply, graph, keeps_results, ops
+from test_planner import kept, planned
+from weighted import weighted, weights
 
 import rewriter
 from rewriter.base import Context, Kept
 from rewriter.model import Array, Model, load
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
+from rewriter.planner import Wish
 from rewriter.presets import PRESETS
 
 SUMS = ["Mul", "ReduceSum"]
@@ -115,22 +115,48 @@ def test_fix_keeps_the_head_in_fp32_with_its_pooling_and_nothing_before_it() -> 
     assert set(rules) == {"GlobalAveragePool", "Flatten", "Mul", "ReduceSum", "Add", "Reshape"}
     assert set(rules.values()) == {"dot-product"}
     model = load(result.proto)
-    (stored,) = (t for t in model.proto.graph.initializer if t.name == "w")
-    np.testing.assert_array_equal(model.array(stored), _weight(source))
+    (found,) = (model.array(t) for t in model.proto.graph.initializer if t.name == "w")
+    np.testing.assert_array_equal(found, weights(source)["w"])
 
 
-def _weight(source: Model) -> Array:
-    return next(source.array(t) for t in source.proto.graph.initializer if t.name == "w")
-
-
-@pytest.mark.parametrize("option", [{"precision": "bf16"}, {"preset": "trt-fp16-rescaled"}], ids=str)
-def test_elsewhere_the_head_stays_a_product(option: dict[str, Any]) -> None:
+@pytest.mark.parametrize("preset", ["trt-fp16-rescaled", "trt-bf16"])
+def test_elsewhere_the_head_stays_a_product(preset: str) -> None:
     source, samples = _network()
-    result = rewriter.fix(source.whole(), inputs=samples, build=False, **option)
+    result = rewriter.fix(source.whole(), inputs=samples, build=False, preset=preset)
+    assert "Gemm" in ops(load(result.proto))
+    assert "ReduceSum" not in ops(load(result.proto))
     assert result.plan is not None
-    assert not any(
-        d.rule == "dot-product" for d in result.plan.decisions if d.repair == "fp32" and not option
-    )
+    assert not result.plan.decisions
+
+
+WRITTEN = "g (float[1,8,4,4] x, float[5,8] v) => (OUT) <float[5,8] w = {W}, int64[1] one = {1}> {"
+POOLED = "p = GlobalAveragePool(x) f = Flatten(p) m = Mul(f, w) s = ReduceSum<keepdims = 0>(m, one)"
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "expected"),
+    [
+        pytest.param(f"{POOLED} y = Relu(s)", "float[5] y", "f m p s y", id="pooling to output"),
+        pytest.param(
+            f"{POOLED} n = Neg(p) y = Relu(s)",
+            "float[5] y, float[1,8,1,1] n",
+            "f m s y",
+            id="others read what is pooled",
+        ),
+        pytest.param(POOLED.replace("w)", "v)"), "float[5] s", "", id="the matrix is computed"),
+        pytest.param(f"{POOLED} n = Neg(m)", "float[5] s, float[5,8] n", "", id="others read the products"),
+        pytest.param(
+            f"r = Relu(x) {POOLED.replace('(x)', '(r)')}", "float[5] s", "f m p s", id="not what is before it"
+        ),
+    ],
+)
+def test_what_the_plan_keeps_of_sums_that_are_written_out(body: str, outputs: str, expected: str) -> None:
+    numbers = ", ".join(["0.5"] * 40)
+    text = WRITTEN.replace("OUT", outputs).replace("W}", numbers + "}") + body + "}"
+    source = graph(text)
+    found = kept(planned(source, Wish(epilogues=True)))
+    assert " ".join(sorted(name for name, rule in found.items() if rule == "dot-product")) == expected
+    assert not any(rule == "dot-product" for rule in kept(planned(source)).values())
 
 
 def test_it_is_a_part_of_the_presets_that_have_epilogues() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, zip_longest
 
 from rewriter.search.choice import Choice, added
 from rewriter.search.effort import MOST
@@ -19,12 +19,12 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     """As many of the best-ranked nodes in FP32 as the budget allows, or fewer where that is more accurate.
 
     The longest row of the candidates within the budget is found by bisection of the latency; then nodes
-    further down that still fit are added. This plan, and those with a half, a quarter, ... of its nodes,
-    are evaluated, `most` plans in all with the rules' one. Norms that take an epilogue's sums are candidates
-    in a second row, where the ranking has FP16 sums.
+    further down that still fit are added. All candidates, this plan, and those with a half, a quarter, ... of
+    its nodes are evaluated where they are within the budget, `most` plans in all with the rules' one. Norms
+    that take an epilogue's sums are candidates in a second row, where the ranking has FP16 sums.
 
-    From the cheapest to the dearest, each that is better than the best so far by `LEAST_GAIN` takes its place:
-    where that is none, the rules' plan is kept.
+    From the cheapest to the dearest, each that is better than the best so far by `LEAST_GAIN` takes its
+    place: where that is none, the rules' plan is kept.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
@@ -37,8 +37,8 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
         rows.append(other)
     turns = zip_longest(*(_shorter(trials, row, limit) for row in rows))
     choices = [choice for turn in turns for choice in turn if choice is not None]
-    within = [choice for choice in choices if trials.latency_us(choice) <= limit]
-    tried, best = within[: most - 1], rules
+    within = (choice for choice in choices if trials.latency_us(choice) <= limit)
+    tried, best = list(islice(_unlike(trials, within), most - 1)), rules
     for choice in sorted(tried, key=trials.latency_us):
         if _gains(trials, choice, best):
             best = choice
@@ -54,8 +54,22 @@ def row_within(trials: Trials, ranked: Sequence[str], limit_us: float) -> Choice
     return added(_filled(trials, ranked, _longest(trials, ranked, limit_us), limit_us))
 
 
+def _unlike(trials: Trials, choices: Iterable[Choice]) -> Iterator[Choice]:
+    """Choices that give other plans than those before them."""
+    seen = set()
+    for choice in choices:
+        plan = trials.plan_of(choice)
+        if (types := (plan.fp32, plan.bf16)) not in seen:
+            seen.add(types)
+            yield choice
+
+
 def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Choice]:
-    """The row that fills the budget, the longest without gaps, and a half, a quarter, ... of it."""
+    """All of them, the row that fills the budget, the longest without gaps, and a half, a quarter, ... of it.
+
+    All may cost less than a part: there are no Casts then, and no kernel is split.
+    """
+    yield added(ranked)
     yield row_within(trials, ranked, limit_us)
     longest = _longest(trials, ranked, limit_us)
     while longest:
