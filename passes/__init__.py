@@ -21,6 +21,7 @@ from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
+from rewriter.passes.split_products import SplitProducts
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
@@ -44,6 +45,7 @@ ALL: tuple[type[Pass], ...] = (
     Rescale,
     MergeProjections,
     KeepEpilogues,
+    SplitProducts,
     CompensateRounding,
     TransposeConvs,
     MixedPrecision,

@@ -72,7 +72,9 @@ _EPILOGUES = (
 )
 _IMAGES = "unfold-patches,fold-strides"
 _DEFAULT = f"{_STRUCTURE},{_IMAGES},postpone-resize,rescale,{_EPILOGUES}"
-_ACCURATE = _DEFAULT.replace("unfold-patches", "unfold-patches{depth=1024}")
+_ACCURATE = _DEFAULT.replace("unfold-patches", "unfold-patches{depth=1024}").replace(
+    "keep-epilogues", "keep-epilogues,split-products"
+)
 _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},postpone-resize,rescale{{norms=true}},{_LOWER_FP16}"

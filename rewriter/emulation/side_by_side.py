@@ -121,8 +121,11 @@ class SideBySide:
         return constant or not all(self._match(name) for name in (*reads(node), *node.output) if name)
 
     def _match(self, name: str) -> str:
-        """The original's name of a tensor of the emulated model; "" if it has none."""
-        if name in self.narrowed:
+        """The original's name of a tensor of the emulated model; "" if it has none.
+
+        What the original rounds on purpose is FP16 there, and FP32 in the emulated model: no match.
+        """
+        if name in self.narrowed or self._is_low(name):
             return ""
         if name in self.known:
             return name
@@ -141,6 +144,10 @@ class SideBySide:
             return EMULATED + name
         match = self._match(name)
         return self._expected(match) if match else LOCAL + name
+
+    def _is_low(self, name: str) -> bool:
+        found = self.facts.main.get(name)
+        return found is not None and found.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
     def _is_fp32(self, name: str) -> bool:
         found = self.facts.main.get(name)
