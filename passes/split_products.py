@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto
@@ -46,8 +47,8 @@ class SplitProducts(GraphPass):
     says.
 
     Options:
-        tiles: Most tiles of 128 x 128 in the result of the larger product: 132 are what the multiprocessors of
-            an H200 compute at a time (see `rewriter.costs`).
+        tiles: Most tiles of 128 x 128 in the result of the larger product: 132 are what the multiprocessors
+            of an H200 compute at a time (see `rewriter.costs`).
 
     Declines:
         - a number of rows that is not known
@@ -236,7 +237,7 @@ class _Splitting:
         self.nodes.append(self.graph.make("Split", [tensor, sizes], [first, second], axis=axis))
         return first, second
 
-    def _add(self, op_type: str, inputs: list[str], name: str, **attributes: int) -> str:
+    def _add(self, op_type: str, inputs: list[str], name: str, **attributes: Any) -> str:
         made = self._tensor(name, attributes.get("to", TensorProto.FLOAT))
         self.nodes.append(self.graph.make(op_type, inputs, [made], **attributes))
         return made

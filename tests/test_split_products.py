@@ -1,0 +1,250 @@
+"""split-products: which products are split, that results stay, and what FP16 makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from graphs import apply, graph, ops, random_feeds, run
+from onnx import TensorProto, numpy_helper
+
+from rewriter import api, facts
+from rewriter.base import Context, Kept, Target
+from rewriter.emulation import emulation
+from rewriter.epilogues import PROBE
+from rewriter.model import Array, Model, load
+from rewriter.passes.split_products import SplitProducts
+from rewriter.result import FixResult
+from rewriter.splits import RULE, is_made
+
+YES = Context(target=Target(answers={PROBE: "fp32"}))
+NORM = "n = LayerNormalization<axis = -1>(x, s)"
+STACKED = ["Unsqueeze", "Cast", "Cast", "Sub", "Where", "Reshape"]
+BOTH = [*STACKED, "MatMul", "Add", "Split", "Add", "Split", "Add"]
+THREE, WIDE = "float[2,5,8] x", "float[2,5,12] y"
+WEIGHT = ["MatMul", "Add", "Split", "Add"]
+
+
+def _model(
+    body: str,
+    *,
+    x: str = THREE,
+    y: str = WIDE,
+    opset: int = 17,
+    size: float = 1.0,
+) -> Model:
+    """A graph with random weights w [8,12], times `size`, v [12,8] and a scale s [8]."""
+    rng = np.random.default_rng(0)
+    shapes = {"w": (8, 12), "v": (12, 8), "s": (8,)}
+    listed = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    source = graph(f"g ({x}, {listed}) => ({y}) {{ {body} }}", opset=opset).proto
+    del source.graph.input[1:]
+    for name, shape in shapes.items():
+        value = rng.standard_normal(shape) * (size if name == "w" else 1.0)
+        source.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    return load(source)
+
+
+def _distance(found: Array, wanted: Array) -> float:
+    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+
+
+@pytest.mark.parametrize(
+    ("body", "ports", "expected"),
+    [
+        pytest.param(
+            f"{NORM} y = MatMul(n, w)", (THREE, WIDE), ["LayerNormalization", *BOTH], id="behind a norm"
+        ),
+        pytest.param(
+            f"{NORM} y = MatMul(n, w)",
+            ("float[5,8] x", "float[5,12] y"),
+            ["LayerNormalization", *BOTH],
+            id="two axes",
+        ),
+        pytest.param(
+            "m = MatMul(x, w) r = Relu(m) y = MatMul(r, v)",
+            (THREE, "float[2,5,8] y"),
+            [*WEIGHT, "Relu", *BOTH],
+            id="behind a product",
+        ),
+        pytest.param(
+            "a = Transpose<perm = [0,2,1]>(x) m = MatMul(x, a) k = MatMul(m, x) y = MatMul(k, w)",
+            (THREE, WIDE),
+            ["Transpose", "MatMul", "MatMul", *WEIGHT],
+            id="of attention: the weight alone",
+        ),
+    ],
+)
+def test_what_is_split(body: str, ports: tuple[str, str], expected: list[str]) -> None:
+    source = _model(body, x=ports[0], y=ports[1])
+    result, report = apply(SplitProducts(), source, YES)
+    assert ops(result) == expected
+    assert result.signature == source.signature
+    onnx.checker.check_model(result.whole(), full_check=True)
+    feeds = random_feeds(source)
+    assert _distance(run(result, feeds)[0], run(source, feeds)[0]) < 1e-6
+    again, second = apply(SplitProducts(), result, YES)
+    assert again is result
+    assert not second.changes
+    assert len(report.changes) == sum(name == "MatMul" for name in ops(result)) - body.count(
+        "MatMul(x, a)"
+    ) - (body.count("MatMul(m, x)"))
+
+
+def test_layers_that_share_a_weight_go_on_sharing_it() -> None:
+    source = _model(f"{NORM} a = MatMul(n, w) r = MatMul(a, v) y = MatMul(r, w)")
+    result, _ = apply(SplitProducts(), source, YES)
+    read = [n.input[1] for n in result.proto.graph.node if n.op_type == "MatMul"]
+    assert read[0] == read[2] != read[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "step", "ports"),
+    [
+        pytest.param("y = Gemm(x, w)", SplitProducts(), ("float[5,8] x", "float[5,12] y"), id="Gemm"),
+        pytest.param(
+            "a = Transpose<perm = [0,2,1]>(x) y = MatMul(x, a)",
+            SplitProducts(),
+            (THREE, "float[2,5,5] y"),
+            id="two computed tensors",
+        ),
+        pytest.param(
+            f"{NORM} y = MatMul(n, w)", SplitProducts(tiles=0), (THREE, WIDE), id="more tiles than allowed"
+        ),
+    ],
+)
+def test_what_is_left_alone(body: str, step: SplitProducts, ports: tuple[str, str]) -> None:
+    source = _model(body, x=ports[0], y=ports[1])
+    result, report = apply(step, source, YES)
+    assert result is source
+    assert not report.refusals
+
+
+def test_tiles_are_of_the_larger_product() -> None:
+    """128 rows and columns are one tile: two by two when both are split, one by two by the weight alone."""
+    rng = np.random.default_rng(0)
+    for body, tiles in ((f"{NORM} y = MatMul(n, w)", 4), ("y = MatMul(x, w)", 2)):
+        source = graph(
+            f"g (float[128,8] x, float[8,128] w, float[8] s) => (float[128,128] y) {{ {body} }}"
+        ).proto
+        del source.graph.input[1:]
+        for name, shape in (("w", (8, 128)), ("s", (8,))):
+            value = rng.standard_normal(shape).astype(np.float32)
+            source.graph.initializer.append(numpy_helper.from_array(value, name))
+        for allowed, changes in ((tiles - 1, 0), (tiles, 1)):
+            _, report = apply(SplitProducts(tiles=allowed), load(source), YES)
+            assert len(report.changes) == changes
+
+
+@pytest.mark.parametrize(
+    ("source", "kept", "reason"),
+    [
+        pytest.param(
+            _model(f"{NORM} y = MatMul(n, w)"), Kept(nodes=("y",)), "--keep-fp32 y", id="kept by the user"
+        ),
+        pytest.param(
+            _model(f"{NORM} y = MatMul(n, w)", x="float[N,5,8] x", y="float[N,5,12] y"),
+            Kept(),
+            "the rows of n are not known",
+            id="a free axis",
+        ),
+        pytest.param(
+            _model(f"{NORM} y = MatMul(n, w)", x="float[2,3,5,8] x", y="float[2,3,5,12] y"),
+            Kept(),
+            "n has 4 axes",
+            id="four axes",
+        ),
+        pytest.param(
+            _model(f"{NORM} a = MatMul(n, w) b = MatMul(n, w) y = Add(a, b)"),
+            Kept(),
+            "merges the 2 products of n",
+            id="products of one tensor",
+        ),
+        pytest.param(
+            _model(f"{NORM} y = MatMul(n, w)", size=1e5), Kept(), "beyond FP16", id="a weight beyond FP16"
+        ),
+        pytest.param(
+            _model("y = MatMul(x, w)", opset=12), Kept(), "it takes opset 13, the model has 12", id="opset"
+        ),
+    ],
+)
+def test_what_is_declined(source: Model, kept: Kept, reason: str) -> None:
+    result, report = apply(SplitProducts(), source, Context(target=YES.target, kept=kept))
+    assert result is source
+    assert report.refusals
+    assert all(reason in refusal.reason for refusal in report.refusals)
+
+
+@pytest.mark.parametrize("answers", [{}, {PROBE: "fp16"}], ids=["not probed", "FP16 sums"])
+def test_a_target_that_is_not_known_to_sum_in_fp32_gets_nothing(answers: dict[str, str]) -> None:
+    source = _model(f"{NORM} y = MatMul(n, w)")
+    result, report = apply(SplitProducts(), source, Context(target=Target(answers=answers)))
+    assert result is source
+    assert not report.refusals
+
+
+def _mlp() -> onnx.ModelProto:
+    """64 rows of 48: norm, two products with a Relu between, and the residual sum."""
+    rng = np.random.default_rng(0)
+    weights = {"s": (48,), "w": (48, 96), "b": (96,), "v": (96, 48)}
+    listed = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in weights.items())
+    source = graph(
+        f"""
+        g (float[1,64,48] x, {listed}) => (float[1,64,48] y) {{
+            n = LayerNormalization<axis = -1>(x, s)
+            m = MatMul(n, w)
+            a = Add(m, b)
+            r = Relu(a)
+            p = MatMul(r, v)
+            y = Add(p, x)
+        }}"""
+    ).proto
+    del source.graph.input[1:]
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
+    source.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    return source
+
+
+def _fixed(preset: str, **options: object) -> FixResult:
+    samples = [
+        {"x": np.random.default_rng(seed).standard_normal((1, 64, 48)).astype(np.float32)} for seed in (1, 2)
+    ]
+    return api.fix(_mlp(), preset=preset, inputs=samples, target="tensorrt-rtx", **options)  # type: ignore[arg-type]
+
+
+def _emulated(result: FixResult) -> float:
+    feeds = {"x": np.random.default_rng(3).standard_normal((1, 64, 48)).astype(np.float32)}
+    model = load(result.proto)
+    (found,) = run(emulation(model, facts.infer(model), "fp16"), feeds)
+    (wanted,) = run(load(_mlp()), feeds)
+    return _distance(found, wanted)
+
+
+def test_accurate_has_it_and_all_but_the_products_is_fp32() -> None:
+    """One rounding each of data and weight, twice: sqrt(4) * 2.1e-4 less what the residual sum dilutes."""
+    plain, split = (_fixed(name, build=False) for name in ("trt-fp16", "accurate"))
+    assert _emulated(plain) > 2e-4
+    assert _emulated(split) < 5e-6
+    model = load(split.proto)
+    known = facts.infer(model).main
+    products = [n for n in model.proto.graph.node if n.op_type == "MatMul"]
+    assert all(is_made(node) for node in products)
+    assert {known[name].dtype for node in products for name in node.input} == {TensorProto.FLOAT16}
+    assert split.plan is not None
+    assert {d.op for d in split.plan.decisions if d.rule == RULE} == {
+        "Unsqueeze",
+        "Sub",
+        "Where",
+        "Add",
+        "Split",
+    }
+    assert not any(d.op == "Reshape" for d in split.plan.decisions)
+
+
+def test_tensorrt_builds_it() -> None:
+    pytest.importorskip("tensorrt_rtx", reason='needs pip install "rewriter[rtx]"')
+    result = _fixed("accurate")
+    assert result.verdict is not None
+    assert result.verdict.passed
+    build = next(check for check in result.verdict.checks if check.name == "build")
+    assert "types as planned" in build.summary
