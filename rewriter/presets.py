@@ -134,8 +134,10 @@ _ALL = (
             "metric": "relative-l2",
             "accumulation": "fp16",
         },
-        "The passes of `trt-fp16`, with deep Convs of patches of any channels as products, then a search\n"
-        "that keeps in FP32 what lowers the error most for its cost. Errors are emulated with sums as\n"
+        "The passes of `trt-fp16`, with deep Convs of patches of any channels as products; where FP16\n"
+        "products were probed to sum in FP32 for what stands behind them, those of few rows read two FP16\n"
+        "tensors for each FP32 one (`split-products`), which the 10 % do not count. Then a search keeps in\n"
+        "FP32 what lowers the error most for its cost. Errors are emulated with sums as\n"
         "Tensor Cores do them in FP16, and costs are recorded ones; for large models, which would take too\n"
         "long, nodes are ranked with FP32 sums and what the depth of a Conv adds, and fewer plans are\n"
         "tried: the report says so. With `--search gpu` both are measured. Where no plan errs at least\n"
