@@ -76,13 +76,14 @@ class SplitProducts(GraphPass):
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
         <float[2] scale = {1.5, 0.7}, int64[1] axis = {-3}, bool[2,1,1] second = {0, 1},
-         int64[2] stacked = {6, 2},
+         int64[2] stacked = {6, 2}, float least = {-65504.0}, float most = {65504.0},
          float[2,4] both = {1.099609375, 2.19921875, 0.000390530, 0.000781059,
                             3.30078125, 4.3984375, -0.000781059, 0.00156212},
          float[4] zeros = {0.0, 0.0, 0.0, 0.0}, int64[2] rows = {3, 3}, int64[2] columns = {2, 2}> {
             n = LayerNormalization<axis = -1>(x, scale)
             up = Unsqueeze(n, axis)
-            half = Cast<to = 10>(up)
+            limited = Clip(up, least, most)
+            half = Cast<to = 10>(limited)
             hi = Cast<to = 1>(half)
             lo = Sub(up, hi)
             parts = Where(second, lo, hi)
@@ -213,12 +214,18 @@ class _Splitting:
         """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone."""
         *outer, rows, depth = self.sizes
         up = self._add("Unsqueeze", [self.node.input[0], self._ints("axis", -3)], "up")
-        half = self._add("Cast", [up], "half", to=TensorProto.FLOAT16)
+        limited = self._add("Clip", [up, self._limit("least", -1.0), self._limit("most", 1.0)], "limited")
+        half = self._add("Cast", [limited], "half", to=TensorProto.FLOAT16)
         hi = self._add("Cast", [half], "hi", to=TensorProto.FLOAT)
         lo = self._add("Sub", [up, hi], "lo")
         second = self.graph.add_constant(f"{self.node.output[0]}/second", np.array([[[False]], [[True]]]))
         parts = self._add("Where", [second, lo, hi], "parts")
         return self._add("Reshape", [parts, self._ints("stacked", *outer, 2 * rows, depth)], "stacked")
+
+    def _limit(self, name: str, sign: float) -> str:
+        """FP16's largest number: beyond it all is lo, which is right where the product is FP32."""
+        value = np.float32(sign * LARGEST[TensorProto.FLOAT16])
+        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(value))
 
     def _weight(self) -> str:
         """Name of the constant [depth, columns of hi, columns of lo], FP32 with values of FP16."""

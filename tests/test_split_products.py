@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, ops, random_feeds, run
 from onnx import TensorProto, numpy_helper
 
+import rewriter
 from rewriter import api, facts
 from rewriter.base import Context, Kept, Target
 from rewriter.emulation import emulation
@@ -19,7 +22,7 @@ from rewriter.splits import RULE, is_made
 
 YES = Context(target=Target(answers={PROBE: "fp32"}))
 NORM = "n = LayerNormalization<axis = -1>(x, s)"
-STACKED = ["Unsqueeze", "Cast", "Cast", "Sub", "Where", "Reshape"]
+STACKED = ["Unsqueeze", "Clip", "Cast", "Cast", "Sub", "Where", "Reshape"]
 BOTH = [*STACKED, "MatMul", "Add", "Split", "Add", "Split", "Add"]
 THREE, WIDE = "float[2,5,8] x", "float[2,5,12] y"
 WEIGHT = ["MatMul", "Add", "Split", "Add"]
@@ -46,7 +49,9 @@ def _model(
 
 
 def _distance(found: Array, wanted: Array) -> float:
-    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
+    return float(
+        np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted.astype(np.float64))
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,8 +86,9 @@ def test_what_is_split(body: str, ports: tuple[str, str], expected: list[str]) -
     assert ops(result) == expected
     assert result.signature == source.signature
     onnx.checker.check_model(result.whole(), full_check=True)
-    feeds = random_feeds(source)
-    assert _distance(run(result, feeds)[0], run(source, feeds)[0]) < 1e-6
+    for scale in (1.0, 1e5, 1e-9):  # beyond FP16 at both ends, too
+        feeds = random_feeds(source, scale=scale)
+        assert _distance(run(result, feeds)[0], run(source, feeds)[0]) < 1e-6
     again, second = apply(SplitProducts(), result, YES)
     assert again is result
     assert not second.changes
@@ -205,11 +211,13 @@ def _mlp() -> onnx.ModelProto:
     return source
 
 
+def _samples() -> list[dict[str, Array]]:
+    draws = (np.random.default_rng(seed).standard_normal((1, 64, 48)) for seed in (1, 2))
+    return [{"x": draw.astype(np.float32)} for draw in draws]
+
+
 def _fixed(preset: str, **options: object) -> FixResult:
-    samples = [
-        {"x": np.random.default_rng(seed).standard_normal((1, 64, 48)).astype(np.float32)} for seed in (1, 2)
-    ]
-    return api.fix(_mlp(), preset=preset, inputs=samples, target="tensorrt-rtx", **options)  # type: ignore[arg-type]
+    return api.fix(_mlp(), preset=preset, inputs=_samples(), target="tensorrt-rtx", **options)  # type: ignore[arg-type]
 
 
 def _emulated(result: FixResult) -> float:
@@ -233,12 +241,27 @@ def test_accurate_has_it_and_all_but_the_products_is_fp32() -> None:
     assert split.plan is not None
     assert {d.op for d in split.plan.decisions if d.rule == RULE} == {
         "Unsqueeze",
+        "Clip",
         "Sub",
         "Where",
         "Add",
         "Split",
     }
     assert not any(d.op == "Reshape" for d in split.plan.decisions)
+
+
+def test_a_saved_plan_gives_the_same_again(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    first = _fixed("accurate", build=False, save_plan=plan)
+    assert (
+        _fixed("accurate", build=False, plan=plan).proto.SerializeToString()
+        == first.proto.SerializeToString()
+    )
+
+
+def test_scan_has_nothing_to_warn_of_in_what_fix_made() -> None:
+    result = rewriter.scan(_fixed("accurate", build=False).proto, inputs=_samples(), target="tensorrt-rtx")
+    assert not result.reaches("warning")
 
 
 def test_tensorrt_builds_it() -> None:
