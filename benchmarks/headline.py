@@ -11,18 +11,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.comparison import worst
-from benchmarks.variants import SEARCHED
+from benchmarks.variants import SEARCHED, SEARCHED_ACCURATE, SEARCHES
 
 Row = dict[str, Any]
 Value = Callable[[Row], float | None]
 
 RIVAL = "autocast"
-OURS = ("fix", "fix-nearest", "fix-rescaled", "fix-accurate", SEARCHED)
+OURS = ("fix", "fix-nearest", "fix-rescaled", "fix-accurate", *SEARCHES)
 SHOWN = {
     RIVAL: RIVAL,
     "fix": "fix",
     "fix-accurate": "fix-accurate",
     SEARCHED: SEARCHED,
+    SEARCHED_ACCURATE: SEARCHED_ACCURATE,
     "fix-rescaled": "fix-rescaled",
     "naive": "naive",
     "fp32": "FP32 (TF32)",

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.children import Limits
 from benchmarks.comparison import Case, errors, feeds_of, read_json, write_json
 from benchmarks.preparation import Tools, note_of, prepare_variant
-from benchmarks.variants import SEARCHED, VARIANTS
+from benchmarks.variants import VARIANTS
 from rewriter.engines import host
 from rewriter.engines.measure import build_variant, measure
 from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
@@ -175,22 +175,25 @@ def search_seconds(case: Case, seconds: float) -> float:
     return max(seconds - BESIDES * float(alone), LEAST_SEARCH * seconds)
 
 
-def search_case(case: Case, engine: EngineName, tools: Tools, seconds: float) -> str:
-    """`fix --search gpu`; then all variants once more.
+def search_case(case: Case, engine: EngineName, tools: Tools, names: Sequence[str], seconds: float) -> str:
+    """`fix --search gpu`, the variants of these names; then all variants of the model are run and timed.
 
-    It looks for the fastest plan that is no less accurate than that of `fix`, or the most accurate that is no
-    slower. What it tried is in WORK/fix-search-gpu.report.
+    What each tried is in WORK/NAME.report.
 
     Args:
-        seconds: After which it is stopped; the search gets what `fix` alone leaves of them.
+        names: Of benchmarks.variants.SEARCHES.
+        seconds: After which one is stopped; the search gets what `fix` alone leaves of them.
     """
-    if SEARCHED in read_json(case.work / "measured.json"):
-        return "searched already"
     extra = ["--search-seconds", f"{search_seconds(case, seconds):.3g}"]
-    prepare_variant(case, SEARCHED, replace(tools, limits=replace(tools.limits, seconds=seconds)), extra)
-    row = read_json(case.work / f"{SEARCHED}.json")
-    if not row["made"]:
-        return f"the search made nothing: {note_of(row)}"
-    variant = next(variant for variant in _variants(case) if variant.name == SEARCHED)
-    _build(case.work, variant, engine, tools.limits)
-    return f"searched in {row['tool']['wall_s']:.0f} s; {measure_case(case, engine, tools.limits)}"
+    limited = replace(tools, limits=replace(tools.limits, seconds=seconds))
+    told = []
+    for name in names:
+        prepare_variant(case, name, limited, extra)
+        row = read_json(case.work / f"{name}.json")
+        if not row["made"]:
+            told.append(f"{name} made nothing: {note_of(row)}")
+            continue
+        variant = next(variant for variant in _variants(case) if variant.name == name)
+        _build(case.work, variant, engine, tools.limits)
+        told.append(f"{name} in {row['tool']['wall_s']:.0f} s")
+    return "; ".join([*told, measure_case(case, engine, tools.limits)])

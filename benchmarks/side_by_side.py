@@ -28,7 +28,7 @@ from benchmarks.collection import write
 from benchmarks.comparison import Case
 from benchmarks.measurement import build_all, builder, each, measure_case, runner, search_case
 from benchmarks.preparation import Tools, prepare_all
-from benchmarks.variants import SEARCHED, VARIANTS
+from benchmarks.variants import SEARCHES, VARIANTS
 from rewriter.engines.host import require
 from rewriter.errors import RewriterError
 
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="where variants and what was measured of them are kept")
     parser.add_argument("names", nargs="*", help="models; default: all that the folder holds")
     parser.add_argument("--python", default=sys.executable, help="interpreter for the other tools")
-    parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v != SEARCHED))
+    parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v not in SEARCHES))
     parser.add_argument(
         "--accumulations",
         default="fp16",
@@ -75,8 +75,9 @@ def main() -> None:
         "--engine", help="tensorrt, tensorrt-rtx, onnxruntime or onnxruntime-cuda; default: the GPU's"
     )
     parser.add_argument(
-        "--search-gpu", type=float, metavar="SECONDS", help="`fix --search gpu`, too; so long for each model"
+        "--search-gpu", type=float, metavar="SECONDS", help="`fix --search gpu`, too; so long for each plan"
     )
+    parser.add_argument("--searches", default=",".join(SEARCHES), help="which searches")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = arguments.names or [n for n in MODELS if (arguments.folder / f"{n}.onnx").exists()]
@@ -91,9 +92,11 @@ def main() -> None:
         build_all(cases, arguments.engine or builder(), arguments.jobs, limits)
     elif arguments.stage == "measure":
         engine = require(arguments.engine) if arguments.engine else runner()
-        each(cases, lambda case: measure_case(case, engine, limits))
         if seconds := arguments.search_gpu:
-            each(cases, lambda case: search_case(case, engine, tools, seconds))
+            searches = arguments.searches.split(",")
+            each(cases, lambda case: search_case(case, engine, tools, searches, seconds))
+        else:
+            each(cases, lambda case: measure_case(case, engine, limits))
     elif arguments.json is None:
         parser.error("report needs --json FILE")
     else:

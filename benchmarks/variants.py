@@ -127,7 +127,15 @@ def searched(model: Path, samples: Path, out: Path, *extra: str) -> None:
     fix(model, samples, out, "--search", "gpu", "--report", str(out.with_suffix(".report")), *extra)
 
 
+def searched_accurate(model: Path, samples: Path, out: Path, *extra: str) -> None:
+    """`rewriter fix --preset accurate --search gpu`: the budget of `accurate`, measured."""
+    searched(model, samples, out, "--preset", "accurate", *extra)
+
+
 SEARCHED = "fix-search-gpu"
+SEARCHED_ACCURATE = "fix-accurate-search-gpu"
+SEARCHES = (SEARCHED, SEARCHED_ACCURATE)
+"""Made in the measure stage, if at all."""
 
 VARIANTS = {
     "fp32": fp32,
@@ -139,8 +147,9 @@ VARIANTS = {
     "fix-rescaled": rescaled,
     "fix-accurate": accurate,
     SEARCHED: searched,
+    SEARCHED_ACCURATE: searched_accurate,
 }
-"""In the order of the table. The last is made in the measure stage, if at all."""
+"""In the order of the table."""
 
 FOREIGN = frozenset({"autocast", "onnxconverter-common"})
 """Made by an interpreter that has the tool."""

@@ -73,15 +73,17 @@ class CompensateRounding(ModelPass):
         sources = tuple(dict.fromkeys(source for layer in chosen for source in layer.sources))
         feeds = given.samples
         data = Data(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
-        weights = {layer.weight: _value(graph, layer) for layer in chosen}
+        names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
+        weights = {name: _value(graph, name) for name in names}
         done = list(compensate(weights, chosen, data, Grid(LOW_TYPES[plan.precision])))
         rounded = [one for one in done if isinstance(one, Rounded)]
         gained = [one for one in rounded if one.gains]
         if gained:  # then all of them, or a second run would judge the rest by other inputs
             stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
             for one in rounded:
-                name = one.layer.weight
-                stored[name].CopyFrom(model.detached_tensor(name, one.value.astype(np.float32)))
+                for name, value in ((one.layer.weight, one.value), (one.layer.bias, one.bias)):
+                    if value is not None:
+                        stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
             yield Change("model", _summary(gained))
         yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
         yield from _refusals([_told(one) for one in rounded if not one.gains])
@@ -93,9 +95,9 @@ def _has_weights(graph: GraphEditor) -> bool:
     return any(isinstance(found, Layer) for found in layers(graph, frozenset()))
 
 
-def _value(graph: GraphEditor, layer: Layer) -> Array:
-    value = graph.constant(layer.weight)
-    assert value is not None, layer.weight
+def _value(graph: GraphEditor, name: str) -> Array:
+    value = graph.constant(name)
+    assert value is not None, name
     return value
 
 

@@ -13,8 +13,8 @@ from rewriter.model import Array
 from rewriter.rounding import Grid, Source, Window
 from rewriter.rounding.blas import one_thread, openblas
 from rewriter.rounding.compensate import Data
-from rewriter.rounding.factors import Slim, Square, factor
-from rewriter.rounding.nearest_plane import DAMPING, round_together
+from rewriter.rounding.factors import LEAST_DAMPING, MOST_DAMPING, Slim, Square, damping, factor
+from rewriter.rounding.nearest_plane import round_together
 from rewriter.rounding.rows import Reader
 from rewriter.rounding.segments import segment
 
@@ -47,12 +47,17 @@ def test_both_forms_of_the_factor_round_alike(count: int, channels: int, seed: i
     rows = (rng.standard_normal((count, 3)) @ rng.standard_normal((3, channels))).astype(np.float32)
     rows += rng.standard_normal(rows.shape).astype(np.float32)
     matrix = rng.standard_normal((1, channels, 5)).astype(np.float32)
-    damping = DAMPING * np.square(rows).sum() / channels
-    forms = (Slim.of(rows, float(damping)), Square.of(rows[None], np.array([damping])))
+    share = damping(count, channels) * np.square(rows).sum() / channels
+    forms = (Slim.of(rows, float(share)), Square.of(rows[None], np.array([share])))
     errors = [
         np.linalg.norm(rows @ (round_together(matrix, f, Grid(FP16).nearest) - matrix)[0]) for f in forms
     ]
     assert errors[0] == pytest.approx(errors[1], rel=0.2)
+
+
+def test_the_fewer_rows_the_more_damping() -> None:
+    found = [damping(rows, 768) for rows in (10**6, 4 * 768, 768, 256, 1)]
+    assert found == sorted(found) and found[0] == LEAST_DAMPING and found[-1] == MOST_DAMPING
 
 
 def windows(x: Array, window: Window) -> Array:

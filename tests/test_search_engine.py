@@ -293,6 +293,17 @@ def test_what_is_estimated_to_cost_too_much_comes_last() -> None:
     assert any(dear) and not all(dear) and dear == sorted(dear)
 
 
+def test_with_a_budget_what_fills_it_comes_first() -> None:
+    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
+    aim = Budget(0.5)
+    filling = next(groups(trials, aim))
+    assert filling[0].words == "0.5 more latency by the estimate"
+    base = trials.latency_us(Choice())
+    for one in filling:
+        share = float(one.words.split()[0])
+        assert one.choice.added and trials.latency_us(one.choice) <= base * (1.0 + share)
+
+
 # -- on real engines ---------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rewriter.rounding.compensate import Rounded, compensate
+from rewriter.rounding.compensate import compensate
+from rewriter.rounding.fit import Rounded
 from rewriter.rounding.grid import Grid
 from rewriter.rounding.layers import Layer, Left, Source, Window, layers
 

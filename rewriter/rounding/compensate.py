@@ -1,11 +1,11 @@
-"""From weights and samples to weights on the grid, judged on rows that they were not fitted to."""
+"""From weights and samples to weights on the grid: what is read of which samples, and when."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod, sqrt
+from math import prod
 from statistics import median_high
 
 import numpy as np
@@ -14,10 +14,9 @@ from rewriter.engines.ort_errors import NoKernelError
 from rewriter.model import Array, Model
 from rewriter.ranges.binades import leading_to
 from rewriter.rounding.blas import one_thread
-from rewriter.rounding.factors import factor
+from rewriter.rounding.fit import Rounded, Weights, fitted
 from rewriter.rounding.grid import Grid
 from rewriter.rounding.layers import Layer, Left, Source, by_sources
-from rewriter.rounding.nearest_plane import round_together
 from rewriter.rounding.rows import OPSET, Chosen, Reader, Rows
 from rewriter.rounding.shapes import Shapes, inferred_shapes
 
@@ -34,32 +33,6 @@ ROW_BYTES = 2**23
 ROWS_PER_CHANNEL, LEAST_ROWS = 4, 256
 """Rows that K channels call for: the moments are known to about sqrt(K / rows). With 8 and 512, a NAFNet's
 rounded weights erred by 1.4e-4 and not by 1.9e-4, the emulated network by 4.8e-4 and not by 4.9e-4."""
-
-JUDGED = 256
-"""Output channels that are judged together."""
-
-Weights = Mapping[str, Array]
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """A weight on the grid.
-
-    Attributes:
-        value: Of the weight's shape, in the lower type: the better one of the two.
-        error: ||X (Q - W)|| / ||X W|| on rows X held out, for the weight rounded together.
-        nearest: The same for the weight rounded to nearest.
-    """
-
-    layer: Layer
-    value: Array
-    error: float
-    nearest: float
-
-    @property
-    def gains(self) -> bool:
-        """Whether it was worth it."""
-        return self.error < self.nearest
 
 
 @dataclass(frozen=True)
@@ -161,7 +134,7 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
     """Every weight of `found` that is not on the grid: put there, or left, with the reason.
 
     Args:
-        weights: The values of the layers' weights, float32.
+        weights: The values of the layers' weights and biases, float32.
 
     Raises:
         ArithmeticRunError: a sample does not run; the message names the node.
@@ -173,7 +146,8 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
         if refusal is not None:
             yield Left(layer.node, refusal)
         elif not grid.holds(value):
-            wanted.append(layer)
+            lost = layer.bias and grid.refusal(weights[layer.bias]) is not None
+            wanted.append(replace(layer, bias="") if lost else layer)
     if wanted and data.model.opset < OPSET:
         yield Left(wanted[0].node, f"rows are read from operator set {OPSET} on (the pass upgrade-opset)")
         return
@@ -188,7 +162,7 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
         last = {source: sources for sources in group for source in sources}
         for sources in group:
             with one_thread():
-                done = list(_fitted([rows.get(s) for s in sources], together[sources], weights, grid))
+                done = list(fitted([rows.get(s) for s in sources], together[sources], weights, grid))
             yield from done
             for source in sources:
                 if last[source] == sources:  # what is held shrinks while the new weights grow
@@ -208,58 +182,3 @@ def _groups(keys: Sequence[tuple[Source, ...]], data: Data, room: int) -> Iterat
         held += size
     if group:
         yield group
-
-
-def _fitted(
-    rows: Sequence[Rows | None], found: Sequence[Layer], weights: Weights, grid: Grid
-) -> Iterator[Rounded | Left]:
-    """Layers that are multiplied by the same rows: one factor serves them all."""
-    read = [part.split() for part in rows if part is not None]
-    if len(read) < len(rows):
-        yield from _left(found, "ONNX Runtime cannot compute what it is multiplied by")
-        return
-    fitted, judged = (np.concatenate(parts, axis=1) for parts in zip(*read, strict=True))
-    if not (fitted.shape[1] and judged.shape[1]):
-        yield from _left(found, "there are too few rows to hold some out")
-        return
-    triangle = factor(fitted) if np.isfinite(judged).all() else None
-    if triangle is None:
-        yield from _left(found, "what it is multiplied by is zero, or not finite, on this data")
-        return
-    matrices = [layer.matrix(weights[layer.weight]) for layer in found]
-    # channel by channel: of a Conv's weight, as it is stored, a channel would be spread over all of it
-    joined = np.ascontiguousarray(np.concatenate(matrices, axis=2))
-    rounded = round_together(joined, triangle, grid.nearest)
-    start = 0
-    for layer, matrix in zip(found, matrices, strict=True):
-        columns = rounded[:, :, start : start + matrix.shape[2]]
-        start += matrix.shape[2]
-        yield _judged(layer, matrix, columns, judged, grid, weights[layer.weight].shape)
-
-
-def _left(found: Iterable[Layer], reason: str) -> Iterator[Left]:
-    yield from (Left(layer.node, reason) for layer in found)
-
-
-def _judged(
-    layer: Layer, matrix: Array, columns: Array, rows: Array, grid: Grid, shape: tuple[int, ...]
-) -> Rounded:
-    """The better one of the two; some output channels at a time, which stay in the cache."""
-    error = nearest = whole = 0.0
-    plain = np.empty_like(columns)
-    for start in range(0, matrix.shape[2], JUDGED):
-        part = np.s_[:, :, start : start + JUDGED]
-        given = np.ascontiguousarray(matrix[part])
-        plain[part] = grid.nearest(given)
-        error += _square(rows @ (columns[part] - given))
-        nearest += _square(rows @ (plain[part] - given))
-        whole += _square(rows @ given)
-    best = columns if error < nearest else plain
-    value = np.ascontiguousarray(layer.unmatrix(best, shape), grid.stored)
-    scale = sqrt(whole) or 1.0
-    return Rounded(layer, value, sqrt(error) / scale, sqrt(nearest) / scale)
-
-
-def _square(product: Array) -> float:
-    """The sum of squares."""
-    return float(np.linalg.norm(product)) ** 2

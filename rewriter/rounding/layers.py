@@ -54,6 +54,8 @@ class Layer:
         node: The first node that reads it, as messages call it.
         transposed: Whether the weight is [N, K] instead of [K, N].
         groups: Of a Conv; 0 if it is none.
+        bias: Name of the FP32 initializer that is added to each row of the result, and to nothing else; "" if
+            there is none.
     """
 
     weight: str
@@ -61,6 +63,7 @@ class Layer:
     sources: tuple[Source, ...]
     transposed: bool = False
     groups: int = 0
+    bias: str = ""
 
     def matrix(self, value: Array) -> Array:
         """The weight as [groups, K, N]: input channels by output channels."""
@@ -128,7 +131,34 @@ def _layer(graph: GraphEditor, node: NodeProto, weight: str, kept: AbstractSet[i
         if isinstance(other, Left) or (other.transposed, other.groups) != (first.transposed, first.groups):
             return Left(label(node), "its readers read the weight in different ways")
         sources.extend(other.sources)
-    return Layer(weight, label(node), tuple(dict.fromkeys(sources)), first.transposed, first.groups)
+    bias = _bias(graph, readers, weight)
+    return Layer(weight, label(node), tuple(dict.fromkeys(sources)), first.transposed, first.groups, bias)
+
+
+def _bias(graph: GraphEditor, readers: Sequence[NodeProto], weight: str) -> str:
+    """The one vector that all readers of a weight add, and nothing else reads; "" if there is none."""
+    name = readers[0].input[2] if len(readers[0].input) > 2 else ""
+    if not name or not graph.is_initializer(name) or graph.is_output(name) or graph.is_input(name):
+        return ""
+    own = {id(reader) for reader in readers}
+    if any(id(reader) not in own for reader in graph.consumers(name)):
+        return ""
+    value, shape = graph.constant(name), graph.shape(weight)
+    if value is None or shape is None or not all(_adds(reader, weight, name) for reader in readers):
+        return ""
+    return name if value.dtype == np.float32 and value.size == _outputs(readers[0], shape) else ""
+
+
+def _adds(node: NodeProto, weight: str, bias: str) -> bool:
+    """Whether it adds the bias to each row of x W, unscaled."""
+    if len(node.input) < 3 or node.input[1] != weight or node.input[2] != bias:
+        return False
+    return node.op_type == "Conv" or all(attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
+
+
+def _outputs(node: NodeProto, shape: Sequence[int | str | None]) -> int | str | None:
+    """Output channels of a Conv or Gemm whose second input has this shape."""
+    return shape[0 if node.op_type == "Conv" or attribute(node, "transB", 0) else 1]
 
 
 def _read(graph: GraphEditor, node: NodeProto, weight: str) -> Layer | Left:

@@ -16,10 +16,6 @@ import numpy as np
 
 from rewriter.model import Array
 
-DAMPING = 0.01
-"""What is added to the diagonal of H, as a share of its mean: GPTQ's own. It keeps what was not seen in the
-rows from being given away for what was, and H from being singular."""
-
 BLOCK = 64
 """Input channels that are rounded before what they leave goes to all others in one product: 32
 and 128 took about as long on matrices of 768 to 4608 channels."""

@@ -46,10 +46,15 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     return Found(plan, True, value, before, None, trials.count, cost, base, budget, origin, refused=refused)
 
 
+def row_within(trials: Trials, ranked: Sequence[str], limit_us: float) -> Choice:
+    """As many of the best nodes in FP32 as an estimated latency allows, and those further down that fit."""
+    return added(_filled(trials, ranked, _longest(trials, ranked, limit_us), limit_us))
+
+
 def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Choice]:
     """The row that fills the budget, the longest without gaps, and a half, a quarter, ... of it."""
+    yield row_within(trials, ranked, limit_us)
     longest = _longest(trials, ranked, limit_us)
-    yield added(_filled(trials, ranked, longest, limit_us))
     while longest:
         yield added(ranked[:longest])
         longest //= 2
