@@ -137,11 +137,11 @@ _ALL = (
         "The passes of `trt-fp16`, with deep Convs of patches of any channels as products; where FP16\n"
         "products were probed to sum in FP32 for what stands behind them, those of few rows read two FP16\n"
         "tensors for each FP32 one (`split-products`), which the 10 % do not count. Then a search keeps in\n"
-        "FP32 what lowers the error most for its cost. Errors are emulated with sums as Tensor Cores do them\n"
-        "in FP16, and costs are recorded ones; for large models, which would take too long, nodes are ranked\n"
-        "with FP32 sums and what the depth of a Conv adds, and fewer plans are tried: the report says so.\n"
-        "With `--search gpu` both are measured. Where no plan errs at least\n"
-        "10 % less, that of the rules is kept, so that the result is never less accurate by that measure.\n"
+        "FP32 what lowers the error most for its cost. Errors are emulated with sums as Tensor Cores do\n"
+        "them in FP16, and costs are recorded ones; for large models, which would take too long, nodes are\n"
+        "ranked with FP32 sums and what the depth of a Conv adds, and fewer plans are tried: the report\n"
+        "says so. With `--search gpu` both are measured. Where no plan errs at least 10 % less, that of the\n"
+        "rules is kept, so that the result is never less accurate by that measure.\n"
         "`--max-latency-cost` sets another budget, `--tolerance` an error in its place.",
     ),
     Preset(
