@@ -16,9 +16,12 @@ from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Re
 from rewriter.costs import PROCESSORS, TILE
 from rewriter.edits import GraphEditor, is_own, is_quantised, label
 from rewriter.epilogues import PROBE, VIEWS
-from rewriter.hazards.survey import LARGEST
 from rewriter.kernels import NORMS, behind_products
+from rewriter.model import Array
+from rewriter.rounding import Grid
 from rewriter.splits import PASS, is_made
+
+FP16 = Grid(TensorProto.FLOAT16)
 
 FIRST_OPSET = 13
 """From opset 13 on Unsqueeze and Split take their axes and sizes as inputs."""
@@ -158,13 +161,13 @@ class _Splitting:
     @property
     def columns(self) -> int:
         """Of the given weight."""
-        weight = self.graph.constant(self.node.input[1])
-        assert weight is not None, self.node.input[1]  # `_is_product` asked
-        return int(weight.shape[1])
+        return int(self._value().shape[1])
 
-    def _fits(self) -> bool:
+    def _value(self) -> Array:
+        """Of the given weight [depth, columns]."""
         value = self.graph.constant(self.node.input[1])
-        return value is not None and float(np.abs(value).max(initial=0.0)) < LARGEST[TensorProto.FLOAT16]
+        assert value is not None, self.node.input[1]  # `_is_product` asked
+        return value
 
     @property
     def tiles(self) -> int:
@@ -183,8 +186,8 @@ class _Splitting:
             return "its weight is quantised: TensorRT runs it so"
         if not is_own(self.graph, self.node.input[1]):
             return "its weight belongs to a graph around it, and would be copied"
-        if not self._fits():
-            return "its weight has numbers beyond FP16"
+        if (refusal := FP16.refusal(self._value())) is not None:
+            return refusal
         if len(self.sizes) < 2:
             return f"the rows of {self.node.input[0]} are not known: give the model fixed shapes"
         if len(self.sizes) > MOST_AXES:
@@ -224,18 +227,17 @@ class _Splitting:
 
     def _limit(self, name: str, sign: float) -> str:
         """FP16's largest number: beyond it all is lo, which is right where the product is FP32."""
-        value = np.float32(sign * LARGEST[TensorProto.FLOAT16])
+        value = np.float32(sign) * FP16.largest
         return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(value))
 
     def _weight(self) -> str:
         """Name of the constant [depth, columns of hi, columns of lo], FP32 with values of FP16."""
         name = self.node.input[1]
         if name not in self.weights:
-            value = self.graph.constant(name)
-            assert value is not None, name  # `_is_product` asked
-            hi = value.astype(np.float16).astype(np.float32)
-            lo = (value - hi).astype(np.float16).astype(np.float32)
-            self.weights[name] = self.graph.add_constant(f"{name}/split", np.concatenate([hi, lo], axis=1))
+            value = self._value()
+            hi = FP16.nearest(value)
+            both = np.concatenate([hi, FP16.nearest(value - hi)], axis=1)
+            self.weights[name] = self.graph.add_constant(f"{name}/split", both)
         return self.weights[name]
 
     def _halves(self, tensor: str, axis: int, size: int, names: tuple[str, str]) -> tuple[str, str]:
