@@ -27,6 +27,7 @@ class CompensateRounding(ModelPass):
     together add up. Here the weights of MatMul, Gemm and Conv are rounded one input channel after the
     other, and what each leaves is made up for by those still to come, as the inputs seen on samples
     allow (GPTQ: Frantar et al. 2022, arXiv 2210.17323; with the numbers of FP16 or BF16 as its grid).
+    What rounding the bias of a Conv or Gemm leaves is made up for, too.
     Weights stay FP32 and hold numbers of the lower type, so converting them is exact. It costs no
     latency. docs/weights.md has what was measured.
 
