@@ -21,8 +21,10 @@ from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
+from rewriter.passes.split_images import SplitImages
 from rewriter.passes.split_products import SplitProducts
 from rewriter.passes.transpose_convs import TransposeConvs
+from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
@@ -40,6 +42,7 @@ ALL: tuple[type[Pass], ...] = (
     IsolateClip,
     DropRoundTrips,
     UnfoldPatches,
+    UnfoldDotProducts,
     FoldStrides,
     PostponeResize,
     Rescale,
@@ -49,5 +52,6 @@ ALL: tuple[type[Pass], ...] = (
     CompensateRounding,
     TransposeConvs,
     MixedPrecision,
+    SplitImages,
 )
 """A new pass is added here, and nowhere else."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+from onnx import TensorProto
 
 from rewriter import facts
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
@@ -15,8 +16,9 @@ from rewriter.emulation import reference
 from rewriter.model import Array, Model
 from rewriter.plan import Plan
 from rewriter.planner import LOW_TYPES, SEARCHED, node_key
-from rewriter.rounding import Grid, Layer, Left, Rounded, compensate, layers
+from rewriter.rounding import Layer, Left, Rounded, compensate, layers
 from rewriter.rounding.compensate import Data
+from rewriter.rounding.layers import Types
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,16 @@ class CompensateRounding(ModelPass):
 
     Options:
         rows: How many rows of a layer's input are looked at, those held out included.
+        tf32: Whether weights of products that the plan has in FP32 are rounded together to what TF32 keeps
+            of them, with FP32 biases, those of a search when it is done. TensorRT rounds them to nearest
+            otherwise. Weights of nodes that the user keeps in FP32 stay as they are.
     """
 
     name = "compensate-rounding"
     exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
     follows_plan = True
     rows: int = 2048
+    tf32: bool = False
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[64,1] x) => (float[64,1] y) <float[2,1] w = {1.0004, 1.0004}> {
@@ -57,12 +63,15 @@ class CompensateRounding(ModelPass):
             y = MatMul(d, w)
         }"""
 
+    @property
+    def follows_search(self) -> bool:
+        return self.tf32
+
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         plan = context.plan or Plan("fp16")
         known = facts.infer(model)
         graph, *inner = open_graphs(model, known, tag=self.name)
-        kept = {d.key for d in plan.decisions if d.rule != SEARCHED}
-        found = list(layers(graph, {id(node) for node in graph.nodes if node_key(0, node) in kept}))
+        found = list(layers(graph, self._types(plan)))
         chosen = [layer for layer in found if isinstance(layer, Layer)]
         if not found and not any(map(_has_weights, inner)):
             return
@@ -76,7 +85,7 @@ class CompensateRounding(ModelPass):
         data = Data(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
         names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
         weights = {name: _value(graph, name) for name in names}
-        done = list(compensate(weights, chosen, data, Grid(LOW_TYPES[plan.precision])))
+        done = list(compensate(weights, chosen, data))
         rounded = [one for one in done if isinstance(one, Rounded)]
         gained = [one for one in rounded if one.gains]
         if gained:  # then all of them, or a second run would judge the rest by other inputs
@@ -91,9 +100,20 @@ class CompensateRounding(ModelPass):
         if any(map(_has_weights, inner)):
             yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
 
+    def _types(self, plan: Plan) -> Types:
+        """What the products of the main graph compute in, those aside that the plan keeps in another type."""
+        low = LOW_TYPES[plan.precision]
+        found: dict[str, int | None] = {}
+        for decision in plan.decisions:
+            if self.tf32 and decision.repair == "fp32" and decision.rule != "user":
+                found[decision.key] = LOW_TYPES["fp32"]
+            elif decision.rule != SEARCHED:
+                found[decision.key] = None
+        return lambda node: found.get(node_key(0, node), low)
+
 
 def _has_weights(graph: GraphEditor) -> bool:
-    return any(isinstance(found, Layer) for found in layers(graph, frozenset()))
+    return any(isinstance(found, Layer) for found in layers(graph, lambda _: int(TensorProto.FLOAT16)))
 
 
 def _value(graph: GraphEditor, name: str) -> Array:

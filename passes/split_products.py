@@ -16,7 +16,7 @@ from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Re
 from rewriter.costs import PROCESSORS, TILE
 from rewriter.edits import GraphEditor, is_own, is_quantised, label
 from rewriter.epilogues import PROBE, VIEWS
-from rewriter.kernels import NORMS, behind_products
+from rewriter.kernels import ELEMENTWISE, NORMS, behind_products
 from rewriter.model import Array
 from rewriter.rounding import Grid
 from rewriter.splits import PASS, is_made
@@ -24,10 +24,12 @@ from rewriter.splits import PASS, is_made
 FP16 = Grid(TensorProto.FLOAT16)
 
 FIRST_OPSET = 13
-"""From opset 13 on Unsqueeze and Split take their axes and sizes as inputs."""
+"""From opset 13 on Split takes its sizes as an input."""
 
 MOST_AXES = 3
 """TensorRT views a tensor of more axes as a matrix before a product, and then sums it in FP16."""
+
+_ARRANGING = VIEWS | {"Split", "Slice", "Concat"}
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,19 @@ class SplitProducts(GraphPass):
     hi = FP16(x) and lo = FP16(x - hi) together have 22 bits of x. A product of few rows leaves most of a GPU
     idle, so its depth stays what it is and its result grows: a MatMul of the rows [hi; lo] by the columns
     [hi | lo] of the weight, an FP32 epilogue, and the sum of the four quarters in FP32, which the kernel that
-    follows computes. Data that is FP16 anyway, such as what attention writes, is not split: its rows stay.
+    follows computes.
 
-    Emulated with FP16 sums, a T5 encoder whose 48 products are split errs by 2.2e-4 in place of 4.3e-4, most
-    of it in its attention (docs/accuracy.md).
+    It takes the products of an MLP: those that read a norm, or what is elementwise behind a product, in FP32,
+    and whose results do not go into attention, which rounds them once more and sums them in FP16. Emulated
+    with FP16 sums, a T5 encoder errs by 2.5e-4 in place of 4.0e-4, most of it in its attention
+    (docs/accuracy.md).
 
     It stands behind `keep-epilogues`, for it splits what norms write in FP32, and before
-    `compensate-rounding`, which then has nothing to round. It does nothing unless `rewriter probe`, here or
-    recorded, found that an FP32 bias makes an FP16 product sum in FP32 (matmul-epilogue).
+    `compensate-rounding`, which then has nothing to round there. It does nothing unless `rewriter probe`,
+    here or recorded, found that an FP32 bias makes an FP16 product sum in FP32 (matmul-epilogue).
 
-    Left alone without a word: Gemm, products of two computed tensors, results of more tiles than the option
-    says.
+    Left alone without a word: Gemm, other products than those of an MLP, results of more tiles than the
+    option says.
 
     Options:
         tiles: Most tiles of 128 x 128 in the result of the larger product: 132 are what the multiprocessors
@@ -78,20 +82,17 @@ class SplitProducts(GraphPass):
     after = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
-        <float[2] scale = {1.5, 0.7}, int64[1] axis = {-3}, bool[2,1,1] second = {0, 1},
-         int64[2] stacked = {6, 2}, float least = {-65504.0}, float most = {65504.0},
+        <float[2] scale = {1.5, 0.7}, float least = {-65504.0}, float most = {65504.0},
          float[2,4] both = {1.099609375, 2.19921875, 0.000390530, 0.000781059,
                             3.30078125, 4.3984375, -0.000781059, 0.00156212},
          float[4] zeros = {0.0, 0.0, 0.0, 0.0}, int64[2] rows = {3, 3}, int64[2] columns = {2, 2}> {
             n = LayerNormalization<axis = -1>(x, scale)
-            up = Unsqueeze(n, axis)
-            limited = Clip(up, least, most)
+            limited = Clip(n, least, most)
             half = Cast<to = 10>(limited)
             hi = Cast<to = 1>(half)
-            lo = Sub(up, hi)
-            parts = Where(second, lo, hi)
-            read = Reshape(parts, stacked)
-            product = MatMul(read, both)
+            lo = Sub(n, hi)
+            stacked = Concat<axis = -2>(hi, lo)
+            product = MatMul(stacked, both)
             summed = Add(product, zeros)
             top, bottom = Split<axis = -2>(summed, rows)
             halves = Add(bottom, top)
@@ -103,11 +104,12 @@ class SplitProducts(GraphPass):
         if context.target.answers.get(PROBE) != "fp32":
             return
         behind, weights = behind_products(graph), dict[str, str]()
-        projected = Counter(node.input[0] for node in graph.nodes if _is_product(graph, node))
-        for node in graph.nodes:
-            if not _is_product(graph, node) or is_made(node):
+        products = [node for node in graph.nodes if _is_product(graph, node)]
+        projected = Counter(node.input[0] for node in products)
+        for node in products:
+            if is_made(node) or not _is_fp32(graph, node.input[0], behind) or _feeds_attention(graph, node):
                 continue
-            split = _Splitting(graph, node, _is_fp32(graph, node.input[0], behind), weights)
+            split = _Splitting(graph, node, weights)
             reason = split.reason_against(projected[node.input[0]], context.kept)
             if reason is not None:
                 yield Refusal(label(node), f"it is not split: {reason}")
@@ -135,19 +137,31 @@ def _is_fp32(graph: GraphEditor, tensor: str, behind: AbstractSet[str]) -> bool:
     return elementwise or (node is not None and node.op_type in NORMS)
 
 
+def _feeds_attention(graph: GraphEditor, node: NodeProto) -> bool:
+    """Whether a product of computed tensors reads the result, as it is, arranged or elementwise."""
+    stack, seen = [node.output[0]], set[str]()
+    while stack:
+        for reader in graph.consumers(stack.pop()):
+            if reader.op_type == "MatMul" and not any(graph.constant(n) is not None for n in reader.input):
+                return True
+            if reader.op_type in ELEMENTWISE | _ARRANGING:
+                fresh = [name for name in reader.output if name not in seen]
+                seen.update(fresh)
+                stack.extend(fresh)
+    return False
+
+
 @dataclass(frozen=True)
 class _Splitting:
     """Writes one product anew.
 
     Attributes:
-        both: Whether the data is split, too.
         weights: Names of split weights by those of the given ones: layers that share one go on sharing.
         nodes: What was made so far.
     """
 
     graph: GraphEditor
     node: NodeProto
-    both: bool
     weights: dict[str, str]
     nodes: list[NodeProto] = field(default_factory=list)
 
@@ -172,8 +186,8 @@ class _Splitting:
     @property
     def tiles(self) -> int:
         """Of the larger product's result."""
-        rows = math.prod(self.sizes[:-1]) * (2 if self.both else 1)
-        return math.ceil(rows / TILE) * math.ceil(2 * self.columns / TILE)
+        rows = math.prod(self.sizes[:-1])
+        return math.ceil(2 * rows / TILE) * math.ceil(2 * self.columns / TILE)
 
     def reason_against(self, projections: int, kept: Kept) -> str | None:
         """Why it stays as it is; `projections`: how many products its data has."""
@@ -200,30 +214,28 @@ class _Splitting:
 
     def write(self) -> Change:
         """Put the larger product, and the sums of its parts, in the place of the node."""
-        out, width = self.node.output[0], 2 * self.columns
-        data = self._stacked() if self.both else self.node.input[0]
-        product = self._add("MatMul", [data, self._weight()], "wide")
-        zeros = self.graph.add_constant(f"{out}/zeros", np.zeros(width, np.float32))
+        out = self.node.output[0]
+        product = self._add("MatMul", [self._stacked(), self._weight()], "wide")
+        zeros = self.graph.add_constant(f"{out}/zeros", np.zeros(2 * self.columns, np.float32))
         summed = self._add("Add", [product, zeros], "summed")
-        if self.both:
-            top, bottom = self._halves(summed, -2, self.sizes[-2], ("top", "bottom"))
-            summed = self._add("Add", [bottom, top], "added")
-        large, small = self._halves(summed, -1, self.columns, ("large", "small"))
+        top, bottom = self._halves(summed, -2, self.sizes[-2], ("top", "bottom"))
+        added = self._add("Add", [bottom, top], "added")
+        large, small = self._halves(added, -1, self.columns, ("large", "small"))
         self.nodes.append(self.graph.make("Add", [small, large], [out], name=label(self.node)))
         self.graph.substitute(out, *self.nodes)
-        return Change(label(self.node), "data and weight split" if self.both else "weight split")
+        return Change(label(self.node), "data and weight split")
 
     def _stacked(self) -> str:
-        """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone."""
-        *outer, rows, depth = self.sizes
-        up = self._add("Unsqueeze", [self.node.input[0], self._ints("axis", -3)], "up")
-        limited = self._add("Clip", [up, self._limit("least", -1.0), self._limit("most", 1.0)], "limited")
+        """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone.
+
+        A Concat, and no broadcast: TensorRT-RTX 1.6.1 gives NaN where a norm's kernel does that.
+        """
+        data = self.node.input[0]
+        limited = self._add("Clip", [data, self._limit("least", -1.0), self._limit("most", 1.0)], "limited")
         half = self._add("Cast", [limited], "half", to=TensorProto.FLOAT16)
         hi = self._add("Cast", [half], "hi", to=TensorProto.FLOAT)
-        lo = self._add("Sub", [up, hi], "lo")
-        second = self.graph.add_constant(f"{self.node.output[0]}/second", np.array([[[False]], [[True]]]))
-        parts = self._add("Where", [second, lo, hi], "parts")
-        return self._add("Reshape", [parts, self._ints("stacked", *outer, 2 * rows, depth)], "stacked")
+        lo = self._add("Sub", [data, hi], "lo")
+        return self._add("Concat", [hi, lo], "stacked", axis=-2)
 
     def _limit(self, name: str, sign: float) -> str:
         """FP16's largest number: beyond it all is lo, which is right where the product is FP32."""

@@ -190,6 +190,11 @@ class Pass(ABC):
     follows_plan: ClassVar[bool] = False
     keeps_signature: ClassVar[bool] = True
 
+    @property
+    def follows_search(self) -> bool:
+        """Whether it looks at what a search puts in FP32, too: then it runs once more behind the search."""
+        return False
+
     def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
         """The tensors of the main graph of which it wants `Ranges.binades`: that costs one more run."""
         return ()

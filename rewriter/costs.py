@@ -20,10 +20,9 @@ from math import ceil, prod
 
 from onnx import NodeProto
 
-from rewriter.edits import attribute
 from rewriter.facts import Shape
 from rewriter.hazards.survey import VIEWS
-from rewriter.kernels import conv_depth
+from rewriter.kernels import conv_depth, is_depthwise
 
 ORIGIN = "recorded on an H200, not measured here"
 
@@ -138,9 +137,8 @@ def products(node: NodeProto, shapes: Shapes) -> tuple[str, float]:
         return "MatMul", float(elements(node.output[0], shapes) * (left[-1] if left else TYPICAL))
     if node.op_type in {"Conv", "ConvTranspose"}:
         kernel = _sizes(shapes.get(node.input[1]))
-        depthwise = len(kernel) > 1 and kernel[1] == 1 and attribute(node, "group", 1) != 1
         count = elements(node.output[0], shapes) * conv_depth(node, kernel)
-        return "Conv", 0.0 if depthwise else float(count)
+        return "Conv", 0.0 if is_depthwise(node, kernel) else float(count)
     return "", 0.0
 
 

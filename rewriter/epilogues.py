@@ -27,6 +27,7 @@ from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto, TensorProto
 
+from rewriter import dot_products
 from rewriter.base import Target
 from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
@@ -39,7 +40,7 @@ from rewriter.splits import is_part
 RULE = "epilogue"
 NORM_RULE = "norm"
 SOFTMAX_RULE = "softmax"
-FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE})
+FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, dot_products.RULE})
 """Rules that keep nodes in FP32 because it costs nothing, not because FP16 would break them."""
 
 PROBE = "matmul-epilogue"

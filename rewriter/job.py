@@ -108,10 +108,7 @@ class Job:
             structured, ranges = self._rewrite_measured(structured, measuring, ranges, samples)
         done = self._check_structure(expected, structured, samples) if options.verify else []
         plan = self._plan(structured, ranges) if lowering else None
-        planned = operators(structured)
-        structured = self._followed(structured, following, plan, samples)
-        if plan is not None and (options.goal is not None or options.pareto):
-            plan = named_by(planned, self._searched(original, structured, samples, plan))
+        plan, structured = self._followed(original, structured, following, plan, samples)
         if plan is not None and options.plan is None:
             plan = replace(plan, exponents=self._exponents())
         fixed = self._rewrite(structured, lowering, plan)
@@ -219,11 +216,25 @@ class Job:
         merged = merged_ranges(rewritten, known, merging) if merging else known
         return rewritten, merged if merged is not None else self._measure(rewritten, samples)
 
-    def _followed(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
-        """The model as the plan's type wants it: constants that it holds, operators that sum better in it.
+    def _followed(
+        self, original: Model, structured: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples
+    ) -> tuple[Plan | None, Model]:
+        """The plan, searched if that was asked for, and the model as its type wants it.
 
-        A search then judges plans with these.
+        That is with constants that the type holds, and operators that sum better in it: a search judges plans
+        with these. Those that follow the search, too, run once more with what it found.
         """
+        first, options = len(self.passes), self.options
+        followed = self._follow(structured, steps, plan, samples)
+        if plan is None or (options.goal is None and not options.pareto):
+            return plan, followed
+        found = named_by(operators(structured), self._searched(original, followed, samples, plan))
+        if found.decisions != plan.decisions and any(step.follows_search for step in steps):
+            del followed, self.passes[first:]
+            followed = self._follow(structured, steps, found, samples)
+        return found, followed
+
+    def _follow(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
         given = Calibration(samples, samples.source.real, self.options.seed)
         context = Context(self.options.opset, self.options.target, plan, kept=self._kept(), calibration=given)
         return self._driven(model, steps, context)

@@ -32,6 +32,18 @@ _REDUCING = NORMS | frozenset(
 )
 
 
+def is_depthwise(node: NodeProto, weight: Sequence[object]) -> bool:
+    """Whether each group of a Conv or ConvTranspose reads one channel: Tensor Cores have nothing to do then.
+
+    Args:
+        weight: Shape of the node's weight; () if it is not known, which gives False.
+    """
+    grouped = node.op_type in CONVOLUTIONS and attribute(node, "group", 1) > 1
+    if not grouped or len(weight) < 2:
+        return False
+    return weight[1] == 1 if node.op_type == "Conv" else weight[0] == attribute(node, "group", 1)
+
+
 def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
     """How many products one element of a Conv's result sums; of a ConvTranspose's, on average.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
+from rewriter.dot_products import extend_over_dot_products
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.epilogues import (
     extend_over_epilogues,
@@ -178,6 +179,7 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
             found.setdefault(id(hazard.node), hazard)
     extend_over_splits(survey, found)
     if wish.epilogues:
+        extend_over_dot_products(survey, found)
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     _keep_adjacent(survey, found)

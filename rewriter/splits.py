@@ -14,8 +14,8 @@ RULE = "split"
 
 REASON = "a part of a split product: FP16 cannot hold what it takes apart or adds up"
 
-_LOWERED = frozenset({"MatMul", "Reshape"})
-"""What it makes in FP16: the product, and the view before it, so that a Cast stands before both."""
+_LOWERED = frozenset({"MatMul", "Concat"})
+"""What it makes in FP16: the product, and what it reads."""
 
 
 def is_made(node: NodeProto) -> bool:

@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engines", "heads", "kernels", "masks", "norms", "resizes", "splits", "stored", "windows"),
     ("norm_opset", "opsets", "ranges", "retype", "round_trips"),
     ("hazards", "rescaling", "rounding"),
+    ("dot_products",),
     ("costs", "emulation", "epilogues", "islands", "options", "plan_file", "planner", "prices"),
     ("plan_fit",),
     ("migration", "passes"),

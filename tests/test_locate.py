@@ -20,11 +20,13 @@ from rewriter import facts as tensor_facts
 from rewriter.cli import app
 from rewriter.engines import host
 from rewriter.engines.onnxruntime import Session
+from rewriter.engines.protocol import Settings
 from rewriter.engines.runtime import context_hint
+from rewriter.engines.tensors import write_samples
 from rewriter.errors import EngineError, RewriterError, UsageError
 from rewriter.locate import Location, Options, locate, locate_by_emulation, locate_with
 from rewriter.locate.lineup import Lineup, Shared
-from rewriter.locate.runs import Run
+from rewriter.locate.runs import EngineBuild, Run
 from rewriter.locate.search import Marked, Search
 from rewriter.model import Array, Model, load, save
 from rewriter.retype import Request, retype
@@ -57,15 +59,22 @@ def spoiled(lineup: Lineup, faults: set[int]) -> set[str]:
     return {f"t{i}" for i in bad}
 
 
-def searched(lineup: Lineup, bad: set[str], marks: int, hiding: frozenset[str] = frozenset()) -> Search:
-    def measure(names: Sequence[str]) -> Marked:
+def searched(
+    lineup: Lineup, bad: set[str], marks: int, hiding: frozenset[str] = frozenset(), jobs: int = 1
+) -> Search:
+    def shown(names: Sequence[str]) -> Marked:
         assert len(names) <= marks
         if hiding.intersection(names):
             return Marked({}, unchanged=False)
         return Marked({n: math.inf if n in bad else 0.0 for n in names}, unchanged=True)
 
+    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
+        marked = [name for names in sets for name in names]
+        assert len(sets) <= jobs and len(marked) == len(set(marked))
+        return [shown(names) for names in sets]
+
     last = lineup.tensors[-1].name
-    search = Search(lineup, measure, 1e-3, {last: math.inf}, marks, max_builds=10_000)
+    search = Search(lineup, measure, 1e-3, {last: math.inf}, marks, max_builds=10_000, jobs=jobs)
     search.run()
     return search
 
@@ -81,6 +90,40 @@ def test_the_first_of_several_faults_in_topological_order_is_found(
     assert (found.found, found.high, found.discarded) == (True, min(faults), 0)
     width = max(len(found.cut(i)) for i in range(count))
     assert found.builds <= math.ceil(width / marks) * (math.log2(count) * 1.5 + 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lineups(), st.data(), st.integers(1, 8))
+def test_several_builds_at_a_time_find_the_same(lineup: Lineup, data: st.DataObject, marks: int) -> None:
+    count = len(lineup.tensors)
+    fault, hiding = (
+        data.draw(st.integers(0, count - 1)),
+        data.draw(st.frozensets(st.integers(0, max(0, count - 2)), max_size=2)),
+    )
+    hidden, bad = frozenset(f"t{i}" for i in hiding), spoiled(lineup, {fault})
+    one, four = (searched(lineup, bad, marks, hidden, jobs) for jobs in (1, 4))
+    assert (four.low < fault <= four.high) and f"t{four.high}" in bad
+    if not hiding:
+        assert (four.low, four.high, four.found) == (one.low, one.high, one.found)
+
+
+def test_four_builds_at_a_time_take_fewer_rounds() -> None:
+    chain = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(1_000)))
+    bad, rounds = spoiled(chain, {333}), []
+    for jobs in (1, 4):
+        lines: list[str] = []
+        search = Search(
+            chain, lambda sets: [_one(names, bad) for names in sets], 1e-3, {"t999": math.inf}, 1, jobs=jobs
+        )
+        search.tell = lines.append
+        search.run()
+        assert search.high == 333 and lines[-1].endswith(" 0 of 1000 tensors are left")
+        rounds.append(len(lines))
+    assert rounds[1] <= 0.6 * rounds[0]
+
+
+def _one(names: Sequence[str], bad: set[str]) -> Marked:
+    return Marked({n: math.inf if n in bad else 0.0 for n in names}, unchanged=True)
 
 
 @pytest.mark.parametrize("marks", [1, 8])
@@ -111,8 +154,9 @@ def test_tensors_that_hide_the_fault_are_named_and_gone_round(lineup: Lineup, da
 def test_what_the_network_does_not_have_is_gone_round() -> None:
     chain = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(20)))
 
-    def measure(names: Sequence[str]) -> Marked:
-        return Marked({n: float(int(n[1:]) >= 7) for n in names if int(n[1:]) % 2}, unchanged=True)
+    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
+        (names,) = sets
+        return [Marked({n: float(int(n[1:]) >= 7) for n in names if int(n[1:]) % 2}, unchanged=True)]
 
     search = Search(chain, measure, 1e-3, {"t19": 1.0})
     search.run()
@@ -124,9 +168,10 @@ def test_memory_is_bounded() -> None:
     large = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 2**26) for i in range(50)))
     seen = []
 
-    def measure(names: Sequence[str]) -> Marked:
+    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
+        (names,) = sets
         seen.append(len(names))
-        return Marked({n: float(int(n[1:]) >= 31) for n in names}, unchanged=True)
+        return [Marked({n: float(int(n[1:]) >= 31) for n in names}, unchanged=True)]
 
     search = Search(large, measure, 1e-3, {"t49": 1.0})
     search.run()
@@ -172,7 +217,10 @@ class OrtBuild:
         self.model, self.samples, self.optimize = model, samples, optimize
         self.marked: list[tuple[str, ...]] = []
 
-    def __call__(self, marks: Sequence[str], debug: bool) -> Run:
+    def __call__(self, sets: Sequence[Sequence[str]], debug: bool) -> list[Run]:
+        return [self._run(marks) for marks in sets]
+
+    def _run(self, marks: Sequence[str]) -> Run:
         self.marked.append(tuple(marks))
         model = self.model.copy()
         model.proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in marks)
@@ -329,6 +377,16 @@ def test_the_command_exits_with_0_if_nothing_is_wrong(files: dict[str, Path]) ->
     command = ["locate", str(files["good"]), str(files["good"]), "--engine", "onnxruntime"]
     result = CliRunner().invoke(app, command)
     assert (result.exit_code, "No output is further" in result.output) == (0, True)
+
+
+def test_an_engine_builds_several_sets_of_marks_in_one_call(files: dict[str, Path], tmp_path: Path) -> None:
+    fed = write_samples(tmp_path / "samples", SAMPLES)
+    build = EngineBuild(
+        files["bad"], fed, "onnxruntime", tmp_path / "builds", Settings("onnxruntime"), jobs=2
+    )
+    runs = build([["m1"], ["m2", "a2"], ["no such tensor"]], False)
+    assert [sorted(run.values[1]()) for run in runs[:2]] == [["m1", "y"], ["a2", "m2", "y"]]
+    assert "no such tensor" in runs[2].problem and not runs[2].values
 
 
 @pytest.mark.skipif(host.gpu() is not None, reason="there is a GPU here")

@@ -18,7 +18,7 @@ from rewriter.rounding.nearest_plane import round_together
 from rewriter.rounding.rows import Reader
 from rewriter.rounding.segments import segment
 
-FP16, BF16 = 10, 16
+FP16, BF16, TF32 = 10, 16, 1
 
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
@@ -29,6 +29,18 @@ def test_the_grid_is_what_numpy_converts_to(dtype: int, bits: list[int]) -> None
     grid, kind = Grid(dtype), {FP16: np.float16, BF16: ml_dtypes.bfloat16}[dtype]
     wanted = np.clip(values, -grid.largest, grid.largest).astype(kind).astype(np.float32)
     np.testing.assert_array_equal(grid.nearest(values).view(np.uint32), wanted.view(np.uint32))
+
+
+@given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
+def test_what_a_product_in_fp32_sees_has_the_bits_of_fp16_and_the_exponents_of_fp32(bits: list[int]) -> None:
+    values = np.array(bits, np.uint32).view(np.float32)
+    values = np.where(np.abs(values) < 3.4e38, values, np.float32(0.0))
+    found = Grid(TF32).nearest(values)
+    assert not np.any(found.view(np.uint32) & np.uint32(2**13 - 1))
+    _, exponents = np.frexp(values)
+    spacing = np.ldexp(1.0, np.maximum(exponents - 11, -136))  # the least one is of FP32's subnormal numbers
+    assert np.all(np.abs(found.astype(np.float64) - values) <= spacing / 2)
+    assert Grid(TF32).holds(found)
 
 
 def test_every_number_of_fp16_and_every_middle_between_two() -> None:

@@ -63,6 +63,25 @@ def test_products_of_random_numbers_err_as_on_an_h200(text: str) -> None:
     assert error == pytest.approx(2.9e-4, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("op", "weight", "exact"),
+    [
+        pytest.param("Conv", "8,1,3,3", True, id="depthwise"),
+        pytest.param("Conv", "16,1,3,3", True, id="depthwise, two results of each channel"),
+        pytest.param("Conv", "8,4,3,3", False, id="two groups of four channels"),
+        pytest.param("ConvTranspose", "8,1,3,3", True, id="depthwise ConvTranspose"),
+    ],
+)
+def test_a_depthwise_conv_has_nothing_for_tensor_cores(op: str, weight: str, exact: bool) -> None:
+    groups = 2 if weight == "8,4,3,3" else 8
+    source = graphs.graph(
+        f"g (float[1,8,9,9] x, float[{weight}] w) => (float[N,C,H,W] y) {{ y={op}<group={groups}>(x, w) }}"
+    )
+    feeds = graphs.random_feeds(source)
+    error = relative_l2(graphs.run(source, feeds)[0], emulated(source, feeds))
+    assert (error == 0.0) == exact
+
+
 def test_what_is_fp16_already_loses_nothing() -> None:
     source = graphs.graph("""
         g (float16[8,8] x, float16[8,8] w) => (float[8,8] y) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +20,15 @@ from rewriter.emulation import Accumulation, reference
 from rewriter.emulation.divergence import diverge
 from rewriter.engines.protocol import EngineName, Settings, Span
 from rewriter.engines.tensors import write_samples
+from rewriter.engines.workers import builds_at_a_time
 from rewriter.errors import UsageError
 from rewriter.locate.lineup import Lineup, Shared, line_up
 from rewriter.locate.result import Location, Step
 from rewriter.locate.runs import ANY_SHAPE, Build, EngineBuild, Exact, Measurement, Outputs, first_run
-from rewriter.locate.search import MARKS, MAX_BUILDS, Marked, Search
+from rewriter.locate.search import MARKS, MAX_BUILDS, Marked, Measure, Search
 from rewriter.model import Array, Model, load
 from rewriter.rescaling.record import between
+from rewriter.result import LASTING
 
 __all__ = ["Location", "Options", "Step", "locate", "locate_by_emulation", "locate_with"]
 
@@ -35,6 +38,9 @@ TOLERANCE = EMULATION_TOLERANCE["fp16"]
 FAULT_SHARE = 0.1
 """Share of an output's error by which marks may move it: another kernel rounds in another way, and the fault
 is still there. More, and the build is thrown away."""
+
+JOBS = 4
+"""Builds at a time, at most: their engines are run together, and share the GPU's memory."""
 
 STEPS = 16
 """Tensors of the chain that are measured."""
@@ -52,6 +58,7 @@ class Options:
         max_builds: Most builds of the search.
         builds: Builds without marks: their spread is what marks may change.
         steps: Most tensors of the chain that are measured.
+        jobs: Builds at a time.
     """
 
     tolerance: float = TOLERANCE
@@ -59,6 +66,7 @@ class Options:
     max_builds: int = MAX_BUILDS
     builds: int = 2
     steps: int = STEPS
+    jobs: int = 1
 
 
 def locate(
@@ -88,8 +96,9 @@ def locate(
         folder = Path(name)
         fed = write_samples(folder / "samples", (as_declared(yours, sample) for sample in samples))
         chosen = settings or Settings(engine)
-        build = EngineBuild(other, fed, engine, folder / "builds", chosen, profile)
-        return locate_with(mine, yours, samples, build, options or Options(), progress)
+        jobs = min(JOBS, builds_at_a_time(engine, sum(array.nbytes for array in yours.weights.values())))
+        build = EngineBuild(other, fed, engine, folder / "builds", chosen, profile, jobs)
+        return locate_with(mine, yours, samples, build, replace(options or Options(), jobs=jobs), progress)
 
 
 def locate_with(
@@ -101,20 +110,26 @@ def locate_with(
     progress: Progress = lambda *_: None,
 ) -> Location:
     """`locate` with any engine: `build` runs the other model with some of its tensors marked."""
+    start = time.monotonic()
+
+    def tell(line: str) -> None:
+        progress(f"{LASTING}{time.monotonic() - start:.0f} s: {line}", 0, 0)
+
     exact, lineup = _prepared(original, other, samples)
-    progress("building without marks", 0, 0)
+    tell(f"{len(lineup.tensors)} tensors to compare; a build without marks first")
     run = first_run(build, debug=True)
     before = Outputs(run, exact.outputs)
     errors = exact.errors({name: name for name in exact.outputs}, run.values)
     pairs = {t.name: t.exact for t in lineup.tensors if t.name not in errors}
     known = errors | exact.errors(pairs, run.debug)
+    tell(f"the worst output is off by {max(errors.values(), default=0.0):.2g}; how far builds differ")
     spread = max(
         (before.distance(first_run(build, debug=False)) for _ in range(options.builds - 1)), default=0.0
     )
     allowed = max(spread, _room(errors.values(), options.tolerance))
     measure = Measurement(build, exact, before, allowed, lineup.tensors)
     told = _Told(run.engine, options.tolerance, lineup, errors, spread, run.notes)
-    return replace(_searched(told, known, measure, options, progress), moved=measure.moved)
+    return replace(_searched(told, known, measure, options, tell), moved=measure.moved)
 
 
 def _room(errors: Iterable[float], tolerance: float) -> float:
@@ -140,11 +155,11 @@ def locate_by_emulation(
     errors = {name: known[name] for name in exact.outputs if name in known}
     engine = f"emulation on ONNX Runtime, {accumulation.upper()} accumulators"
     told = _Told(engine, options.tolerance, lineup, errors, 0.0, (), added)
-    return _searched(told, known, _nothing, options, lambda *_: None)
+    return _searched(told, known, _nothing, options, lambda line: None)
 
 
-def _nothing(names: Sequence[str]) -> Marked:
-    return Marked({}, unchanged=False, problem="the emulation does not show it")
+def _nothing(sets: Sequence[Sequence[str]]) -> list[Marked]:
+    return [Marked({}, unchanged=False, problem="the emulation does not show it") for _ in sets]
 
 
 def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Exact, Lineup]:
@@ -177,8 +192,8 @@ class _Told:
 
 
 def _searched(
-    told: _Told, known: dict[str, float], measure: Callable[[Sequence[str]], Marked], options: Options,
-    progress: Progress,
+    told: _Told, known: dict[str, float], measure: Measure, options: Options,
+    tell: Callable[[str], None],
 ) -> Location:  # fmt: skip
     by_name = {t.name: t for t in told.lineup.tensors}
     outputs = tuple(
@@ -194,25 +209,11 @@ def _searched(
     # the first of the outputs in the graph's order: what is wrong there is not the fault of what follows
     lineup = told.lineup.leading_to(wrong)
     search = Search(
-        lineup, _shown(measure, progress), options.tolerance, known, options.marks, options.max_builds
+        lineup, measure, options.tolerance, known, options.marks, options.max_builds, options.jobs, tell
     )
     search.run()
     chain = _chain(search, max(wrong, key=lambda n: told.errors[n]), options.steps)
     return _location(told, search, outputs, chain)
-
-
-def _shown(
-    measure: Callable[[Sequence[str]], Marked], progress: Progress
-) -> Callable[[Sequence[str]], Marked]:
-    count = 0
-
-    def counted(names: Sequence[str]) -> Marked:
-        nonlocal count
-        count += 1
-        progress(f"build {count}, {len(names)} tensors marked", 0, 0)
-        return measure(names)
-
-    return counted
 
 
 def _chain(search: Search, end: str, steps: int) -> list[int]:
@@ -226,7 +227,7 @@ def _chain(search: Search, end: str, steps: int) -> list[int]:
     kept = path if len(path) <= steps else [path[i * (len(path) - 1) // (steps - 1)] for i in range(steps)]
     while search.builds < search.max_builds:
         names = [tensors[i].name for i in kept]
-        left = search.fitting([n for n in names if n not in search.known and n not in search.hiding])
+        left = search.sets([n for n in names if n not in search.known and n not in search.hiding])
         if not left:
             break
         search.mark(left)

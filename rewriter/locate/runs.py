@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from rewriter.engines.measure import measure
+from rewriter.engines.measure import build_variant, measure
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineName, Outcome, Settings, Span, Variant
 from rewriter.engines.tensors import Samples
@@ -38,9 +39,9 @@ class Run:
     notes: tuple[str, ...] = ()
 
 
-Build = Callable[[Sequence[str], bool], Run]
-"""Builds and runs the other model with some tensors marked as outputs; with True, unfused debug tensors too.
-What it gave before may be gone afterwards."""
+Build = Callable[[Sequence[Sequence[str]], bool], Sequence[Run]]
+"""Builds and runs the other model once for each set of tensors, which are marked as outputs; with True,
+unfused debug tensors too. What it gave before may be gone afterwards."""
 
 
 ANY_SHAPE: Mapping[str, Span] = {}
@@ -48,12 +49,13 @@ ANY_SHAPE: Mapping[str, Span] = {}
 
 
 class EngineBuild:
-    """A `Build` by an engine of the protocol, in child processes; a folder for each, gone with the next.
+    """A `Build` by an engine of the protocol, in child processes; a folder for each call, gone with the next.
 
     Args:
         path: The other model. `samples`: what it is fed.
         folder: Where the files go: one build's outputs at a time.
         profile: Of inputs with dynamic axes; the others' come from the samples.
+        jobs: Builds at a time.
     """
 
     def __init__(
@@ -64,18 +66,41 @@ class EngineBuild:
         folder: Path,
         settings: Settings,
         profile: Mapping[str, Span] = ANY_SHAPE,
+        jobs: int = 1,
     ) -> None:
         self._path, self._samples, self._folder, self._profile = path, samples, folder, profile
         self._settings = replace(settings, engine=engine, timing=None, builds=1)
+        self._jobs = jobs
         self._count = 0
 
-    def __call__(self, marks: Sequence[str], debug: bool) -> Run:
+    def __call__(self, sets: Sequence[Sequence[str]], debug: bool) -> list[Run]:
         shutil.rmtree(self._folder / str(self._count), ignore_errors=True)
         self._count += 1
-        shapes, outputs = self._profile, tuple(marks)
-        variant = Variant("other", self._path, self._samples, shapes=shapes, outputs=outputs, debug=debug)
-        (outcome,) = measure([variant], self._settings, self._folder / str(self._count))
-        return _run(outcome)
+        folder = self._folder / str(self._count)
+        folder.mkdir(parents=True)
+        variants = [
+            Variant(
+                f"other {place}",
+                self._path,
+                self._samples,
+                shapes=self._profile,
+                outputs=tuple(marks),
+                debug=debug,
+            )
+            for place, marks in enumerate(sets)
+        ]
+        if len(variants) == 1:
+            return [_run(outcome) for outcome in measure(variants, self._settings, folder)]
+        with ThreadPoolExecutor(self._jobs) as pool:
+            built = list(pool.map(lambda variant: self._built(folder, variant), variants))
+        ready = [one for one in built if isinstance(one, Variant)]
+        ran = iter(measure(ready, self._settings, folder) if ready else ())
+        return [_run(next(ran) if isinstance(one, Variant) else one) for one in built]
+
+    def _built(self, folder: Path, variant: Variant) -> Variant | Outcome:
+        """The variant with its engine, or why there is none."""
+        made = build_variant(variant, self._settings, folder / f"{variant.name}.engine")
+        return made if isinstance(made, Outcome) else replace(variant, engine=made[0])
 
 
 def _run(outcome: Outcome) -> Run:
@@ -203,8 +228,10 @@ class Measurement:
         self._names = {t.name: t.exact for t in tensors}
         self.moved = 0.0
 
-    def __call__(self, names: Sequence[str]) -> Marked:
-        run = self._build(names, False)
+    def __call__(self, sets: Sequence[Sequence[str]]) -> list[Marked]:
+        return [self._shown(names, run) for names, run in zip(sets, self._build(sets, False), strict=True)]
+
+    def _shown(self, names: Sequence[str], run: Run) -> Marked:
         if run.problem:
             return Marked({}, unchanged=False, problem=run.problem)
         distance = self._before.distance(run)
@@ -221,7 +248,7 @@ def first_run(build: Build, *, debug: bool) -> Run:
     Raises:
         EngineError: it cannot be built or run: there is nothing to locate.
     """
-    run = build((), debug)
+    (run,) = build([()], debug)
     if run.problem:
         raise EngineError(f"the other model does not run: {run.problem}", hint="try `rewriter scan` on it")
     return run

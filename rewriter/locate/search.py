@@ -1,9 +1,10 @@
-"""The first tensor that goes wrong, found by cuts through the graph, a few marked tensors at a time.
+"""The first tensor that goes wrong, found by cuts through the graph, a few marked tensors in a build.
 
 A cut after tensor i is what the tensors after it still read of those up to it. If an error that a tensor
 has reaches what is computed from it, some tensor up to i is wrong exactly if one of the cut is. So the
 first wrong tensor is found by bisection over cuts, in O(log n) builds, with as many tensors marked as a
-cut is wide: few in real networks, whose residual streams are one tensor.
+cut is wide: few in real networks, whose residual streams are one tensor. Several builds go on at a time,
+each with the cuts of a part of what is left.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Marked:
     problem: str = ""
 
 
-Measure = Callable[[Sequence[str]], Marked]
+Measure = Callable[[Sequence[Sequence[str]]], Sequence[Marked]]
+"""Makes a build for each of some sets of tensors, which it marks."""
 
 
 @dataclass
@@ -50,7 +52,9 @@ class Search:
     """The state of a search over `lineup`, which is in topological order and leads to a wrong output.
 
     Attributes:
-        measure: Builds with some tensors marked.
+        measure: Builds with tensors marked.
+        jobs: Builds at a time.
+        tell: Gets a line after each round of builds.
         tolerance: Errors above it (or NaN) are wrong.
         known: Errors of the tensors that are known, by name; the search adds to it.
         low: Position of the last cut that is right; -1 for the inputs.
@@ -65,6 +69,8 @@ class Search:
     known: dict[str, float]
     marks: int = MARKS
     max_builds: int = MAX_BUILDS
+    jobs: int = 1
+    tell: Callable[[str], None] = lambda line: None
     low: int = -1
     high: int = 0
     hiding: dict[str, str] = field(default_factory=dict)
@@ -78,11 +84,13 @@ class Search:
         self.high = len(self.lineup.tensors) - 1
         self._learn()
         while self.high - self.low > 1 and self.builds < self.max_builds:
-            names = self._next_marks()
-            if not names:
+            sets = self._next_sets()
+            if not sets:
                 break
-            self.mark(names)
+            self.mark(sets)
             self._learn()
+            left, count = self.high - self.low - 1, len(self.lineup.tensors)
+            self.tell(f"{self.builds} builds; {left} of {count} tensors are left")
 
     @property
     def found(self) -> bool:
@@ -92,10 +100,15 @@ class Search:
     def wrong(self, name: str) -> bool:
         return not self.known[name] <= self.tolerance
 
-    def mark(self, names: Sequence[str]) -> None:
-        """One build; what changed the outputs is discarded, and fewer are marked from then on."""
-        shown = self.measure(names)
-        self.builds += 1
+    def mark(self, sets: Sequence[Sequence[str]]) -> None:
+        """A build for each set, as many as are left."""
+        sets = sets[: self.max_builds - self.builds]
+        for names, shown in zip(sets, self.measure(sets), strict=True):
+            self.builds += 1
+            self._take(names, shown)
+
+    def _take(self, names: Sequence[str], shown: Marked) -> None:
+        """What a build showed; if it changed the outputs it is discarded, and fewer are marked next."""
         if shown.unchanged and not shown.problem:
             self.known.update(shown.errors)
             self.hiding.update({name: ABSENT for name in names if name not in shown.errors})
@@ -141,11 +154,30 @@ class Search:
                 self.low = position
                 return
 
-    def _next_marks(self) -> list[str]:
-        """Tensors of as many evenly spaced cuts as fit; of one cut, in parts, if none fits."""
+    def sets(self, names: Sequence[str]) -> list[list[str]]:
+        """The first names, as many as fit in the builds of one round."""
+        found: list[list[str]] = []
+        left = list(names)
+        while left and len(found) < self.jobs:
+            found.append(self.fitting(left))
+            left = left[len(found[-1]) :]
+        return found
+
+    def _next_sets(self) -> list[list[str]]:
+        """What the builds of a round mark: each has a part of the cuts that are left, and no tensor twice."""
         positions = [p for p in range(self.low + 1, self.high) if not self._hidden(p)]
-        if not positions:
-            return []
+        jobs = min(self.jobs, len(positions))
+        sets: list[list[str]] = []
+        seen: set[str] = set()
+        for job in range(jobs):
+            part = positions[job * len(positions) // jobs : (job + 1) * len(positions) // jobs]
+            names = [name for name in self._next_marks(part) if name not in seen]
+            seen.update(names)
+            sets += [names] if names else []
+        return sets
+
+    def _next_marks(self, positions: Sequence[int]) -> list[str]:
+        """Tensors of as many evenly spaced cuts as fit; of one cut, in parts, if none fits."""
         for count in range(min(self._room, len(positions)), 0, -1):
             chosen = [self._narrowest(positions, (j + 1) / (count + 1)) for j in range(count)]
             names = list(dict.fromkeys(name for p in chosen for name in self._unknown(p)))

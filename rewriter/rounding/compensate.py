@@ -130,8 +130,8 @@ class Data:
         return any(node.op_type == op for node in leading_to(self.model.proto.graph, [source.tensor]))
 
 
-def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid) -> Iterator[Rounded | Left]:
-    """Every weight of `found` that is not on the grid: put there, or left, with the reason.
+def compensate(weights: Weights, found: Sequence[Layer], data: Data) -> Iterator[Rounded | Left]:
+    """Every weight of `found` that is not on the grid of its type: put there, or left, with the reason.
 
     Args:
         weights: The values of the layers' weights and biases, float32.
@@ -141,7 +141,7 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
     """
     wanted: list[Layer] = []
     for layer in found:
-        value = weights[layer.weight]
+        value, grid = weights[layer.weight], Grid(layer.dtype)
         refusal = grid.refusal(value)
         if refusal is not None:
             yield Left(layer.node, refusal)
@@ -162,11 +162,19 @@ def compensate(weights: Weights, found: Sequence[Layer], data: Data, grid: Grid)
         last = {source: sources for sources in group for source in sources}
         for sources in group:
             with one_thread():
-                done = list(fitted([rows.get(s) for s in sources], together[sources], weights, grid))
+                done = list(_fitted([rows.get(s) for s in sources], together[sources], weights))
             yield from done
             for source in sources:
                 if last[source] == sources:  # what is held shrinks while the new weights grow
                     rows.pop(source, None)
+
+
+def _fitted(
+    rows: Sequence[Rows | None], found: Sequence[Layer], weights: Weights
+) -> Iterator[Rounded | Left]:
+    """Those of one type at a time: they share a grid, and a bias that is rounded with them."""
+    for dtype in sorted({layer.dtype for layer in found}):
+        yield from fitted(rows, [layer for layer in found if layer.dtype == dtype], weights, Grid(dtype))
 
 
 def _groups(keys: Sequence[tuple[Source, ...]], data: Data, room: int) -> Iterator[list[tuple[Source, ...]]]:

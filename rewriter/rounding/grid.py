@@ -1,4 +1,4 @@
-"""The numbers that a lower type holds."""
+"""The numbers that a lower type holds, and those that a product in FP32 sees."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Grid:
     """The numbers of a type.
 
     Attributes:
-        dtype: FLOAT16 or BFLOAT16 of TensorProto.
+        dtype: FLOAT16 or BFLOAT16 of TensorProto; FLOAT stands for TF32, to which Tensor Cores round what
+            products in FP32 read: FP32's exponents, and as many bits of significand as FP16.
     """
 
     dtype: int
@@ -37,7 +38,7 @@ class Grid:
     @property
     def dropped(self) -> int:
         """Bits of float32's significand that the type lacks."""
-        return 13 if self.dtype == TensorProto.FLOAT16 else 16
+        return 16 if self.dtype == TensorProto.BFLOAT16 else 13
 
     @cached_property
     def largest(self) -> np.float32:

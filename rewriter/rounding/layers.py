@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.edits import GraphEditor, attribute, label
+from rewriter.kernels import is_depthwise
 from rewriter.model import Array
 
 PRODUCTS = {"MatMul": (0, 1), "Gemm": (0, 1), "Conv": (1,)}
 """Which inputs of an operator may be the weight."""
+
+Types = Callable[[NodeProto], int | None]
+"""What a node computes in, of TensorProto; None if its weights are to stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Layer:
         groups: Of a Conv; 0 if it is none.
         bias: Name of the FP32 initializer that is added to each row of the result, and to nothing else; "" if
             there is none.
+        dtype: Type of TensorProto that its nodes compute in: whose numbers the weight is rounded to.
     """
 
     weight: str
@@ -64,6 +68,7 @@ class Layer:
     transposed: bool = False
     groups: int = 0
     bias: str = ""
+    dtype: int = TensorProto.FLOAT16
 
     def matrix(self, value: Array) -> Array:
         """The weight as [groups, K, N]: input channels by output channels."""
@@ -88,19 +93,22 @@ class Left:
     reason: str
 
 
-def layers(graph: GraphEditor, kept: AbstractSet[int]) -> Iterator[Layer | Left]:
+def layers(graph: GraphEditor, types: Types) -> Iterator[Layer | Left]:
     """Every constant FP32 weight of MatMul, Gemm and Conv in one graph, once.
 
     Args:
-        kept: Identities of the nodes that keep FP32: their weights are not rounded.
+        types: What each node computes in; None: its weights are not rounded. In FP32 those of depthwise Convs
+            are not, either, and no biases: neither is rounded to TF32.
     """
     seen: set[str] = set()
     for node in graph.nodes:
         weight = _weight(graph, node)
-        if weight is None or weight in seen or id(node) in kept:
+        if weight is None or weight in seen or types(node) is None:
+            continue
+        if types(node) == TensorProto.FLOAT and is_depthwise(node, graph.shape(weight) or ()):
             continue
         seen.add(weight)
-        yield _layer(graph, node, weight, kept)
+        yield _layer(graph, node, weight, types)
 
 
 def _weight(graph: GraphEditor, node: NodeProto) -> str | None:
@@ -114,14 +122,16 @@ def _weight(graph: GraphEditor, node: NodeProto) -> str | None:
     return None if found is None else node.input[found]
 
 
-def _layer(graph: GraphEditor, node: NodeProto, weight: str, kept: AbstractSet[int]) -> Layer | Left:
+def _layer(graph: GraphEditor, node: NodeProto, weight: str, types: Types) -> Layer | Left:
     if not graph.is_initializer(weight):
         return Left(label(node), "the weight is no initializer of its graph (the pass simplify makes it one)")
     if graph.is_output(weight) or any(v.name == weight for v in graph.graph.input):
         return Left(label(node), "callers see the weight")
     readers = graph.consumers(weight)
-    if any(id(reader) in kept for reader in readers):
-        return Left(label(node), "a node that stays in FP32 reads the weight, too")
+    dtype = types(node)
+    assert dtype is not None
+    if any(types(reader) != dtype for reader in readers):
+        return Left(label(node), "a node that computes in another type reads the weight, too")
     found = [_read(graph, reader, weight) for reader in readers]
     first = found[0]
     if isinstance(first, Left):
@@ -131,8 +141,8 @@ def _layer(graph: GraphEditor, node: NodeProto, weight: str, kept: AbstractSet[i
         if isinstance(other, Left) or (other.transposed, other.groups) != (first.transposed, first.groups):
             return Left(label(node), "its readers read the weight in different ways")
         sources.extend(other.sources)
-    bias = _bias(graph, readers, weight)
-    return Layer(weight, label(node), tuple(dict.fromkeys(sources)), first.transposed, first.groups, bias)
+    bias = _bias(graph, readers, weight) if dtype != TensorProto.FLOAT else ""
+    return replace(first, node=label(node), sources=tuple(dict.fromkeys(sources)), bias=bias, dtype=dtype)
 
 
 def _bias(graph: GraphEditor, readers: Sequence[NodeProto], weight: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -16,25 +15,14 @@ from rewriter.deployment import Deployment
 from rewriter.engines.measure import build_variant
 from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
 from rewriter.engines.tensors import Samples, write_samples
+from rewriter.engines.workers import TIMES_KERNELS, builds_at_a_time
 from rewriter.errors import RewriterError
 from rewriter.model import save
 from rewriter.plan import Plan
 from rewriter.search.clock import Clock
 from rewriter.search.evaluate import Problem
 
-MOST_JOBS = 8
-"""Builds at a time; each is a process with a model and its engine in memory."""
-
-BUILD_BYTES = 2 * 1024**3
-"""What a build takes besides the weights: libraries, CUDA, the optimiser."""
-
-WEIGHTS_TIMES = 4
-"""The model as read and as parsed, the builder's copy, the engine."""
-
 TIME_UP = "not tried: the time was up"
-
-TIMES_KERNELS = frozenset({"tensorrt"})
-"""Engines that choose kernels by timing them on the GPU as they build: one at a time, and nothing beside."""
 
 Made = tuple[int, "Variant | str"]
 """A plan's place, and what can be run, or why nothing can."""
@@ -67,11 +55,10 @@ class Builder:
 
     def workers(self) -> int:
         """How many builds there are at a time."""
-        if self.engine in TIMES_KERNELS:
-            return 1
+        if self.jobs and self.engine not in TIMES_KERNELS:
+            return self.jobs
         weights = sum(array.nbytes for array in self.problem.model.weights.values())
-        by_memory = _available_bytes() // (BUILD_BYTES + WEIGHTS_TIMES * weights)
-        return self.jobs or max(1, min(MOST_JOBS, (os.cpu_count() or 2) // 2, by_memory))
+        return builds_at_a_time(self.engine, weights)
 
     def built(self, plans: Sequence[Plan]) -> Generator[list[Made], None, None]:
         """What was built since the last time, in order, while others are still being built.
@@ -134,13 +121,3 @@ class Builder:
             self._samples = write_samples(self.folder / "samples", feeds)
         path = save(lowered, folder / "model.onnx")
         return Variant(name, path, self._samples, shapes=self.deployment.profile)
-
-
-def _available_bytes() -> int:
-    """Memory that can be had without swapping; plenty where the system does not say."""
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as table:
-            lines = dict(line.split(":", 1) for line in table)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 1 << 62

@@ -12,9 +12,10 @@ from pathlib import Path
 from rewriter.deployment import Deployment
 from rewriter.engines.measure import measure
 from rewriter.engines.protocol import EngineName, Outcome, Settings, Timing, Variant
+from rewriter.engines.workers import TIMES_KERNELS
 from rewriter.metrics import Metric
 from rewriter.plan import Plan
-from rewriter.search.builder import TIME_UP, TIMES_KERNELS, Builder
+from rewriter.search.builder import TIME_UP, Builder
 from rewriter.search.clock import Clock
 from rewriter.search.evaluate import Judged, Measured, Problem
 

@@ -11,8 +11,8 @@ from rewriter.search.goal import Budget, Found
 from rewriter.search.trials import Trials
 
 LEAST_GAIN = 0.1
-"""Share of the rules' error that a plan must save to be worth its latency: less is within what emulated and
-measured errors differ by (benchmarks/side_by_side.md)."""
+"""Share of a cheaper plan's error that a plan must save to be worth its latency: less is within what emulated
+and measured errors differ by (benchmarks/side_by_side.md)."""
 
 
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
@@ -23,7 +23,8 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     are evaluated, `most` plans in all with the rules' one. Norms that take an epilogue's sums are candidates
     in a second row, where the ranking has FP16 sums.
 
-    The rules' plan is kept if none is better by `LEAST_GAIN`.
+    From the cheapest to the dearest, each that is better than the best so far by `LEAST_GAIN` takes its place:
+    where that is none, the rules' plan is kept.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
@@ -37,10 +38,12 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     turns = zip_longest(*(_shorter(trials, row, limit) for row in rows))
     choices = [choice for turn in turns for choice in turn if choice is not None]
     within = [choice for choice in choices if trials.latency_us(choice) <= limit]
-    best = min([rules, *within[: most - 1]], key=lambda c: (_error(trials, c), trials.latency_us(c)))
-    refused = None
-    if best != rules and not _gains(trials, best):
-        best, refused = rules, trials.value(best)
+    tried, best = within[: most - 1], rules
+    for choice in sorted(tried, key=trials.latency_us):
+        if _gains(trials, choice, best):
+            best = choice
+    closest = min([rules, *tried], key=lambda choice: _error(trials, choice))
+    refused = trials.value(closest) if best == rules != closest else None
     cost, value = trials.latency_us(best) - base, trials.value(best)
     origin, plan = trials.judge.origin, trials.plan_of(best)
     return Found(plan, True, value, before, None, trials.count, cost, base, budget, origin, refused=refused)
@@ -60,11 +63,11 @@ def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator
         longest //= 2
 
 
-def _gains(trials: Trials, choice: Choice) -> bool:
+def _gains(trials: Trials, choice: Choice, other: Choice) -> bool:
     """Whether a choice is worth its latency; of a metric that shall be large, whether it is better."""
     if trials.metric.least:
-        return trials.value(choice) > trials.value(Choice())
-    return trials.value(choice) <= (1.0 - LEAST_GAIN) * trials.value(Choice())
+        return trials.value(choice) > trials.value(other)
+    return trials.value(choice) <= (1.0 - LEAST_GAIN) * trials.value(other)
 
 
 def _error(trials: Trials, choice: Choice) -> float:
