@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from rewriter.base import EXACT, Change, Context, Event, GraphPass, Refusal
 from rewriter.edits import GraphEditor, attribute, label
-from rewriter.kernels import ELEMENTWISE, NORMS, PRODUCTS
+from rewriter.kernels import NORMS, behind_products
 
 MOST_AXES = 8
 """TensorRT's Dims::MAX_DIMS."""
@@ -66,7 +66,7 @@ class KeepEpilogues(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        behind = _behind_products(graph)
+        behind = behind_products(graph)
         for node in graph.nodes:
             if node.op_type in NORMS | {"Transpose"} and node.input[0] in behind:
                 reason = _reason_against(graph, node)
@@ -80,19 +80,6 @@ class KeepEpilogues(GraphPass):
                 else:
                     axis = attribute(node, "axis", -1)
                     yield _lift(graph, node, axis=axis + 1 if axis >= 0 else axis)
-
-
-def _behind_products(graph: GraphEditor) -> set[str]:
-    """What matrix products by constants compute, and what is computed elementwise behind them."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        product = node.op_type in PRODUCTS and any(
-            graph.constant(name) is not None for name in node.input[:2]
-        )
-        follows = node.op_type in ELEMENTWISE | {"Cast"} and not found.isdisjoint(node.input)
-        if product or follows:
-            found.update(node.output)
-    return found
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:

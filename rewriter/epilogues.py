@@ -33,6 +33,9 @@ from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
 from rewriter.kernels import ELEMENTWISE, NORMS, PRODUCTS
+from rewriter.splits import REASON as SPLIT_REASON
+from rewriter.splits import RULE as SPLIT_RULE
+from rewriter.splits import is_part
 
 RULE = "epilogue"
 NORM_RULE = "norm"
@@ -81,17 +84,25 @@ def _softmax_refused(target: Target) -> bool:
     return target.answers.get(SOFTMAX_PROBE) == "none"
 
 
+def extend_over_splits(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Add to `found` what the pass split-products wrote round its products."""
+    if survey.settings.low != TensorProto.FLOAT16:
+        return
+    for node in filter(is_part, survey.nodes):
+        found.setdefault(id(node), Hazard(node, SPLIT_RULE, SPLIT_REASON, node.input[0]))
+
+
 def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add the epilogues of FP16 matrix products to `found`, hazards by the identity of their nodes.
 
     From the operator behind each product on, over what follows elementwise, up to the next matrix product,
     view or output: Casts then stand where FP16 is read, and nowhere between. What leads to the Softmax of
-    attention stays FP16.
+    attention stays FP16. What adds up a split product is a part of its epilogue.
     """
     if survey.settings.low != TensorProto.FLOAT16 or _refused(survey.settings.target):
         return
     masked = {id(n) for softmax in _attention(survey) for n in _before(survey, softmax)}
-    queue: list[NodeProto] = []
+    queue = [node for node in survey.nodes if is_part(node) and id(node) in found]
     for product, first in _starts(survey, found.keys(), masked):
         if id(first) not in found:
             found[id(first)] = Hazard(first, RULE, _REASON, product.output[0])

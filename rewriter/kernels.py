@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from onnx import NodeProto
 
-from rewriter.edits import attribute
+from rewriter.edits import GraphView, attribute
 
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 
@@ -60,3 +60,16 @@ def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
 def reduces(node: NodeProto) -> bool:
     """Whether the operator's kernel takes what is elementwise before it, away from a product's."""
     return node.op_type in _REDUCING or node.op_type.startswith("Reduce")
+
+
+def behind_products(graph: GraphView) -> set[str]:
+    """What matrix products by constants compute, and what is computed elementwise behind them."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        product = node.op_type in PRODUCTS and any(
+            graph.constant(name) is not None for name in node.input[:2]
+        )
+        follows = node.op_type in ELEMENTWISE | {"Cast"} and not found.isdisjoint(node.input)
+        if product or follows:
+            found.update(node.output)
+    return found

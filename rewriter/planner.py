@@ -11,7 +11,12 @@ from onnx import NodeProto, TensorProto
 from rewriter.base import Target
 from rewriter.dot_products import extend_over_dot_products
 from rewriter.edits import GraphEditor, label, open_graphs
-from rewriter.epilogues import extend_over_epilogues, extend_over_norms, extend_over_softmax
+from rewriter.epilogues import (
+    extend_over_epilogues,
+    extend_over_norms,
+    extend_over_softmax,
+    extend_over_splits,
+)
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
@@ -172,6 +177,7 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
     for rule in RULES:
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
+    extend_over_splits(survey, found)
     if wish.epilogues:
         extend_over_dot_products(survey, found)
         extend_over_epilogues(survey, found)

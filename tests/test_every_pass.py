@@ -20,6 +20,7 @@ from onnx import helper
 import rewriter.passes
 from rewriter.base import Calibration, Context, Exactness, GraphPass, ModelPass, Pass, Target
 from rewriter.edits import TAG
+from rewriter.epilogues import PROBE
 from rewriter.model import Array, Model, load, walk_graphs
 from rewriter.passes.transpose_convs import WANTED
 
@@ -194,7 +195,7 @@ def _hold_to_contract(
 
 def _context(step: Pass, feeds: Feeds, opset: int) -> Context:
     """What follows a plan needs data to round by, and a target that gains."""
-    target = Target(answers=WANTED)
+    target = Target(answers={**WANTED, PROBE: "fp32"})
     return Context(opset, target, calibration=Calibration([feeds]) if step.follows_plan else None)
 
 

@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("facts", "kinds", "schemas"),
     ("base", "plan"),
     ("edits",),
-    ("engines", "heads", "kernels", "masks", "norms", "resizes", "stored", "windows"),
+    ("engines", "heads", "kernels", "masks", "norms", "resizes", "splits", "stored", "windows"),
     ("norm_opset", "opsets", "ranges", "retype", "round_trips"),
     ("hazards", "rescaling", "rounding"),
     ("dot_products",),

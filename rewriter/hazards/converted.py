@@ -10,6 +10,7 @@ from onnx import NodeProto, TensorProto
 from rewriter.edits import attribute, casts_to, label
 from rewriter.hazards.survey import VIEWS, Hazard, Survey
 from rewriter.kinds import Severity
+from rewriter.splits import is_made
 
 NATIVE_INT64 = (9,)
 """From TensorRT 9.0 on INT64 is a type of its own; before, the parser clamps to INT32 (its change log)."""
@@ -31,12 +32,18 @@ def cast_pairs(survey: Survey) -> Iterator[Hazard]:
         back = next(
             (r for r in survey.graph.consumers(node.output[0]) if casts_to(r, TensorProto.FLOAT)), None
         )
-        if back is not None:
+        if back is not None and not _splits(survey, back):
             measured = survey.range(node.input[0])
             beyond = to == TensorProto.FLOAT16 and measured is not None and measured.absmax > 65504.0
             severity: Severity | None = "error" if beyond else None
             reason = f"{label(node)} rounds {node.input[0]} to {LOWER[to]}, and {label(back)} goes back"
             yield Hazard(node, "cast-pair", reason, node.input[0], measured, severity)
+
+
+def _splits(survey: Survey, back: NodeProto) -> bool:
+    """Whether the pass split-products alone reads what is rounded: it takes the rest along."""
+    readers = survey.graph.consumers(back.output[0])
+    return bool(readers) and all(map(is_made, readers))
 
 
 def wide_integers(survey: Survey) -> Iterator[Hazard]:

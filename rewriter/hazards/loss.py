@@ -17,6 +17,7 @@ from rewriter.kinds import Severity
 from rewriter.model import Array
 from rewriter.norms import find_norms
 from rewriter.plan import Range
+from rewriter.splits import is_made
 
 WEIGHT_ERROR = 1e-3
 """Relative L2 error of rounded weights; 2^-11 = 4.9e-4 is the most that normal numbers lose."""
@@ -245,11 +246,12 @@ def _cannot_lose(survey: Survey, measured: Range) -> bool:
 def cancellation(survey: Survey) -> Iterator[Hazard]:
     """Sums and differences far smaller than both operands: what rounding took from those is left over.
 
-    Integers that FP16 holds are exact, and so are their differences.
+    Integers that FP16 holds are exact, and so are their differences. What rounding took is what the pass
+    split-products wants.
     """
     exact = made_of_integers(survey)
     for node in survey.nodes:
-        if node.op_type not in {"Add", "Sub"} or survey.source(node.output[0]) in exact:
+        if node.op_type not in {"Add", "Sub"} or survey.source(node.output[0]) in exact or is_made(node):
             continue
         ranges = [_range(survey, t) for t in (*node.input, node.output[0])]
         known = [r for r in ranges if r is not None and r.finite]

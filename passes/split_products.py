@@ -1,0 +1,270 @@
+"""split-products: what an FP16 product reads becomes the sum of two FP16 tensors."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.costs import PROCESSORS, TILE
+from rewriter.edits import GraphEditor, is_own, is_quantised, label
+from rewriter.epilogues import PROBE, VIEWS
+from rewriter.kernels import ELEMENTWISE, NORMS, behind_products
+from rewriter.model import Array
+from rewriter.rounding import Grid
+from rewriter.splits import PASS, is_made
+
+FP16 = Grid(TensorProto.FLOAT16)
+
+FIRST_OPSET = 13
+"""From opset 13 on Split takes its sizes as an input."""
+
+MOST_AXES = 3
+"""TensorRT views a tensor of more axes as a matrix before a product, and then sums it in FP16."""
+
+_ARRANGING = VIEWS | {"Split", "Slice", "Concat"}
+
+
+@dataclass(frozen=True)
+class SplitProducts(GraphPass):
+    """With FP32 sums, a product errs by the rounding of what it reads: 2.1e-4 each.
+
+    hi = FP16(x) and lo = FP16(x - hi) together have 22 bits of x. A product of few rows leaves most of a GPU
+    idle, so its depth stays what it is and its result grows: a MatMul of the rows [hi; lo] by the columns
+    [hi | lo] of the weight, an FP32 epilogue, and the sum of the four quarters in FP32, which the kernel that
+    follows computes.
+
+    It takes the products of an MLP: those that read a norm, or what is elementwise behind a product, in FP32,
+    and whose results do not go into attention, which rounds them once more and sums them in FP16. Emulated
+    with FP16 sums, a T5 encoder errs by 2.5e-4 in place of 4.0e-4, most of it in its attention
+    (docs/accuracy.md).
+
+    It stands behind `keep-epilogues`, for it splits what norms write in FP32, and before
+    `compensate-rounding`, which then has nothing to round there. It does nothing unless `rewriter probe`,
+    here or recorded, found that an FP32 bias makes an FP16 product sum in FP32 (matmul-epilogue).
+
+    Left alone without a word: Gemm, other products than those of an MLP, results of more tiles than the
+    option says.
+
+    Options:
+        tiles: Most tiles of 128 x 128 in the result of the larger product: 132 are what the multiprocessors
+            of an H200 compute at a time (see `rewriter.costs`).
+
+    Declines:
+        - a number of rows that is not known
+        - data of more than three axes
+        - one of several products of one tensor, which TensorRT merges and sums in FP16
+        - a MatMul that --keep-fp32, --keep-fp32-op or an edited plan names
+        - weights that are quantised, that belong to a graph around this one, or that FP16 cannot hold
+        - a model below opset 13
+    """
+
+    name = PASS
+    exactness = Exactness(
+        1e-5,
+        "two FP16 numbers have 22 bits, 2.4e-7; 3.5e-7 measured on a T5 encoder, with sums in another order",
+    )
+    tiles: int = PROCESSORS
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[3,2] x) => (float[3,2] y)
+        <float[2] scale = {1.5, 0.7}, float[2,2] w = {1.1, 2.2, 3.3, 4.4}> {
+            n = LayerNormalization<axis = -1>(x, scale)
+            y = MatMul(n, w)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[3,2] x) => (float[3,2] y)
+        <float[2] scale = {1.5, 0.7}, float least = {-65504.0}, float most = {65504.0},
+         float[2,4] both = {1.099609375, 2.19921875, 0.000390530, 0.000781059,
+                            3.30078125, 4.3984375, -0.000781059, 0.00156212},
+         float[4] zeros = {0.0, 0.0, 0.0, 0.0}, int64[2] rows = {3, 3}, int64[2] columns = {2, 2}> {
+            n = LayerNormalization<axis = -1>(x, scale)
+            limited = Clip(n, least, most)
+            half = Cast<to = 10>(limited)
+            hi = Cast<to = 1>(half)
+            lo = Sub(n, hi)
+            stacked = Concat<axis = -2>(hi, lo)
+            product = MatMul(stacked, both)
+            summed = Add(product, zeros)
+            top, bottom = Split<axis = -2>(summed, rows)
+            halves = Add(bottom, top)
+            left, right = Split<axis = -1>(halves, columns)
+            y = Add(right, left)
+        }"""
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        if context.target.answers.get(PROBE) != "fp32":
+            return
+        behind, weights = behind_products(graph), dict[str, str]()
+        products = [node for node in graph.nodes if _is_product(graph, node)]
+        projected = Counter(node.input[0] for node in products)
+        for node in products:
+            if is_made(node) or not _is_fp32(graph, node.input[0], behind) or _feeds_attention(graph, node):
+                continue
+            split = _Splitting(graph, node, weights)
+            reason = split.reason_against(projected[node.input[0]], context.kept)
+            if reason is not None:
+                yield Refusal(label(node), f"it is not split: {reason}")
+            elif split.tiles <= self.tiles:
+                yield split.write()
+
+
+def _is_product(graph: GraphEditor, node: NodeProto) -> bool:
+    """Whether it is a MatMul of computed data by a constant FP32 matrix."""
+    if node.op_type != "MatMul" or node.domain not in {"", "ai.onnx"}:
+        return False
+    weight = graph.constant(node.input[1])
+    quantised = is_quantised(graph, node.input[1])
+    constant = quantised or (weight is not None and weight.ndim == 2 and weight.dtype == np.float32)
+    return constant and graph.constant(node.input[0]) is None
+
+
+def _is_fp32(graph: GraphEditor, tensor: str, behind: AbstractSet[str]) -> bool:
+    """Whether `mixed-precision{epilogues=true}` leaves the tensor in FP32: of a norm, or behind a product."""
+    node = graph.producer(tensor)
+    while node is not None and node.op_type in VIEWS:
+        tensor = node.input[0]
+        node = graph.producer(tensor)
+    elementwise = tensor in behind and node is not None and node.op_type != "MatMul"
+    return elementwise or (node is not None and node.op_type in NORMS)
+
+
+def _feeds_attention(graph: GraphEditor, node: NodeProto) -> bool:
+    """Whether a product of computed tensors reads the result, as it is, arranged or elementwise."""
+    stack, seen = [node.output[0]], set[str]()
+    while stack:
+        for reader in graph.consumers(stack.pop()):
+            if reader.op_type == "MatMul" and not any(graph.constant(n) is not None for n in reader.input):
+                return True
+            if reader.op_type in ELEMENTWISE | _ARRANGING:
+                fresh = [name for name in reader.output if name not in seen]
+                seen.update(fresh)
+                stack.extend(fresh)
+    return False
+
+
+@dataclass(frozen=True)
+class _Splitting:
+    """Writes one product anew.
+
+    Attributes:
+        weights: Names of split weights by those of the given ones: layers that share one go on sharing.
+        nodes: What was made so far.
+    """
+
+    graph: GraphEditor
+    node: NodeProto
+    weights: dict[str, str]
+    nodes: list[NodeProto] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Shape of the data; () if it is not known."""
+        shape = self.graph.shape(self.node.input[0]) or ()
+        sizes = tuple(size for size in shape if isinstance(size, int))
+        return sizes if len(sizes) == len(shape) else ()
+
+    @property
+    def columns(self) -> int:
+        """Of the given weight."""
+        return int(self._value().shape[1])
+
+    def _value(self) -> Array:
+        """Of the given weight [depth, columns]."""
+        value = self.graph.constant(self.node.input[1])
+        assert value is not None, self.node.input[1]  # `_is_product` asked
+        return value
+
+    @property
+    def tiles(self) -> int:
+        """Of the larger product's result."""
+        rows = math.prod(self.sizes[:-1])
+        return math.ceil(2 * rows / TILE) * math.ceil(2 * self.columns / TILE)
+
+    def reason_against(self, projections: int, kept: Kept) -> str | None:
+        """Why it stays as it is; `projections`: how many products its data has."""
+        option = next(kept.options(self.node), None)
+        if option is not None:
+            return f"it is kept in FP32 by {option}"
+        if self.graph.model.opset < FIRST_OPSET:
+            return f"it takes opset {FIRST_OPSET}, the model has {self.graph.model.opset}: run upgrade-opset"
+        if is_quantised(self.graph, self.node.input[1]):
+            return "its weight is quantised: TensorRT runs it so"
+        if not is_own(self.graph, self.node.input[1]):
+            return "its weight belongs to a graph around it, and would be copied"
+        if (refusal := FP16.refusal(self._value())) is not None:
+            return refusal
+        if len(self.sizes) < 2:
+            return f"the rows of {self.node.input[0]} are not known: give the model fixed shapes"
+        if len(self.sizes) > MOST_AXES:
+            return f"{self.node.input[0]} has {len(self.sizes)} axes: TensorRT sums such a product in FP16"
+        if projections > 1:
+            return (
+                f"TensorRT merges the {projections} products of {self.node.input[0]}: run merge-projections"
+            )
+        return None
+
+    def write(self) -> Change:
+        """Put the larger product, and the sums of its parts, in the place of the node."""
+        out = self.node.output[0]
+        product = self._add("MatMul", [self._stacked(), self._weight()], "wide")
+        zeros = self.graph.add_constant(f"{out}/zeros", np.zeros(2 * self.columns, np.float32))
+        summed = self._add("Add", [product, zeros], "summed")
+        top, bottom = self._halves(summed, -2, self.sizes[-2], ("top", "bottom"))
+        added = self._add("Add", [bottom, top], "added")
+        large, small = self._halves(added, -1, self.columns, ("large", "small"))
+        self.nodes.append(self.graph.make("Add", [small, large], [out], name=label(self.node)))
+        self.graph.substitute(out, *self.nodes)
+        return Change(label(self.node), "data and weight split")
+
+    def _stacked(self) -> str:
+        """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone.
+
+        A Concat, and no broadcast: TensorRT-RTX 1.6.1 gives NaN where a norm's kernel does that.
+        """
+        data = self.node.input[0]
+        limited = self._add("Clip", [data, self._limit("least", -1.0), self._limit("most", 1.0)], "limited")
+        half = self._add("Cast", [limited], "half", to=TensorProto.FLOAT16)
+        hi = self._add("Cast", [half], "hi", to=TensorProto.FLOAT)
+        lo = self._add("Sub", [data, hi], "lo")
+        return self._add("Concat", [hi, lo], "stacked", axis=-2)
+
+    def _limit(self, name: str, sign: float) -> str:
+        """FP16's largest number: beyond it all is lo, which is right where the product is FP32."""
+        value = np.float32(sign) * FP16.largest
+        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(value))
+
+    def _weight(self) -> str:
+        """Name of the constant [depth, columns of hi, columns of lo], FP32 with values of FP16."""
+        name = self.node.input[1]
+        if name not in self.weights:
+            value = self._value()
+            hi = FP16.nearest(value)
+            both = np.concatenate([hi, FP16.nearest(value - hi)], axis=1)
+            self.weights[name] = self.graph.add_constant(f"{name}/split", both)
+        return self.weights[name]
+
+    def _halves(self, tensor: str, axis: int, size: int, names: tuple[str, str]) -> tuple[str, str]:
+        first, second = (self._tensor(name) for name in names)
+        sizes = self._ints(f"{names[0]}/sizes", size, size)
+        self.nodes.append(self.graph.make("Split", [tensor, sizes], [first, second], axis=axis))
+        return first, second
+
+    def _add(self, op_type: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        made = self._tensor(name, attributes.get("to", TensorProto.FLOAT))
+        self.nodes.append(self.graph.make(op_type, inputs, [made], **attributes))
+        return made
+
+    def _tensor(self, name: str, dtype: int = TensorProto.FLOAT) -> str:
+        return self.graph.tensor(f"{self.node.output[0]}/{name}", dtype=dtype)
+
+    def _ints(self, name: str, *values: int) -> str:
+        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(values, np.int64))
