@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,22 +13,21 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
 from rewriter.costs import PROCESSORS, TILE
-from rewriter.edits import GraphEditor, is_own, is_quantised, label
-from rewriter.epilogues import PROBE, VIEWS
-from rewriter.kernels import ELEMENTWISE, NORMS, behind_products
+from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.epilogues import PROBE
+from rewriter.kernels import behind_products
+from rewriter.mlp import Source, feeds_attention, source_of
 from rewriter.model import Array
 from rewriter.rounding import Grid
-from rewriter.splits import PASS, is_made
+from rewriter.splits import COST, PASS, is_made
 
 FP16 = Grid(TensorProto.FLOAT16)
 
 FIRST_OPSET = 13
-"""From opset 13 on Split takes its sizes as an input."""
+"""From opset 13 on Unsqueeze and Split take their axes and sizes as inputs."""
 
 MOST_AXES = 3
 """TensorRT views a tensor of more axes as a matrix before a product, and then sums it in FP16."""
-
-_ARRANGING = VIEWS | {"Split", "Slice", "Concat"}
 
 
 @dataclass(frozen=True)
@@ -38,17 +36,23 @@ class SplitProducts(GraphPass):
 
     hi = FP16(x) and lo = FP16(x - hi) together have 22 bits of x. A product of few rows leaves most of a GPU
     idle, so its depth stays what it is and its result grows: a MatMul of the rows [hi; lo] by the columns
-    [hi | lo] of the weight, an FP32 epilogue, and the sum of the four quarters in FP32, which the kernel that
-    follows computes.
+    [hi | lo] of the weight, an FP32 epilogue, and the sum of its quarters in FP32, which the kernel that
+    follows computes. Measured on one H200 with TensorRT-RTX 1.6.1, a T5 encoder whose MLPs are split: 2.4e-4
+    in place of 4.0e-4, in 599 and 431 us.
+
+    So it is dear, and does nothing where `--max-latency-cost` is less than it takes: the preset `accurate`
+    has it for budgets of 39 % and more. A search spends what is left.
 
     It takes the products of an MLP: those that read a norm, or what is elementwise behind a product, in FP32,
-    and whose results do not go into attention, which rounds them once more and sums them in FP16. Emulated
-    with FP16 sums, a T5 encoder errs by 2.5e-4 in place of 4.0e-4, most of it in its attention
-    (docs/accuracy.md).
+    and whose results do not go into attention, which rounds them once more and sums them in FP16.
 
-    It stands behind `keep-epilogues`, for it splits what norms write in FP32, and before
-    `compensate-rounding`, which then has nothing to round there. It does nothing unless `rewriter probe`,
-    here or recorded, found that an FP32 bias makes an FP16 product sum in FP32 (matmul-epilogue).
+    What is split goes through an Expand, and a Where picks hi or lo. Of a norm the Expand is before it:
+    where a norm's kernel was to repeat its rows, TensorRT-RTX 1.6.1 gave NaN. A norm with other readers, too,
+    is computed twice.
+
+    It stands behind `keep-epilogues` and before `compensate-rounding`, which then has nothing to round there.
+    It does nothing unless `rewriter probe`, here or recorded, found that an FP32 bias makes an FP16 product
+    sum in FP32 (matmul-epilogue).
 
     Left alone without a word: Gemm, other products than those of an MLP, results of more tiles than the
     option says.
@@ -56,10 +60,13 @@ class SplitProducts(GraphPass):
     Options:
         tiles: Most tiles of 128 x 128 in the result of the larger product: 132 are what the multiprocessors
             of an H200 compute at a time (see `rewriter.costs`).
+        budget: Least share of latency that `--max-latency-cost` must allow; without it and `--tolerance`, the
+            pass does what it is for.
 
     Declines:
         - a number of rows that is not known
         - data of more than three axes
+        - data of a norm over other axes than the last, or with a view behind it that moves elements
         - one of several products of one tensor, which TensorRT merges and sums in FP16
         - a MatMul that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, that belong to a graph around this one, or that FP16 cannot hold
@@ -72,6 +79,7 @@ class SplitProducts(GraphPass):
         "two FP16 numbers have 22 bits, 2.4e-7; 3.5e-7 measured on a T5 encoder, with sums in another order",
     )
     tiles: int = PROCESSORS
+    budget: float = COST
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
@@ -82,34 +90,40 @@ class SplitProducts(GraphPass):
     after = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
-        <float[2] scale = {1.5, 0.7}, float least = {-65504.0}, float most = {65504.0},
-         float[2,4] both = {1.099609375, 2.19921875, 0.000390530, 0.000781059,
+        <float[2] scale = {1.5, 0.7}, int64[1] axis = {-3}, int64[3] twice = {2, 1, 1},
+         float least = {-65504.0}, float most = {65504.0}, bool[2,1,1] second = {0, 1},
+         int64[2] rows = {6, 2}, float[2,4] both = {1.099609375, 2.19921875, 0.000390530, 0.000781059,
                             3.30078125, 4.3984375, -0.000781059, 0.00156212},
-         float[4] zeros = {0.0, 0.0, 0.0, 0.0}, int64[2] rows = {3, 3}, int64[2] columns = {2, 2}> {
-            n = LayerNormalization<axis = -1>(x, scale)
+         float[4] zeros = {0.0, 0.0, 0.0, 0.0}, int64[2] parts = {3, 3}, int64[2] columns = {2, 2}> {
+            up = Unsqueeze(x, axis)
+            repeated = Expand(up, twice)
+            n = LayerNormalization<axis = -1>(repeated, scale)
             limited = Clip(n, least, most)
             half = Cast<to = 10>(limited)
             hi = Cast<to = 1>(half)
             lo = Sub(n, hi)
-            stacked = Concat<axis = -2>(hi, lo)
+            picked = Where(second, lo, hi)
+            stacked = Reshape(picked, rows)
             product = MatMul(stacked, both)
             summed = Add(product, zeros)
-            top, bottom = Split<axis = -2>(summed, rows)
-            halves = Add(bottom, top)
-            left, right = Split<axis = -1>(halves, columns)
-            y = Add(right, left)
+            top, bottom = Split<axis = -2>(summed, parts)
+            added = Add(bottom, top)
+            large, small = Split<axis = -1>(added, columns)
+            y = Add(small, large)
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        if context.target.answers.get(PROBE) != "fp32":
+        sums = context.target.answers.get(PROBE) == "fp32"
+        if not sums or (context.budget is not None and context.budget < self.budget):
             return
         behind, weights = behind_products(graph), dict[str, str]()
         products = [node for node in graph.nodes if _is_product(graph, node)]
         projected = Counter(node.input[0] for node in products)
         for node in products:
-            if is_made(node) or not _is_fp32(graph, node.input[0], behind) or _feeds_attention(graph, node):
+            source = None if is_made(node) else source_of(graph, node.input[0], behind)
+            if source is None or feeds_attention(graph, node):
                 continue
-            split = _Splitting(graph, node, weights)
+            split = _Splitting(graph, node, source, weights)
             reason = split.reason_against(projected[node.input[0]], context.kept)
             if reason is not None:
                 yield Refusal(label(node), f"it is not split: {reason}")
@@ -127,30 +141,6 @@ def _is_product(graph: GraphEditor, node: NodeProto) -> bool:
     return constant and graph.constant(node.input[0]) is None
 
 
-def _is_fp32(graph: GraphEditor, tensor: str, behind: AbstractSet[str]) -> bool:
-    """Whether `mixed-precision{epilogues=true}` leaves the tensor in FP32: of a norm, or behind a product."""
-    node = graph.producer(tensor)
-    while node is not None and node.op_type in VIEWS:
-        tensor = node.input[0]
-        node = graph.producer(tensor)
-    elementwise = tensor in behind and node is not None and node.op_type != "MatMul"
-    return elementwise or (node is not None and node.op_type in NORMS)
-
-
-def _feeds_attention(graph: GraphEditor, node: NodeProto) -> bool:
-    """Whether a product of computed tensors reads the result, as it is, arranged or elementwise."""
-    stack, seen = [node.output[0]], set[str]()
-    while stack:
-        for reader in graph.consumers(stack.pop()):
-            if reader.op_type == "MatMul" and not any(graph.constant(n) is not None for n in reader.input):
-                return True
-            if reader.op_type in ELEMENTWISE | _ARRANGING:
-                fresh = [name for name in reader.output if name not in seen]
-                seen.update(fresh)
-                stack.extend(fresh)
-    return False
-
-
 @dataclass(frozen=True)
 class _Splitting:
     """Writes one product anew.
@@ -162,6 +152,7 @@ class _Splitting:
 
     graph: GraphEditor
     node: NodeProto
+    source: Source
     weights: dict[str, str]
     nodes: list[NodeProto] = field(default_factory=list)
 
@@ -196,21 +187,28 @@ class _Splitting:
             return f"it is kept in FP32 by {option}"
         if self.graph.model.opset < FIRST_OPSET:
             return f"it takes opset {FIRST_OPSET}, the model has {self.graph.model.opset}: run upgrade-opset"
-        if is_quantised(self.graph, self.node.input[1]):
-            return "its weight is quantised: TensorRT runs it so"
-        if not is_own(self.graph, self.node.input[1]):
-            return "its weight belongs to a graph around it, and would be copied"
-        if (refusal := FP16.refusal(self._value())) is not None:
+        if (refusal := self._reason_in_weight()) is not None:
             return refusal
         if len(self.sizes) < 2:
             return f"the rows of {self.node.input[0]} are not known: give the model fixed shapes"
         if len(self.sizes) > MOST_AXES:
             return f"{self.node.input[0]} has {len(self.sizes)} axes: TensorRT sums such a product in FP16"
+        if not self.source.plain:
+            return f"{self.node.input[0]} is no norm over the last axis, or has been moved since"
+        if self.graph.rank(self.source.tensor) != len(self.sizes):
+            return f"{self.source.tensor} has other axes than {self.node.input[0]}"
         if projections > 1:
             return (
                 f"TensorRT merges the {projections} products of {self.node.input[0]}: run merge-projections"
             )
         return None
+
+    def _reason_in_weight(self) -> str | None:
+        if is_quantised(self.graph, self.node.input[1]):
+            return "its weight is quantised: TensorRT runs it so"
+        if not is_own(self.graph, self.node.input[1]):
+            return "its weight belongs to a graph around it, and would be copied"
+        return FP16.refusal(self._value())
 
     def write(self) -> Change:
         """Put the larger product, and the sums of its parts, in the place of the node."""
@@ -226,16 +224,20 @@ class _Splitting:
         return Change(label(self.node), "data and weight split")
 
     def _stacked(self) -> str:
-        """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone.
-
-        A Concat, and no broadcast: TensorRT-RTX 1.6.1 gives NaN where a norm's kernel does that.
-        """
-        data = self.node.input[0]
+        """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone."""
+        *outer, rows, depth = self.sizes
+        up = self._add("Unsqueeze", [self.source.tensor, self._ints("axis", -3)], "up")
+        data = self._add("Expand", [up, self._ints("twice", 2, 1, 1)], "repeated")
+        if (norm := self.source.norm) is not None:
+            attributes = {a.name: attribute(norm, a.name) for a in norm.attribute} | {"axis": -1}
+            data = self._add(norm.op_type, [data, *norm.input[1:]], "normed", **attributes)
         limited = self._add("Clip", [data, self._limit("least", -1.0), self._limit("most", 1.0)], "limited")
         half = self._add("Cast", [limited], "half", to=TensorProto.FLOAT16)
         hi = self._add("Cast", [half], "hi", to=TensorProto.FLOAT)
         lo = self._add("Sub", [data, hi], "lo")
-        return self._add("Concat", [hi, lo], "stacked", axis=-2)
+        second = self.graph.add_constant(f"{self.node.output[0]}/second", np.array([[[False]], [[True]]]))
+        picked = self._add("Where", [second, lo, hi], "picked")
+        return self._add("Reshape", [picked, self._ints("stacked", *outer, 2 * rows, depth)], "stacked")
 
     def _limit(self, name: str, sign: float) -> str:
         """FP16's largest number: beyond it all is lo, which is right where the product is FP32."""

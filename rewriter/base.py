@@ -152,6 +152,7 @@ class Context:
         ranges: By scope and tensor; None before the first pass that needs them.
         kept: What the user keeps in FP32, by option or in a plan.
         calibration: For passes that round; None where there are no samples.
+        budget: Share of latency that the run may spend on accuracy; None where nothing says so.
     """
 
     opset: int = 17
@@ -160,6 +161,7 @@ class Context:
     ranges: Mapping[tuple[int, str], Range] | None = None
     kept: Kept = field(default_factory=Kept)
     calibration: Calibration | None = None
+    budget: float | None = None
 
 
 @dataclass(frozen=True)

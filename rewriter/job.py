@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rewriter import checks, epilogues, pipeline, plan_file, weak_typing
+from rewriter import checks, epilogues, pipeline, plan_file, splits, weak_typing
 from rewriter import facts as tensor_facts
 from rewriter.base import Calibration, Context, Kept, Merged, Pass, Rescaled, Target
 from rewriter.deployment import Deployment
@@ -32,7 +32,7 @@ from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
 from rewriter.ranges.merged import merged_ranges
 from rewriter.result import Check, FixResult, Frontier, Searched, Verdict
-from rewriter.search.goal import Aim
+from rewriter.search.goal import Aim, Budget
 from rewriter.search.stage import Order, answer
 from rewriter.verification.execute import run_built
 
@@ -182,7 +182,9 @@ class Job:
     def _rewrite(
         self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
     ) -> Model:
-        context = Context(self.options.opset, self.options.target, plan, ranges, self._kept())
+        context = Context(
+            self.options.opset, self.options.target, plan, ranges, self._kept(), budget=self._budget()
+        )
         return self._driven(model, steps, context)
 
     def _driven(self, model: Model, steps: Sequence[Pass], context: Context) -> Model:
@@ -192,6 +194,22 @@ class Job:
             rewritten, results = driver.run(model, steps, context)
         self.passes.extend(results)
         return rewritten
+
+    def _budget(self) -> float | None:
+        """Share of latency that may be spent on accuracy: none where an error is the aim; None: not said.
+
+        A plan that is given says what was done: its nodes must be there again.
+        """
+        goal, plan = self.options.goal, self.options.plan
+        if plan is not None:
+            return None if any(d.rule == splits.RULE for d in plan.decisions) else 0.0
+        return goal.share if isinstance(goal, Budget) else None if goal is None else 0.0
+
+    def _left(self) -> Aim | None:
+        """The aim of a search, with what split products leave of a budget."""
+        goal = self.options.goal
+        split = any(result.name == splits.PASS and result.changes for result in self.passes)
+        return replace(goal, share=splits.left(goal.share)) if split and isinstance(goal, Budget) else goal
 
     def _kept(self) -> Kept:
         """What the user keeps in FP32, by the options or in the plan that excludes them."""
@@ -275,7 +293,7 @@ class Job:
         """The plan that reaches the aim; one out of reach is a failed check, and told."""
         options = self.options
         order = Order(
-            options.goal,
+            self._left(),
             options.metric,
             options.pareto,
             options.search_engine,
@@ -322,7 +340,7 @@ class Job:
 
     def _structured_again(self, structural: Sequence[Pass]) -> Model:
         """What the precision passes saw; made anew, for its weights were given back."""
-        context = Context(self.options.opset, self.options.target, kept=self._kept())
+        context = Context(self.options.opset, self.options.target, kept=self._kept(), budget=self._budget())
         return Driver(lambda step: None).run(load(self.options.source), structural, context)[0]
 
     def _changed(self) -> list[Pass]:

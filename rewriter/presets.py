@@ -74,6 +74,7 @@ _IMAGES = "unfold-patches,fold-strides"
 _DEFAULT = f"{_STRUCTURE},{_IMAGES},unfold-dot-products,postpone-resize,rescale,{_EPILOGUES}"
 _ACCURATE = (
     _DEFAULT.replace("unfold-patches", "unfold-patches{depth=1024}")
+    .replace("keep-epilogues", "keep-epilogues,split-products")
     .replace("compensate-rounding", "compensate-rounding{tf32=true}")
     .replace("transpose-convs", "transpose-convs{depth=192}")
     .replace("mixed-precision{epilogues=true}", "mixed-precision{epilogues=true},split-images")
@@ -148,7 +149,8 @@ _ALL = (
         "tried: the report says so. With `--search gpu` both are measured. A plan is taken if it errs at\n"
         "least 10 % less than a cheaper one, and else that of the rules, so that the result is never less\n"
         "accurate by that measure.\n"
-        "`--max-latency-cost` sets another budget, `--tolerance` an error in its place.",
+        "`--max-latency-cost` sets another budget, `--tolerance` an error in its place. A budget of 39 % or\n"
+        "more also splits the MLPs of small transformers (`split-products`).",
     ),
     Preset(
         "weak-typing",

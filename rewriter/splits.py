@@ -14,8 +14,11 @@ RULE = "split"
 
 REASON = "a part of a split product: FP16 cannot hold what it takes apart or adds up"
 
-_LOWERED = frozenset({"MatMul", "Concat"})
-"""What it makes in FP16: the product, and what it reads."""
+COST = 0.39
+"""Share of latency that split products took on top: 431 to 599 us, a T5 encoder of 128 tokens on an H200."""
+
+_LOWERED = frozenset({"MatMul", "Reshape"})
+"""What it makes in FP16: the product, and the view before it, so that a Cast stands before both."""
 
 
 def is_made(node: NodeProto) -> bool:
@@ -26,3 +29,8 @@ def is_made(node: NodeProto) -> bool:
 def is_part(node: NodeProto) -> bool:
     """Whether it is a node of a split product that gives nothing unless it is FP32."""
     return is_made(node) and node.op_type not in _LOWERED
+
+
+def left(share: float) -> float:
+    """What is left of a budget, as a share of the latency with split products."""
+    return max(0.0, (1.0 + share) / (1.0 + COST) - 1.0)

@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("norm_opset", "opsets", "ranges", "retype", "round_trips"),
     ("hazards", "rescaling", "rounding"),
     ("dot_products",),
-    ("costs", "emulation", "epilogues", "islands", "options", "plan_file", "planner", "prices"),
+    ("costs", "emulation", "epilogues", "islands", "mlp", "options", "plan_file", "planner", "prices"),
     ("plan_fit",),
     ("migration", "passes"),
     ("presets",),

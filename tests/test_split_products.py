@@ -19,12 +19,14 @@ from rewriter.model import Array, Model, load
 from rewriter.passes.split_products import SplitProducts
 from rewriter.presets import preset_named
 from rewriter.result import FixResult
-from rewriter.splits import RULE, is_made
+from rewriter.splits import COST, RULE, is_made, left
 
 YES = Context(target=Target(answers={PROBE: "fp32"}))
 NORM = "n = LayerNormalization<axis = -1>(x, s)"
-STACKED = ["Clip", "Cast", "Cast", "Sub", "Concat"]
-BOTH = [*STACKED, "MatMul", "Add", "Split", "Add", "Split", "Add"]
+PARTS = ["Clip", "Cast", "Cast", "Sub", "Where", "Reshape"]
+SUMS = ["MatMul", "Add", "Split", "Add", "Split", "Add"]
+BEHIND_NORM = ["Unsqueeze", "Expand", "LayerNormalization", *PARTS, *SUMS]
+BEHIND_PRODUCT = ["Unsqueeze", "Expand", *PARTS, *SUMS]
 PLAIN = preset_named("trt-fp16").pipeline
 SPLIT = PLAIN.replace("keep-epilogues", "keep-epilogues,split-products")
 THREE, WIDE = "float[2,5,8] x", "float[2,5,12] y"
@@ -59,19 +61,17 @@ def _distance(found: Array, wanted: Array) -> float:
 @pytest.mark.parametrize(
     ("body", "ports", "expected"),
     [
-        pytest.param(
-            f"{NORM} y = MatMul(n, w)", (THREE, WIDE), ["LayerNormalization", *BOTH], id="behind a norm"
-        ),
+        pytest.param(f"{NORM} y = MatMul(n, w)", (THREE, WIDE), BEHIND_NORM, id="behind a norm"),
         pytest.param(
             f"{NORM} y = MatMul(n, w)",
             ("float[5,8] x", "float[5,12] y"),
-            ["LayerNormalization", *BOTH],
+            BEHIND_NORM,
             id="two axes",
         ),
         pytest.param(
             "m = MatMul(x, w) r = Relu(m) y = MatMul(r, v)",
             (THREE, "float[2,5,8] y"),
-            ["MatMul", "Relu", *BOTH],
+            ["MatMul", "Relu", *BEHIND_PRODUCT],
             id="behind a product",
         ),
     ],
@@ -238,19 +238,56 @@ def test_all_but_the_products_is_fp32() -> None:
     assert all(is_made(node) for node in products)
     assert {known[name].dtype for node in products for name in node.input} == {TensorProto.FLOAT16}
     assert split.plan is not None
-    assert {d.op for d in split.plan.decisions if d.rule == RULE} == {
-        "Clip",
-        "Sub",
-        "Add",
-        "Split",
-    }
-    assert not any(d.op == "Concat" for d in split.plan.decisions)
+    made = {n.op_type for n in model.proto.graph.node if is_made(n)}
+    kept = {d.op for d in split.plan.decisions if d.rule == RULE}
+    assert made - kept == {"MatMul", "Reshape"}
 
 
-def test_a_saved_plan_gives_the_same_again(tmp_path: Path) -> None:
+def _splits(result: FixResult) -> int:
+    return sum(len(found.changes) for found in result.passes if found.name == SplitProducts.name)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        pytest.param({}, 0, id="what accurate allows by itself"),
+        pytest.param({"max_latency_cost": 0.5}, 2, id="a budget that is enough"),
+        pytest.param({"tolerance": 1.0}, 0, id="an error is the aim"),
+    ],
+)
+def test_accurate_splits_where_its_budget_allows_it(options: dict[str, float], expected: int) -> None:
+    samples = _samples()
+    result = api.fix(_mlp(), preset="accurate", inputs=samples, target="tensorrt-rtx", build=False, **options)  # type: ignore[arg-type]
+    assert _splits(result) == expected
+
+
+def test_a_search_gets_what_is_left_of_the_budget() -> None:
+    result = api.fix(
+        _mlp(), preset="accurate", inputs=_samples(), target="tensorrt-rtx", build=False, max_latency_cost=0.5
+    )
+    assert result.verdict is not None
+    told = next(check.summary for check in result.verdict.checks if check.name == "max-latency-cost")
+    assert f"at most {left(0.5):.3g} more latency" in told
+    assert (1.0 + COST) * (1.0 + left(0.5)) == pytest.approx(1.5)
+    assert left(0.1) == 0.0
+
+
+@pytest.mark.parametrize("budget", [0.2, 0.5], ids=["not split", "split"])
+def test_a_saved_plan_gives_the_same_again(budget: float, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    first = _fixed(SPLIT, build=False, save_plan=plan)
-    assert _fixed(SPLIT, build=False, plan=plan).proto.SerializeToString() == first.proto.SerializeToString()
+    samples, target = _samples(), "tensorrt-rtx"
+    first = api.fix(
+        _mlp(),
+        preset="accurate",
+        inputs=samples,
+        target=target,
+        build=False,
+        save_plan=plan,
+        max_latency_cost=budget,
+    )
+    again = api.fix(_mlp(), preset="accurate", inputs=samples, target=target, build=False, plan=plan)
+    assert _splits(again) == _splits(first)
+    assert again.proto.SerializeToString() == first.proto.SerializeToString()
 
 
 def test_scan_has_nothing_to_warn_of_in_what_fix_made() -> None:
