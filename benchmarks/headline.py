@@ -17,11 +17,12 @@ Row = dict[str, Any]
 Value = Callable[[Row], float | None]
 
 RIVAL = "autocast"
-OURS = ("fix", "fix-nearest", "fix-rescaled", "fix-accurate", *SEARCHES)
+OURS = ("fix", "fix-nearest", "fix-rescaled", "fix-accurate", "fix-accurate-50", *SEARCHES)
 SHOWN = {
     RIVAL: RIVAL,
     "fix": "fix",
     "fix-accurate": "fix-accurate",
+    "fix-accurate-50": "fix-accurate-50",
     SEARCHED: SEARCHED,
     SEARCHED_ACCURATE: SEARCHED_ACCURATE,
     "fix-rescaled": "fix-rescaled",

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from rewriter import facts
 from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal
 from rewriter.costs import TYPICAL
-from rewriter.edits import GraphEditor, attribute, label, open_graphs
-from rewriter.model import Model
-from rewriter.planner import SEARCHED, node_key
+from rewriter.edits import TAG, GraphEditor, attribute, label, open_graphs
+from rewriter.model import Model, walk_graphs
+from rewriter.planner import node_key
 from rewriter.windows import reason_in_weight, windows_of
 
 WANTED = {"conv-accumulation": "fp16", "conv-transpose-accumulation": "fp32"}
@@ -42,8 +42,9 @@ class TransposeConvs(ModelPass):
     was not measured.
 
     Left alone without a word: groups, strides, other than two spatial axes (not measured), computed weights,
-    Convs below the options' bounds or in FP32 by the plan. Those that a search put in FP32 are changed, so
-    that the model is the one that it judged.
+    Convs below the options' bounds or in FP32 by the plan: those sum in FP32, and a ConvTranspose in FP32
+    takes longer (on that GPU a NAFNet in FP32 took 838 us with Convs, 930 us with 33 ConvTransposes). For
+    what a search puts in FP32 the pass runs once more behind it.
 
     Options:
         depth: Least number of products in a sum (input channels times elements of the window). With all
@@ -85,11 +86,15 @@ class TransposeConvs(ModelPass):
         }"""
     example: ClassVar[Mapping[str, Any]] = {"depth": 1, "work": 0}
 
+    @property
+    def follows_search(self) -> bool:
+        return True
+
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if not _gains(context):
             return
         plan = context.plan
-        kept = {d.key for d in plan.decisions if d.rule != SEARCHED} if plan is not None else set()
+        kept = {decision.key for decision in plan.decisions} if plan is not None else set()
         graphs = list(enumerate(open_graphs(model, facts.infer(model), tag=self.name)))
         for scope, graph in reversed(graphs):  # a commit copies the graphs inside: they come first
             graph.refresh()
@@ -196,6 +201,39 @@ def _transpose(graph: GraphEditor, conv: _Conv, weights: dict[str, str]) -> Chan
     return Change(label(node), "became a ConvTranspose, which sums in FP32")
 
 
+def restore_in_fp32(model: Model) -> None:
+    """Make the ConvTransposes that this pass made Convs again where they are FP32, in place.
+
+    A search has types tried on one model: as an engine, a plan is what the pass gives for it.
+    """
+    if not any(_is_made(node) for graph in walk_graphs(model.proto.graph) for node in graph.node):
+        return
+    for graph in reversed(open_graphs(model, facts.infer(model))):
+        graph.refresh()
+        weights: dict[str, str] = {}
+        for node in graph.nodes:
+            if _is_made(node) and graph.dtype(node.input[1]) == TensorProto.FLOAT:
+                _restore(graph, node, weights)
+        graph.commit()
+
+
+def _is_made(node: NodeProto) -> bool:
+    """Whether it is a ConvTranspose of this pass."""
+    tags = {entry.value for entry in node.metadata_props if entry.key == TAG}
+    return node.op_type == "ConvTranspose" and TransposeConvs.name in tags
+
+
+def _restore(graph: GraphEditor, node: NodeProto, weights: dict[str, str]) -> None:
+    kernel = attribute(node, "kernel_shape")
+    reach = [d * (k - 1) for d, k in zip(attribute(node, "dilations"), kernel, strict=True)]
+    layout = {name: attribute(node, name) for name in ("kernel_shape", "strides", "dilations", "group")}
+    pads = [r - p for r, p in zip(reach * 2, attribute(node, "pads"), strict=True)]
+    inputs = [node.input[0], _turned(graph, node.input[1], weights), *node.input[2:]]
+    made = graph.make("Conv", inputs, node.output, pads=pads, **layout)
+    made.name = node.name or made.name
+    graph.substitute(node.output[0], made)
+
+
 def _layout(conv: _Conv) -> dict[str, Any]:
     return {
         "kernel_shape": list(conv.kernel),
@@ -207,7 +245,7 @@ def _layout(conv: _Conv) -> dict[str, Any]:
 
 
 def _turned(graph: GraphEditor, name: str, weights: dict[str, str]) -> str:
-    """Name of the weight [read, channels, *kernel], its window turned round; shared as the Conv's is."""
+    """Name of the weight with its channels exchanged, its window turned round; shared as the one given is."""
     if name not in weights:
         value = graph.constant(name)
         assert value is not None, name  # `_conv` asked

@@ -146,9 +146,9 @@ _ALL = (
         "reads is split in two. Errors are emulated with sums as\n"
         "Tensor Cores do them in FP16, and costs are recorded ones; for large models, which would take too\n"
         "long, nodes are ranked with FP32 sums and what the depth of a Conv adds, and fewer plans are\n"
-        "tried: the report says so. With `--search gpu` both are measured. A plan is taken if it errs at\n"
-        "least 10 % less than a cheaper one, and else that of the rules, so that the result is never less\n"
-        "accurate by that measure.\n"
+        "tried: the report says so. With `--search gpu` both are measured. A plan is taken if it saves as\n"
+        "much of the error, in share, as it costs of latency, and 10 % at least, and else that of the\n"
+        "rules, so that the result is never less accurate by that measure.\n"
         "`--max-latency-cost` sets another budget, `--tolerance` an error in its place. A budget of 39 % or\n"
         "more also splits the MLPs of small transformers (`split-products`).",
     ),

@@ -67,7 +67,9 @@ def keeps_results(before: Model, after: Model, step: Pass) -> None:
     for wanted, found in zip(run(before, feeds), run(after, feeds), strict=True):
         assert found.shape == wanted.shape
         difference = np.linalg.norm(found.astype(np.float64) - wanted)
-        assert difference <= step.exactness.tolerance * np.linalg.norm(wanted)
+        # a sum that cancels has the rounding of its terms, which are of order 1
+        cancelling = 4 * np.finfo(np.float32).eps * np.sqrt(wanted.size)
+        assert difference <= step.exactness.tolerance * np.linalg.norm(wanted) + cancelling
     again, report = apply(step, after)
     assert again is after
     assert not report.changes

@@ -19,8 +19,9 @@ from rewriter.plan import InputsOutputs
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import measure
 from rewriter.search import Budget, Problem, Trials, most_accurate
+from rewriter.search.choice import added
 from rewriter.search.effort import MOST
-from rewriter.search.within import LEAST_GAIN
+from rewriter.search.within import LEAST_GAIN, MOST_GAIN
 
 STREAM = """
     g (float[8,4] x, float[4,4] v) => (float[8,4] y)
@@ -172,3 +173,45 @@ def test_rows_that_a_model_selects_are_matched_as_sets() -> None:
         assert result.verdict is not None
         (check,) = [check for check in result.verdict.checks if check.name == "max-latency-cost"]
         assert told in check.summary
+
+
+NET = """
+    g (float[1,16,8,8] x, float[16,16,3,3] w, float[16,16,1,1] u, float[16,16,3,3] v, float[16,16,1,1] z)
+        => (float[1,16,6,6] y) {
+        a = Conv<pads = [1,1,1,1]>(x, w)
+        b = Tanh(a)
+        c = Conv(b, u)
+        d = Sigmoid(c)
+        e = Conv<pads = [1,1,1,1]>(d, v)
+        f = Tanh(e)
+        h = Conv(f, z)
+        y = AveragePool<kernel_shape = [3, 3]>(h)
+    }"""
+
+
+def test_a_net_of_convs_in_fp32_throughout_is_a_candidate_though_parts_of_it_cost_more() -> None:
+    trials = trials_of(weighted(NET))
+    ranked = trials.candidates()
+    whole = trials.latency_us(added(ranked))
+    parts = [trials.latency_us(added(ranked[:count])) for count in range(1, len(ranked))]
+    assert max(parts) > whole
+    most_accurate(trials, Budget(whole / trials.latency_us(added([])) - 1.0 + 1e-6))
+    assert any(trials.plan_of(choice).fp32 >= set(ranked) for choice in trials.tried())
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 1.0, 5.0])
+def test_a_dearer_plan_has_to_save_as_much_of_the_error_as_of_the_latency_it_costs(share: float) -> None:
+    trials = trials_of(weighted(NET))
+    found = most_accurate(trials, Budget(share))
+    cost = found.cost_us / found.base_us
+    kept = 1.0 - min(MOST_GAIN, max(LEAST_GAIN, cost))
+    assert found.plan == trials.plan or found.value <= kept * found.before
+    tried = [one for one in trials.tried() if trials.latency_us(one) <= (1.0 + share) * found.base_us]
+    dearer = [one for one in tried if trials.latency_us(one) > found.base_us + found.cost_us]
+    assert all(trials.value(one) > (1.0 - MOST_GAIN) * found.value for one in dearer)
+
+
+def test_plans_that_are_equal_are_tried_once() -> None:
+    trials = trials_of(weighted(NET))
+    most_accurate(trials, Budget(5.0), 3)
+    assert len({trials.plan_of(choice).fp32 for choice in trials.tried()}) == 3

@@ -14,10 +14,13 @@ from onnx import TensorProto, numpy_helper
 
 from rewriter import api, facts
 from rewriter.base import Context, Target
+from rewriter.checks import run_all
 from rewriter.emulation import emulation
 from rewriter.model import load
 from rewriter.passes.transpose_convs import WANTED, TransposeConvs
+from rewriter.plan import Decision, Plan
 from rewriter.planner import SEARCHED
+from rewriter.search.evaluate import Problem
 
 MODELS = Path(__file__).parent.parent / "models"
 PIPELINE = "compensate-rounding,transpose-convs{depth=1 work=0},mixed-precision,clean-casts"
@@ -128,7 +131,7 @@ def test_a_kept_conv_stays_by_the_saved_plan_too(option: dict[str, Any], tmp_pat
 
 
 def test_a_plan_of_a_search_gives_the_same_again(tmp_path: Path) -> None:
-    """The search puts ConvTransposes in FP32; the plan names the Convs that they were."""
+    """It judges ConvTransposes; the plan names the Convs that they were, and those in FP32 stay Convs."""
     plan = tmp_path / "plan.json"
     source = _deep()
     first = _fixed(source, _samples(), build=False, save_plan=plan, tolerance=5.2e-4)
@@ -164,3 +167,25 @@ def test_tensorrt_builds_what_is_transposed(name: str) -> None:
     build = next(check for check in result.verdict.checks if check.name == "build")
     assert build.passed
     assert "types as planned" in build.summary
+
+
+def test_what_a_search_puts_in_fp32_is_a_conv_in_the_model_and_in_what_the_search_tries() -> None:
+    source = load(_deep())
+    structured, _ = apply(TransposeConvs(depth=1, work=0), source, Context(target=Target(answers=WANTED)))
+    assert ops(structured).count("ConvTranspose") == 2
+    samples = _samples()
+    plan = Plan("fp16", decisions=(Decision("", "ConvTranspose", "0:c", SEARCHED, ""),))
+    problem = Problem(structured, facts.infer(structured), samples, run_all(source, samples))
+    tried = problem.lowered(plan)
+    assert {n.output[0]: n.op_type for n in tried.proto.graph.node}["c"] == "Conv"
+    assert ops(tried).count("ConvTranspose") == 1
+    (wanted,) = (source.array(t) for t in source.proto.graph.initializer if t.name == "w")
+    conv = next(n for n in tried.proto.graph.node if n.op_type == "Conv")
+    (found,) = (tried.array(t) for t in tried.proto.graph.initializer if t.name == conv.input[1])
+    np.testing.assert_array_equal(found, wanted)
+    result = _fixed(_deep(), samples, build=False, tolerance=5.2e-4)
+    assert result.plan is not None
+    searched = {d.key for d in result.plan.decisions if d.rule == SEARCHED and d.op == "Conv"}
+    assert searched
+    made = {f"0:{n.output[0]}": n.op_type for n in result.proto.graph.node}
+    assert {made[key] for key in searched} == {"Conv"}

@@ -20,6 +20,7 @@ from rewriter.facts import Facts
 from rewriter.metrics import Metric
 from rewriter.model import Array, Model
 from rewriter.passes.mixed_precision import request
+from rewriter.passes.transpose_convs import restore_in_fp32
 from rewriter.plan import Plan
 from rewriter.prices import Prices
 from rewriter.retype import retype
@@ -95,8 +96,10 @@ class Problem:
         return Prices.of(self.model, self.facts, self.target)
 
     def lowered(self, plan: Plan) -> Model:
-        """The model with the types of `plan`."""
-        return retype(self.model, self.facts, request(self.model, plan, ""))
+        """The model with the types of `plan`, and Convs where they are FP32."""
+        model = retype(self.model, self.facts, request(self.model, plan, ""))
+        restore_in_fp32(model)
+        return model
 
     def errors(self, plan: Plan, until: float = math.inf) -> Divergence:
         """The error that each node of the main graph adds under `plan`: one run over the samples.

@@ -10,9 +10,10 @@ from rewriter.search.effort import MOST
 from rewriter.search.goal import Budget, Found
 from rewriter.search.trials import Trials
 
-LEAST_GAIN = 0.1
-"""Share of a cheaper plan's error that a plan must save to be worth its latency: less is within what emulated
-and measured errors differ by (benchmarks/side_by_side.md)."""
+LEAST_GAIN, MOST_GAIN = 0.1, 0.5
+"""Share of a cheaper plan's error that a plan must save to be worth its latency: the share of latency that it
+costs on top, but no less than what emulated and measured errors differ by (benchmarks/side_by_side.md), and
+no more than a half. An RT-DETR that errs 10 % less for 20 % more latency is not what a user asks for."""
 
 
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
@@ -23,8 +24,8 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     its nodes are evaluated where they are within the budget, `most` plans in all with the rules' one. Norms
     that take an epilogue's sums are candidates in a second row, where the ranking has FP16 sums.
 
-    From the cheapest to the dearest, each that is better than the best so far by `LEAST_GAIN` takes its
-    place: where that is none, the rules' plan is kept.
+    From the cheapest to the dearest, each that is enough better than the best so far (`LEAST_GAIN`) takes
+    its place: where that is none, the rules' plan is kept.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
@@ -81,7 +82,9 @@ def _gains(trials: Trials, choice: Choice, other: Choice) -> bool:
     """Whether a choice is worth its latency; of a metric that shall be large, whether it is better."""
     if trials.metric.least:
         return trials.value(choice) > trials.value(other)
-    return trials.value(choice) <= (1.0 - LEAST_GAIN) * trials.value(other)
+    dearer = (trials.latency_us(choice) - trials.latency_us(other)) / trials.latency_us(Choice())
+    least = min(MOST_GAIN, max(LEAST_GAIN, dearer))
+    return trials.value(choice) <= (1.0 - least) * trials.value(other)
 
 
 def _error(trials: Trials, choice: Choice) -> float:
