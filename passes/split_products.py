@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter import facts
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Spent
 from rewriter.costs import PROCESSORS, TILE
 from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
 from rewriter.epilogues import PROBE
 from rewriter.kernels import behind_products
 from rewriter.mlp import Source, feeds_attention, source_of
 from rewriter.model import Array
+from rewriter.prices import Prices
 from rewriter.rounding import Grid
-from rewriter.splits import COST, PASS, is_made
+from rewriter.splits import PASS, US, is_made
 
 FP16 = Grid(TensorProto.FLOAT16)
 
@@ -40,8 +42,8 @@ class SplitProducts(GraphPass):
     follows computes. Measured on one H200 with TensorRT-RTX 1.6.1, a T5 encoder whose MLPs are split: 2.4e-4
     in place of 4.0e-4, in 599 and 431 us.
 
-    So it is dear, and does nothing where `--max-latency-cost` is less than it takes: the preset `accurate`
-    has it for budgets of 39 % and more. A search spends what is left.
+    So it is dear: all of them are split or none, and none where that takes more than `--max-latency-cost`
+    allows, by 7 us for each. A search spends what is left of the budget.
 
     It takes the products of an MLP: those that read a norm, or what is elementwise behind a product, in FP32,
     and whose results do not go into attention, which rounds them once more and sums them in FP16.
@@ -60,10 +62,9 @@ class SplitProducts(GraphPass):
     Options:
         tiles: Most tiles of 128 x 128 in the result of the larger product: 132 are what the multiprocessors
             of an H200 compute at a time (see `rewriter.costs`).
-        budget: Least share of latency that `--max-latency-cost` must allow; without it and `--tolerance`, the
-            pass does what it is for.
 
     Declines:
+        - more products than the budget allows
         - a number of rows that is not known
         - data of more than three axes
         - data of a norm over other axes than the last, or with a view behind it that moves elements
@@ -79,7 +80,6 @@ class SplitProducts(GraphPass):
         "two FP16 numbers have 22 bits, 2.4e-7; 3.5e-7 measured on a T5 encoder, with sums in another order",
     )
     tiles: int = PROCESSORS
-    budget: float = COST
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
@@ -114,9 +114,10 @@ class SplitProducts(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         sums = context.target.answers.get(PROBE) == "fp32"
-        if not sums or (context.budget is not None and context.budget < self.budget):
+        if not sums or context.budget == 0.0:
             return
         behind, weights = behind_products(graph), dict[str, str]()
+        found: list[_Splitting] = []
         products = [node for node in graph.nodes if _is_product(graph, node)]
         projected = Counter(node.input[0] for node in products)
         for node in products:
@@ -128,7 +129,26 @@ class SplitProducts(GraphPass):
             if reason is not None:
                 yield Refusal(label(node), f"it is not split: {reason}")
             elif split.tiles <= self.tiles:
-                yield split.write()
+                found.append(split)
+        dear = _too_dear(graph, len(found), context) if found else None
+        if dear is not None:
+            yield Refusal(label(found[0].node), dear)
+        else:
+            yield from (split.write() for split in found)
+
+
+def _too_dear(graph: GraphEditor, count: int, context: Context) -> str | None:
+    """Why so many products are not split; None if they may be."""
+    if context.budget is None:
+        return None
+    prices = Prices.of(graph.model, facts.infer(graph.model), context.target)
+    share = US * count / max(sum(prices.base.values()), US)
+    if share <= context.budget:
+        return None
+    return (
+        f"it is not split: {count} such products would take some {US * count:.0f} us more; "
+        f"--max-latency-cost {math.ceil(100 * share)}% allows it"
+    )
 
 
 def _is_product(graph: GraphEditor, node: NodeProto) -> bool:
@@ -221,7 +241,7 @@ class _Splitting:
         large, small = self._halves(added, -1, self.columns, ("large", "small"))
         self.nodes.append(self.graph.make("Add", [small, large], [out], name=label(self.node)))
         self.graph.substitute(out, *self.nodes)
-        return Change(label(self.node), "data and weight split")
+        return Spent(label(self.node), "data and weight split", US)
 
     def _stacked(self) -> str:
         """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone."""

@@ -42,6 +42,17 @@ class Merged(Change):
 
 
 @dataclass(frozen=True)
+class Spent(Change):
+    """A change that buys accuracy with latency.
+
+    Attributes:
+        us: Microseconds of one inference, estimated.
+    """
+
+    us: float = 0.0
+
+
+@dataclass(frozen=True)
 class Refusal:
     """Something that a pass recognised and left alone, with the reason."""
 

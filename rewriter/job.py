@@ -14,7 +14,7 @@ from typing import Any
 
 from rewriter import checks, epilogues, pipeline, plan_file, splits, weak_typing
 from rewriter import facts as tensor_facts
-from rewriter.base import Calibration, Context, Kept, Merged, Pass, Rescaled, Target
+from rewriter.base import Calibration, Context, Kept, Merged, Pass, Rescaled, Spent, Target
 from rewriter.deployment import Deployment
 from rewriter.driver import Driver, PassResult
 from rewriter.emulation import Accumulation, reference
@@ -28,6 +28,7 @@ from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit, kept_by_user, named_by, operators
 from rewriter.planner import Wish, make_plan
+from rewriter.prices import Prices
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
 from rewriter.ranges.merged import merged_ranges
@@ -205,11 +206,15 @@ class Job:
             return None if any(d.rule == splits.RULE for d in plan.decisions) else 0.0
         return goal.share if isinstance(goal, Budget) else None if goal is None else 0.0
 
-    def _left(self) -> Aim | None:
-        """The aim of a search, with what split products leave of a budget."""
+    def _left(self, structured: Model, plan: Plan) -> Aim | None:
+        """The aim of a search, with what passes left of a budget."""
         goal = self.options.goal
-        split = any(result.name == splits.PASS and result.changes for result in self.passes)
-        return replace(goal, share=splits.left(goal.share)) if split and isinstance(goal, Budget) else goal
+        changes = (change for result in self.passes for change in result.changes)
+        spent = sum(change.us for change in changes if isinstance(change, Spent))
+        if not spent or not isinstance(goal, Budget):
+            return goal
+        prices = Prices.of(structured, tensor_facts.infer(structured), self.options.target)
+        return replace(goal, share=splits.left(goal.share, prices.total_us(plan), spent))
 
     def _kept(self) -> Kept:
         """What the user keeps in FP32, by the options or in the plan that excludes them."""
@@ -293,7 +298,7 @@ class Job:
         """The plan that reaches the aim; one out of reach is a failed check, and told."""
         options = self.options
         order = Order(
-            self._left(),
+            self._left(structured, plan),
             options.metric,
             options.pareto,
             options.search_engine,
