@@ -34,11 +34,6 @@ from rewriter.errors import EngineError
 from rewriter.model import Array, Model, load
 
 WITHOUT_TF32 = "fp32-tf32-off"
-BESIDES = 1.5
-"""Times what plain `fix` took is kept for what `fix --search gpu` does before and after its search."""
-
-LEAST_SEARCH, USUAL_SEARCH = 0.25, 0.6
-"""Shares of the seconds that the search gets at least, and where `fix` was not made."""
 
 
 def builder() -> EngineName:
@@ -167,14 +162,6 @@ def _row(outcome: Outcome, original: Model, expected: dict[str, Array]) -> dict[
     return row
 
 
-def search_seconds(case: Case, seconds: float) -> float:
-    """What of `seconds` for `fix --search gpu` is the search's own, by what `fix` took when it was prepared."""
-    alone = read_json(case.work / "fix.json").get("tool", {}).get("wall_s")
-    if alone is None:
-        return USUAL_SEARCH * seconds
-    return max(seconds - BESIDES * float(alone), LEAST_SEARCH * seconds)
-
-
 def search_case(case: Case, engine: EngineName, tools: Tools, names: Sequence[str], seconds: float) -> str:
     """`fix --search gpu`, the variants of these names; then all variants of the model are run and timed.
 
@@ -182,10 +169,10 @@ def search_case(case: Case, engine: EngineName, tools: Tools, names: Sequence[st
 
     Args:
         names: Of benchmarks.variants.SEARCHES.
-        seconds: After which one is stopped; the search gets what `fix` alone leaves of them.
+        seconds: What each search may take; what `fix` does besides comes on top, within the tools' limit.
     """
-    extra = ["--search-seconds", f"{search_seconds(case, seconds):.3g}"]
-    limited = replace(tools, limits=replace(tools.limits, seconds=seconds))
+    extra = ["--search-seconds", f"{seconds:.3g}"]
+    limited = replace(tools, limits=replace(tools.limits, seconds=tools.limits.seconds + seconds))
     told = []
     for name in names:
         prepare_variant(case, name, limited, extra)
