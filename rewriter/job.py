@@ -214,7 +214,8 @@ class Job:
         if not spent or not isinstance(goal, Budget):
             return goal
         prices = Prices.of(structured, tensor_facts.infer(structured), self.options.target)
-        return replace(goal, share=splits.left(goal.share, prices.total_us(plan), spent))
+        left = splits.left(goal.share, prices.total_us(plan), spent)
+        return replace(goal, share=left, asked=goal.share)
 
     def _kept(self) -> Kept:
         """What the user keeps in FP32, by the options or in the plan that excludes them."""

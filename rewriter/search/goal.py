@@ -41,10 +41,15 @@ class Goal(_ByMetric):
 
 @dataclass(frozen=True)
 class Budget(_ByMetric):
-    """What the plan may cost: a share of the latency of the rules' plan, on top of it."""
+    """What the plan may cost: a share of the latency of the rules' plan, on top of it.
+
+    Attributes:
+        asked: The share that was asked for, if passes have spent a part of it.
+    """
 
     share: float
     metric: str = "relative-l2"
+    asked: float | None = None
 
     @property
     def option(self) -> str:
@@ -56,7 +61,9 @@ class Budget(_ByMetric):
         return True
 
     def __str__(self) -> str:
-        return f"at most {self.share:.3g} more latency"
+        if self.asked is None:
+            return f"at most {self.share:.3g} more latency"
+        return f"at most {self.asked:.3g} more latency, of which split products left {self.share:.3g}"
 
 
 @dataclass(frozen=True)
