@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from rewriter.mlp import Source, feeds_attention, source_of
 from rewriter.model import Array
 from rewriter.prices import Prices
 from rewriter.rounding import Grid
-from rewriter.splits import PASS, US, is_made
+from rewriter.splits import PASS, cost_us, is_made
 
 FP16 = Grid(TensorProto.FLOAT16)
 
@@ -43,7 +43,7 @@ class SplitProducts(GraphPass):
     in place of 4.0e-4, in 599 and 431 us.
 
     So it is dear: all of them are split or none, and none where that takes more than `--max-latency-cost`
-    allows, by 7 us for each. A search spends what is left of the budget.
+    allows, by an estimate. A search spends what is left of the budget.
 
     It takes the products of an MLP: those that read a norm, or what is elementwise behind a product, in FP32,
     and whose results do not go into attention, which rounds them once more and sums them in FP16.
@@ -130,23 +130,24 @@ class SplitProducts(GraphPass):
                 yield Refusal(label(node), f"it is not split: {reason}")
             elif split.tiles <= self.tiles:
                 found.append(split)
-        dear = _too_dear(graph, len(found), context) if found else None
+        dear = _too_dear(graph, found, context) if found else None
         if dear is not None:
             yield Refusal(label(found[0].node), dear)
         else:
             yield from (split.write() for split in found)
 
 
-def _too_dear(graph: GraphEditor, count: int, context: Context) -> str | None:
-    """Why so many products are not split; None if they may be."""
+def _too_dear(graph: GraphEditor, found: Sequence[_Splitting], context: Context) -> str | None:
+    """Why products are not split that could be; None if they may be."""
     if context.budget is None:
         return None
     prices = Prices.of(graph.model, facts.infer(graph.model), context.target)
-    share = US * count / max(sum(prices.base.values()), US)
+    us = sum(split.us for split in found)
+    share = us / (sum(prices.base.values()) or us)
     if share <= context.budget:
         return None
     return (
-        f"it is not split: {count} such products would take some {US * count:.0f} us more; "
+        f"it is not split: {len(found)} such products would take some {us:.0f} us more; "
         f"--max-latency-cost {math.ceil(100 * share)}% allows it"
     )
 
@@ -195,6 +196,11 @@ class _Splitting:
         return value
 
     @property
+    def us(self) -> float:
+        """What it takes longer, estimated."""
+        return cost_us(self._value().size)
+
+    @property
     def tiles(self) -> int:
         """Of the larger product's result."""
         rows = math.prod(self.sizes[:-1])
@@ -232,7 +238,7 @@ class _Splitting:
 
     def write(self) -> Change:
         """Put the larger product, and the sums of its parts, in the place of the node."""
-        out = self.node.output[0]
+        out, us = self.node.output[0], self.us
         product = self._add("MatMul", [self._stacked(), self._weight()], "wide")
         zeros = self.graph.add_constant(f"{out}/zeros", np.zeros(2 * self.columns, np.float32))
         summed = self._add("Add", [product, zeros], "summed")
@@ -241,7 +247,7 @@ class _Splitting:
         large, small = self._halves(added, -1, self.columns, ("large", "small"))
         self.nodes.append(self.graph.make("Add", [small, large], [out], name=label(self.node)))
         self.graph.substitute(out, *self.nodes)
-        return Spent(label(self.node), "data and weight split", US)
+        return Spent(label(self.node), "data and weight split", us)
 
     def _stacked(self) -> str:
         """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone."""

@@ -14,9 +14,10 @@ RULE = "split"
 
 REASON = "a part of a split product: FP16 cannot hold what it takes apart or adds up"
 
-US = 7.0
-"""What a split product takes longer: 168 us for the 24 of a T5 encoder of 128 tokens, on an H200 with
-TensorRT-RTX 1.6.1. In six networks that were measured it was 3.1 to 7.4 us (docs/accuracy.md)."""
+US, US_PER_BYTE = 3.5, 1e-6
+"""What a split product takes longer, in microseconds: for itself, and for each byte of its weight in FP16,
+which is read twice over. On an H200 with TensorRT-RTX 1.6.1, means of six networks: 3.1 where weights have
+0.5 MB (RT-DETR), 4.7 with 1.2 (ViT-S), 7.1 and 7.4 with 4.7 (T5, BERT); docs/accuracy.md."""
 
 _LOWERED = frozenset({"MatMul", "Reshape"})
 """What it makes in FP16: the product, and the view before it, so that a Cast stands before both."""
@@ -30,6 +31,11 @@ def is_made(node: NodeProto) -> bool:
 def is_part(node: NodeProto) -> bool:
     """Whether it is a node of a split product that gives nothing unless it is FP32."""
     return is_made(node) and node.op_type not in _LOWERED
+
+
+def cost_us(weight: int) -> float:
+    """What a split product takes longer; `weight`: elements of its weight."""
+    return US + 2 * US_PER_BYTE * weight
 
 
 def left(share: float, total_us: float, spent_us: float) -> float:
