@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto
 from rewriter import facts
 from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal
 from rewriter.costs import TYPICAL
-from rewriter.edits import TAG, GraphEditor, attribute, label, open_graphs
+from rewriter.edits import GraphEditor, attribute, label, made_by, open_graphs
 from rewriter.model import Model, walk_graphs
 from rewriter.planner import node_key
 from rewriter.windows import reason_in_weight, windows_of
@@ -219,8 +219,7 @@ def restore_in_fp32(model: Model) -> None:
 
 def _is_made(node: NodeProto) -> bool:
     """Whether it is a ConvTranspose of this pass."""
-    tags = {entry.value for entry in node.metadata_props if entry.key == TAG}
-    return node.op_type == "ConvTranspose" and TransposeConvs.name in tags
+    return node.op_type == "ConvTranspose" and made_by(node, (TransposeConvs.name,))
 
 
 def _restore(graph: GraphEditor, node: NodeProto, weights: dict[str, str]) -> None:

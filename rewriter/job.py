@@ -22,6 +22,7 @@ from rewriter.engines import host
 from rewriter.engines.protocol import EngineName, Settings, Span
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.expectations import data_warnings
+from rewriter.facts import Facts
 from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.model import Model, load, save
 from rewriter.norm_opset import needed_opset
@@ -34,7 +35,7 @@ from rewriter.ranges.binades import measure_binades
 from rewriter.ranges.merged import merged_ranges
 from rewriter.result import Check, FixResult, Frontier, Searched, Verdict
 from rewriter.search.goal import Aim, Budget
-from rewriter.search.stage import Order, answer
+from rewriter.search.stage import Order, Subject, answer
 from rewriter.verification.execute import run_built
 
 Progress = Callable[[str, int, int], None]
@@ -206,14 +207,14 @@ class Job:
             return None if any(d.rule == splits.RULE for d in plan.decisions) else 0.0
         return goal.share if isinstance(goal, Budget) else None if goal is None else 0.0
 
-    def _left(self, structured: Model, plan: Plan) -> Aim | None:
+    def _left(self, structured: Model, facts: Facts, plan: Plan) -> Aim | None:
         """The aim of a search, with what passes left of a budget."""
         goal = self.options.goal
         changes = (change for result in self.passes for change in result.changes)
         spent = sum(change.us for change in changes if isinstance(change, Spent))
         if not spent or not isinstance(goal, Budget):
             return goal
-        prices = Prices.of(structured, tensor_facts.infer(structured), self.options.target)
+        prices = Prices.of(structured, facts, self.options.target)
         left = splits.left(goal.share, prices.total_us(plan), spent)
         return replace(goal, share=left, asked=goal.share)
 
@@ -298,20 +299,21 @@ class Job:
     def _searched(self, original: Model, structured: Model, samples: Samples, plan: Plan) -> Plan:
         """The plan that reaches the aim; one out of reach is a failed check, and told."""
         options = self.options
-        order = Order(
-            self._left(structured, plan),
-            options.metric,
-            options.pareto,
-            options.search_engine,
-            options.search_seconds,
-            options.build_timeout,
-            options.accumulation,
-            options.target,
-            options.deployment,
-        )
         with self._stage("search"):
             facts = tensor_facts.infer(structured)
-            found = answer(original, structured, facts, samples, plan, order, options.progress)
+            order = Order(
+                self._left(structured, facts, plan),
+                options.metric,
+                options.pareto,
+                options.search_engine,
+                options.search_seconds,
+                options.build_timeout,
+                options.accumulation,
+                options.target,
+                options.deployment,
+            )
+            subject = Subject(original, structured, facts, samples, plan)
+            found = answer(subject, order, options.progress)
         self.search_check, self.frontier, self.searched = found.check, found.frontier, found.searched
         self.warnings.extend(found.warnings)
         return found.plan

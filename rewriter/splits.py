@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from rewriter.edits import TAG
+from rewriter.edits import made_by
 
 PASS = "split-products"
 """The pass that writes them."""
@@ -25,7 +25,7 @@ _LOWERED = frozenset({"MatMul", "Reshape"})
 
 def is_made(node: NodeProto) -> bool:
     """Whether the pass made the node."""
-    return any(entry.key == TAG and entry.value == PASS for entry in node.metadata_props)
+    return made_by(node, (PASS,))
 
 
 def is_part(node: NodeProto) -> bool:

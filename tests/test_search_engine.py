@@ -48,7 +48,7 @@ from rewriter.search.effort import FEWER, FEWEST, MOST, for_budget, for_toleranc
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.groups import ESTIMATE_OFF
 from rewriter.search.rounds import FIRST, SECOND, THIRD
-from rewriter.search.stage import Order, answer
+from rewriter.search.stage import Order, Subject, answer
 
 CHAIN = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
@@ -363,7 +363,7 @@ def test_the_stage_searches_on_an_engine_and_tells_what_it_tried() -> None:
     samples = load_samples(graphs.random_feeds(source), source)
     order = Order(Goal(1e-5), "relative-l2", True, "onnxruntime", 60.0, 60.0, "fp32", Target())
     told = lambda line, *_: lines.append(line)  # noqa: E731
-    done = answer(source, source, facts.infer(source), samples, Plan("fp16"), order, told)
+    done = answer(Subject(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
     assert lines[0] == "search: 0 s of 60: running the original"
     assert any("1 plan tried; best so far: the rules' plan" in line for line in lines)
     assert done.check is not None and done.check.passed and done.check.name == "tolerance"
@@ -395,7 +395,7 @@ def test_the_search_ends_in_the_time_that_it_has(seconds: float) -> None:
     order = Order(Fastest(), "relative-l2", False, "onnxruntime", seconds, 60.0, "fp32", Target())
     start = time.monotonic()
     told = lambda line, *_: lines.append(line)  # noqa: E731
-    done = answer(source, source, facts.infer(source), samples, Plan("fp16"), order, told)
+    done = answer(Subject(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
     assert time.monotonic() - start < seconds + MARGIN_S
     assert done.check is not None and done.check.passed and not done.warnings
     tried = list(done.searched.tried) if done.searched else []

@@ -6,7 +6,7 @@ edit costs the size of what it touches. Nothing reaches the model before `commit
 
 from __future__ import annotations
 
-from rewriter.edits.editor import TAG, GraphEditor, open_graphs
+from rewriter.edits.editor import TAG, GraphEditor, made_by, open_graphs
 from rewriter.edits.nodes import (
     all_names,
     attribute,
@@ -36,6 +36,7 @@ __all__ = [
     "is_own",
     "is_quantised",
     "label",
+    "made_by",
     "open_graphs",
     "reads",
     "without_unread",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -15,6 +15,11 @@ from rewriter.model import Array, Model, holds_graphs, subgraphs
 
 TAG = "rewriter.pass"
 """Key of the node metadata that names the pass which made the node; Netron shows it."""
+
+
+def made_by(node: NodeProto, passes: Container[str]) -> bool:
+    """Whether one of the passes made the node, by the tag that it left there."""
+    return any(entry.key == TAG and entry.value in passes for entry in node.metadata_props)
 
 
 class GraphEditor(GraphView):

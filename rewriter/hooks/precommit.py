@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.config import load as load_configuration
-from rewriter.edits import TAG
+from rewriter.edits import made_by
 from rewriter.errors import RewriterError
 from rewriter.hooks.core import Unverified
 from rewriter.kinds import Severity
@@ -100,8 +100,7 @@ def _was_fixed(model: Model) -> bool:
 
     A scan of such a model would tell of hazards that Casts keep away.
     """
-    tags = ((entry.key, entry.value) for node in model.proto.graph.node for entry in node.metadata_props)
-    return (TAG, MixedPrecision.name) in tags
+    return any(made_by(node, (MixedPrecision.name,)) for node in model.proto.graph.node)
 
 
 def _same(model: Model, path: Path) -> bool:

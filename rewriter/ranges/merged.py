@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 
 from onnx import GraphProto, NodeProto
 
-from rewriter.edits import TAG
+from rewriter.edits import made_by
 from rewriter.model import Model, walk_graphs
 from rewriter.plan import Range
 from rewriter.ranges import Ranges, constant_ranges
@@ -30,7 +30,7 @@ def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str]) -> Range
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         readers = _only_readers(graph)
         for node in reversed(graph.node):
-            if node.op_type not in MADE or not _is_made_by(node, tags):
+            if node.op_type not in MADE or not made_by(node, tags):
                 continue
             for name in node.output:
                 reader = None if (scope, name) in known else readers.get(name)
@@ -39,10 +39,6 @@ def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str]) -> Range
                     return None
                 known[scope, name] = found
     return known
-
-
-def _is_made_by(node: NodeProto, tags: AbstractSet[str]) -> bool:
-    return any(prop.key == TAG and prop.value in tags for prop in node.metadata_props)
 
 
 def _only_readers(graph: GraphProto) -> dict[str, NodeProto | None]:

@@ -112,9 +112,9 @@ def _too_dear(group: Group, trials: Trials, aim: Aim) -> bool:
 def _filling(trials: Trials, aim: Budget) -> Iterator[Group]:
     """What fills shares of the budget: without norms that take an epilogue's sums, and with them."""
     base = trials.latency_us(Choice())
+    rows = [(norms, trials.candidates(norms=norms)) for norms in (False, True)]
     for times in BUDGETS:
-        for norms in (False, True):
-            ranked = trials.candidates(norms=norms)
+        for norms, ranked in rows:
             row = row_within(trials, ranked, base * (1.0 + times * aim.share))
             words = f"{times * aim.share:.3g} more latency by the estimate"
             yield Group(f"{words}, norms too" if norms else words, row)

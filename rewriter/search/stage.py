@@ -44,6 +44,23 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What is searched.
+
+    Attributes:
+        original: What plans are compared with.
+        structured: The model that they are plans of, and its facts.
+        plan: The rules' one.
+    """
+
+    original: Model
+    structured: Model
+    facts: Facts
+    samples: Samples
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Order:
     """What `fix` asks of the search.
 
@@ -82,25 +99,21 @@ class Answer:
 
 
 def answer(
-    original: Model,
-    structured: Model,
-    facts: Facts,
-    samples: Samples,
-    plan: Plan,
+    subject: Subject,
     order: Order,
     progress: Progress,
 ) -> Answer:
-    """Search from the rules' `plan` of `structured`, compared with what `original` gives.
+    """Search from the rules' plan of a model, compared with what the original gives.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
         EngineError: the engine's library is not installed.
     """
-    clock, order = Clock(order.seconds), _of_sets(order, original)
+    clock, order = Clock(order.seconds), _of_sets(order, subject.original)
     if order.engine is None:
-        made = _by_emulation(original, structured, facts, samples, plan, order)
+        made = _by_emulation(subject, order)
     else:
-        made = _on_engine(original, structured, facts, samples, plan, order, order.engine, clock, progress)
+        made = _on_engine(subject, order, order.engine, clock, progress)
     return replace(made, check=made.check and replace(made.check, seconds=clock.spent))
 
 
@@ -116,25 +129,28 @@ def _of_sets(order: Order, original: Model) -> Order:
 
 
 def _by_emulation(
-    original: Model,
-    structured: Model,
-    facts: Facts,
-    samples: Samples,
-    plan: Plan,
+    subject: Subject,
     order: Order,
 ) -> Answer:
-    given, budget = min(len(samples), EMULATED_SAMPLES), isinstance(order.aim, Budget)
+    given, budget = min(len(subject.samples), EMULATED_SAMPLES), isinstance(order.aim, Budget)
     if budget:
-        effort = for_budget(structured, facts, given)
+        effort = for_budget(subject.structured, subject.facts, given)
     else:
-        effort = for_tolerance(structured, facts, given, order.accumulation)
-    compared: Sequence[Sample] = list(islice(samples, effort.samples))
-    exact = checks.expected_outputs(original, compared).exact
-    ranked = effort.of(Problem(structured, facts, compared, exact, order.accumulation, order.target))
+        effort = for_tolerance(subject.structured, subject.facts, given, order.accumulation)
+    compared: Sequence[Sample] = list(islice(subject.samples, effort.samples))
+    exact = checks.expected_outputs(subject.original, compared).exact
+    ranked = effort.of(_problem(subject, order, compared, exact))
     judged = replace(ranked, accumulation="fp16") if budget else ranked
-    trials = Trials(judged, plan, named(order.metric), _reason(order), ranked)
-    made = _emulated(trials, plan, order, effort.most)
+    trials = Trials(judged, subject.plan, named(order.metric), _reason(order), ranked)
+    made = _emulated(trials, subject.plan, order, effort.most)
     return replace(made, warnings=((effort.told,) if effort.told else ()) + made.warnings)
+
+
+def _problem(
+    subject: Subject, order: Order, compared: Sequence[Sample], exact: Sequence[checks.Outputs]
+) -> Problem:
+    """What plans are judged by: on these samples, with what the original gives."""
+    return Problem(subject.structured, subject.facts, compared, exact, order.accumulation, order.target)
 
 
 def _reason(order: Order) -> str:
@@ -155,11 +171,7 @@ def _emulated(trials: Trials, plan: Plan, order: Order, most: int) -> Answer:
 
 
 def _on_engine(
-    original: Model,
-    structured: Model,
-    facts: Facts,
-    samples: Samples,
-    plan: Plan,
+    subject: Subject,
     order: Order,
     engine: EngineName,
     clock: Clock,
@@ -172,16 +184,15 @@ def _on_engine(
 
     aim = order.aim or Fastest(order.metric)
     told("running the original")
-    compared: Sequence[Sample] = list(islice(samples, RUN_SAMPLES))
+    compared: Sequence[Sample] = list(islice(subject.samples, RUN_SAMPLES))
     try:
-        exact = _exact(original, compared, clock)
+        exact = _exact(subject.original, compared, clock)
     except TimeUpError:
-        return _too_late(plan, aim)
-    problem = Problem(structured, facts, compared[: len(exact)], exact, order.accumulation, order.target)
-    effort = for_tolerance(structured, facts, 1, order.accumulation)
-    trials = Trials(
-        problem, plan, named(order.metric), _reason(order), effort.of(problem), clock.at(RANKED_SHARE)
-    )
+        return _too_late(subject.plan, aim)
+    problem = _problem(subject, order, compared[: len(exact)], exact)
+    effort = for_tolerance(subject.structured, subject.facts, 1, order.accumulation)
+    ranker, ranked_by = effort.of(problem), clock.at(RANKED_SHARE)
+    trials = Trials(problem, subject.plan, named(order.metric), _reason(order), ranker, ranked_by)
     told("the rules' plan first")
     with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
         judge = EngineEvaluator(

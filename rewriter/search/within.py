@@ -71,8 +71,8 @@ def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator
     All may cost less than a part: there are no Casts then, and no kernel is split.
     """
     yield added(ranked)
-    yield row_within(trials, ranked, limit_us)
     longest = _longest(trials, ranked, limit_us)
+    yield added(_filled(trials, ranked, longest, limit_us))
     while longest:
         yield added(ranked[:longest])
         longest //= 2
