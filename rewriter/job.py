@@ -28,7 +28,7 @@ from rewriter.model import Model, load, save
 from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit, kept_by_user, named_by, operators
-from rewriter.planner import Wish, make_plan
+from rewriter.planner import Wish, extend_over_transposed, make_plan
 from rewriter.prices import Prices
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
@@ -251,13 +251,24 @@ class Job:
         """
         first, options = len(self.passes), self.options
         followed = self._follow(structured, steps, plan, samples)
-        if plan is None or (options.goal is None and not options.pareto):
+        if plan is None:
+            return plan, followed
+        plan = self._behind_transposed(followed, plan)
+        if options.goal is None and not options.pareto:
             return plan, followed
         found = named_by(operators(structured), self._searched(original, followed, samples, plan))
         if found.decisions != plan.decisions and any(step.follows_search for step in steps):
             del followed, self.passes[first:]
             followed = self._follow(structured, steps, found, samples)
         return found, followed
+
+    def _behind_transposed(self, followed: Model, plan: Plan) -> Plan:
+        """The plan with what is free in FP32 behind ConvTransposes; one that the user gave stays as it is."""
+        if self.options.plan is not None or not self.options.wish.epilogues:
+            return plan
+        with self._stage("plan"):
+            facts = tensor_facts.infer(followed)
+            return extend_over_transposed(followed, facts, plan, self.options.target)
 
     def _follow(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
         given = Calibration(samples, samples.source.real, self.options.seed)

@@ -44,6 +44,12 @@ def is_depthwise(node: NodeProto, weight: Sequence[object]) -> bool:
     return weight[1] == 1 if node.op_type == "Conv" else weight[0] == attribute(node, "group", 1)
 
 
+def is_plain_transpose(node: NodeProto) -> bool:
+    """Whether a ConvTranspose is of stride 1 and dense, as those are that were measured to sum in FP32."""
+    strides = math.prod(attribute(node, "strides", [1]))
+    return node.op_type == "ConvTranspose" and strides == 1 and attribute(node, "group", 1) == 1
+
+
 def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
     """How many products one element of a Conv's result sums; of a ConvTranspose's, on average.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +12,7 @@ from rewriter.base import Target
 from rewriter.dot_products import extend_over_dot_products
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.epilogues import (
+    extend_over_activations,
     extend_over_epilogues,
     extend_over_norms,
     extend_over_softmax,
@@ -119,19 +120,30 @@ def extend_plan(
         given = {key: d for key, d in given.items() if d.rule != BETWEEN}
     decisions: list[Decision] = []
     for survey in surveys(model, facts, {}, Settings(LOW_TYPES[plan.precision], plan.io)):
-        found: dict[int, Hazard] = {}
+        found = _given(survey, given)
         for node in survey.nodes:
-            old = given.get(key := node_key(survey.scope, node))
-            if old is not None:
-                found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
-            elif key in extra:
+            key = node_key(survey.scope, node)
+            if key in extra and id(node) not in found:
                 found[id(node)] = Hazard(node, SEARCHED, extra[key])
         _keep_adjacent(survey, found)
         _absorb(survey, found)
-        decisions += [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
-    repairs = {d.key: d.repair for d in given.values()}
-    decisions = [replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions]
-    return replace(plan, decisions=tuple(decisions))
+        decisions += _decisions(survey, found)
+    return _with_repairs(plan, decisions)
+
+
+def extend_over_transposed(model: Model, facts: Facts, plan: Plan, target: Target) -> Plan:
+    """`plan` with the activations in FP32 that are free behind the ConvTransposes of `model`.
+
+    Those of pass transpose-convs are Convs when the rules plan.
+    """
+    given = {d.key: d for d in plan.decisions}
+    decisions: list[Decision] = []
+    for survey in surveys(model, facts, {}, Settings(LOW_TYPES[plan.precision], plan.io, target=target)):
+        found = _given(survey, given)
+        extend_over_activations(survey, found)
+        _absorb(survey, found)
+        decisions += _decisions(survey, found)
+    return _with_repairs(plan, decisions)
 
 
 def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
@@ -162,6 +174,27 @@ def surveys(
         yield survey
 
 
+def _given(survey: Survey, decisions: Mapping[str, Decision]) -> dict[int, Hazard]:
+    """The nodes of a graph that a plan has decided on, by identity."""
+    found: dict[int, Hazard] = {}
+    for node in survey.nodes:
+        old = decisions.get(node_key(survey.scope, node))
+        if old is not None:
+            found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
+    return found
+
+
+def _decisions(survey: Survey, found: Mapping[int, Hazard]) -> list[Decision]:
+    return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
+
+
+def _with_repairs(plan: Plan, decisions: Iterable[Decision]) -> Plan:
+    """`plan` with other decisions; nodes that it has already keep their repairs."""
+    repairs = {d.key: d.repair for d in plan.decisions}
+    made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
+    return replace(plan, decisions=tuple(made))
+
+
 def _computes_low(graph: GraphEditor) -> bool:
     low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
     return any(
@@ -190,7 +223,7 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
         # now, so that masks do not grow into the island: they would cost the fused kernel
         extend_over_softmax(survey, found)
     _absorb(survey, found)
-    return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
+    return _decisions(survey, found)
 
 
 def _keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:

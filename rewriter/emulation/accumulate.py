@@ -1,5 +1,7 @@
 """FP16 accumulators in an emulation: MatMul, Gemm and Conv summed in chunks, each partial sum rounded.
 
+A ConvTranspose sums in FP32, but rounds before it adds its bias, unless `epilogues` says that it does not.
+
 A Tensor Core instruction multiplies FP16 matrices with an inner dimension of 16 (PTX ISA, mma.m16n8k16):
 it adds 16 products to the accumulator and rounds that to FP16. Here such a node becomes a call of a local
 function that does the same in a Loop, so partial sums beyond 65504 overflow as they do there.
@@ -108,6 +110,8 @@ def sum_error(depth: int) -> float:
 def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Epilogues | None = None) -> None:
     """Give the MatMul, Gemm and Conv nodes of an emulation FP16 accumulators where `given` is FP16.
 
+    ConvTransposes of `found.twice` get a rounding before their bias.
+
     FP32 accumulators stay in the products that `found` has as summed, in BF16, in operator sets below 13,
     and in a Conv whose kernel size is unknown or which pads by `auto_pad`. The chunks of a grouped Conv
     hold all channels of a group.
@@ -151,14 +155,18 @@ def _chosen(
 ) -> dict[int, _Choice]:
     """The nodes of `target`, by position, that shall accumulate in FP16."""
     known = facts.main | facts.scopes[scope]
-    originals = [n for n in source.node if n.op_type in ACCUMULATING]
-    copies = [i for i, n in enumerate(target.node) if n.op_type in ACCUMULATING]
+    looked_at = ACCUMULATING | {"ConvTranspose"}
+    originals = [n for n in source.node if n.op_type in looked_at]
+    copies = [i for i, n in enumerate(target.node) if n.op_type in looked_at]
     found = {}
     for node, position in zip(originals, copies, strict=True):
         result = known.get(node.output[0])
         low = result is not None and result.dtype == TensorProto.FLOAT16
         key = scope, node.output[0]
-        if low and key not in epilogues.summed:
+        if node.op_type == "ConvTranspose":
+            if low and key in epilogues.twice and len(node.input) > 2:
+                found[position] = _Choice(())
+        elif low and key not in epilogues.summed:
             shapes = tuple(known[n].shape if n in known else None for n in node.input)
             if _can_split(node, shapes):
                 found[position] = _Choice(shapes, FUSED_CHUNK if key in epilogues.fused else CHUNK)
@@ -180,7 +188,12 @@ class _Writer:
     nodes: list[NodeProto] = field(default_factory=list)
 
     def rewrite(self, graph: GraphProto, chosen: dict[int, _Choice]) -> None:
-        split = {"MatMul": self._matmul, "Gemm": self._gemm, "Conv": self._conv}
+        split = {
+            "MatMul": self._matmul,
+            "Gemm": self._gemm,
+            "Conv": self._conv,
+            "ConvTranspose": self._conv_transpose,
+        }
         for index, node in enumerate(graph.node):
             if index in chosen:
                 split[node.op_type](node, chosen[index])
@@ -237,8 +250,23 @@ class _Writer:
             group=group,
         )
         if bias:
-            shape = self._constant([-1, *[1] * spatial], f"{out}/shape")
-            self._add("Add", [f"{out}/product", self._add("Reshape", [bias, shape], f"{out}/bias")], out)
+            self._with_bias(f"{out}/product", bias, spatial, out)
+
+    def _conv_transpose(self, node: NodeProto, choice: _Choice) -> None:
+        """The sum, rounded to FP16, and its bias."""
+        out, bias = node.output[0], node.input[2]
+        product = NodeProto()
+        product.CopyFrom(node)
+        del product.input[2:]
+        product.output[0] = f"{out}/product"
+        self.nodes.append(product)
+        half = self._add("Cast", [product.output[0]], f"{out}/half", to=TensorProto.FLOAT16)
+        rounded = self._add("Cast", [half], f"{out}/rounded", to=TensorProto.FLOAT)
+        self._with_bias(rounded, bias, len(attribute(node, "kernel_shape", [1, 1])), out)
+
+    def _with_bias(self, product: str, bias: str, spatial: int, out: str) -> None:
+        shape = self._constant([-1, *[1] * spatial], f"{out}/shape")
+        self._add("Add", [product, self._add("Reshape", [bias, shape], f"{out}/bias")], out)
 
     def _call(self, function: str, inputs: Sequence[str], out: str, **attributes: Any) -> str:
         return self._add(function, inputs, out, domain=DOMAIN, **attributes)

@@ -53,7 +53,7 @@ def partial_sums(survey: Survey) -> Iterator[Hazard]:
     """
     largest = survey.settings.largest
     for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
-        depth = None if _sums_in_fp32(survey, node) else depth_of(survey, node)
+        depth = None if sums_in_fp32(survey, node) else depth_of(survey, node)
         operands = _operands(survey, node, depth) if depth else None
         if depth is None or operands is None or _overflows_anyway(survey, node):
             continue
@@ -79,7 +79,7 @@ def likely_partial_sums(survey: Survey) -> Iterator[Hazard]:
 def accumulator_error(survey: Survey) -> Iterator[Hazard]:
     """Products so deep that rounding every partial sum to FP16 shows: the error grows with sqrt(depth)."""
     for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
-        depth = 0 if _sums_in_fp32(survey, node) else depth_of(survey, node) or 0
+        depth = 0 if sums_in_fp32(survey, node) else depth_of(survey, node) or 0
         error = ERROR_PER_ROOT_DEPTH * math.sqrt(depth)
         if error > NOTED_ERROR:
             reason = f"a depth of {depth} gives a relative error of about {error:.1e} in FP16 accumulators"
@@ -96,7 +96,7 @@ def running_sums(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(node, "accumulation", reason, node.output[0], measured, "warning")
 
 
-def _sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
+def sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
     """Whether the target was measured (`rewriter probe`) to accumulate in FP32."""
     kind = "conv" if node.op_type.startswith("Conv") else "matmul"
     if node.op_type == "ConvTranspose" and math.prod(attribute(node, "strides", [1])) == 1:
