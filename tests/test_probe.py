@@ -23,7 +23,18 @@ from rewriter.errors import OutputError
 from rewriter.hazards.survey import Settings
 from rewriter.planner import Wish, make_plan
 from rewriter.probe import answers as store
-from rewriter.probe.ask import PROBES, UNKNOWN, Answer, Answers, Probe, ask, build_all, recorded, remember
+from rewriter.probe.ask import (
+    PROBES,
+    UNKNOWN,
+    Answer,
+    Answers,
+    Probe,
+    ask,
+    build_all,
+    known_here,
+    recorded,
+    remember,
+)
 from rewriter.probe.question import Case, Seen
 from rewriter.ranges import measure as measure_ranges
 
@@ -185,9 +196,13 @@ def test_recorded_answers_name_their_source_and_answer_real_probes() -> None:
             assert answer.value in {*named(name).values, UNKNOWN}
 
 
-def test_the_h200_answered_every_probe() -> None:
+NOT_RECORDED = {"conv-transpose-epilogue"}
+"""Newer than the record of the H200."""
+
+
+def test_the_h200_answered_every_probe_that_there_was() -> None:
     (answers,) = (a for a in recorded() if "H200" in a.gpu)
-    assert answers.values.keys() == {probe.name for probe in PROBES}
+    assert answers.values.keys() == {probe.name for probe in PROBES} - NOT_RECORDED
 
 
 def test_recorded_answers_serve_their_own_library_and_release(
@@ -231,6 +246,17 @@ def test_measured_answers_are_kept_and_go_before_recorded_ones(
     assert store.measured(Target("tensorrt")) is None
     monkeypatch.setattr(host, "gpu", lambda: Gpu("Another GPU", (9, 0), (13, 0)))
     assert store.measured() is None
+
+
+def test_all_is_asked_anew_if_a_question_has_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
+    assert known_here("tensorrt-rtx") is None
+    every = replace(MINE, answers={probe.name: Answer(UNKNOWN, problem="it hung") for probe in PROBES})
+    remember(every)
+    assert known_here("tensorrt-rtx") == every
+    remember(replace(every, answers=dict(list(every.answers.items())[1:])))
+    assert known_here("tensorrt-rtx") is None
 
 
 def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ def probe(
     Without a GPU: build the probes' models, and show the recorded answers.
     """
     with exit_codes():
-        from rewriter.base import Target
         from rewriter.engines import host
         from rewriter.probe import ask as probes
         from rewriter.probe.answers import write
@@ -36,8 +35,7 @@ def probe(
         if choice.engine is None:
             _without_gpu(choice, json)
             return
-        target = Target(choice.engine)
-        found = None if again or engine == "onnxruntime" else probes.measured(target)
+        found = None if again or engine == "onnxruntime" else probes.known_here(choice.engine)
         if found is None:
             with progress(shown=True) as shown:
                 found = probes.ask(choice.engine, progress=shown)

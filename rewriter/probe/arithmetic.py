@@ -40,17 +40,6 @@ def _matmul(depth: int) -> Case:
     )
 
 
-def _epilogue(depth: int) -> Case:
-    return Case(
-        f"depth {depth}",
-        f"g (float16[64,{depth}] x, float16[{depth},64] w, float[64] b) => (float16[64,64] y) "
-        "{ m = MatMul(x, w) c = Cast<to = 1>(m) a = Add(c, b) y = Cast<to = 10>(a) }",
-        {"x": normal(depth, 64, depth)},
-        {"w": normal(depth + 1, depth, 64, scale=0.05), "b": normal(depth + 2, 64, dtype=np.float32)},
-        lambda t: t["x"] @ t["w"] + t["b"],
-    )
-
-
 def _conv(channels: int) -> Case:
     shape = f"[1,{channels},14,14]"
     return Case(
@@ -78,14 +67,16 @@ def _transposed(channels: int, size: int) -> Case:
         "{ y = ConvTranspose<pads = [1, 1, 1, 1]>(x, w, b) }",
         {"x": normal(channels, 1, channels, size, size)},
         {"w": weight, "b": normal(channels + 2, channels)},
-        lambda t: convolved_back(t["x"], t["w"]) + t["b"][:, None, None],
+        lambda t: convolved_back(t["x"], t["w"], t["b"]),
     )
 
 
-def convolved_back(x: Array, w: Array) -> Array:
-    """ConvTranspose of 3x3 with a padding of 1, stride 1, float64."""
-    field = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
-    return convolved(field, np.flip(w, (2, 3)).swapaxes(0, 1))
+def convolved_back(x: Array, w: Array, b: Array | None = None) -> Array:
+    """ConvTranspose of a square, odd kernel, padded to the same size, stride 1, float64."""
+    margin = w.shape[2] // 2
+    field = np.pad(x, ((0, 0), (0, 0), (margin, margin), (margin, margin)))
+    result = convolved(field, np.flip(w, (2, 3)).swapaxes(0, 1))
+    return result if b is None else np.asarray(result + b[:, None, None])
 
 
 def _partial_sums() -> Case:
@@ -189,17 +180,6 @@ PROBES: tuple[Probe, ...] = (
         (*map(_matmul, DEPTHS), _partial_sums()),
         _accumulation,
         "partial sums out of range are no hazard where it is FP32",
-    ),
-    Probe(
-        "matmul-epilogue",
-        "Does an FP32 bias make an FP16 MatMul sum in FP32?",
-        {"fp32": "yes, and it is rounded once", "fp16": "no"},
-        tuple(map(_epilogue, DEPTHS)),
-        lambda seen: (
-            "fp32" if max(s.error for s in seen.values()) <= ROUNDED_ONCE else "fp16",
-            {name: s.error for name, s in seen.items()},
-        ),
-        "mixed-precision{epilogues=true} keeps nothing in FP32 where it does not",
     ),
     Probe(
         "conv-accumulation",

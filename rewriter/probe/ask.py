@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from rewriter.base import Target
 from rewriter.engines import host
 from rewriter.engines.measure import measure
 from rewriter.engines.protocol import EngineName, Outcome, Settings, Timing, Variant
 from rewriter.engines.tensorrt import BuildOptions, BuildReport, build
 from rewriter.engines.tensors import write_samples
 from rewriter.model import Array
-from rewriter.probe import arithmetic, costs, operators
+from rewriter.probe import arithmetic, costs, epilogues, operators
 from rewriter.probe.answers import Answers, driver_text, known_target, measured, recorded, remember
 from rewriter.probe.question import UNKNOWN, Answer, Case, Probe, Seen
 
@@ -29,13 +30,14 @@ __all__ = [
     "Probe",
     "ask",
     "build_all",
+    "known_here",
     "known_target",
     "measured",
     "recorded",
     "remember",
 ]
 
-PROBES: tuple[Probe, ...] = (*arithmetic.PROBES, *operators.PROBES, *costs.PROBES)
+PROBES: tuple[Probe, ...] = (*arithmetic.PROBES, *epilogues.PROBES, *operators.PROBES, *costs.PROBES)
 
 BUILD_TIMEOUT_S = 120.0
 """For one model of a second."""
@@ -116,6 +118,12 @@ class Buildable:
     probe: str
     case: str
     problem: str
+
+
+def known_here(engine: EngineName) -> Answers | None:
+    """What was measured on this machine; None if nothing was, or not all questions were asked then."""
+    found = measured(Target(engine))
+    return found if found and all(probe.name in found.answers for probe in PROBES) else None
 
 
 def build_all(probes: Sequence[Probe] = PROBES, progress: Progress = lambda *_: None) -> Iterator[Buildable]:
