@@ -28,7 +28,8 @@ class MixedPrecision(ModelPass):
 
     Options:
         epilogues: Whether the plan keeps in FP32 what follows FP16 matrix products elementwise, and
-            attention's Softmax: TensorRT then sums those products in FP32, at no cost (docs/accuracy.md). A
+            attention's Softmax: TensorRT then sums those products in FP32, at no cost. So it does with
+            activations behind ConvTransposes, which are not rounded for them (docs/accuracy.md). A
             plan that is given says so itself; in BF16 products are summed in FP32 without it.
     """
 

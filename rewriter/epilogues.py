@@ -11,18 +11,6 @@ In attention the Softmax in FP32, alone, makes the product before it sum in FP32
 before it stay FP16: with a mask Add in FP32, attention of 1500 tokens was no longer one kernel, and took 1.6
 times as long.
 
-A ConvTranspose of stride 1 sums in FP32 anyway, and rounds the sum before it adds the bias and again behind
-it; an activation in FP16 rounds once more for each of its operators. With the activation in FP32, between
-Casts, nothing is rounded before its result, in the same time: chains of four layers erred by 4.4e-4 instead
-of 5.6e-4 (Relu) and by 5.5e-4 instead of 8.3e-4 (SiLU). A residual sum in FP32 would make the kernel read
-and write more: a ResNet took 8 % longer with all of them, and erred no less.
-
-A ConvTranspose of stride 1 sums in FP32 anyway, but it rounds the sum before it adds the bias, and behind it
-again; an activation in FP16 rounds once more for each of its operators. With the activation in FP32, between
-Casts, its result alone is rounded, in the same time: chains of four layers erred by 4.4e-4 instead of 5.6e-4
-(Relu), and by 5.5e-4 instead of 8.3e-4 (SiLU). A residual sum in FP32 is not free: the kernel then reads and
-writes more, and a ResNet with all of them so took 8 % longer.
-
 What it does not do: Conv sums in FP16 all the same, and so do products of one tensor with several weights,
 unless the graph merges them (pass merge-projections). A Reshape between product and operator undoes it, and
 so does a norm that takes the operators into its own kernel, for the product is left with none. That is so for
@@ -42,10 +30,9 @@ from onnx import NodeProto, TensorProto
 from rewriter import dot_products
 from rewriter.base import Target
 from rewriter.hazards import Hazard
-from rewriter.hazards.accumulation import sums_in_fp32
 from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
-from rewriter.kernels import ELEMENTWISE, NORMS, PRODUCTS, is_plain_transpose
+from rewriter.kernels import ELEMENTWISE, NORMS, PRODUCTS
 from rewriter.splits import REASON as SPLIT_REASON
 from rewriter.splits import RULE as SPLIT_RULE
 from rewriter.splits import is_part
@@ -59,12 +46,6 @@ FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, dot_products.RULE})
 PROBE = "matmul-epilogue"
 """Who asks the GPU whether a product sums in FP32 for what stands behind it; `fp16` is a no."""
 
-CONV_PROBE = "conv-transpose-epilogue"
-"""Who asks the GPU whether a ConvTranspose is rounded before what stands behind it in FP32; `fp16`: it is."""
-
-CONV_PROBE = "conv-transpose-epilogue"
-"""Who asks the GPU whether a ConvTranspose is left unrounded for an activation in FP32; `fp16` is a no."""
-
 SOFTMAX_PROBE = "attention-islands"
 """Who asks the GPU which FP32 islands leave attention one kernel; `none` is a no."""
 
@@ -77,8 +58,6 @@ _ON_SCORES = SCALING | {"Add", "Where"}
 """What stands between the scores of attention and their Softmax."""
 
 _REASON = "an FP16 product before it sums in FP32 for it, at no cost"
-_CONV_REASON = "the ConvTranspose before it is not rounded for it, at no cost"
-_CONV_REASON = "the ConvTranspose before it is not rounded for it, at no cost"
 _NORM_REASON = "it computes in FP32 inside: what it reads and writes need not be rounded"
 _SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product before it sums in FP32"
 
@@ -136,36 +115,6 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
                 if grows and id(reader) not in found:
                     found[id(reader)] = Hazard(reader, RULE, _REASON, out)
                     queue.append(reader)
-
-
-def extend_over_activations(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add to `found` what is computed elementwise of a ConvTranspose's result and constants alone.
-
-    That is its activation. Where anything else reads the result, too, nothing is added, nor where the target
-    was not measured (`rewriter probe`) to sum a ConvTranspose in FP32.
-    """
-    settings = survey.settings
-    if settings.low != TensorProto.FLOAT16 or settings.target.answers.get(CONV_PROBE) == "fp16":
-        return
-    for node in survey.nodes:
-        if is_plain_transpose(node) and id(node) not in found and sums_in_fp32(survey, node):
-            for reader in _activation(survey, node.output[0]):
-                found.setdefault(id(reader), Hazard(reader, RULE, _CONV_REASON, node.output[0]))
-
-
-def _activation(survey: Survey, tensor: str) -> list[NodeProto]:
-    """The elementwise nodes that compute of a tensor and constants alone; none if others read it, too."""
-    inside, kept, stack = {tensor}, dict[int, NodeProto](), [tensor]
-    while stack:
-        for _, reader in survey.readers(stack.pop()):
-            computed = {survey.source(name) for name in reader.input if not survey.is_constant(name)}
-            if reader.op_type in ELEMENTWISE and id(reader) not in kept and computed <= inside:
-                kept[id(reader)] = reader
-                inside.update(reader.output)
-                stack.extend(reader.output)
-    handed_out = any(survey.graph.is_output(name) for name in survey.aliases(tensor))
-    alone = all(id(reader) in kept for _, reader in survey.readers(tensor))
-    return list(kept.values()) if alone and not handed_out else []
 
 
 def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:

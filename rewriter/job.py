@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rewriter import checks, epilogues, pipeline, plan_file, splits, weak_typing
+from rewriter import activations, checks, epilogues, pipeline, plan_file, splits, weak_typing
 from rewriter import facts as tensor_facts
 from rewriter.base import Calibration, Context, Kept, Merged, Pass, Rescaled, Spent, Target
 from rewriter.deployment import Deployment
@@ -28,7 +28,7 @@ from rewriter.model import Model, load, save
 from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit, kept_by_user, named_by, operators
-from rewriter.planner import Wish, extend_over_transposed, make_plan
+from rewriter.planner import Wish, make_plan
 from rewriter.prices import Prices
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
@@ -253,7 +253,7 @@ class Job:
         followed = self._follow(structured, steps, plan, samples)
         if plan is None:
             return plan, followed
-        plan = self._behind_transposed(followed, plan)
+        plan = self._with_activations(followed, plan)
         if options.goal is None and not options.pareto:
             return plan, followed
         found = named_by(operators(structured), self._searched(original, followed, samples, plan))
@@ -262,13 +262,13 @@ class Job:
             followed = self._follow(structured, steps, found, samples)
         return found, followed
 
-    def _behind_transposed(self, followed: Model, plan: Plan) -> Plan:
+    def _with_activations(self, followed: Model, plan: Plan) -> Plan:
         """The plan with what is free in FP32 behind ConvTransposes; one that the user gave stays as it is."""
         if self.options.plan is not None or not self.options.wish.epilogues:
             return plan
         with self._stage("plan"):
             facts = tensor_facts.infer(followed)
-            return extend_over_transposed(followed, facts, plan, self.options.target)
+            return activations.extend_over_activations(followed, facts, plan, self.options.target)
 
     def _follow(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
         given = Calibration(samples, samples.source.real, self.options.seed)
@@ -473,7 +473,7 @@ def _told_if_interrupted(written: Path | None) -> Iterator[None]:
 def _declined(wish: Wish) -> Iterator[str]:
     """What the user asked for and the target was measured not to do."""
     if wish.epilogues and wish.precision == "fp16":
-        yield from epilogues.refusals(wish.target)
+        yield from (*epilogues.refusals(wish.target), *activations.refusals(wish.target))
 
 
 def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +12,6 @@ from rewriter.base import Target
 from rewriter.dot_products import extend_over_dot_products
 from rewriter.edits import GraphEditor, label, open_graphs
 from rewriter.epilogues import (
-    extend_over_activations,
     extend_over_epilogues,
     extend_over_norms,
     extend_over_softmax,
@@ -115,35 +114,46 @@ def extend_plan(
     """
     if not extra and not released:
         return plan
-    given = {d.key: d for d in plan.decisions if d.key not in released}
+    left = [d for d in plan.decisions if d.key not in released]
     if released:
-        given = {key: d for key, d in given.items() if d.rule != BETWEEN}
-    decisions: list[Decision] = []
-    for survey in surveys(model, facts, {}, Settings(LOW_TYPES[plan.precision], plan.io)):
-        found = _given(survey, given)
+        left = [d for d in left if d.rule != BETWEEN]
+
+    def extend(survey: Survey, found: dict[int, Hazard]) -> None:
         for node in survey.nodes:
             key = node_key(survey.scope, node)
             if key in extra and id(node) not in found:
                 found[id(node)] = Hazard(node, SEARCHED, extra[key])
-        _keep_adjacent(survey, found)
-        _absorb(survey, found)
-        decisions += _decisions(survey, found)
-    return _with_repairs(plan, decisions)
+
+    settings = Settings(LOW_TYPES[plan.precision], plan.io)
+    return replanned(model, facts, replace(plan, decisions=tuple(left)), settings, extend)
 
 
-def extend_over_transposed(model: Model, facts: Facts, plan: Plan, target: Target) -> Plan:
-    """`plan` with the activations in FP32 that are free behind the ConvTransposes of `model`.
+def replanned(
+    model: Model,
+    facts: Facts,
+    plan: Plan,
+    settings: Settings,
+    extend: Callable[[Survey, dict[int, Hazard]], None],
+) -> Plan:
+    """`plan` with what `extend` adds to the nodes that it keeps, and islands that meet merged, as always.
 
-    Those of pass transpose-convs are Convs when the rules plan.
+    `extend` is called for every graph of the model, with hazards by the identity of their nodes.
     """
     given = {d.key: d for d in plan.decisions}
     decisions: list[Decision] = []
-    for survey in surveys(model, facts, {}, Settings(LOW_TYPES[plan.precision], plan.io, target=target)):
-        found = _given(survey, given)
-        extend_over_activations(survey, found)
+    for survey in surveys(model, facts, {}, settings):
+        found: dict[int, Hazard] = {}
+        for node in survey.nodes:
+            old = given.get(node_key(survey.scope, node))
+            if old is not None:
+                found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
+        extend(survey, found)
+        _keep_adjacent(survey, found)
         _absorb(survey, found)
         decisions += _decisions(survey, found)
-    return _with_repairs(plan, decisions)
+    repairs = {d.key: d.repair for d in plan.decisions}
+    made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
+    return replace(plan, decisions=tuple(made))
 
 
 def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
@@ -174,25 +184,8 @@ def surveys(
         yield survey
 
 
-def _given(survey: Survey, decisions: Mapping[str, Decision]) -> dict[int, Hazard]:
-    """The nodes of a graph that a plan has decided on, by identity."""
-    found: dict[int, Hazard] = {}
-    for node in survey.nodes:
-        old = decisions.get(node_key(survey.scope, node))
-        if old is not None:
-            found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
-    return found
-
-
 def _decisions(survey: Survey, found: Mapping[int, Hazard]) -> list[Decision]:
     return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
-
-
-def _with_repairs(plan: Plan, decisions: Iterable[Decision]) -> Plan:
-    """`plan` with other decisions; nodes that it has already keep their repairs."""
-    repairs = {d.key: d.repair for d in plan.decisions}
-    made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
-    return replace(plan, decisions=tuple(made))
 
 
 def _computes_low(graph: GraphEditor) -> bool:
