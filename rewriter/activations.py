@@ -57,12 +57,12 @@ def extend_over_activations(model: Model, facts: Facts, plan: Plan, target: Targ
 def _extend(survey: Survey, found: dict[int, Hazard]) -> None:
     for node in survey.nodes:
         if is_plain_transpose(node) and id(node) not in found and sums_in_fp32(survey, node):
-            for reader in _activation(survey, node.output[0]):
+            for reader in computed_of(survey, node.output[0]):
                 found.setdefault(id(reader), Hazard(reader, RULE, _REASON, node.output[0]))
 
 
-def _activation(survey: Survey, tensor: str) -> list[NodeProto]:
-    """The elementwise nodes that compute of a tensor and constants alone; none if others read it, too."""
+def computed_of(survey: Survey, tensor: str) -> list[NodeProto]:
+    """The elementwise nodes that compute of a tensor and constants alone; none if anything else reads it."""
     inside, kept, stack = {tensor}, dict[int, NodeProto](), [tensor]
     while stack:
         for _, reader in survey.readers(stack.pop()):

@@ -15,6 +15,7 @@ from rewriter.planner import extend_plan, in_bf16, node_key
 from rewriter.prices import Prices
 from rewriter.search.choice import Choice
 from rewriter.search.evaluate import Emulator, Problem
+from rewriter.search.streams import residual_streams
 from rewriter.search.undoing import in_attention, taking_sums
 
 LEAST_US = 0.01
@@ -118,6 +119,12 @@ class Trials:
         barred = in_attention(self.problem, self.plan)
         barred |= frozenset() if norms else taking_sums(self.problem, self.plan)
         return [key for key in self.ranking() if key not in barred]
+
+    def with_streams(self) -> list[str]:
+        """The candidates behind the residual streams."""
+        barred = in_attention(self.problem, self.plan) | taking_sums(self.problem, self.plan)
+        streams = [key for key in residual_streams(self.problem, self.plan) if key not in barred]
+        return list(dict.fromkeys((*streams, *self.candidates())))
 
     def all_candidates(self) -> list[str]:
         """The candidates, and behind them, as a last resort, the other nodes of the ranking."""
