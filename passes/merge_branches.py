@@ -17,7 +17,7 @@ from rewriter.windows import Windows, pads_of, reason_in_weight, windows_of
 
 @dataclass(frozen=True)
 class MergeBranches(GraphPass):
-    """Parallel Convs help to train a network; merged for inference they are one, and exports often have them.
+    """Parallel Convs, which help to train a network, can be one for inference; exports often have them still.
 
     RepVGG (Ding et al., 2021, arXiv:2101.03697) calls it re-parameterisation. RT-DETR's encoder has twelve
     such blocks: a 3x3 and a 1x1 Conv of one tensor, added. A Conv is linear in its weight: with zeros round
@@ -255,6 +255,8 @@ def _shared(
     graph: GraphEditor, names: dict[object, str], parts: list[tuple[str, object]], value: Array
 ) -> str:
     """Name of a constant that is the sum of `parts`: Convs that share them share it, too."""
+    if len(parts) == 1:
+        return parts[0][0]
     key = tuple(parts)
     if key not in names:
         names[key] = graph.add_constant(f"{parts[0][0]}/merged", value)

@@ -1,7 +1,8 @@
-"""merge-branches: which Convs stay apart, and why."""
+"""merge-branches: which Convs stay apart, and why; other types than FP32."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from branched import SAME, SIX, WIDE, branch, declined, merged, model, typed
 from graphs import graph, ops
@@ -152,6 +153,16 @@ def test_doubles_are_declined() -> None:
     constants = "<double[1,1,1,1] w = {1}, double[1,1,1,1] v = {2}>"
     before = graph(f"g (double[1,1,2,2] x) => (double[1,1,2,2] y) {constants} {{ {body} }}")
     declined(before, "of a type that TensorRT has no product for")
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_a_model_in_lower_precision_keeps_its_type(dtype: int) -> None:
+    after, _ = merged(typed(dtype, 1.5, 3.0))
+    assert ops(after) == ["Conv"]
+    made = {t.name: t for t in after.proto.graph.initializer}
+    assert {name: t.data_type for name, t in made.items()} == {"w/merged": dtype, "b/merged": dtype}
+    assert np.all(after.array(made["w/merged"]).astype(np.float32) == 3)
+    assert np.all(after.array(made["b/merged"]).astype(np.float32) == 6)
 
 
 @pytest.mark.parametrize(
