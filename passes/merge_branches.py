@@ -110,15 +110,15 @@ def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
         return []
     if not 1 < len(set(node.input)) == len(node.input):
         return []
+    convs = [conv for conv in map(graph.producer, node.input) if conv is not None and conv.op_type == "Conv"]
+    if len(convs) < len(node.input) or len({tuple(conv.input[:1]) for conv in convs}) > 1:
+        return []
     found = []
-    for tensor in node.input:
-        conv = graph.producer(tensor)
-        windows = windows_of(graph, conv) if conv is not None else None
-        if conv is None or windows is None:
+    for conv in convs:
+        windows = windows_of(graph, conv)
+        if windows is None:
             return []
         found.append(_Branch(conv, windows, pads_of(conv, windows) or ()))
-    if len({branch.conv.input[0] for branch in found}) > 1:
-        return []
     return sorted(found, key=lambda branch: -branch.size)
 
 
@@ -180,9 +180,10 @@ def _lead(large: _Branch, small: _Branch) -> tuple[int, ...] | None:
 def _same_sizes(graph: GraphEditor, large: _Branch, small: _Branch) -> bool:
     """Whether both results have the same places: as much is padded as windows reach, or shapes tell."""
     shapes = [graph.shape(branch.conv.output[0]) or () for branch in (large, small)]
-    for axis, (begin, end) in enumerate(zip(_margins(large), _margins(small), strict=True), start=2):
+    for axis, margins in enumerate(zip(_margins(large), _margins(small), strict=True), start=2):
         sizes = [shape[axis] if len(shape) > axis else None for shape in shapes]
-        if begin != end and (not isinstance(sizes[0], int) or sizes[0] != sizes[1]):
+        known = isinstance(sizes[0], int) and sizes[0] == sizes[1]
+        if margins[0] != margins[1] and not known:
             return False
     return True
 
