@@ -15,6 +15,7 @@ from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.keep_epilogues import KeepEpilogues
+from rewriter.passes.merge_branches import MergeBranches
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.postpone_resize import PostponeResize
@@ -35,6 +36,7 @@ ALL: tuple[type[Pass], ...] = (
     Simplify,
     FoldQuantizedBias,
     CleanCasts,
+    MergeBranches,
     FuseLayerNorm,
     FuseRmsNorm,
     ScaleQuery,

@@ -10,7 +10,7 @@ from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
 from rewriter.edits import GraphEditor, attribute, label
-from rewriter.windows import IMAGE_CHANNELS, Replacement, Windows, reason_against, windows_of
+from rewriter.windows import IMAGE_CHANNELS, Replacement, Windows, pads_of, reason_against, windows_of
 
 STRIDES = frozenset({2, 4})
 """Strides that were measured; of larger ones a block has more channels than any stem that is known."""
@@ -138,18 +138,12 @@ class _Axis:
 
 def _axes(node: NodeProto, windows: Windows) -> tuple[_Axis, _Axis]:
     """Height and width."""
-    auto, pads = attribute(node, "auto_pad", "NOTSET"), attribute(node, "pads", [0] * 4)
-    found = []
-    for axis, (size, kernel, step) in enumerate(
-        zip(windows.known, windows.kernel, windows.strides, strict=True)
-    ):
-        begin, end = (pads[axis], pads[axis + 2]) if auto == "NOTSET" else (0, 0)
-        if auto.startswith("SAME"):  # as many results as blocks; an odd element goes where the name says
-            total = kernel - step
-            begin = total // 2 if auto == "SAME_UPPER" else -(-total // 2)
-            end = total - begin
-        found.append(_Axis.of(size, kernel, step, begin, end))
-    height, width = found
+    pads = pads_of(node, windows)
+    assert pads is not None  # the sizes are known
+    height, width = (
+        _Axis.of(*axis)
+        for axis in zip(windows.known, windows.kernel, windows.strides, pads[:2], pads[2:], strict=True)
+    )
     return height, width
 
 

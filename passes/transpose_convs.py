@@ -16,7 +16,7 @@ from rewriter.costs import TYPICAL
 from rewriter.edits import GraphEditor, attribute, label, made_by, open_graphs
 from rewriter.model import Model, walk_graphs
 from rewriter.planner import node_key
-from rewriter.windows import reason_in_weight, windows_of
+from rewriter.windows import Windows, pads_of, reason_in_weight, windows_of
 
 WANTED = {"conv-accumulation": "fp16", "conv-transpose-accumulation": "fp32"}
 """What `rewriter probe` must have found on the target, by question."""
@@ -124,42 +124,25 @@ def _gains(context: Context) -> bool:
 
 @dataclass(frozen=True)
 class _Conv:
-    """A dense Conv of stride 1 with a constant weight [channels, read, *kernel]."""
+    """A dense Conv of stride 1 with a constant weight [channels, read, *kernel].
+
+    Attributes:
+        pads: At the beginning of each axis, then at the end of each.
+    """
 
     node: NodeProto
-    channels: int
-    read: int
-    kernel: tuple[int, ...]
+    windows: Windows
+    pads: tuple[int, ...]
 
     @property
     def depth(self) -> int:
         """Products in each sum."""
-        return self.read * math.prod(self.kernel)
-
-    @property
-    def dilations(self) -> tuple[int, ...]:
-        return tuple(attribute(self.node, "dilations", [1] * len(self.kernel)))
-
-    @property
-    def reach(self) -> tuple[int, ...]:
-        """Elements from the first to the last that a window covers, along each axis."""
-        return tuple(d * (k - 1) for d, k in zip(self.dilations, self.kernel, strict=True))
-
-    @property
-    def pads(self) -> tuple[int, ...]:
-        """As the attribute has them; at stride 1, what `auto_pad` adds depends on no size."""
-        auto = attribute(self.node, "auto_pad", "NOTSET")
-        if auto == "NOTSET":
-            return tuple(attribute(self.node, "pads", [0] * 2 * len(self.kernel)))
-        if auto == "VALID":
-            return (0,) * 2 * len(self.kernel)
-        less, more = [r // 2 for r in self.reach], [r - r // 2 for r in self.reach]
-        return tuple(less + more if auto == "SAME_UPPER" else more + less)
+        return self.windows.channels * math.prod(self.windows.kernel)
 
     @property
     def transposed_pads(self) -> list[int]:
         """Those of the ConvTranspose; what is below zero it does not take."""
-        return [r - p for r, p in zip(self.reach * 2, self.pads, strict=True)]
+        return [r - p for r, p in zip(self.windows.reach * 2, self.pads, strict=True)]
 
 
 def _conv(graph: GraphEditor, node: NodeProto) -> _Conv | None:
@@ -167,7 +150,9 @@ def _conv(graph: GraphEditor, node: NodeProto) -> _Conv | None:
     windows = windows_of(graph, node)
     if windows is None or windows.strides != (1,) * AXES or attribute(node, "group", 1) != 1:
         return None
-    return _Conv(node, windows.out, windows.channels, windows.kernel)
+    pads = pads_of(node, windows)
+    assert pads is not None  # known at stride 1
+    return _Conv(node, windows, pads)
 
 
 def _places(graph: GraphEditor, conv: _Conv) -> int:
@@ -179,7 +164,7 @@ def _places(graph: GraphEditor, conv: _Conv) -> int:
 def _flop(graph: GraphEditor, conv: _Conv, places: int) -> float:
     """Floating-point operations of one inference."""
     batch = (graph.shape(conv.node.output[0]) or (None,))[0]
-    return 2.0 * conv.depth * conv.channels * places * (batch if isinstance(batch, int) else 1)
+    return 2.0 * conv.depth * conv.windows.out * places * (batch if isinstance(batch, int) else 1)
 
 
 def _reason_against(graph: GraphEditor, conv: _Conv, kept: Kept) -> str | None:
@@ -235,9 +220,9 @@ def _restore(graph: GraphEditor, node: NodeProto, weights: dict[str, str]) -> No
 
 def _layout(conv: _Conv) -> dict[str, Any]:
     return {
-        "kernel_shape": list(conv.kernel),
-        "strides": [1] * len(conv.kernel),
-        "dilations": list(conv.dilations),
+        "kernel_shape": list(conv.windows.kernel),
+        "strides": list(conv.windows.strides),
+        "dilations": list(conv.windows.dilations),
         "pads": conv.transposed_pads,
         "group": 1,
     }

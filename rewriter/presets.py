@@ -61,7 +61,7 @@ class Preset:
 
 _STRUCTURE = (
     "inline-functions,upgrade-opset,drop-double,simplify,fold-quantized-bias,clean-casts,"
-    "fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip,drop-round-trips"
+    "merge-branches,fuse-layer-norm,fuse-rms-norm,scale-query,clamp-constants,isolate-clip,drop-round-trips"
 )
 _LOWER = "compensate-rounding,mixed-precision,clean-casts"
 _LOWER_FP16 = "compensate-rounding,transpose-convs,mixed-precision,clean-casts"

@@ -63,6 +63,27 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """What is elementwise behind a Conv: a part of its kernel, unless it alone is FP32.
+
+    Attributes:
+        convs: Keys of the Convs that it reads.
+        nodes: Keys of what it reads that is behind Convs itself.
+        us: The time of a kernel of its own.
+    """
+
+    convs: frozenset[str]
+    nodes: frozenset[str]
+    us: float
+
+    def split_from(self, key: str, fp32: AbstractSet[str]) -> str | None:
+        """Whose kernel it is no part of any more, as an FP32 node with that key; None: it costs no kernel."""
+        if self.convs:
+            return min(self.convs - fp32, default=None)
+        return None if self.nodes & fp32 else key
+
+
+@dataclass(frozen=True)
 class Prices:
     """The estimated time of every node of the main graph, by key, in microseconds.
 
@@ -72,8 +93,8 @@ class Prices:
         attentions: What FP32 in their nodes costs, once for each.
         casts: For each matrix operator its computed inputs, with the keys of the nodes that make them (""
             for inputs of the model) and the time of a Cast to FP32: TensorRT fuses none before a product.
-        behind: What is elementwise behind a Conv: the keys of what feeds it there, the Conv's or those of
-            others behind it, and the time of a kernel of its own. In FP32 behind a Conv in FP16 it is one.
+        behind: What is elementwise behind Convs. In FP32 behind one in FP16 it is a kernel, with all that
+            follows it there.
         extra: On top in FP32 when the node is the only one: all of these.
     """
 
@@ -81,7 +102,7 @@ class Prices:
     own: Mapping[str, float]
     attentions: tuple[Attention, ...] = ()
     casts: Mapping[str, tuple[tuple[str, str, float], ...]] = field(default_factory=dict)
-    behind: Mapping[str, tuple[frozenset[str], float]] = field(default_factory=dict)
+    behind: Mapping[str, Behind] = field(default_factory=dict)
     extra: Mapping[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +110,8 @@ class Prices:
         for attention in self.attentions:
             for key in attention.nodes & extra.keys():
                 extra[key] += attention.us
-        for key, (_, us) in self.behind.items():
-            extra[key] += us
+        for key, behind in self.behind.items():
+            extra[key] += behind.us
         object.__setattr__(self, "extra", extra)
 
     @classmethod
@@ -113,8 +134,12 @@ class Prices:
             if producer not in kept
         }
         added = (d.key for d in plan.decisions if d.rule == SEARCHED and d.key in kept & self.behind.keys())
-        split = sum(self.behind[key][1] for key in added if not self.behind[key][0] & kept)
-        return total + sum(cast.values()) + split
+        split: dict[str, float] = {}
+        for key in added:
+            first = self.behind[key].split_from(key, kept)
+            if first is not None:
+                split[first] = max(split.get(first, 0.0), self.behind[key].us)
+        return total + sum(cast.values()) + sum(split.values())
 
 
 def all_terms(model: Model, facts: Facts) -> Iterator[dict[str, float]]:
@@ -187,17 +212,18 @@ class _Pricing:
                     found.add(key)
         return found
 
-    def _behind_convs(self) -> Iterator[tuple[str, tuple[frozenset[str], float]]]:
+    def _behind_convs(self) -> Iterator[tuple[str, Behind]]:
         """Of what is fused, that which a Conv leads to through nothing but such nodes."""
         found: set[str] = set()
         for key, node in self._nodes.items():
             if key not in self._fused:
                 continue
             producers = [p for p in map(self._producer, self._computed(node)) if p is not None]
-            feeding = {self._key(p) for p in producers if p.op_type in CONVOLUTIONS or self._key(p) in found}
-            if feeding:
+            convs = frozenset(self._key(p) for p in producers if p.op_type in CONVOLUTIONS)
+            nodes = frozenset(map(self._key, producers)) & found
+            if convs or nodes:
                 found.add(key)
-                yield key, (frozenset(feeding), self._kernel_us(node.output[0]))
+                yield key, Behind(convs, nodes, self._kernel_us(node.output[0]))
 
     def _kernel_us(self, tensor: str) -> float:
         """Of a kernel that does little but read a tensor and write it in another type."""

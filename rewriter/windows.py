@@ -27,7 +27,7 @@ class Windows:
 
     Attributes:
         out, channels: Of the result, and of what is read.
-        kernel, strides: One for each spatial axis.
+        kernel, strides, dilations: One for each spatial axis.
         sizes: Of the input's spatial axes; a name or None where a size is not known.
     """
 
@@ -35,7 +35,13 @@ class Windows:
     channels: int
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
+    dilations: tuple[int, ...]
     sizes: tuple[int | str | None, ...]
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Elements from the first to the last that a window covers, along each axis."""
+        return tuple(d * (k - 1) for d, k in zip(self.dilations, self.kernel, strict=True))
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -60,9 +66,32 @@ def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
         return None
     out, channels, *kernel = held
     strides = tuple(attribute(node, "strides", [1] * len(kernel)))
+    dilations = tuple(attribute(node, "dilations", [1] * len(kernel)))
     shape = graph.shape(node.input[0])
     sizes = shape[2:] if shape is not None and len(shape) == len(weight) else (None,) * len(kernel)
-    return Windows(out, channels * attribute(node, "group", 1), tuple(kernel), strides, sizes)
+    read = channels * attribute(node, "group", 1)
+    return Windows(out, read, tuple(kernel), strides, dilations, sizes)
+
+
+def pads_of(node: NodeProto, windows: Windows) -> tuple[int, ...] | None:
+    """Padding of a Conv at the beginning of each spatial axis, then at the end of each.
+
+    Returns:
+        None where `auto_pad` leaves it to sizes that are not known; at stride 1 it depends on none.
+    """
+    auto, axes = attribute(node, "auto_pad", "NOTSET"), len(windows.kernel)
+    if auto == "NOTSET":
+        return tuple(attribute(node, "pads", [0] * 2 * axes))
+    if auto == "VALID":
+        return (0,) * 2 * axes
+    totals = []
+    for size, step, reach in zip(windows.sizes, windows.strides, windows.reach, strict=True):
+        if step != 1 and not isinstance(size, int):
+            return None
+        left = (size - 1) % step if isinstance(size, int) else 0  # elements behind the last step
+        totals.append(max(reach - left, 0))
+    less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return tuple(less + more if auto == "SAME_UPPER" else more + less)
 
 
 def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
@@ -92,8 +121,7 @@ def reason_in_weight(graph: GraphEditor, weight: str) -> str | None:
 def _reason_in_windows(node: NodeProto, windows: Windows) -> str | None:
     if attribute(node, "group", 1) != 1:
         return "its groups would have to be written one by one"
-    dilations = attribute(node, "dilations", [1] * len(windows.kernel))
-    if any(step != 1 and size != 1 for step, size in zip(dilations, windows.kernel, strict=True)):
+    if any(step != 1 and size != 1 for step, size in zip(windows.dilations, windows.kernel, strict=True)):
         return "its windows are dilated"
     for axis, (size, step) in enumerate(zip(windows.sizes, windows.strides, strict=True), start=2):
         if not isinstance(size, int):
