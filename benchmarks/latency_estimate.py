@@ -32,7 +32,8 @@ from rewriter.model import Model, load
 from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
 from rewriter.presets import DEFAULT_OPSETS, DEFAULT_PRESET, PRESETS
-from rewriter.prices import Prices, all_terms
+from rewriter.prices import Prices
+from rewriter.pricing import all_terms, priced
 
 ENGINES = Path(__file__).with_name("side_by_side.json")
 TARGET = Target.parse("tensorrt-rtx")
@@ -74,7 +75,7 @@ def rows(
             continue
         model = structured(path)
         known = facts.infer(model)
-        prices, total = Prices.of(model, known, TARGET), Counter[str]()
+        prices, total = priced(model, known, TARGET), Counter[str]()
         for terms in all_terms(model, known):
             total.update(terms)
         low = prices.total_us(Plan("fp16"))

@@ -19,7 +19,7 @@ from rewriter.epilogues import PROBE
 from rewriter.kernels import behind_products
 from rewriter.mlp import Source, feeds_attention, source_of
 from rewriter.model import Array
-from rewriter.prices import Prices
+from rewriter.pricing import priced
 from rewriter.rounding import Grid
 from rewriter.splits import PASS, cost_us, is_made
 
@@ -141,7 +141,7 @@ def _too_dear(graph: GraphEditor, found: Sequence[_Splitting], context: Context)
     """Why products are not split that could be; None if they may be."""
     if context.budget is None:
         return None
-    prices = Prices.of(graph.model, facts.infer(graph.model), context.target)
+    prices = priced(graph.model, facts.infer(graph.model), context.target)
     us = sum(split.us for split in found)
     share = us / (sum(prices.base.values()) or us)
     if share <= context.budget:

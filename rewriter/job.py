@@ -29,7 +29,7 @@ from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
 from rewriter.plan_fit import fit, kept_by_user, named_by, operators
 from rewriter.planner import Wish, make_plan
-from rewriter.prices import Prices
+from rewriter.pricing import priced
 from rewriter.ranges import Ranges, measure
 from rewriter.ranges.binades import measure_binades
 from rewriter.ranges.merged import merged_ranges
@@ -214,7 +214,7 @@ class Job:
         spent = sum(change.us for change in changes if isinstance(change, Spent))
         if not spent or not isinstance(goal, Budget):
             return goal
-        prices = Prices.of(structured, facts, self.options.target)
+        prices = priced(structured, facts, self.options.target)
         left = splits.left(goal.share, prices.total_us(plan), spent)
         return replace(goal, share=left, asked=goal.share)
 

@@ -12,12 +12,13 @@ from rewriter.base import Target
 from rewriter.costs import LOW_US, MORE_US
 from rewriter.plan import Decision, Plan
 from rewriter.planner import SEARCHED
-from rewriter.prices import BROKEN_ATTENTION_US, Prices
+from rewriter.prices import Prices
+from rewriter.pricing import BROKEN_ATTENTION_US, priced
 
 
 def prices(text: str, target: Target | None = None) -> Prices:
     source = graphs.graph(text)
-    return Prices.of(source, facts.infer(source), target)
+    return priced(source, facts.infer(source), target)
 
 
 def plan(*names: str, rule: str = SEARCHED) -> Plan:

@@ -23,6 +23,7 @@ from rewriter.passes.mixed_precision import request
 from rewriter.passes.transpose_convs import restore_in_fp32
 from rewriter.plan import Plan
 from rewriter.prices import Prices
+from rewriter.pricing import priced
 from rewriter.retype import retype
 
 Sample = Mapping[str, Array]
@@ -93,7 +94,7 @@ class Problem:
     @cached_property
     def prices(self) -> Prices:
         """Recorded costs of the model's nodes."""
-        return Prices.of(self.model, self.facts, self.target)
+        return priced(self.model, self.facts, self.target)
 
     def lowered(self, plan: Plan) -> Model:
         """The model with the types of `plan`, and Convs where they are FP32."""
