@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from rewriter.costs import products
 from rewriter.emulation import Accumulation
 from rewriter.facts import Facts
+from rewriter.kernels import is_plain_transpose
 from rewriter.model import Model
 from rewriter.search.evaluate import Problem
 
@@ -23,8 +24,8 @@ to 1.5e10 (Whisper's encoder) a second."""
 MOST, FEWER, FEWEST = 12, 5, 3
 """Plans that a budget's search evaluates: of small models, of large ones, and beyond `HUGE`."""
 
-HUGE = 4 * FULL
-"""Multiply-adds of one evaluation, each counted `FP16_SUMS` times, from which on plans are `FEWEST`."""
+HUGE = 8 * FULL
+"""Multiply-adds of one evaluation with FP16 sums, from which on plans are `FEWEST`."""
 
 
 @dataclass(frozen=True)
@@ -56,25 +57,30 @@ def for_tolerance(model: Model, facts: Facts, given: int, asked: Accumulation) -
         given: How many samples there are.
         asked: How sums are to be emulated.
     """
-    count = _multiply_adds(model, facts)
-    slow = asked == "fp16" and FP16_SUMS * count <= FULL
-    one = FP16_SUMS * count if slow else count
+    exact, summed = _multiply_adds(model, facts), _multiply_adds(model, facts, FP16_SUMS)
+    slow = asked == "fp16" and summed <= FULL
+    one = summed if slow else exact
     samples, sums = _affordable(given, one), asked if slow else "fp32"
     return Effort(samples, sums, MOST, _told(samples, given, "" if sums == asked else "FP32 sums"))
 
 
 def for_budget(model: Model, facts: Facts, given: int) -> Effort:
     """Give up samples first, then FP16 sums in the ranking, then plans; plans are judged with FP16 sums."""
-    one = FP16_SUMS * _multiply_adds(model, facts)
+    one = _multiply_adds(model, facts, FP16_SUMS)
     samples, small = _affordable(given, one), one <= FULL
     most = MOST if small else FEWER if one <= HUGE else FEWEST
     less = "" if small else f"a ranking with FP32 sums, {most} plans"
     return Effort(samples, "fp16" if small else "fp32", most, _told(samples, given, less))
 
 
-def _multiply_adds(model: Model, facts: Facts) -> float:
+def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
+    """Those of one inference; of products whose sums are emulated in FP16, `times` as many."""
     shapes = {name: found.shape for name, found in facts.main.items()}
-    return sum(products(node, shapes)[1] for node in model.proto.graph.node if node.output)
+    return sum(
+        products(node, shapes)[1] * (1.0 if is_plain_transpose(node) else times)
+        for node in model.proto.graph.node
+        if node.output
+    )
 
 
 def _affordable(given: int, one: float) -> int:

@@ -120,11 +120,10 @@ class Trials:
         barred |= frozenset() if norms else taking_sums(self.problem, self.plan)
         return [key for key in self.ranking() if key not in barred]
 
-    def with_streams(self) -> list[str]:
-        """The candidates behind the residual streams."""
+    def streams(self) -> list[str]:
+        """The residual streams, without nodes that make an engine worse in FP32."""
         barred = in_attention(self.problem, self.plan) | taking_sums(self.problem, self.plan)
-        streams = [key for key in residual_streams(self.problem, self.plan) if key not in barred]
-        return list(dict.fromkeys((*streams, *self.candidates())))
+        return [key for key in residual_streams(self.problem, self.plan) if key not in barred]
 
     def all_candidates(self) -> list[str]:
         """The candidates, and behind them, as a last resort, the other nodes of the ranking."""

@@ -21,9 +21,9 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
 
     The longest row of the candidates within the budget is found by bisection of the latency; then nodes
     further down that still fit are added. All candidates, this plan, and those with a half, a quarter, ... of
-    its nodes are evaluated where they are within the budget, `most` plans in all with the rules' one. A
-    second row has the residual streams before all else, and where the ranking has FP16 sums a third has norms
-    that take an epilogue's sums.
+    its nodes are evaluated where they are within the budget, `most` plans in all with the rules' one. So are
+    the residual streams alone, these before all other candidates, and where the ranking has FP16 sums, the
+    candidates with norms that take an epilogue's sums.
 
     From the cheapest to the dearest, each that is enough better than the best so far (`LEAST_GAIN`) takes
     its place: where that is none, the rules' plan is kept.
@@ -34,7 +34,8 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     rules = Choice()
     before, base = trials.value(rules), trials.latency_us(rules)
     limit = base * (1.0 + budget.share)
-    rows = [trials.candidates(), trials.with_streams()]
+    streams = trials.streams()
+    rows = [trials.candidates(), streams, list(dict.fromkeys((*streams, *trials.candidates())))]
     if trials.ranks_fp16_sums and (other := trials.candidates(norms=True)) != rows[0]:
         rows.append(other)
     turns = zip_longest(*(_shorter(trials, row, limit) for row in rows))
