@@ -83,11 +83,11 @@ _FP16 = f"{_STRUCTURE},rescale,{_LOWER}"
 _WEAK = f"{_STRUCTURE},rescale,mixed-precision,clean-casts"
 _FP16_NORMS = f"{_STRUCTURE},postpone-resize,rescale{{norms=true}},{_LOWER_FP16}"
 
-ACCURATE_COST = 0.2
-"""Share of latency that the preset `accurate` may spend on top of `trt-fp16`, which takes 0.89 of plain
-FP16's in the geometric mean of fourteen networks on an H200 (0.75 to 1.0; benchmarks/side_by_side.md). Three
-nets of Convs got a third of plain FP16's error so, for 9 to 20 % more (docs/accuracy.md); a search takes less
-where more gains nothing."""
+ACCURATE_COST = 0.16
+"""Share of latency that the preset `accurate` may spend on top of `trt-fp16`, by the estimate. That takes 0.88
+of AutoCast's latency in the geometric mean of fourteen networks on an H200 (benchmarks/side_by_side.md). Nets
+of Convs got a third of plain FP16's error so (docs/accuracy.md); a search takes less where more gains nothing.
+"""
 
 _ALL = (
     Preset(

@@ -53,6 +53,33 @@ def test_behind_a_conv_in_fp32_it_costs_nothing() -> None:
     assert found.total_us(plan("a", "b", "c")) == pytest.approx(found.total_us(plan("a")))
 
 
+TRANSPOSED = CONVS.replace("= Conv(", "= ConvTranspose(")
+SHARED = TRANSPOSED.replace("y = ConvTranspose(c, w)", "d = ConvTranspose(c, w)\n e = Add(d, c)\n y = Neg(e)")
+BANDWIDTH_US = 6 * 256 / 4.8e6
+
+
+@pytest.mark.parametrize("names", [("b",), ("b", "c")], ids=" ".join)
+def test_behind_a_conv_transpose_it_costs_bandwidth(names: tuple[str, ...]) -> None:
+    found = prices(TRANSPOSED)
+    assert found.total_us(plan(*names)) - found.total_us(Plan("fp16")) == pytest.approx(BANDWIDTH_US)
+
+
+def test_what_both_types_read_costs_a_cast() -> None:
+    """A product in FP16 reads c, and a sum; what one type alone reads is cast where it is made."""
+    found = prices(SHARED)
+    base = found.total_us(Plan("fp16"))
+    assert found.total_us(plan("b", "c", "e")) - base == pytest.approx(2 * BANDWIDTH_US + KERNEL_US)
+    assert found.total_us(plan("b", "c")) - base == pytest.approx(BANDWIDTH_US)
+
+
+def test_a_cast_for_what_the_rules_keep_costs_no_more_unless_a_search_reads_it_too() -> None:
+    found = prices(SHARED)
+    rules = plan("b", "c", "e", rule="epilogue")
+    assert found.total_us(rules) == found.total_us(Plan("fp16"))
+    mixed = replace(rules, decisions=(*plan("b", "c", rule="epilogue").decisions, *plan("e").decisions))
+    assert found.total_us(mixed) - found.total_us(rules) == pytest.approx(BANDWIDTH_US + KERNEL_US)
+
+
 def test_what_the_rules_keep_behind_a_conv_costs_no_more() -> None:
     found = prices(CONVS)
     assert found.total_us(plan("b", "c", rule="unfused-norm")) == found.total_us(Plan("fp16"))

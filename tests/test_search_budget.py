@@ -15,12 +15,13 @@ from rewriter.checks import run_all
 from rewriter.emulation import reference
 from rewriter.emulation.accumulate import sum_error
 from rewriter.model import Model, load
-from rewriter.plan import InputsOutputs
+from rewriter.plan import Decision, InputsOutputs
 from rewriter.planner import Wish, make_plan
 from rewriter.ranges import measure
 from rewriter.search import Budget, Problem, Trials, most_accurate
 from rewriter.search.choice import added
 from rewriter.search.effort import MOST
+from rewriter.search.streams import residual_streams
 from rewriter.search.within import LEAST_GAIN, MOST_GAIN
 
 STREAM = """
@@ -215,3 +216,39 @@ def test_plans_that_are_equal_are_tried_once() -> None:
     trials = trials_of(weighted(NET))
     most_accurate(trials, Budget(5.0), 3)
     assert len({trials.plan_of(choice).fp32 for choice in trials.tried()}) == 3
+
+
+RESIDUAL = """
+    g (float[1,8,16,16] x, float[8,8,3,3] w, float[8,8,3,3] v, float[16,8,1,1] p) => (float[1,16,8,8] y)
+    <float k = {0.5}> {
+        a = ConvTranspose<pads = [1,1,1,1]>(x, w)
+        b = Add(a, x)
+        c = Relu(b)
+        s = Mul(c, k)
+        d = MaxPool<kernel_shape = [2,2], strides = [2,2]>(s)
+        e = ConvTranspose<pads = [1,1,1,1]>(d, v)
+        f = Add(e, d)
+        h = Relu(f)
+        m = Add(h, k)
+        y = Conv(m, p)
+    }"""
+"""Two residual sums: one of 16x16 with activation and scale, one of 8x8 with activation and shift."""
+
+
+def test_residual_streams_are_sums_with_their_activations_the_cheapest_first() -> None:
+    assert trials_of(weighted(RESIDUAL)).streams() == ["0:f", "0:h", "0:m", "0:b", "0:c", "0:s"]
+
+
+def test_what_the_rules_keep_is_no_stream() -> None:
+    trials = trials_of(weighted(RESIDUAL))
+    kept = replace(
+        trials.plan, decisions=(*trials.plan.decisions, Decision("", "Add", "0:f", "epilogue", ""))
+    )
+    assert residual_streams(trials.problem, kept) == ["0:h", "0:m", "0:b", "0:c", "0:s"]
+
+
+def test_streams_are_tried_before_all_else() -> None:
+    trials = trials_of(weighted(RESIDUAL))
+    most_accurate(trials, Budget(0.5), 2)
+    (_, first) = trials.tried()
+    assert first.added == frozenset(trials.streams())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -259,6 +260,28 @@ def test_accurate_splits_where_its_budget_allows_it(options: dict[str, float], e
     samples = _samples()
     result = api.fix(_mlp(), preset="accurate", inputs=samples, target="tensorrt-rtx", build=False, **options)  # type: ignore[arg-type]
     assert _splits(result) == expected
+
+
+@pytest.mark.parametrize(("others", "expected"), [(8, 2), (9, 0)])
+def test_few_products_of_many_are_not_split(others: int, expected: int) -> None:
+    """Two of ten are a fifth."""
+    source = _mlp()
+    square = np.eye(48, dtype=np.float32)
+    source.graph.initializer.append(numpy_helper.from_array(square, "square"))
+    source.graph.node[-1].output[0] = "t0"
+    for place in range(others):
+        out = "y" if place == others - 1 else f"t{place + 1}"
+        source.graph.node.add(op_type="Softmax", input=[f"t{place}"], output=[f"u{place}"])
+        source.graph.node.add(op_type="MatMul", input=[f"u{place}", "square"], output=[out])
+    for budget, count in ((4.0, expected), (None, 2)):
+        context = replace(YES, budget=budget)
+        after, report = apply(SplitProducts(), load(source), context)
+        made = {node.op_type for node in after.proto.graph.node if is_made(node)}
+        assert ("Where" in made) == (count > 0)
+        told = [
+            refusal.reason for refusal in report.refusals if f"2 of {others + 2} products" in refusal.reason
+        ]
+        assert bool(told) == (count == 0)
 
 
 def test_a_search_gets_what_is_left_of_the_budget() -> None:

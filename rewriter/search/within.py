@@ -58,8 +58,8 @@ def row_within(trials: Trials, ranked: Sequence[str], limit_us: float) -> Choice
 
 
 def _unlike(trials: Trials, choices: Iterable[Choice]) -> Iterator[Choice]:
-    """Choices that give other plans than those before them."""
-    seen = set()
+    """Choices that give other plans than the rules' one and those before them."""
+    seen = {(trials.plan.fp32, trials.plan.bf16)}
     for choice in choices:
         plan = trials.plan_of(choice)
         if (types := (plan.fp32, plan.bf16)) not in seen:
