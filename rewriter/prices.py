@@ -74,7 +74,8 @@ class Prices:
         behind: What is elementwise behind Convs. In FP32 behind one in FP16 it is a kernel, with all that
             follows it there; behind a ConvTranspose of stride 1 it is not.
         shared: What several nodes read, by the key of the node that makes it.
-        extra: On top in FP32 when the node is the only one: all of these.
+        extra: On top in FP32 when the node is the only one: all of these; with what is behind Convs, a Cast
+            of a shared result, which it is seldom without.
     """
 
     base: Mapping[str, float]
@@ -91,7 +92,7 @@ class Prices:
             for key in attention.nodes & extra.keys():
                 extra[key] += attention.us
         for key, behind in self.behind.items():
-            extra[key] += behind.us
+            extra[key] += behind.us + (self.shared[key].us if key in self.shared else 0.0)
         object.__setattr__(self, "extra", extra)
 
     def total_us(self, plan: Plan) -> float:

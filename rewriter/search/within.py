@@ -16,14 +16,18 @@ costs on top, but no less than what emulated and measured errors differ by (benc
 no more than a half. An RT-DETR that errs 10 % less for 20 % more latency is not what a user asks for."""
 
 
+MOST_OF_BUDGET = 1 / 3
+"""Share of a budget that a node may take in a row of small ones: a Conv of a ResNet that takes half of it
+gains less than what fits in its place."""
+
+
 def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     """As many of the best-ranked nodes in FP32 as the budget allows, or fewer where that is more accurate.
 
     The longest row of the candidates within the budget is found by bisection of the latency; then nodes
     further down that still fit are added. All candidates, this plan, and those with a half, a quarter, ... of
     its nodes are evaluated where they are within the budget, `most` plans in all with the rules' one. So are
-    the residual streams alone, these before all other candidates, and where the ranking has FP16 sums, the
-    candidates with norms that take an epilogue's sums.
+    those of other rows (`_rows`).
 
     From the cheapest to the dearest, each that is enough better than the best so far (`LEAST_GAIN`) takes
     its place: where that is none, the rules' plan is kept.
@@ -34,10 +38,7 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     rules = Choice()
     before, base = trials.value(rules), trials.latency_us(rules)
     limit = base * (1.0 + budget.share)
-    streams = trials.streams()
-    rows = [trials.candidates(), streams, list(dict.fromkeys((*streams, *trials.candidates())))]
-    if trials.ranks_fp16_sums and (other := trials.candidates(norms=True)) != rows[0]:
-        rows.append(other)
+    rows = list(_rows(trials, base * budget.share))
     turns = zip_longest(*(_shorter(trials, row, limit) for row in rows))
     choices = [choice for turn in turns for choice in turn if choice is not None]
     within = (choice for choice in choices if trials.latency_us(choice) <= limit)
@@ -50,6 +51,21 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     cost, value = trials.latency_us(best) - base, trials.value(best)
     origin, plan = trials.judge.origin, trials.plan_of(best)
     return Found(plan, True, value, before, None, trials.count, cost, base, budget, origin, refused=refused)
+
+
+def _rows(trials: Trials, budget_us: float) -> Iterator[list[str]]:
+    """The candidates; the residual streams alone; the candidates without those that leave little to others.
+
+    Then the streams before all other candidates, and where the ranking has FP16 sums, the candidates with
+    norms that take an epilogue's sums.
+    """
+    ranked, streams = trials.candidates(), trials.streams()
+    yield ranked
+    yield streams
+    yield [key for key in ranked if trials.prices.extra[key] <= MOST_OF_BUDGET * budget_us]
+    yield list(dict.fromkeys((*streams, *ranked)))
+    if trials.ranks_fp16_sums:
+        yield trials.candidates(norms=True)
 
 
 def row_within(trials: Trials, ranked: Sequence[str], limit_us: float) -> Choice:
