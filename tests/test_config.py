@@ -254,7 +254,7 @@ def test_the_order_of_the_sources(tmp_path: Path) -> None:
     assert told["io"] == ("keep", "command line")
     assert told["opset"] == (19, "environment (REWRITER_OPSET)")
     assert told["seed"] == (1, "pyproject.toml [tool.rewriter]")
-    assert told["max_latency_cost"] == (0.2, "preset accurate")
+    assert told["max_latency_cost"] == (0.16, "preset accurate")
     assert told["accumulation"] == ("fp16", "preset accurate")
     assert told["build"] == (True, "default")
     assert told["skip"] == ((), "default")
@@ -525,7 +525,7 @@ def test_config_shows_what_is_in_force(model: Path, tmp_path: Path, monkeypatch:
     assert rows["File:"] == "pyproject.toml"
     assert rows["preset"] == '"accurate" pyproject.toml [tool.rewriter]'
     assert rows["opset"] == "18 environment (REWRITER_OPSET)"
-    assert rows["max-latency-cost"] == "0.2 preset accurate"
+    assert rows["max-latency-cost"] == "0.16 preset accurate"
     assert rows["seed"] == "0 default"
     assert {key.key for key in KEYS.values()} <= set(rows)
     assert "REWRITER_TOLERENCE is unknown" in out
