@@ -167,11 +167,13 @@ def _reason_against_all(graph: GraphEditor, found: Sequence[_Splitting], context
 
 
 def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
-    """Whether it is a matrix product by an initializer, or such a Conv that is not depthwise."""
-    if node.op_type not in PRODUCTS | CONVOLUTIONS:
+    """Whether it is a matrix product by a constant weight, or such a Conv that is not depthwise."""
+    if node.op_type not in PRODUCTS | CONVOLUTIONS or node.domain not in {"", "ai.onnx"}:
         return False
     weight = node.input[1]
-    return graph.is_initializer(weight) and not is_depthwise(node, graph.shape(weight) or ())
+    producer = graph.producer(weight)
+    made = producer is not None and producer.op_type in {"Constant", "DequantizeLinear"}
+    return (made or graph.is_initializer(weight)) and not is_depthwise(node, graph.shape(weight) or ())
 
 
 def _is_product(graph: GraphEditor, node: NodeProto) -> bool:

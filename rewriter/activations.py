@@ -11,18 +11,18 @@ writes more, and a ResNet with all of them so took 8 % longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from onnx import NodeProto
 
+from rewriter import facts
 from rewriter.base import Target
 from rewriter.epilogues import RULE
-from rewriter.facts import Facts
 from rewriter.hazards import Hazard
 from rewriter.hazards.accumulation import sums_in_fp32
 from rewriter.hazards.survey import Settings, Survey
 from rewriter.kernels import ELEMENTWISE, is_plain_transpose
-from rewriter.model import Model
+from rewriter.model import Model, walk_graphs
 from rewriter.plan import Plan
 from rewriter.planner import LOW_TYPES, replanned
 
@@ -41,33 +41,57 @@ def refusals(target: Target) -> Iterator[str]:
         )
 
 
-def extend_over_activations(model: Model, facts: Facts, plan: Plan, target: Target) -> Plan:
+def extend_over_activations(model: Model, plan: Plan, target: Target) -> Plan:
     """`plan` with what is computed elementwise of a ConvTranspose's result and constants alone.
 
     Where anything else reads the result, too, nothing is added, nor where the target was not measured
-    (`rewriter probe`) to sum a ConvTranspose in FP32. The rules cannot do it: when they plan, those of the
-    pass transpose-convs are Convs.
+    (`rewriter probe`) to sum a ConvTranspose in FP32. What is quantised was not measured: it stays as it is.
+    The rules cannot do it: when they plan, those of the pass transpose-convs are Convs.
     """
-    if plan.precision != "fp16" or target.answers.get(PROBE) == "fp16":
+    if plan.precision != "fp16" or target.answers.get(PROBE) == "fp16" or not _has_any(model):
         return plan
     settings = Settings(LOW_TYPES[plan.precision], plan.io, target=target)
-    return replanned(model, facts, plan, settings, _extend)
+    return replanned(model, facts.infer(model), plan, settings, _extend)
+
+
+def _has_any(model: Model) -> bool:
+    """Whether there is a ConvTranspose of stride 1: without, nobody needs to look at the model."""
+    return any(is_plain_transpose(node) for graph in walk_graphs(model.proto.graph) for node in graph.node)
 
 
 def _extend(survey: Survey, found: dict[int, Hazard]) -> None:
     for node in survey.nodes:
         if is_plain_transpose(node) and id(node) not in found and sums_in_fp32(survey, node):
-            for reader in computed_of(survey, node.output[0]):
-                found.setdefault(id(reader), Hazard(reader, RULE, _REASON, node.output[0]))
+            activation = computed_of(survey, node.output[0])
+            if not _is_quantised(survey, node, activation):
+                for reader in activation:
+                    found.setdefault(id(reader), Hazard(reader, RULE, _REASON, node.output[0]))
 
 
-def computed_of(survey: Survey, tensor: str) -> list[NodeProto]:
-    """The elementwise nodes that compute of a tensor and constants alone; none if anything else reads it."""
+def _is_quantised(survey: Survey, conv: NodeProto, activation: Sequence[NodeProto]) -> bool:
+    """Whether a ConvTranspose reads what is dequantised, or its activation is quantised."""
+    producers = (survey.producer(name) for name in conv.input if name)
+    if any(producer is not None and producer.op_type == "DequantizeLinear" for producer in producers):
+        return True
+    readers = (reader for node in activation for _, reader in survey.readers(node.output[0]))
+    return any(reader.op_type == "QuantizeLinear" for reader in readers)
+
+
+def _none(_: NodeProto) -> bool:
+    return False
+
+
+def computed_of(survey: Survey, tensor: str, ends: Callable[[NodeProto], bool] = _none) -> list[NodeProto]:
+    """The elementwise nodes that compute of a tensor and constants alone; none if anything else reads it.
+
+    What `ends` says does not belong to them, nor what is behind it.
+    """
     inside, kept, stack = {tensor}, dict[int, NodeProto](), [tensor]
     while stack:
         for _, reader in survey.readers(stack.pop()):
             computed = {survey.source(name) for name in reader.input if not survey.is_constant(name)}
-            if reader.op_type in ELEMENTWISE and id(reader) not in kept and computed <= inside:
+            new = reader.op_type in ELEMENTWISE and id(reader) not in kept and not ends(reader)
+            if new and computed <= inside:
                 kept[id(reader)] = reader
                 inside.update(reader.output)
                 stack.extend(reader.output)

@@ -253,7 +253,7 @@ class Job:
         followed = self._follow(structured, steps, plan, samples)
         if plan is None:
             return plan, followed
-        plan = self._with_activations(followed, plan)
+        plan = named_by(operators(structured), self._with_activations(followed, plan))
         if options.goal is None and not options.pareto:
             return plan, followed
         found = named_by(operators(structured), self._searched(original, followed, samples, plan))
@@ -267,8 +267,7 @@ class Job:
         if self.options.plan is not None or not self.options.wish.epilogues:
             return plan
         with self._stage("plan"):
-            facts = tensor_facts.infer(followed)
-            return activations.extend_over_activations(followed, facts, plan, self.options.target)
+            return activations.extend_over_activations(followed, plan, self.options.target)
 
     def _follow(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
         given = Calibration(samples, samples.source.real, self.options.seed)

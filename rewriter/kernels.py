@@ -45,9 +45,10 @@ def is_depthwise(node: NodeProto, weight: Sequence[object]) -> bool:
 
 
 def is_plain_transpose(node: NodeProto) -> bool:
-    """Whether a ConvTranspose is of stride 1 and dense, as those are that were measured to sum in FP32."""
-    strides = math.prod(attribute(node, "strides", [1]))
-    return node.op_type == "ConvTranspose" and strides == 1 and attribute(node, "group", 1) == 1
+    """Whether it is a dense ConvTranspose of stride 1, as those are that were measured to sum in FP32."""
+    if node.op_type != "ConvTranspose" or node.domain not in {"", "ai.onnx"}:
+        return False
+    return bool(attribute(node, "group", 1) == math.prod(attribute(node, "strides", [1])) == 1)
 
 
 def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:

@@ -239,6 +239,19 @@ def test_residual_streams_are_sums_with_their_activations_the_cheapest_first() -
     assert trials_of(weighted(RESIDUAL)).streams() == ["0:f", "0:h", "0:m", "0:b", "0:c", "0:s"]
 
 
+def test_a_sum_ends_the_activation_before_it() -> None:
+    """Or else each of many sums would be walked from all sums before it."""
+    text = """
+        g (float[8] x, float[8] r) => (float[8] y) <float k = {0.5}> {
+            s = Add(x, r)
+            m = Mul(s, k)
+            t = Add(s, m)
+            y = Tanh(t)
+        }"""
+    found = trials_of(graphs.graph(text)).streams()
+    assert sorted(found) == ["0:s", "0:t", "0:y"]
+
+
 def test_what_the_rules_keep_is_no_stream() -> None:
     trials = trials_of(weighted(RESIDUAL))
     kept = replace(

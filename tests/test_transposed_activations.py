@@ -17,7 +17,7 @@ from rewriter.base import Target
 from rewriter.compare import relative_l2
 from rewriter.emulation import emulation
 from rewriter.epilogues import RULE
-from rewriter.model import Array
+from rewriter.model import Array, load
 from rewriter.plan import Plan, Precision
 
 MODELS = Path(__file__).parent.parent / "models"
@@ -34,7 +34,7 @@ HEAD = """
 def activations(body: str, target: Target = TARGET, precision: Precision = "fp16") -> str:
     """First outputs of what is kept in FP32 behind the ConvTranspose `t`."""
     model = graph(f"{HEAD} {body} }}")
-    plan = extend_over_activations(model, facts.infer(model), Plan(precision, "keep"), target)
+    plan = extend_over_activations(model, Plan(precision, "keep"), target)
     assert {d.rule for d in plan.decisions} <= {RULE}
     assert {d.tensor for d in plan.decisions} <= {"t"}
     return " ".join(d.key.removeprefix("0:") for d in plan.decisions)
@@ -66,13 +66,13 @@ def test_which(body: str, expected: str) -> None:
 def test_a_result_that_is_an_output_has_none() -> None:
     head = HEAD.replace("=> (", "=> (float[1,2,4,4] t, ")
     model = graph(f"{head} y = Relu(t) }}")
-    plan = extend_over_activations(model, facts.infer(model), Plan("fp16", "keep"), TARGET)
+    plan = extend_over_activations(model, Plan("fp16", "keep"), TARGET)
     assert plan.decisions == ()
 
 
 def test_other_strides_were_not_measured() -> None:
     model = graph(f"{HEAD} u = ConvTranspose<strides = [2,2]>(t, w)\n y = Relu(u) }}")
-    plan = extend_over_activations(model, facts.infer(model), Plan("fp16", "keep"), TARGET)
+    plan = extend_over_activations(model, Plan("fp16", "keep"), TARGET)
     assert plan.decisions == ()
 
 
@@ -86,6 +86,37 @@ def test_other_strides_were_not_measured() -> None:
 )
 def test_the_target_decides(answers: dict[str, str]) -> None:
     assert activations("y = Relu(t)", Target(answers=answers)) == ""
+
+
+@pytest.mark.parametrize("quantised", ["weight", "activation"])
+def test_what_is_quantised_stays_as_it_is(quantised: str) -> None:
+    body = "t = ConvTranspose(x, v, b)\n y = Relu(t)"
+    if quantised == "activation":
+        body = (
+            "t = ConvTranspose(x, w, b)\n a = Relu(t)\n q = QuantizeLinear(a, k)\n y = DequantizeLinear(q, k)"
+        )
+    model = graph(
+        f"""
+        g (float[1,2,4,4] x) => (float[1,2,H,W] y)
+        <float[2,2,1,1] w = {{1,2,3,4}}, float[2] b = {{1,2}}, float k = {{0.1}},
+         int8[2,2,1,1] i = {{1,2,3,4}}> {{
+            v = DequantizeLinear(i, k)
+            {body}
+        }}""",
+        opset=21,
+    )
+    plan = extend_over_activations(model, Plan("fp16", "keep"), TARGET)
+    assert plan.decisions == ()
+
+
+def test_a_model_without_any_keeps_its_plan() -> None:
+    """A custom operator may have attributes of the same names and other types."""
+    proto = graph("g (float[1,2] x) => (float[1,2] y) { t = Neg(x)\n y = Relu(t) }").proto
+    proto.graph.node[0].domain = "my"
+    proto.graph.node[0].attribute.add(name="strides", type=2, i=2)
+    proto.opset_import.add(domain="my", version=1)
+    plan = Plan("fp16", "keep")
+    assert extend_over_activations(load(proto), plan, TARGET) is plan
 
 
 def test_a_target_that_is_known_not_to_is_told() -> None:
@@ -151,6 +182,23 @@ def test_errs_as_measured_on_an_h200(activation: str, kernel: int, fp16: float, 
         errors.append(relative_l2(exact, found))
     assert errors[0] == pytest.approx(fp16, rel=0.15)
     assert 0.7 * fp32 < errors[1] < fp32
+
+
+@pytest.mark.parametrize("bias", ["b", '""'], ids=["a bias", "an empty one"])
+def test_a_kernel_shape_need_not_be_given(bias: str) -> None:
+    text = f"""
+        g (type[1,8,16] x, type[8,4,3] w, type[4] b) => (type[1,4,16] y) {{
+            y = ConvTranspose<pads = [1,1]>(x, w, {bias})
+        }}"""
+    rng = np.random.default_rng(0)
+    feeds = {
+        name: rng.standard_normal(shape).astype(np.float16)
+        for name, shape in {"x": (1, 8, 16), "w": (8, 4, 3), "b": (4,)}.items()
+    }
+    (exact,) = run(graph(text.replace("type", "float")), feeds32(feeds))
+    model = graph(text.replace("type", "float16"))
+    (found,) = run(emulation(model, facts.infer(model), "fp16"), feeds)
+    assert 1e-4 < relative_l2(exact, found) < 1e-3
 
 
 def feeds32(feeds: dict[str, Array]) -> dict[str, Array]:

@@ -35,6 +35,8 @@ ONE_ROUNDING = 2.1e-4
 
 ACCUMULATING = frozenset({"MatMul", "Gemm", "Conv"})
 
+_REWRITTEN = ACCUMULATING | {"ConvTranspose"}
+
 DOMAIN = "rewriter.fp16_accumulators"
 
 FUSED_CHUNK = 32
@@ -110,7 +112,7 @@ def sum_error(depth: int) -> float:
 def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Epilogues | None = None) -> None:
     """Give the MatMul, Gemm and Conv nodes of an emulation FP16 accumulators where `given` is FP16.
 
-    ConvTransposes of `found.twice` get a rounding before their bias.
+    ConvTransposes of `found.twice` get a rounding before their bias, if they have one.
 
     FP32 accumulators stay in the products that `found` has as summed, in BF16, in operator sets below 13,
     and in a Conv whose kernel size is unknown or which pads by `auto_pad`. The chunks of a grouped Conv
@@ -155,21 +157,19 @@ def _chosen(
 ) -> dict[int, _Choice]:
     """The nodes of `target`, by position, that shall accumulate in FP16."""
     known = facts.main | facts.scopes[scope]
-    looked_at = ACCUMULATING | {"ConvTranspose"}
-    originals = [n for n in source.node if n.op_type in looked_at]
-    copies = [i for i, n in enumerate(target.node) if n.op_type in looked_at]
+    originals = [n for n in source.node if n.op_type in _REWRITTEN]
+    copies = [i for i, n in enumerate(target.node) if n.op_type in _REWRITTEN]
     found = {}
     for node, position in zip(originals, copies, strict=True):
         result = known.get(node.output[0])
         low = result is not None and result.dtype == TensorProto.FLOAT16
         key = scope, node.output[0]
+        shapes = tuple(known[n].shape if n in known else None for n in node.input)
         if node.op_type == "ConvTranspose":
-            if low and key in epilogues.twice and len(node.input) > 2:
-                found[position] = _Choice(())
-        elif low and key not in epilogues.summed:
-            shapes = tuple(known[n].shape if n in known else None for n in node.input)
-            if _can_split(node, shapes):
-                found[position] = _Choice(shapes, FUSED_CHUNK if key in epilogues.fused else CHUNK)
+            if low and key in epilogues.twice and any(node.input[2:]) and shapes[1] is not None:
+                found[position] = _Choice(shapes)
+        elif low and key not in epilogues.summed and _can_split(node, shapes):
+            found[position] = _Choice(shapes, FUSED_CHUNK if key in epilogues.fused else CHUNK)
     return found
 
 
@@ -262,7 +262,9 @@ class _Writer:
         self.nodes.append(product)
         half = self._add("Cast", [product.output[0]], f"{out}/half", to=TensorProto.FLOAT16)
         rounded = self._add("Cast", [half], f"{out}/rounded", to=TensorProto.FLOAT)
-        self._with_bias(rounded, bias, len(attribute(node, "kernel_shape", [1, 1])), out)
+        kernel = choice.shapes[1]
+        assert kernel is not None
+        self._with_bias(rounded, bias, len(kernel) - 2, out)
 
     def _with_bias(self, product: str, bias: str, spatial: int, out: str) -> None:
         shape = self._constant([-1, *[1] * spatial], f"{out}/shape")

@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.edits import attribute, label
 from rewriter.hazards.survey import VIEWS, Hazard, Survey
-from rewriter.kernels import conv_depth
+from rewriter.kernels import conv_depth, is_plain_transpose
 from rewriter.kinds import Severity
 
 ERROR_PER_ROOT_DEPTH = 3.7e-5
@@ -99,8 +99,8 @@ def running_sums(survey: Survey) -> Iterator[Hazard]:
 def sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
     """Whether the target was measured (`rewriter probe`) to accumulate in FP32."""
     kind = "conv" if node.op_type.startswith("Conv") else "matmul"
-    if node.op_type == "ConvTranspose" and math.prod(attribute(node, "strides", [1])) == 1:
-        kind = "conv-transpose"  # other strides were not measured: they count as Conv
+    if is_plain_transpose(node):
+        kind = "conv-transpose"  # others were not measured: they count as Conv
     return survey.settings.target.answers.get(f"{kind}-accumulation") == "fp32"
 
 
