@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto
@@ -132,12 +132,10 @@ class _Pricing:
             nodes = frozenset(map(self._key, producers)) & found
             if convs or nodes:
                 found.add(key)
-                yield key, Behind(convs, nodes, self._behind_us(node.output[0], producers))
-
-    def _behind_us(self, tensor: str, producers: Sequence[NodeProto]) -> float:
-        alone = any(p.op_type in CONVOLUTIONS and not is_plain_transpose(p) for p in producers)
-        launch = LOW_US["kernel"] if alone or not any(map(is_plain_transpose, producers)) else 0.0
-        return launch + CAST_BYTES * elements(tensor, self._shapes) / BYTES_PER_US
+                transposes = [p for p in producers if is_plain_transpose(p)]
+                fused = bool(transposes) and len(transposes) == len(convs)
+                us = self._moving_us(node.output[0]) if fused else self._kernel_us(node.output[0])
+                yield key, Behind(convs, nodes, us)
 
     def _shared(self) -> Iterator[tuple[str, Shared]]:
         """The results with more than one reader."""
@@ -152,7 +150,10 @@ class _Pricing:
 
     def _kernel_us(self, tensor: str) -> float:
         """Of a kernel that does little but read a tensor and write it in another type."""
-        return LOW_US["kernel"] + CAST_BYTES * elements(tensor, self._shapes) / BYTES_PER_US
+        return LOW_US["kernel"] + self._moving_us(tensor)
+
+    def _moving_us(self, tensor: str) -> float:
+        return CAST_BYTES * elements(tensor, self._shapes) / BYTES_PER_US
 
     # -- attention ------------------------------------------------------------------------------
 
