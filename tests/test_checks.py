@@ -7,9 +7,12 @@ import pytest
 from graphs import apply, graph
 from onnx import numpy_helper
 
-from rewriter.checks import Expected, check_structure, expected_outputs
+from rewriter.base import Context
+from rewriter.checks import Expected, check_emulation, check_structure, expected_outputs
 from rewriter.model import Array, Model, load
+from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.unfold_patches import UnfoldPatches
+from rewriter.plan import Plan
 
 DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
 
@@ -86,3 +89,25 @@ def test_what_is_bit_equal_is_held_to_it_in_a_model_that_rounds_too() -> None:
     unfolded, _ = apply(UnfoldPatches(), model)
     check = check_structure(expected_outputs(model, [sample]), unfolded, [], [sample])
     assert check.passed is False
+
+
+def test_the_summary_names_the_limit_of_the_output_that_is_nearest_to_its_own() -> None:
+    """Half of y's values change places where s is rounded; matched as sets they are allowed twice as much."""
+    source = graph("""
+        g (float[64] x) => (float[1,16,1] y, float[64] z)
+        <int64[1] k = {16}, int64[2] axes = {0, 2}, float c = {1000.0}> {
+            shifted = Add(x, c)
+            s = Sub(shifted, c)
+            best, places = TopK(s, k)
+            rows = Gather(x, places)
+            y = Unsqueeze(rows, axes)
+            z = Identity(x)
+        }""")
+    low = apply(MixedPrecision(), source, Context(plan=Plan("fp16")))[0]
+    feeds = {"x": np.random.default_rng(0).standard_normal(64).astype(np.float32)}
+    check = check_emulation(expected_outputs(source, [feeds]), low, "fp16", [feeds])
+    limits = {output.name: output.tolerance for output in check.outputs}
+    assert limits["y"] == 2 * limits["z"]
+    nearest = max(check.outputs, key=lambda output: output.relative_l2 / output.tolerance)
+    assert nearest.name == "y"
+    assert check.summary.endswith(f"within {limits['y']:.2g}")
