@@ -304,6 +304,20 @@ def test_with_a_budget_what_fills_it_comes_first() -> None:
         assert one.choice.added and trials.latency_us(one.choice) <= base * (1.0 + share)
 
 
+def test_with_a_budget_residual_sums_and_their_activations_come_before_that() -> None:
+    text = """
+        g (float[64] x, float[64] r) => (float[64] y) {
+            a = Sin(x)
+            s = Add(a, r)
+            t = Relu(s)
+            y = Tanh(t)
+        }"""
+    trials = begin(problem_of(graphs.graph(text)), Plan("fp16"), Fastest())
+    first = next(groups(trials, Budget(0.5)))[0]
+    assert first.words == "residual sums and activations in FP32 (3)"
+    assert first.choice.added == {"0:s", "0:t", "0:y"}
+
+
 # -- on real engines ---------------------------------------------------------------------------------
 
 

@@ -38,7 +38,6 @@ what was estimated at 10 % took 3 to 23 % on an H200 (UNet and NAFNet, benchmark
 
 _RESIZES = frozenset({"Resize", "Upsample"})
 _CONVS = frozenset({"Conv", "ConvTranspose"})
-_SUMS = frozenset({"Add", "Sub", "Sum"})
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _REDUCTIONS = frozenset(op for op in CHEAP if op.startswith("Reduce")) | {"GlobalAveragePool", "AveragePool"}
 _SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
@@ -110,8 +109,9 @@ def _too_dear(group: Group, trials: Trials, aim: Aim) -> bool:
 
 
 def _filling(trials: Trials, aim: Budget) -> Iterator[Group]:
-    """What fills shares of the budget: without norms that take an epilogue's sums, and with them."""
+    """The residual streams; what fills shares of the budget, without norms that take epilogues, and with."""
     base = trials.latency_us(Choice())
+    yield _streams(trials)
     rows = [(norms, trials.candidates(norms=norms)) for norms in (False, True)]
     for times in BUDGETS:
         for norms, ranked in rows:
@@ -154,10 +154,14 @@ def _resizes(survey: Survey, trials: Trials) -> Iterator[Group]:
 def _kinds(survey: Survey, trials: Trials) -> Iterator[Group]:
     for name, operators in KINDS:
         yield _in_fp32(name, survey, trials, (n for n in survey.nodes if n.op_type in operators))
-    sums = (n for n in survey.nodes if n.op_type in _SUMS and not any(map(survey.is_constant, n.input)))
-    yield _in_fp32("residual sums", survey, trials, sums)
+    yield _streams(trials)
     beside = (n for n in survey.nodes if n.op_type in VIEWS and _beside_conv(survey, n))
     yield _in_fp32("views beside Conv", survey, trials, beside)
+
+
+def _streams(trials: Trials) -> Group:
+    keys = trials.streams()
+    return Group(f"residual sums and activations in FP32 ({len(keys)})", added(keys))
 
 
 def _beside_conv(survey: Survey, node: NodeProto) -> bool:
