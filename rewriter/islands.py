@@ -1,4 +1,4 @@
-"""Islands grow over the residual sums between them, where that needs no more Casts.
+"""Islands merge where they meet, and grow over residual sums between them where that needs no more Casts.
 
 The norms of a network read its residual stream, so where they are FP32 islands, every sum of that
 stream is cast up for them. With the sums in FP32, too, what is cast up is the branch that each one
@@ -9,15 +9,19 @@ instead of 1.1e-3. The price is that the stream is stored in 4 bytes instead of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 
 from onnx import NodeProto
 
+from rewriter.edits import label
 from rewriter.hazards import Hazard
-from rewriter.hazards.survey import Survey
+from rewriter.hazards.survey import CHEAP, VIEWS, Survey
 
 RULE = "residual-sum"
+
+BETWEEN = "between-islands"
+"""Rule of a node that is in FP32 for its neighbours' sake alone."""
 
 _SUMS = frozenset({"Add", "Sub", "Sum"})
 
@@ -75,3 +79,62 @@ def _wanted(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> Iterator[boo
     for name in survey.aliases(tensor):
         if survey.graph.is_output(name):
             yield survey.stays_fp32(name)
+
+
+def keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Give Q/DQ nodes and their operators one type: a Cast between them keeps TensorRT from fusing them."""
+    partners: dict[int, list[NodeProto]] = {}
+    for node, other in _quantized_pairs(survey):
+        partners.setdefault(id(node), []).append(other)
+        partners.setdefault(id(other), []).append(node)
+    queue = [hazard.node for hazard in found.values()]
+    while queue:
+        node = queue.pop()
+        for other in partners.get(id(node), ()):
+            if id(other) not in found:
+                found[id(other)] = Hazard(other, "quantized", f"next to {label(node)}, with no Cast between")
+                queue.append(other)
+
+
+def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
+    """DequantizeLinear with its readers, through views, and QuantizeLinear with what it reads."""
+    for node in survey.nodes:
+        if node.op_type == "DequantizeLinear":
+            pairs = survey.downstream(node.output[0], lambda n: n.op_type in VIEWS)
+            yield from ((node, reader) for _, reader in pairs)
+        elif node.op_type == "QuantizeLinear":
+            producer = survey.producer(node.input[0])
+            if producer is not None:
+                yield node, producer
+
+
+def absorb(survey: Survey, found: dict[int, Hazard]) -> None:
+    """Take a cheap node into the island if all around it is FP32: two borders become none."""
+    queue = [node for node in survey.nodes if id(node) not in found]
+    while queue:
+        node = queue.pop()
+        if id(node) in found or node.op_type not in CHEAP or not _surrounded(survey, node, found):
+            continue
+        found[id(node)] = Hazard(node, BETWEEN, "all its neighbours are in FP32")
+        queue.extend(n for n in _neighbours(survey, node) if id(n) not in found)
+
+
+def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
+    """Whether an island is next to the node, and nothing but islands and FP32 inputs and outputs."""
+    neighbours = list(_neighbours(survey, node))
+    sources = [t for t in node.input if survey.is_float(t) and not survey.is_constant(t)]
+    sinks = [name for t in node.output if survey.is_float(t) for name in survey.aliases(t)]
+    ends = [survey.source(t) for t in sources if survey.producer(t) is None]
+    ends += [name for name in sinks if survey.graph.is_output(name)]
+    inside = all(id(n) in found for n in neighbours) and all(survey.stays_fp32(t) for t in ends)
+    return bool(neighbours) and inside
+
+
+def _neighbours(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
+    for tensor in node.input:
+        producer = survey.producer(tensor) if survey.is_float(tensor) else None
+        if producer is not None:
+            yield producer
+    for tensor in node.output:
+        if survey.is_float(tensor):
+            yield from (reader for _, reader in survey.readers(tensor))

@@ -20,8 +20,8 @@ from rewriter.epilogues import (
 from rewriter.facts import Facts
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
-from rewriter.hazards.survey import CHEAP, VIEWS, Settings, Survey
-from rewriter.islands import grow
+from rewriter.hazards.survey import Settings, Survey
+from rewriter.islands import BETWEEN, absorb, grow, keep_adjacent
 from rewriter.model import Model
 from rewriter.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
@@ -36,9 +36,6 @@ LOW_TYPES: dict[Precision, int] = {
 
 SEARCHED = "tolerance"
 """Rule of a node that a search keeps in FP32."""
-
-BETWEEN = "between-islands"
-"""Rule of a node that is in FP32 for its neighbours' sake alone."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +145,8 @@ def replanned(
             if old is not None:
                 found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
         extend(survey, found)
-        _keep_adjacent(survey, found)
-        _absorb(survey, found)
+        keep_adjacent(survey, found)
+        absorb(survey, found)
         decisions += _decisions(survey, found)
     repairs = {d.key: d.repair for d in plan.decisions}
     made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
@@ -208,74 +205,15 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
         extend_over_dot_products(survey, found)
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
-    _keep_adjacent(survey, found)
+    keep_adjacent(survey, found)
     if not survey.settings.measured_norms:  # else rescaling is to leave as little in FP32 as it can
         grow(survey, found)
     if wish.epilogues:
         extend_over_norms(survey, found)  # once more, for sums that islands have grown over
         # now, so that masks do not grow into the island: they would cost the fused kernel
         extend_over_softmax(survey, found)
-    _absorb(survey, found)
+    absorb(survey, found)
     return _decisions(survey, found)
-
-
-def _keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Give Q/DQ nodes and their operators one type: a Cast between them keeps TensorRT from fusing them."""
-    partners: dict[int, list[NodeProto]] = {}
-    for node, other in _quantized_pairs(survey):
-        partners.setdefault(id(node), []).append(other)
-        partners.setdefault(id(other), []).append(node)
-    queue = [hazard.node for hazard in found.values()]
-    while queue:
-        node = queue.pop()
-        for other in partners.get(id(node), ()):
-            if id(other) not in found:
-                found[id(other)] = Hazard(other, "quantized", f"next to {label(node)}, with no Cast between")
-                queue.append(other)
-
-
-def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
-    """DequantizeLinear with its readers, through views, and QuantizeLinear with what it reads."""
-    for node in survey.nodes:
-        if node.op_type == "DequantizeLinear":
-            pairs = survey.downstream(node.output[0], lambda n: n.op_type in VIEWS)
-            yield from ((node, reader) for _, reader in pairs)
-        elif node.op_type == "QuantizeLinear":
-            producer = survey.producer(node.input[0])
-            if producer is not None:
-                yield node, producer
-
-
-def _absorb(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Take a cheap node into the island if all around it is FP32: two borders become none."""
-    queue = [node for node in survey.nodes if id(node) not in found]
-    while queue:
-        node = queue.pop()
-        if id(node) in found or node.op_type not in CHEAP or not _surrounded(survey, node, found):
-            continue
-        found[id(node)] = Hazard(node, BETWEEN, "all its neighbours are in FP32")
-        queue.extend(n for n in _neighbours(survey, node) if id(n) not in found)
-
-
-def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
-    """Whether an island is next to the node, and nothing but islands and FP32 inputs and outputs."""
-    neighbours = list(_neighbours(survey, node))
-    sources = [t for t in node.input if survey.is_float(t) and not survey.is_constant(t)]
-    sinks = [name for t in node.output if survey.is_float(t) for name in survey.aliases(t)]
-    ends = [survey.source(t) for t in sources if survey.producer(t) is None]
-    ends += [name for name in sinks if survey.graph.is_output(name)]
-    inside = all(id(n) in found for n in neighbours) and all(survey.stays_fp32(t) for t in ends)
-    return bool(neighbours) and inside
-
-
-def _neighbours(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
-    for tensor in node.input:
-        producer = survey.producer(tensor) if survey.is_float(tensor) else None
-        if producer is not None:
-            yield producer
-    for tensor in node.output:
-        if survey.is_float(tensor):
-            yield from (reader for _, reader in survey.readers(tensor))
 
 
 def _decision(scope: int, hazard: Hazard) -> Decision:

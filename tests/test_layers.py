@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hazards", "rescaling", "rounding"),
     ("dot_products",),
     ("costs", "emulation", "epilogues", "islands", "mlp", "options", "plan_file", "planner", "prices"),
-    ("activations", "pricing"),
+    ("activations", "pricing", "splitting"),
     ("plan_fit",),
     ("migration", "passes"),
     ("presets",),
