@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from math import fsum
 
 from rewriter.plan import Plan
 from rewriter.planner import SEARCHED
@@ -96,13 +97,13 @@ class Prices:
         object.__setattr__(self, "extra", extra)
 
     def total_us(self, plan: Plan) -> float:
-        """One inference under `plan`.
+        """One inference under `plan`, to the last bit whatever the order of its nodes.
 
         What the rules keep in FP32 behind Convs begins kernels, such as norms: it costs no more.
         """
         kept = plan.fp32
-        total = sum(self.base.values()) + sum(self.own.get(key, 0.0) for key in kept)
-        total += sum(attention.us for attention in self.attentions if attention.nodes & kept)
+        total = fsum(self.base.values()) + fsum(self.own.get(key, 0.0) for key in kept)
+        total += fsum(attention.us for attention in self.attentions if attention.nodes & kept)
         cast = {
             tensor: us
             for key in kept & self.casts.keys()
@@ -110,7 +111,7 @@ class Prices:
             if producer not in kept
         }
         searched = {d.key for d in plan.decisions if d.rule == SEARCHED} & kept
-        return total + sum(cast.values()) + self._split_us(searched, kept) + self._cast_us(searched, kept)
+        return total + fsum(cast.values()) + self._split_us(searched, kept) + self._cast_us(searched, kept)
 
     def _split_us(self, searched: AbstractSet[str], kept: AbstractSet[str]) -> float:
         """Of kernels that nodes of a search begin because they alone are FP32."""
@@ -119,13 +120,13 @@ class Prices:
             first = self.behind[key].split_from(key, kept)
             if first is not None:
                 split[first] = max(split.get(first, 0.0), self.behind[key].us)
-        return sum(split.values())
+        return fsum(split.values())
 
     def _cast_us(self, searched: AbstractSet[str], kept: AbstractSet[str]) -> float:
         """Of Casts that are kernels because nodes of a search are FP32, or read FP32."""
-        total = 0.0
+        casts = []
         for key in kept & self.shared.keys():
             wide = self.shared[key].readers & kept
             if wide and wide != self.shared[key].readers and not searched.isdisjoint({key, *wide}):
-                total += self.shared[key].us
-        return total
+                casts.append(self.shared[key].us)
+        return fsum(casts)

@@ -25,9 +25,8 @@ _SUMS = frozenset({"Add", "Sub", "Sum"})
 def residual_streams(problem: Problem, plan: Plan) -> list[str]:
     """Keys of the residual sums that `plan` does not keep, each with its activation, cheapest first.
 
-    A residual sum is one of several computed tensors. Its activation ends at the next one.
-
-    Layers err alike, so those of small tensors gain most for their cost.
+    A residual sum is one of several computed tensors; its activation ends at the next one. Layers err alike,
+    so those of small tensors gain most for their cost.
     """
     settings = Settings(LOW_TYPES[plan.precision], plan.io)
     survey = next(iter(surveys(problem.model, problem.facts, {}, settings)))

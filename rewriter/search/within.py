@@ -15,7 +15,6 @@ LEAST_GAIN, MOST_GAIN = 0.1, 0.5
 costs on top, but no less than what emulated and measured errors differ by (benchmarks/side_by_side.md), and
 no more than a half. An RT-DETR that errs 10 % less for 20 % more latency is not what a user asks for."""
 
-
 MOST_OF_BUDGET = 1 / 3
 """Share of a budget that a node may take in a row of small ones: a Conv of a ResNet that takes half of it
 gains less than what fits in its place."""
