@@ -12,8 +12,9 @@ from typing import Any
 from onnx import TensorProto
 
 from rewriter.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
+from rewriter.engines.build_report import BuildReport
 from rewriter.engines.protocol import Shape, Span
-from rewriter.engines.tensorrt import BuildOptions, BuildReport, build
+from rewriter.engines.tensorrt import BuildOptions, build
 from rewriter.engines.worker import ChildResult
 from rewriter.errors import EngineError
 from rewriter.facts import Facts

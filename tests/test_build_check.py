@@ -16,7 +16,7 @@ from rewriter import build_check
 from rewriter.build_check import BuildExpectation, check_build, expectation, judged_report
 from rewriter.builder_warnings import other_warnings, precision_warnings
 from rewriter.engines import tensorrt
-from rewriter.engines.tensorrt import BuildReport
+from rewriter.engines.build_report import BuildReport
 from rewriter.facts import infer
 from rewriter.model import Model, load, save
 from rewriter.result import Check, Verdict

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rewriter.engines.build_report import BuildReport
 from rewriter.engines.protocol import EngineLayer, Latency, Outcome, RunOrder, Settings, Status, Variant
-from rewriter.engines.tensorrt import NO_TF32, BuildOptions, BuildReport, build
+from rewriter.engines.tensorrt import NO_TF32, BuildOptions, build
 from rewriter.engines.worker import ChildResult, run_in_child
 from rewriter.errors import EngineError
 

@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from rewriter.engines.build_report import BuildReport
 from rewriter.engines.tensors import Samples, read_tensors
 
 if TYPE_CHECKING:
-    from rewriter.engines.tensorrt import BuildReport
     from rewriter.model import Array
 
 Shape = tuple[int, ...]

@@ -12,9 +12,10 @@ import onnx
 
 from rewriter.base import Target
 from rewriter.engines import host
+from rewriter.engines.build_report import BuildReport
 from rewriter.engines.measure import measure
 from rewriter.engines.protocol import EngineName, Outcome, Settings, Timing, Variant
-from rewriter.engines.tensorrt import BuildOptions, BuildReport, build
+from rewriter.engines.tensorrt import BuildOptions, build
 from rewriter.engines.tensors import write_samples
 from rewriter.model import Array
 from rewriter.probe import arithmetic, costs, epilogues, operators
