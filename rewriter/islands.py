@@ -41,13 +41,16 @@ def grow(survey: Survey, found: dict[int, Hazard]) -> None:
                 found[id(node)] = Hazard(node, RULE, "the FP32 nodes around it need as many Casts without it")
 
 
+def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
+    """Whether it adds several computed tensors."""
+    return node.op_type in _SUMS and sum(1 for t in node.input if not survey.is_constant(t)) > 1
+
+
 def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
     """Sums of two computed tensors that no hazard has named, those that feed one another together."""
     streams: dict[int, list[NodeProto]] = {}
     for node in survey.nodes:
-        if node.op_type not in _SUMS or id(node) in found:
-            continue
-        if sum(1 for t in node.input if not survey.is_constant(t)) < 2:
+        if id(node) in found or not is_residual_sum(survey, node):
             continue
         own = streams[id(node)] = [node]
         for producer in map(survey.producer, node.input):

@@ -253,10 +253,11 @@ class Job:
         followed = self._follow(structured, steps, plan, samples)
         if plan is None:
             return plan, followed
-        plan = named_by(operators(structured), self._with_activations(followed, plan))
+        given = operators(structured)
+        plan = named_by(given, self._with_activations(followed, plan))
         if options.goal is None and not options.pareto:
             return plan, followed
-        found = named_by(operators(structured), self._searched(original, followed, samples, plan))
+        found = named_by(given, self._searched(original, followed, samples, plan))
         if found.decisions != plan.decisions and any(step.follows_search for step in steps):
             del followed, self.passes[first:]
             followed = self._follow(structured, steps, found, samples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from graphs import apply, graph
+from graphs import apply, graph, with_constants
 from onnx import helper, numpy_helper
 
 from rewriter.base import Context
@@ -28,16 +28,7 @@ def model(
     body: str, x: str = "float[2,3,6,7] x", outputs: str = "float[N,C,P,Q] y", *, opset: int = 17
 ) -> Model:
     """A graph with those of the constants that it names, random."""
-    rng = np.random.default_rng(0)
-    words = body.replace("(", " ").replace(")", " ").replace(",", " ").split()
-    held = [name for name in SHAPES if name in words]
-    constants = "".join(f", float[{','.join(map(str, SHAPES[name]))}] {name}" for name in held)
-    source = graph(f"g ({x}{constants}) => ({outputs}) {{ {body} }}", opset=opset).proto
-    del source.graph.input[1:]
-    for name in held:
-        value = rng.standard_normal(SHAPES[name]).astype(np.float32)
-        source.graph.initializer.append(numpy_helper.from_array(value, name))
-    return load(source)
+    return with_constants(f"{{ {body} }}", SHAPES, x, outputs, opset=opset)
 
 
 def merged(before: Model, **context: Any) -> tuple[Model, PassResult]:

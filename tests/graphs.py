@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime as ort
+from onnx import numpy_helper
 
 from rewriter.base import Context, Pass
 from rewriter.driver import Driver, PassResult
@@ -24,6 +25,22 @@ def graph(body: str, *, opset: int = 17, ir: int = 8) -> Model:
 def model(text: str) -> Model:
     """A checked model from a whole text in the syntax of onnx.parser."""
     return load(onnx.parser.parse_model(textwrap.dedent(text)))
+
+
+def with_constants(
+    body: str, shapes: Mapping[str, tuple[int, ...]], x: str, outputs: str, *, opset: int = 17
+) -> Model:
+    """A graph with those of the constants that its body names, in FP32 and random."""
+    rng = np.random.default_rng(0)
+    words = body.replace("(", " ").replace(")", " ").replace(",", " ").split()
+    held = [name for name in shapes if name in words]
+    constants = "".join(f", float[{','.join(map(str, shapes[name]))}] {name}" for name in held)
+    source = graph(f"g ({x}{constants}) => ({outputs}) {body}", opset=opset).proto
+    del source.graph.input[1:]
+    for name in held:
+        value = rng.standard_normal(shapes[name]).astype(np.float32)
+        source.graph.initializer.append(numpy_helper.from_array(value, name))
+    return load(source)
 
 
 def apply(step: Pass, source: Model, context: Context | None = None) -> tuple[Model, PassResult]:

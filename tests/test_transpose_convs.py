@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, graph, ops, random_feeds, run
+from graphs import apply, graph, ops, random_feeds, run, with_constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -29,19 +29,11 @@ def _model(
     body: str, outputs: str = "float[N,5,P,Q] y", *, x: str = "float[N,3,6,8] x", opset: int = 17
 ) -> Model:
     """A graph with random FP32 weights: `w` and `b` of a Conv of 3x2 windows, and others by their shape."""
-    rng = np.random.default_rng(0)
     shapes: dict[str, tuple[int, ...]] = {
         "w": (5, 3, 3, 2), "b": (5,), "one": (5, 3, 1, 1), "back": (3, 5, 3, 2), "grouped": (6, 1, 3, 2),
         "line": (5, 3, 3), "box": (5, 3, 3, 2, 2),
     }  # fmt: skip
-    held = [n for n in shapes if n in body.replace("(", " ").replace(")", " ").replace(",", " ").split()]
-    constants = "".join(f", float[{','.join(map(str, shapes[n]))}] {n}" for n in held)
-    source = graph(f"g ({x}{constants}) => ({outputs}) {body}", opset=opset).proto
-    del source.graph.input[1:]
-    for name in held:
-        value = rng.standard_normal(shapes[name]).astype(np.float32)
-        source.graph.initializer.append(numpy_helper.from_array(value, name))
-    return load(source)
+    return with_constants(body, shapes, x, outputs, opset=opset)
 
 
 def _transposed(before: Model, step: TransposeConvs = ANY, **context: Any) -> tuple[Model, Any]:

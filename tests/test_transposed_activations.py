@@ -210,12 +210,7 @@ PIPELINE = "transpose-convs{depth=1 work=0},mixed-precision{epilogues=true},clea
 
 
 def test_fix_plans_them_behind_the_convs_that_it_turned(tmp_path: Path) -> None:
-    case: dict[str, Any] = {
-        "inputs": MODELS / "resnet.npz",
-        "target": "tensorrt-rtx",
-        "build": False,
-        "passes": PIPELINE,
-    }
+    case: dict[str, Any] = {**CASE, "passes": PIPELINE}
     saved = tmp_path / "plan.json"
     first = api.fix(MODELS / "resnet.onnx", save_plan=saved, **case)
     assert first.plan is not None
@@ -240,12 +235,7 @@ def _cast_from(made: dict[str, NodeProto], name: str) -> str:
 
 
 def test_a_plan_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
-    case: dict[str, Any] = {
-        "inputs": MODELS / "resnet.npz",
-        "target": "tensorrt-rtx",
-        "build": False,
-        "verify": False,
-    }
+    case: dict[str, Any] = {**CASE, "verify": False}
     saved = tmp_path / "plan.json"
     api.fix(MODELS / "resnet.onnx", save_plan=saved, **case, passes=PIPELINE.replace("{epilogues=true}", ""))
     result = api.fix(MODELS / "resnet.onnx", plan=saved, **case, passes=PIPELINE)

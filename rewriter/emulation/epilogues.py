@@ -156,8 +156,9 @@ class _Graph:
 
     def is_kept(self, node: NodeProto) -> bool:
         """Whether a ConvTranspose is left unrounded for what alone reads it, elementwise and in FP32."""
-        readers = [reader for name in self._widened(node) for reader in self.readers.get(name, ())]
-        inside = self.outputs.isdisjoint(self._widened(node))
+        widened = self._widened(node)
+        readers = [reader for name in widened for reader in self.readers.get(name, ())]
+        inside = self.outputs.isdisjoint(widened)
         return bool(readers) and inside and all(reader.op_type in ELEMENTWISE for reader in readers)
 
     def _may_end(self, reader: NodeProto) -> bool:

@@ -11,15 +11,12 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from onnx import NodeProto
-
 from rewriter.activations import computed_of
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import Settings
+from rewriter.islands import is_residual_sum
 from rewriter.plan import Plan
 from rewriter.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.evaluate import Problem
-
-_SUMS = frozenset({"Add", "Sub", "Sum"})
 
 
 def residual_streams(problem: Problem, plan: Plan) -> list[str]:
@@ -32,15 +29,10 @@ def residual_streams(problem: Problem, plan: Plan) -> list[str]:
     survey = next(iter(surveys(problem.model, problem.facts, {}, settings)))
     kept, extra = plan.fp32 | plan.bf16, problem.prices.extra
     sums: list[list[str]] = []
-    is_sum = partial(_is_residual, survey)
+    is_sum = partial(is_residual_sum, survey)
     for node in filter(is_sum, survey.nodes):
         nodes = (node, *computed_of(survey, node.output[0], ends=is_sum))
         sums.append([key for key in (node_key(survey.scope, n) for n in nodes) if key not in kept])
     known = (found for found in sums if all(key in extra for key in found))
     cheapest = sorted(known, key=lambda keys: sum(extra[key] for key in keys))
     return list(chain.from_iterable(cheapest))
-
-
-def _is_residual(survey: Survey, node: NodeProto) -> bool:
-    computed = (name for name in node.input if survey.is_float(name) and not survey.is_constant(name))
-    return node.op_type in _SUMS and sum(1 for _ in computed) > 1

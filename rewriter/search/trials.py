@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rewriter.emulation.accumulate import sum_error
 from rewriter.emulation.divergence import Divergence
@@ -116,14 +117,21 @@ class Trials:
 
     def candidates(self, *, norms: bool = False) -> list[str]:
         """The ranking without nodes that make an engine worse in FP32; `norms`: with those norms that may."""
-        barred = in_attention(self.problem, self.plan)
-        barred |= frozenset() if norms else taking_sums(self.problem, self.plan)
+        barred = self._in_attention if norms else self._in_attention | self._taking_sums
         return [key for key in self.ranking() if key not in barred]
 
     def streams(self) -> list[str]:
         """The residual streams, without nodes that make an engine worse in FP32."""
-        barred = in_attention(self.problem, self.plan) | taking_sums(self.problem, self.plan)
+        barred = self._in_attention | self._taking_sums
         return [key for key in residual_streams(self.problem, self.plan) if key not in barred]
+
+    @cached_property
+    def _in_attention(self) -> frozenset[str]:
+        return in_attention(self.problem, self.plan)
+
+    @cached_property
+    def _taking_sums(self) -> frozenset[str]:
+        return taking_sums(self.problem, self.plan)
 
     def all_candidates(self) -> list[str]:
         """The candidates, and behind them, as a last resort, the other nodes of the ranking."""
