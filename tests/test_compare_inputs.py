@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter, shift, zoom
 from typer.testing import CliRunner
@@ -108,6 +108,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Pipeline, Pipeline]:
 
 @settings(max_examples=40, deadline=None)
 @given(pipelines(), st.integers(0, 1000))
+@example((Pipeline("Caffe"), Pipeline("Caffe", shift=(0, -4), dtype="float16")), 1)
 def test_all_differences_are_found_together_and_none_is_invented(
     pair: tuple[Pipeline, Pipeline], seed: int
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def explain(name: str, found: Match, ours: Array, theirs: Array) -> ArrayCompari
 def _relation(found: Match, ours: Array, theirs: Array) -> Relation:
     turned = found.placement.turned(found.layouts[0].canonical(ours))
     sizes = tuple((int(a.shape[-2]), int(a.shape[-1])) for a in (turned, found.layouts[1].canonical(theirs)))
-    same = _is_identity(found, ours)
+    same = _is_identity(found, ours, theirs.dtype)
     return Relation(
         found.layouts,
         found.placement,
@@ -67,12 +68,14 @@ def _relation(found: Match, ours: Array, theirs: Array) -> Relation:
     )
 
 
-def _is_identity(found: Match, ours: Array) -> bool:
+def _is_identity(found: Match, ours: Array, theirs: np.dtype[Any]) -> bool:
     """Whether the values are the same, as closely as the fit can tell."""
     fit, ends = found.fit, spans(ours, found)
     width = float(np.ptp(ends)) or 1.0
     moved = float(np.max(np.abs(ends * (fit.factor[:, None] - 1.0) + fit.offset[:, None]))) / width
-    if moved <= max(1e-5, 0.5 * fit.unexplained**0.5):
+    # pixels less one mean have few fractions: FP16 rounds most of them the same way, and that moves a line
+    rounding = 0.5 * _epsilon(ours.dtype, theirs) * float(np.max(np.abs(ends))) / width
+    if moved <= max(1e-5, 0.5 * fit.unexplained**0.5, rounding):
         return True
     plain = plain_scaling(ends)  # truncated pixels are half a step darker
     return plain is not None and fit.unexplained > 10 * NOISE and moved * width <= 0.6 / plain.divisor
@@ -172,8 +175,12 @@ def _left_over(rest: Rest, relation: Relation, ours: Array) -> Iterator[Differen
 
 def _noise(relation: Relation, ours: Array) -> float:
     """Relative distance that the element types explain."""
-    floats = [d for d in (relation.dtype, ours.dtype) if d.kind == "f"]
-    return max(2 * ROUNDING, *(2 * float(np.finfo(d).eps) for d in floats), 0.0)
+    return 2 * max(ROUNDING, _epsilon(relation.dtype, ours.dtype))
+
+
+def _epsilon(*dtypes: np.dtype[Any]) -> float:
+    """Spacing of the coarsest float type at 1; 0 if none is one."""
+    return max((float(np.finfo(d).eps) for d in dtypes if d.kind == "f"), default=0.0)
 
 
 def _step(images: Array) -> float:
