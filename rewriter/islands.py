@@ -5,6 +5,9 @@ stream is cast up for them. With the sums in FP32, too, what is cast up is the b
 adds: as many Casts, and the stream is no longer rounded once per layer. A stream passes through all
 layers, so its rounding shows in full: in FP32 it made the emulated error of a T5 encoder 5.0e-4
 instead of 1.1e-3. The price is that the stream is stored in 4 bytes instead of 2.
+
+A stream begins with the sum of embeddings, of which all but one may be constants. Measured on one H200 with
+TensorRT-RTX 1.6.1, a BERT with that sum in FP32: 4.8e-4 instead of 5.2e-4, in 424 us both.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from onnx import NodeProto
 
 from rewriter.edits import label
 from rewriter.hazards import Hazard
-from rewriter.hazards.survey import CHEAP, VIEWS, Survey
+from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Survey
 
 RULE = "residual-sum"
 
@@ -47,10 +50,10 @@ def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
 
 
 def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
-    """Sums of two computed tensors that no hazard has named, those that feed one another together."""
+    """Sums that no hazard has named, those that feed one another together."""
     streams: dict[int, list[NodeProto]] = {}
     for node in survey.nodes:
-        if id(node) in found or not is_residual_sum(survey, node):
+        if id(node) in found or not _adds_to_stream(survey, node):
             continue
         own = streams[id(node)] = [node]
         for producer in map(survey.producer, node.input):
@@ -60,6 +63,14 @@ def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
                 own.extend(joining)
                 streams.update(dict.fromkeys(map(id, joining), own))
     return list({id(stream): stream for stream in streams.values()}.values())
+
+
+def _adds_to_stream(survey: Survey, node: NodeProto) -> bool:
+    """Whether it is a residual sum, or adds constants (positions) to what is no product: that is a bias."""
+    if node.op_type not in _SUMS:
+        return False
+    producers = [p for t in node.input if (p := survey.producer(t)) is not None]
+    return is_residual_sum(survey, node) or not any(p.op_type in MATRIX_OPS for p in producers)
 
 
 def _border(survey: Survey, nodes: Iterable[NodeProto]) -> list[str]:

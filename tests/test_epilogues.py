@@ -135,6 +135,9 @@ ATTENTION = """
     }"""
 SCALED = ATTENTION.replace("SCORES", "t = Mul(m, s)")
 MASKED = ATTENTION.replace("SCORES", "a = Mul(m, s)\n t = Add(a, mask)")
+GUARDED = MASKED.replace("float s = {0.5}", "float s = {0.5}, float zero = {0.0}").replace(
+    "y = MatMul(p, q)", "masked = IsNaN(p)\n safe = Where(masked, zero, p)\n y = MatMul(safe, q)"
+)
 
 
 @pytest.mark.parametrize(
@@ -144,6 +147,9 @@ MASKED = ATTENTION.replace("SCORES", "a = Mul(m, s)\n t = Add(a, mask)")
         pytest.param(SCALED, "p", id="scaled scores"),
         pytest.param(SCALED.replace("Mul(m, s)", "Div(m, s)"), "p", id="divided scores"),
         pytest.param(MASKED, "p", id="a mask, which stays FP16"),
+        pytest.param(GUARDED, "p", id="a guard against rows masked whole, which stays FP16"),
+        pytest.param(GUARDED.replace("zero, p)", "zero, q)"), "", id="other weights"),
+        pytest.param(GUARDED.replace("MatMul(safe, q)", "Mul(safe, q)"), "", id="guarded, no second product"),
         pytest.param(SCALED.replace("MatMul(p, q)", "Mul(p, q)"), "", id="no second product"),
         pytest.param(SCALED.replace("MatMul(q, k)", "MatMul(q, w)"), "", id="a product with a weight"),
         pytest.param(SCALED.replace("MatMul(p, q)", "MatMul(p, w)"), "", id="a second product with a weight"),

@@ -45,6 +45,13 @@ def sums(text: str, wish: Wish) -> str:
             "s2",
             id="a bias is no residual",
         ),
+        pytest.param(
+            STREAM.replace("(float[4,4] y) {", "(float[4,4] y) <float[4] c = {1, 2, 3, 4}> {").replace(
+                "s0 = MatMul(x, x)", "s0 = Add(x, c)"
+            ),
+            "s0 s1 s2",
+            id="positions are where the stream begins",
+        ),
     ],
 )
 def test_sums_join_where_no_cast_is_added(text: str, expected: str) -> None:

@@ -94,12 +94,12 @@ def test_means_that_are_missed_name_the_models() -> None:
         ),
         pytest.param(
             {"fix_accurate": (1e-5, 110.3), "fix_search_gpu": (1e-3, 105.0)},
-            "m fix-search-gpu error 0.50x at 1.05x",
-            id="the accurate one is too slow",
+            "m fix-accurate error 0.005x at 1.103x",
+            id="the accurate one is too slow, by less than the other is inaccurate",
         ),
         pytest.param(
             {"fix_accurate": (1e-5, 120.0), "fix_search_gpu": (1e-6, 130.0)},
-            "m fix-accurate error 0.01x at 1.20x",
+            "m fix-accurate error 0.005x at 1.200x",
             id="both are too slow",
         ),
         pytest.param({"fix_accurate": (None, 100.0)}, "m (no such plan)", id="not finite"),
