@@ -76,6 +76,17 @@ def test_islands_grow_together(keep: tuple[str, ...], expected: dict[str, str]) 
     assert kept(planned(graphs.graph(CHAIN), Wish(keep_nodes=keep))) == expected
 
 
+def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:
+    text = """
+        g (float[1,4,2,2] x) => (float[1,1,4,4] y) {
+            a = Exp(x)
+            d = DepthToSpace<blocksize = 2>(a)
+            y = Exp(d)
+        }"""
+    found = kept(planned(graphs.graph(text), Wish(keep_ops=("Exp",))))
+    assert found == {"a": "user", "d": "between-islands", "y": "user"}
+
+
 @pytest.mark.parametrize(
     ("node", "high", "expected"),
     [

@@ -25,8 +25,11 @@ HEADROOM = 2.0
 """How much larger than in the samples a value may become; a factor 2 is one binade."""
 
 VIEWS = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather Split Concat Expand Tile".split()
+    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather Split Concat Expand Tile DepthToSpace "
+    "SpaceToDepth".split()
 )
+"""They move elements, and compute nothing."""
+
 CHEAP = VIEWS | frozenset(
     "Add Sub Mul Div Neg Abs Relu Clip Max Min Pow Sqrt Reciprocal Exp Log Erf Sigmoid Tanh Where Pad Sin "
     "Cos ReduceMax ReduceMin ReduceMean ReduceSum ReduceL2 Softmax LogSoftmax Sign Floor Ceil Round Mod "

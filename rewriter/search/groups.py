@@ -66,7 +66,7 @@ def groups(trials: Trials, aim: Aim) -> Iterator[list[Group]]:
 
     With a budget, what fills it by the estimate comes before all else. With a tolerance it is what the rules
     have in FP32 and could do without, and BF16 for FP32: both may be faster. Else they come last: of 37 such
-    plans, of fourteen networks on an H200, 31 were less accurate than the rules', and none of the others faster.
+    plans of fourteen networks on an H200, 31 were less accurate than the rules', and no other was faster.
 
     What goes to FP32 by its kind needs no emulation. The search's emulation ranks the other nodes, once,
     unless that takes too long. What is estimated to cost more than the aim allows comes last in its batch.
