@@ -15,7 +15,7 @@ from rewriter.deployment import AUTO, TENSORRT, Deployment, deployment
 from rewriter.emulation import Accumulation
 from rewriter.engines.protocol import EngineName, Shape
 from rewriter.errors import EngineError, UsageError
-from rewriter.job import Job, Options, Progress
+from rewriter.job import Options, Progress, run
 from rewriter.metrics import named
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
@@ -149,7 +149,7 @@ def fix(
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes, engines=TENSORRT)
     known = known_target(Target.parse(chosen.choose("target", target)))
-    return Job(
+    return run(
         Options(
             source=model,
             output=output,
@@ -188,7 +188,7 @@ def fix(
             deployment=deployed,
             save_plan=None if save_plan is None else Path(save_plan),
         )
-    ).run()
+    )
 
 
 def _planning(given: Plan | None, save_plan: object, goal: Aim | None, pareto: bool) -> str:
