@@ -25,6 +25,7 @@ from rewriter.passes.simplify import Simplify
 from rewriter.passes.split_images import SplitImages
 from rewriter.passes.split_products import SplitProducts
 from rewriter.passes.transpose_convs import TransposeConvs
+from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
@@ -45,6 +46,7 @@ ALL: tuple[type[Pass], ...] = (
     DropRoundTrips,
     UnfoldPatches,
     UnfoldDotProducts,
+    UnflattenProducts,
     FoldStrides,
     PostponeResize,
     Rescale,

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal
-from rewriter.edits import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.edits import GraphEditor, attribute, constant_row, is_own, is_quantised, label
 from rewriter.heads import Heads, find_heads, part_of
 from rewriter.model import Array
 from rewriter.stored import EXCHANGEABLE
@@ -151,7 +151,7 @@ def _with_bias(graph: GraphEditor, product: _Product) -> _Product:
         if attribute(node, "transA", 0):
             return _refused(product, "it transposes what it multiplies")
         if len(node.input) > 2 and node.input[2]:
-            row = _row(graph, node.input[2], columns, rank=2)
+            row = constant_row(graph, node.input[2], columns, rank=2)
             if row is None:
                 return _refused(product, f"its C, {node.input[2]}, is no constant row")
             return _Product(node, node, product.transposed, columns, row)
@@ -159,22 +159,12 @@ def _with_bias(graph: GraphEditor, product: _Product) -> _Product:
     if add is None or add.op_type != "Add" or add.input[0] == add.input[1]:
         return product
     other = add.input[1 if add.input[0] == node.output[0] else 0]
-    row = _row(graph, other, columns, graph.rank(node.output[0]))
+    row = constant_row(graph, other, columns, graph.rank(node.output[0]))
     return product if row is None else _Product(node, add, product.transposed, columns, row)
 
 
 def _refused(product: _Product, reason: str) -> _Product:
     return _Product(product.node, product.node, obstacle=f"it is not merged with its siblings: {reason}")
-
-
-def _row(graph: GraphEditor, tensor: str, columns: int, rank: int | None) -> Array | None:
-    """A constant that is added to every row of a product of that rank, as [columns]; None for others."""
-    value = graph.constant(tensor)
-    if value is None or value.size not in (1, columns) or any(size != 1 for size in value.shape[:-1]):
-        return None
-    if value.ndim > 1 and (rank is None or value.ndim > rank):
-        return None  # it would add axes to the product
-    return np.broadcast_to(value.reshape(-1), (columns,))
 
 
 def _reason_against(graph: GraphEditor, context: Context, members: list[_Product]) -> str | None:

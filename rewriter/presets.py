@@ -71,7 +71,8 @@ _EPILOGUES = (
     "mixed-precision{epilogues=true},clean-casts"
 )
 _IMAGES = "unfold-patches,fold-strides"
-_DEFAULT = f"{_STRUCTURE},{_IMAGES},unfold-dot-products,postpone-resize,rescale,{_EPILOGUES}"
+_PRODUCTS = "unfold-dot-products,unflatten-products"
+_DEFAULT = f"{_STRUCTURE},{_IMAGES},{_PRODUCTS},postpone-resize,rescale,{_EPILOGUES}"
 _ACCURATE = (
     _DEFAULT.replace("unfold-patches", "unfold-patches{depth=1024}")
     .replace("keep-epilogues", "keep-epilogues,split-products")

@@ -191,11 +191,9 @@ def test_presets_are_canonical_text(name: str) -> None:
 def test_structure_only_leaves_types_alone() -> None:
     mixed = [step.name for step in select("trt-fp16")]
     cut = mixed.index("mixed-precision")
-    images, sums = (
-        ("unfold-patches", "fold-strides", "unfold-dot-products"),
-        ("merge-projections", "keep-epilogues"),
-    )
-    precise = (*images, "postpone-resize", "rescale", *sums, "compensate-rounding", "transpose-convs")
+    images, products = ("unfold-patches", "fold-strides"), ("unfold-dot-products", "unflatten-products")
+    sums = ("merge-projections", "keep-epilogues", "compensate-rounding", "transpose-convs")
+    precise = (*images, *products, "postpone-resize", "rescale", *sums)
     assert [step.name for step in select("structure-only")] == [n for n in mixed[:cut] if n not in precise]
     assert {PRESETS[p].precision for p in ("trt-fp16", "trt-bf16", "structure-only")} == {
         "fp16",

@@ -20,7 +20,7 @@ from rewriter.edits.nodes import (
     without_unread,
 )
 from rewriter.edits.view import GraphView
-from rewriter.edits.weights import is_own, is_quantised
+from rewriter.edits.weights import constant_row, is_own, is_quantised
 
 __all__ = [
     "TAG",
@@ -31,6 +31,7 @@ __all__ = [
     "captured",
     "casts_floats",
     "casts_to",
+    "constant_row",
     "constant_value",
     "fresh_name",
     "is_own",
