@@ -6,8 +6,9 @@ adds: as many Casts, and the stream is no longer rounded once per layer. A strea
 layers, so its rounding shows in full: in FP32 it made the emulated error of a T5 encoder 5.0e-4
 instead of 1.1e-3. The price is that the stream is stored in 4 bytes instead of 2.
 
-A stream begins with the sum of embeddings, of which all but one may be constants. Measured on one H200 with
-TensorRT-RTX 1.6.1, a BERT with that sum in FP32: 4.8e-4 instead of 5.2e-4, in 424 us both.
+A stream begins with the sum of embeddings, of which all but one may be constants. Measured on one H200
+with TensorRT-RTX 1.6.1, a BERT with that sum, its masks and its scales in FP32: 4.8e-4 instead of 5.2e-4,
+in 424 us both. Emulated, the sum alone makes the difference.
 """
 
 from __future__ import annotations
