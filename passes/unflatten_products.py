@@ -22,20 +22,21 @@ class UnflattenProducts(GraphPass):
     """A Reshape between a product and what is elementwise behind it keeps the product from summing in FP32.
 
     Gemm has two axes, and so has the MatMul that Keras writes for a Dense layer: exporters join the leading
-    axes of [batch, length, depth] before and split them again behind it. Then nothing elementwise stands
-    behind the product, and mixed-precision{epilogues=true}, which makes an FP16 product sum in FP32 for what
-    does, has nothing to keep. A MatMul takes any number of axes: the Reshape behind goes, and the C of a Gemm
-    becomes an Add. So does the one before, where all that it did was to join those axes; else it joins less.
-    The products are the same. Emulated with FP16 sums, a GPT-2 as PyTorch exports it (77 tokens, random
-    weights) errs by 4.6e-4 with this pass and by 2.9e-3 without; its engine was not run.
+    axes of [batch, length, depth] before and split them again behind it. A MatMul takes any number of axes:
+    the Reshape behind it goes, and the C of a Gemm becomes an Add. The Reshape before goes, too, where all
+    that it did was to join those axes; else it joins fewer. What is elementwise then stands right behind the
+    product, and mixed-precision{epilogues=true} can keep it in FP32. The products are the same. Emulated with
+    FP16 sums, a GPT-2 as PyTorch exports it (77 tokens, random weights) errs by 4.6e-4 with this pass and by
+    2.9e-3 without; its engine was not run.
 
     Left alone without a word: products between other nodes, a Reshape behind that splits the last axis, too,
-    more than one size that is not known, products that anything else reads, computed weights.
+    empty tensors, products that anything else reads, computed weights.
 
     Declines:
+        - a result of which more than one size is not known: export the model with a fixed length
         - a product that --keep-fp32, --keep-fp32-op or an edited plan names
         - Gemm with alpha or beta other than 1, a transposed A, or a C that is computed or no row
-        - a Gemm with a transposed weight that belongs to a graph around this one
+        - a transposed weight that belongs to a graph around this one, or that is a table of a Gather, too
         - a model below opset 7
     """
 
@@ -79,6 +80,7 @@ class _Flattened:
         before, behind: The Reshapes.
         target: What the product is to read, -1 for a size that is not known; None: what `before` reads.
         columns: Size of its last axis.
+        vague: Whether more than one size is not known.
     """
 
     node: NodeProto
@@ -86,6 +88,7 @@ class _Flattened:
     behind: NodeProto
     target: tuple[int, ...] | None
     columns: int
+    vague: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -120,33 +123,39 @@ def _flattened(graph: GraphEditor, node: NodeProto) -> _Flattened | None:
     split = graph.shape(behind.output[0])
     if split is None or len(split) < 3 or split[-1] != columns:
         return None
-    wanted = (*split[:-1], depth)
-    if _same(graph.shape(before.input[0]), wanted):
-        return _Flattened(node, before, behind, None, columns)
-    if sum(not isinstance(size, int) for size in wanted) > 1:
+    given, wanted = graph.shape(before.input[0]), (*split[:-1], depth)
+    if 0 in wanted or 0 in (given or ()):
         return None
+    if _says_as_much(given, wanted):
+        return _Flattened(node, before, behind, None, columns)
     target = tuple(size if isinstance(size, int) else -1 for size in wanted)
-    return _Flattened(node, before, behind, target, columns)
+    return _Flattened(node, before, behind, target, columns, vague=target.count(-1) > 1)
 
 
-def _same(shape: Shape | None, other: Shape) -> bool:
-    """Whether two shapes of as many elements are the same; one size may be unknown, the others tell it."""
-    if shape is None or len(shape) != len(other):
+def _says_as_much(given: Shape | None, wanted: Shape) -> bool:
+    """Whether a tensor of as many elements has the wanted shape, and none of its sizes is less known.
+
+    One size may be unknown on both sides: the others tell it.
+    """
+    if given is None or len(given) != len(wanted):
         return False
-    differing = [pair for pair in zip(shape, other, strict=True) if pair[0] is None or pair[0] != pair[1]]
-    return not differing or (len(differing) == 1 and not all(isinstance(size, int) for size in differing[0]))
+    differing = [pair for pair in zip(given, wanted, strict=True) if None in pair or pair[0] != pair[1]]
+    return not differing or (len(differing) == 1 and not isinstance(differing[0][1], int))
 
 
 def _reason_against(graph: GraphEditor, found: _Flattened, kept: Kept) -> str | None:
     node = found.node
     if graph.model.opset < FIRST_OPSET:
         return f"Add needs opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
-    option = next((option for n in (node, found.behind) for option in kept.options(n)), None)
+    around = (found.before, node, found.behind)
+    option = next((option for n in around for option in kept.options(n)), None)
     if option is not None:
-        return f"{option} keeps it in FP32"
+        return f"it is kept in FP32 by {option}"
+    if found.vague:
+        return "more than one size of its result is not known: export the model with a fixed length"
     if node.op_type == "MatMul":
         return None
-    if attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1:
+    if attribute(node, "alpha", 1.0) != 1 or (found.c and attribute(node, "beta", 1.0) != 1):
         return "its alpha or beta is not 1"
     if attribute(node, "transA", 0):
         return "it transposes what it multiplies"
@@ -154,6 +163,8 @@ def _reason_against(graph: GraphEditor, found: _Flattened, kept: Kept) -> str | 
         return f"its C, {found.c}, is no constant row"
     if found.transposed and not is_own(graph, node.input[1]):
         return "its weight belongs to a graph around it, and would be copied"
+    if found.transposed and any(reader.op_type == "Gather" for reader in graph.consumers(node.input[1])):
+        return "its weight is the table of a Gather, too, and would be held twice"
     return None
 
 

@@ -137,10 +137,18 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Kept:
-    """The nodes that the user keeps in FP32: patterns (fnmatch) of node or output names, and operators."""
+    """The nodes that the user keeps in FP32.
+
+    Attributes:
+        nodes: Patterns (fnmatch) of node or output names.
+        ops: Operators.
+        planned: Names of nodes or outputs, each with the operator that it has in a given plan: passes hand
+            tensors on under their old names, so that a name alone may mean the node that made it before.
+    """
 
     nodes: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
+    planned: frozenset[tuple[str, str]] = frozenset()
 
     def options(self, node: NodeProto) -> Iterator[str]:
         """The options that name a node, as the user wrote them."""
@@ -150,6 +158,7 @@ class Kept:
                 yield f"--keep-fp32 {pattern}"
         if node.op_type in self.ops:
             yield f"--keep-fp32-op {node.op_type}"
+        yield from (f"the plan, as {name}" for name in names if (name, node.op_type) in self.planned)
 
 
 @dataclass(frozen=True)

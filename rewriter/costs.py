@@ -65,6 +65,9 @@ NORMS = frozenset(
 )
 """Kernels of their own with two passes over the data; a ReduceMean stands for a norm that is written out."""
 
+SHUFFLES = frozenset({"DepthToSpace", "SpaceToDepth"})
+"""Views that are priced as kernels: they were in the networks that the prices were fitted to."""
+
 TYPICAL = 64
 """Stands for a dimension that is not known."""
 
@@ -101,7 +104,7 @@ def terms(
         waves = _waves(node, shapes, channels=1) * depth
         per_window = "depth" if _taps(node, shapes) > 1 else "channels"
         return {"kernel": 1.0, "conv-products": count, per_window: float(depth), "waves": waves}
-    if node.op_type in VIEWS:
+    if node.op_type in VIEWS - SHUFFLES:
         return {}
     return {"norm": float(node.op_type in NORMS), "moved": float(moved_elements(node, shapes, constants))}
 

@@ -177,8 +177,9 @@ def _starts(
             (product,) = products
             out = product.output[0]
             readers = [reader for _, reader in survey.readers(out)]
-            handed_out = any(survey.graph.is_output(name) for name in survey.aliases(out))
-            if not handed_out and all(_may_end(survey, r) and id(r) not in masked for r in readers):
+            if not _is_handed_out(survey, out) and all(
+                _may_end(survey, r) and id(r) not in masked for r in readers
+            ):
                 yield from ((product, reader) for reader in readers)
 
 
@@ -213,12 +214,16 @@ def _attention(survey: Survey) -> Iterator[NodeProto]:
 
 
 def _readers_of_weights(survey: Survey, softmax: NodeProto) -> list[NodeProto]:
-    """What reads a Softmax; behind the Where that replaces the NaN of rows masked whole (of PyTorch)."""
+    """What reads a Softmax, or PyTorch's Where behind it, which replaces the NaN of rows masked whole."""
     readers = [reader for _, reader in survey.readers(softmax.output[0]) if reader.op_type != "IsNaN"]
     guards = [reader for reader in readers if _replaces_nan(survey, reader, softmax)]
-    if len(guards) == len(readers) == 1:
+    if len(guards) == len(readers) == 1 and not _is_handed_out(survey, guards[0].output[0]):
         return [reader for _, reader in survey.readers(guards[0].output[0])]
     return readers
+
+
+def _is_handed_out(survey: Survey, tensor: str) -> bool:
+    return any(survey.graph.is_output(name) for name in survey.aliases(tensor))
 
 
 def _replaces_nan(survey: Survey, node: NodeProto, softmax: NodeProto) -> bool:

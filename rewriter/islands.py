@@ -20,7 +20,7 @@ from onnx import NodeProto
 
 from rewriter.edits import label
 from rewriter.hazards import Hazard
-from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Survey
+from rewriter.hazards.survey import CHEAP, VIEWS, Survey
 
 RULE = "residual-sum"
 
@@ -53,8 +53,13 @@ def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
 def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
     """Sums that no hazard has named, those that feed one another together."""
     streams: dict[int, list[NodeProto]] = {}
+    beginning: set[int] = set()
     for node in survey.nodes:
-        if id(node) in found or not _adds_to_stream(survey, node):
+        if id(node) in found:
+            continue
+        if _begins_stream(survey, node, found.keys() | beginning):
+            beginning.add(id(node))
+        elif not is_residual_sum(survey, node):
             continue
         own = streams[id(node)] = [node]
         for producer in map(survey.producer, node.input):
@@ -66,12 +71,19 @@ def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
     return list({id(stream): stream for stream in streams.values()}.values())
 
 
-def _adds_to_stream(survey: Survey, node: NodeProto) -> bool:
-    """Whether it is a residual sum, or adds constants (positions) to what is no product: that is a bias."""
-    if node.op_type not in _SUMS:
+def _begins_stream(survey: Survey, node: NodeProto, fp32: AbstractSet[int]) -> bool:
+    """Whether it adds a constant (positions) to what was looked up in a table or is FP32 already.
+
+    Not to the result of a product, which is a bias, nor to scores, which is a mask.
+    """
+    computed = [t for t in node.input if not survey.is_constant(t)]
+    if node.op_type != "Add" or len(computed) != 1 or survey.producer(computed[0]) is None:
         return False
-    producers = [p for t in node.input if (p := survey.producer(t)) is not None]
-    return is_residual_sum(survey, node) or not any(p.op_type in MATRIX_OPS for p in producers)
+    views = list(survey.upstream(computed[0], lambda n: n.op_type in VIEWS))
+    read = (t for n in views for t in n.input if survey.is_float(t) and not survey.is_constant(t))
+    sources = [survey.producer(t) for t in (computed[0], *read)]
+    made = [n for n in sources if n is not None and n.op_type not in VIEWS]
+    return all(n is not None for n in sources) and all(id(n) in fp32 for n in made)
 
 
 def _border(survey: Survey, nodes: Iterable[NodeProto]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import glob
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -26,18 +25,14 @@ LIKENESS = 0.8
 """Share of a name that must agree (difflib's ratio) for a suggestion."""
 
 
-MADE = frozenset({"Split"})
-"""Operators by which passes hand tensors on under their old names: a key does not tell them apart."""
-
-
 def kept_by_user(plan: Plan) -> Kept:
     """The nodes that a plan keeps because the user named them, for the passes that ran before there was one.
 
     A pass that left them as they are has to do so again: the plan fits the model that it was saved for.
     """
-    named = [d for d in plan.decisions if d.rule == "user" and d.op not in MADE]
-    names = (name for d in named for name in (d.node, d.key.partition(":")[2]) if name)
-    return Kept(tuple(dict.fromkeys(glob.escape(name) for name in names)))
+    named = (d for d in plan.decisions if d.rule == "user")
+    pairs = ((name, d.op) for d in named for name in (d.node, d.key.partition(":")[2]) if name)
+    return Kept(planned=frozenset(pairs))
 
 
 def operators(model: Model) -> dict[str, str]:

@@ -149,6 +149,11 @@ GUARDED = MASKED.replace("float s = {0.5}", "float s = {0.5}, float zero = {0.0}
         pytest.param(MASKED, "p", id="a mask, which stays FP16"),
         pytest.param(GUARDED, "p", id="a guard against rows masked whole, which stays FP16"),
         pytest.param(GUARDED.replace("zero, p)", "zero, q)"), "", id="other weights"),
+        pytest.param(
+            GUARDED.replace("=> (float[1,2,4,4] y)", "=> (float[1,2,4,4] y, float[1,2,4,4] safe)"),
+            "",
+            id="guarded weights are an output",
+        ),
         pytest.param(GUARDED.replace("MatMul(safe, q)", "Mul(safe, q)"), "", id="guarded, no second product"),
         pytest.param(SCALED.replace("MatMul(p, q)", "Mul(p, q)"), "", id="no second product"),
         pytest.param(SCALED.replace("MatMul(q, k)", "MatMul(q, w)"), "", id="a product with a weight"),

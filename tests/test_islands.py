@@ -45,17 +45,80 @@ def sums(text: str, wish: Wish) -> str:
             "s2",
             id="a bias is no residual",
         ),
-        pytest.param(
-            STREAM.replace("(float[4,4] y) {", "(float[4,4] y) <float[4] c = {1, 2, 3, 4}> {").replace(
-                "s0 = MatMul(x, x)", "s0 = Add(x, c)"
-            ),
-            "s0 s1 s2",
-            id="positions are where the stream begins",
-        ),
     ],
 )
 def test_sums_join_where_no_cast_is_added(text: str, expected: str) -> None:
     assert sums(text, Wish(keep_ops=("Exp",))) == expected
+
+
+EMBEDDED = """
+    g (float[1,4] x, int64[2] ids) => (float[2,2] y)
+    <float[3,2] table = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6}, float[2] c = {1.5, 2.5}, float[2] d = {0.5, 0.25},
+     float[2,2] w = {1.0, 2.0, 3.0, 4.0}> {
+        e = Gather(table, ids)
+        a = Add(e, c)
+        s = Add(a, d)
+        n = Exp(s)
+        y = MatMul(n, w)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(EMBEDDED, "a s", id="the sum of embeddings begins a stream"),
+        pytest.param(
+            EMBEDDED.replace("e = Gather(table, ids)", "f = Gather(table, ids) e = MatMul(f, w)"),
+            "",
+            id="a bias begins none",
+        ),
+        pytest.param(
+            EMBEDDED.replace(
+                "e = Gather(table, ids)", "f = Gather(table, ids) g = MatMul(f, w) e = Identity(g)"
+            ),
+            "",
+            id="nor a bias behind a view",
+        ),
+        pytest.param(
+            EMBEDDED.replace("e = Gather(table, ids)", "f = Gather(table, ids) e = Neg(f)"),
+            "",
+            id="nor what is computed in FP16",
+        ),
+        pytest.param(EMBEDDED.replace("Add(a, d)", "Sub(a, d)"), "", id="nor another operator"),
+    ],
+)
+def test_where_a_stream_begins(text: str, expected: str) -> None:
+    rules = kept(planned(graphs.graph(text), Wish(keep_ops=("Exp",))))
+    assert " ".join(name for name, rule in rules.items() if rule == "residual-sum") == expected
+
+
+def test_sums_of_constants_behind_a_residual_sum_do_not_break_it_up() -> None:
+    text = """
+        g (float[4,4] x) => (float[4,4] y, float[4,4] z)
+        <float[4] k = {1, 2, 3, 4}, float[4] l = {2, 3, 4, 5}> {
+            n = Exp(x)
+            b = MatMul(n, n)
+            s = Add(x, b)
+            e = Exp(s)
+            c = Add(s, k)
+            d = Add(s, l)
+            y = MatMul(c, e)
+            z = MatMul(d, e)
+        }"""
+    assert sums(text, Wish(keep_ops=("Exp",))) == "s"
+
+
+def test_a_mask_does_not_join_a_softmax_that_the_user_keeps() -> None:
+    text = """
+        g (float[1,2,4,4] x) => (float[1,2,4,4] y) <float s = {0.5}, float[4] mask = {0.0, 0.0, 0.0, -1e4}> {
+            q = Neg(x)
+            m = MatMul(q, q)
+            a = Mul(m, s)
+            t = Add(a, mask)
+            p = Softmax(t)
+            y = MatMul(p, q)
+        }"""
+    assert sums(text, Wish(keep_ops=("Softmax",))) == ""
 
 
 def test_without_islands_nothing_grows() -> None:

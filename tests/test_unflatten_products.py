@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from graphs import apply, graph, keeps_results, ops, with_constants
@@ -116,8 +118,9 @@ def test_two_sizes_that_are_not_known_are_left_alone() -> None:
             y = Reshape(p, back)
         }"""
     before = graph(text.replace("{W}", "{" + ", ".join(["0.5"] * 20) + "}"))
-    after, _ = apply(UnflattenProducts(), before)
+    after, report = apply(UnflattenProducts(), before)
     assert after is before
+    assert "more than one size" in report.refusals[0].reason
 
 
 def test_what_is_read_between_stays() -> None:
@@ -141,9 +144,45 @@ def test_gemm_that_a_matmul_and_an_add_are_not(product: str, reason: str) -> Non
     assert "Gemm" in ops(after)
 
 
-def test_what_the_user_names_stays() -> None:
-    _, report = apply(UnflattenProducts(), _model("Gemm(f, w, b)"), Context(kept=Kept(("p",), ())))
-    assert "--keep-fp32 p" in report.refusals[0].reason
+def test_beta_means_nothing_without_c() -> None:
+    after, _ = apply(UnflattenProducts(), _model("Gemm<beta = 2.0>(f, w)"))
+    assert ops(after) == ["MatMul"]
+
+
+@pytest.mark.parametrize("name", ["f", "p", "y"])
+def test_what_the_user_names_stays(name: str) -> None:
+    _, report = apply(UnflattenProducts(), _model("Gemm(f, w, b)"), Context(kept=Kept((name,), ())))
+    assert f"--keep-fp32 {name}" in report.refusals[0].reason
+
+
+def test_sizes_that_the_reshape_knows_stay_known() -> None:
+    before = _model("Gemm(f, w, b)", flat="-1, 4", x="float[n,6,4] x", y="float[i,j,5] y")
+    after, _ = apply(UnflattenProducts(), before)
+    assert ops(after) == ["Reshape", "MatMul", "Add"]
+
+
+def test_empty_tensors_are_left_alone() -> None:
+    text = """
+        g (float[0,2,4] x) => (float[2,0,5] y)
+        <int64[2] flat = {0, 4}, int64[3] back = {2, 0, 5}, float[4,5] w = {W}> {
+            f = Reshape<allowzero = 1>(x, flat)
+            p = MatMul(f, w)
+            y = Reshape<allowzero = 1>(p, back)
+        }"""
+    before = graph(text.replace("{W}", "{" + ", ".join(["0.5"] * 20) + "}"))
+    after, _ = apply(UnflattenProducts(), before)
+    assert after is before
+
+
+def test_a_tied_embedding_is_not_held_twice() -> None:
+    body = """{
+        flat = Constant<value_ints = [12, 4]>() back = Constant<value_ints = [2, 6, 5]>()
+        f = Reshape(x, flat) p = Gemm<transB = 1>(f, t) y = Reshape(p, back)
+        ids = Constant<value_ints = [0, 1]>() z = Gather(t, ids) }"""
+    before = with_constants(body, SHAPES, "float[2,6,4] x", "float[2,6,5] y, float[2,4] z")
+    after, report = apply(UnflattenProducts(), before)
+    assert after is before
+    assert "table of a Gather" in report.refusals[0].reason
 
 
 def test_before_opset_7_add_does_not_broadcast() -> None:
@@ -208,6 +247,21 @@ def test_fix_makes_a_flattened_mlp_more_accurate() -> None:
         (check,) = (check for check in result.verdict.checks if check.name == "emulation")
         errors.append(max(output.relative_l2 for output in check.outputs))
     assert errors[1] < 0.6 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("product", "operator"),
+    [pytest.param("Gemm(f, w, b)", "Add", id="C"), pytest.param("Gemm(f, w)", "MatMul", id="no C")],
+)
+def test_a_plan_with_a_node_that_took_over_a_name_fits_again(
+    product: str, operator: str, tmp_path: Path
+) -> None:
+    source, plan = _model(product).whole(), tmp_path / "plan.json"
+    first = rewriter.fix(source, keep_fp32_op=[operator], save_plan=plan, build=False)
+    again = rewriter.fix(source, plan=plan, build=False)
+    assert first.proto == again.proto
+    assert again.plan is not None
+    assert any(d.rule == "user" for d in again.plan.decisions)
 
 
 def test_it_is_a_part_of_the_presets_that_have_epilogues() -> None:

@@ -1,8 +1,8 @@
-"""One run of `fix`: the stages in order, with what each hands to the next."""
+"""One run of `fix`."""
 
 from __future__ import annotations
 
 from rewriter.job.options import Options, Progress
-from rewriter.job.run import run
+from rewriter.job.stages import run
 
 __all__ = ["Options", "Progress", "run"]

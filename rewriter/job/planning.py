@@ -53,7 +53,9 @@ class Planning:
             )
         return ranges
 
-    def rewritten(self, model: Model, steps: Sequence[Pass], ranges: Ranges) -> tuple[Model, Ranges]:
+    def rewritten_by_ranges(
+        self, model: Model, steps: Sequence[Pass], ranges: Ranges
+    ) -> tuple[Model, Ranges]:
         """The model after passes that need ranges, with its ranges: known, or measured again."""
         first = len(self.record.passes)
         if wanted := {tensor for step in steps for tensor in step.spread_of(model, ranges)}:

@@ -28,7 +28,7 @@ VERIFIED_SAMPLES = 1
 
 @dataclass
 class Proof:
-    """The checks of a run, and the file that they are about.
+    """The checks of a run, and what they are made with.
 
     Attributes:
         expected: Outputs of the original; None if ONNX Runtime cannot run it, or nothing is verified.
@@ -80,7 +80,7 @@ class Proof:
             with self.record.stage("verify"):
                 self.done.append(checks.check_tf32(self.expected, fixed, self._compared()))
 
-    def write(self, fixed: Model, destination: Path | None, plan: Plan | None) -> Path | None:
+    def write_and_build(self, fixed: Model, destination: Path | None, plan: Plan | None) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
         options, written = self.options, None
         if destination is not None and not options.strict:

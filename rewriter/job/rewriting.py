@@ -20,7 +20,7 @@ from rewriter.search.goal import Budget
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What passes did is in `record`."""
+    """Drives passes over models; what they did goes into `record`."""
 
     options: Options
     record: Record

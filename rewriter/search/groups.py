@@ -68,8 +68,9 @@ def groups(trials: Trials, aim: Aim) -> Iterator[list[Group]]:
     have in FP32 and could do without, and BF16 for FP32: both may be faster. Else they come last: of 37 such
     plans of fourteen networks on an H200, 31 were less accurate than the rules', and no other was faster.
 
-    What goes to FP32 by its kind needs no emulation. The search's emulation ranks the other nodes, once,
-    unless that takes too long. What is estimated to cost more than the aim allows comes last in its batch.
+    What goes to FP32 by its kind needs no emulation. The search's emulation ranks all nodes, once, unless
+    that takes too long; it does so before the first of these batches, for time that is up then is lost. What
+    is estimated to cost more than the aim allows comes last.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
@@ -83,9 +84,9 @@ def groups(trials: Trials, aim: Aim) -> Iterator[list[Group]]:
         yield new(cheaper)
     settings = Settings(LOW_TYPES[plan.precision], plan.io)
     survey = next(iter(surveys(model, trials.problem.facts, {}, settings)))
-    dear = partial(_too_dear, trials=trials, aim=aim)
-    yield sorted(new(chain(_resizes(survey, trials), _kinds(survey, trials))), key=dear)
-    yield sorted(new(_ranked(survey, _ranking(trials))), key=dear)
+    by_kind = chain(_resizes(survey, trials), _kinds(survey, trials))
+    kept = new(chain(by_kind, _ranked(survey, _ranking(trials))))
+    yield sorted(kept, key=partial(_too_dear, trials=trials, aim=aim))
     if not isinstance(aim, Goal):
         yield new(cheaper)
 

@@ -1,4 +1,4 @@
-"""From the file to the verdict."""
+"""The stages of a run in order, from the file to the verdict, with what each hands to the next."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(options: Options) -> FixResult:
     if search is not None and search.check is not None:
         proof.done.append(search.check)
     proof.check_types(fixed, plan)
-    written = proof.write(given, destination, plan)
+    written = proof.write_and_build(given, destination, plan)
     constraints = None
     if options.weak_typing and written is not None and plan is not None:
         constraints = _write_constraints(given, plan, written, record)
@@ -75,7 +75,9 @@ def _structured(model: Model, parts: Parts, planning: Planning) -> tuple[Model, 
         found = planning.rewriting.rewrite(model, parts.measuring, given) if parts.measuring else model
         return found, Ranges()
     ranges = planning.ranges(model) if parts.measuring or parts.lowering else Ranges()
-    return planning.rewritten(model, parts.measuring, ranges) if parts.measuring else (model, ranges)
+    return (
+        planning.rewritten_by_ranges(model, parts.measuring, ranges) if parts.measuring else (model, ranges)
+    )
 
 
 def _loaded(options: Options, record: Record) -> tuple[Options, Model, Samples]:
