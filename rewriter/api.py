@@ -15,7 +15,7 @@ from rewriter.deployment import AUTO, TENSORRT, Deployment, deployment
 from rewriter.emulation import Accumulation
 from rewriter.engines.protocol import EngineName, Shape
 from rewriter.errors import EngineError, UsageError
-from rewriter.job import Options, Progress, run
+from rewriter.job import Options, run
 from rewriter.metrics import named
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
@@ -27,6 +27,7 @@ from rewriter.presets import DEFAULT_OPSETS, Preset, preset_named
 from rewriter.probe.answers import known_target
 from rewriter.result import FixResult
 from rewriter.search.goal import Aim, Budget, Fastest, Goal
+from rewriter.stopwatch import Progress
 
 
 def fix(

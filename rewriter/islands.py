@@ -53,12 +53,12 @@ def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
 def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
     """Sums that no hazard has named, those that feed one another together."""
     streams: dict[int, list[NodeProto]] = {}
-    beginning: set[int] = set()
+    fp32 = set(found)
     for node in survey.nodes:
         if id(node) in found:
             continue
-        if _begins_stream(survey, node, found.keys() | beginning):
-            beginning.add(id(node))
+        if _begins_stream(survey, node, fp32):
+            fp32.add(id(node))
         elif not is_residual_sum(survey, node):
             continue
         own = streams[id(node)] = [node]
@@ -81,9 +81,8 @@ def _begins_stream(survey: Survey, node: NodeProto, fp32: AbstractSet[int]) -> b
         return False
     views = list(survey.upstream(computed[0], lambda n: n.op_type in VIEWS))
     read = (t for n in views for t in n.input if survey.is_float(t) and not survey.is_constant(t))
-    sources = [survey.producer(t) for t in (computed[0], *read)]
-    made = [n for n in sources if n is not None and n.op_type not in VIEWS]
-    return all(n is not None for n in sources) and all(id(n) in fp32 for n in made)
+    sources = map(survey.producer, (computed[0], *read))
+    return all(n is not None and (n.op_type in VIEWS or id(n) in fp32) for n in sources)
 
 
 def _border(survey: Survey, nodes: Iterable[NodeProto]) -> list[str]:

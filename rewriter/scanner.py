@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -28,12 +26,12 @@ from rewriter.model import Model, load
 from rewriter.planner import LOW_TYPES, surveys
 from rewriter.probe.answers import known_target
 from rewriter.ranges import Ranges, measure
+from rewriter.stopwatch import Progress, Stopwatch
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
 
 LowPrecision = Literal["fp16", "bf16"]
-Progress = Callable[[str, int, int], None]
 
 
 def scan(
@@ -64,7 +62,11 @@ def scan(
     if precision not in get_args(LowPrecision):
         raise UsageError(f"it cannot be {precision!r}", where="--precision", hint="choose from fp16, bf16")
     shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
-    run = _Scan(precision, known_target(Target.parse(target)), progress or (lambda stage, done, total: None))
+    run = _Scan(
+        precision,
+        known_target(Target.parse(target)),
+        Stopwatch(progress or (lambda stage, done, total: None)),
+    )
     return run.result(model, inputs, shapes, seed)
 
 
@@ -74,13 +76,12 @@ class _Scan:
 
     precision: LowPrecision
     target: Target
-    progress: Progress
-    seconds: dict[str, float] = field(default_factory=dict)
+    stage: Stopwatch
 
     def result(
         self, source: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]], seed: int
     ) -> ScanResult:
-        with self._stage("load"):
+        with self.stage("load"):
             original = load(source)
             given = inputs is not None
             samples = (
@@ -90,13 +91,13 @@ class _Scan:
             )
             model = _inlined(original)
             facts = tensor_facts.infer(model)
-        with self._stage("ranges"):
+        with self.stage("ranges"):
             ranges = self._measure(model, facts, samples)
-        with self._stage("hazards"):
+        with self.stage("hazards"):
             settings = Settings(LOW_TYPES[self.precision], target=self.target)
             seen = list(surveys(model, facts, ranges, settings))
             findings = list(_findings(seen))
-        with self._stage("tf32"):
+        with self.stage("tf32"):
             findings.extend(_tf32(model, facts, list(islice(samples, 1))))
         if not samples.source.real:
             findings = [*map(_doubted, findings), _random_data(samples.source.text)]
@@ -109,7 +110,7 @@ class _Scan:
             samples.source,
             sum(len(s.nodes) for s in seen),
             (*_warnings(ranges), *data_warnings(original, samples)),
-            self.seconds,
+            self.stage.seconds,
         )
 
     def _measure(self, model: Model, facts: tensor_facts.Facts, samples: Samples) -> Ranges:
@@ -118,17 +119,8 @@ class _Scan:
             widened,
             samples,
             tensor_facts.infer(widened),
-            progress=lambda done: self.progress("ranges", done, len(samples)),
+            progress=lambda done: self.stage.progress("ranges", done, len(samples)),
         )
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        self.progress(name, 0, 0)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = time.perf_counter() - start
 
 
 def _inlined(model: Model) -> Model:

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "rewriter"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("model",),
-    ("facts", "kinds", "schemas"),
+    ("facts", "kinds", "schemas", "stopwatch"),
     ("base", "plan"),
     ("edits",),
     ("engines", "heads", "kernels", "masks", "norms", "resizes", "splits", "stored", "windows"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewriter.job.options import Options, Progress
+from rewriter.job.options import Options
 from rewriter.job.stages import run
 
-__all__ = ["Options", "Progress", "run"]
+__all__ = ["Options", "run"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from rewriter.errors import UsageError
 from rewriter.plan import Plan
 from rewriter.planner import Wish
 from rewriter.search.goal import Aim
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and of how much (0: not known)."""
+from rewriter.stopwatch import Progress
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,11 @@ class Options:
     search_engine: EngineName | None = None
     deployment: Deployment = field(default_factory=Deployment)
     search_seconds: float = 300.0
+
+    @property
+    def parts(self) -> Parts:
+        """The steps by when they run."""
+        return Parts.of(self.steps)
 
     def destination(self) -> Path | None:
         """Where the model is to be written; None: nowhere.

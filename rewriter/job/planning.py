@@ -43,7 +43,7 @@ class Planning:
                 widened,
                 self.samples,
                 tensor_facts.infer(widened),
-                progress=lambda done: self.record.progress("ranges", done, len(self.samples)),
+                progress=lambda done: self.record.stage.progress("ranges", done, len(self.samples)),
             )
         ranges.real = self.samples.source.real
         if ranges.unsupported:

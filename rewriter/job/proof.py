@@ -14,7 +14,7 @@ from rewriter.engines import host
 from rewriter.engines.protocol import Settings, Span
 from rewriter.errors import ArithmeticRunError
 from rewriter.inputs import Samples
-from rewriter.job.options import Options, Parts
+from rewriter.job.options import Options
 from rewriter.job.record import Record
 from rewriter.job.rewriting import Rewriting
 from rewriter.model import Array, Model, save
@@ -107,7 +107,7 @@ class Proof:
         by_ranges = any(step.needs_ranges for step in self.rewriting.changed())
         if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
-        parts = Parts.of(self.options.steps)
+        parts = self.options.parts
         again = (*parts.structural, *(step for step in parts.measuring if not step.needs_ranges))
         with self.record.stage("explain"):
             return checks.explained(check, self.rewriting.again(again), fixed, compared, accumulation)

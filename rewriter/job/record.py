@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rewriter.base import Rescaled, Spent
 from rewriter.driver import PassResult
-from rewriter.job.options import Progress
 from rewriter.search.stage import Answer
+from rewriter.stopwatch import Stopwatch
 
 
 @dataclass
@@ -18,28 +15,16 @@ class Record:
     """It grows from stage to stage.
 
     Attributes:
-        progress: Is told when a stage begins.
+        stage: Counts what is done inside as that stage's.
         passes: In the order in which they ran.
         warnings: Sentences that the user should read.
-        seconds: What each stage took.
         search: What the search found; None if there was none.
     """
 
-    progress: Progress
+    stage: Stopwatch
     passes: list[PassResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
     search: Answer | None = None
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        """What is done inside counts as that stage's."""
-        self.progress(name, 0, 0)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def exponents(self) -> tuple[tuple[int, str, int], ...]:
         """What was multiplied by a power of two so far, in the order of the changes."""

@@ -9,7 +9,7 @@ from rewriter import splits
 from rewriter.base import Calibration, Context, Kept, Pass
 from rewriter.driver import Driver
 from rewriter.inputs import Samples
-from rewriter.job.options import Options, Parts
+from rewriter.job.options import Options
 from rewriter.job.record import Record
 from rewriter.model import Model, load
 from rewriter.plan import Plan
@@ -48,13 +48,13 @@ class Rewriting:
 
     def changed(self) -> list[Pass]:
         """The passes before the plan that changed something."""
-        parts = Parts.of(self.options.steps)
+        parts = self.options.parts
         before = (*parts.structural, *parts.measuring)
         return [step for step, did in zip(before, self.record.passes, strict=False) if did.changes]
 
     def _driven(self, model: Model, steps: Sequence[Pass], context: Context) -> Model:
         record, total = self.record, len(self.options.steps)
-        driver = Driver(lambda step: record.progress(f"pass {step.name}", len(record.passes), total))
+        driver = Driver(lambda step: record.stage.progress(f"pass {step.name}", len(record.passes), total))
         with record.stage("passes"):
             rewritten, results = driver.run(model, steps, context)
         record.passes.extend(results)

@@ -19,18 +19,19 @@ from rewriter.norm_opset import needed_opset
 from rewriter.plan import Plan
 from rewriter.ranges import Ranges
 from rewriter.result import FixResult
+from rewriter.stopwatch import Stopwatch
 
 
 def run(options: Options) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
-    destination, record = options.destination(), Record(options.progress)
+    destination, record = options.destination(), Record(Stopwatch(options.progress))
     options, original, samples = _loaded(options, record)
     rewriting = Rewriting(options, record)
     planning = Planning(options, record, rewriting, samples)
     proof = Proof(options, record, rewriting, samples)
     if options.verify:
         proof.run_original(original)
-    parts = Parts.of(options.steps)
+    parts = options.parts
     structured, ranges = _structured(rewriting.rewrite(original, parts.structural), parts, planning)
     if options.verify:
         proof.check_structure(structured)
@@ -62,7 +63,7 @@ def run(options: Options) -> FixResult:
         proof.verdict,
         search.frontier if search is not None else None,
         record.warnings,
-        record.seconds,
+        record.stage.seconds,
         constraints,
         search.searched if search is not None else None,
     )

@@ -29,6 +29,7 @@ from rewriter.locate.search import MARKS, MAX_BUILDS, Marked, Measure, Search
 from rewriter.model import Array, Model, load
 from rewriter.rescaling.record import between
 from rewriter.result import LASTING
+from rewriter.stopwatch import Progress
 
 __all__ = ["Location", "Options", "Step", "locate", "locate_by_emulation", "locate_with"]
 
@@ -44,8 +45,6 @@ JOBS = 4
 
 STEPS = 16
 """Tensors of the chain that are measured."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from rewriter.model import Array
 from rewriter.probe import arithmetic, costs, epilogues, operators
 from rewriter.probe.answers import Answers, driver_text, known_target, measured, recorded, remember
 from rewriter.probe.question import UNKNOWN, Answer, Case, Probe, Seen
+from rewriter.stopwatch import Progress
 
 __all__ = [
     "PROBES",
@@ -47,8 +48,6 @@ RUN_TIMEOUT_S = 300.0
 
 ON_CPU = Timing(1, 3)
 """A CPU takes a thousand times as long as the GPU that the models were made for."""
-
-Progress = Callable[[str, int, int], None]
 
 
 def ask(

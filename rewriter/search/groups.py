@@ -78,14 +78,15 @@ def groups(trials: Trials, aim: Aim) -> Iterator[list[Group]]:
     plan, model = trials.plan, trials.problem.model
     new = partial(_new, trials=trials, seen={(plan.fp32, plan.bf16)})
     cheaper = chain(_released(trials), _in_bf16(trials))
-    if isinstance(aim, Budget) and _ranking(trials):
-        yield new(_filling(trials, aim))
     if isinstance(aim, Goal):
         yield new(cheaper)
+    ranked = _ranking(trials)
+    if isinstance(aim, Budget) and ranked:
+        yield new(_filling(trials, aim))
     settings = Settings(LOW_TYPES[plan.precision], plan.io)
     survey = next(iter(surveys(model, trials.problem.facts, {}, settings)))
     by_kind = chain(_resizes(survey, trials), _kinds(survey, trials))
-    kept = new(chain(by_kind, _ranked(survey, _ranking(trials))))
+    kept = new(chain(by_kind, _ranked(survey, ranked)))
     yield sorted(kept, key=partial(_too_dear, trials=trials, aim=aim))
     if not isinstance(aim, Goal):
         yield new(cheaper)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -33,14 +33,13 @@ from rewriter.search.groups import groups
 from rewriter.search.rounds import by_measurement
 from rewriter.search.trials import Trials
 from rewriter.search.within import most_accurate
+from rewriter.stopwatch import Progress
 
 EMULATED_SAMPLES, RUN_SAMPLES = 4, 16
 """How many samples a search compares each plan on: emulated, and on an engine."""
 
 EXPECTED_SHARE, RANKED_SHARE = 0.15, 0.4
 """Shares of an engine's time after which the original runs on no more samples, and a ranking is given up."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +21,13 @@ from rewriter.inputs import Samples, load_samples, random_samples
 from rewriter.metrics import named
 from rewriter.model import Model, load
 from rewriter.result import Verdict
+from rewriter.stopwatch import Progress, Stopwatch
 from rewriter.verification.data import BuildRun, OutputStatistics, Tolerance, VerifyResult
 from rewriter.verification.execute import build_without_gpu, emulated, on_engine
 from rewriter.verification.stage import MOST_SAMPLES, Stage
 from rewriter.verification.tolerances import default_tolerance
 
 __all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
-
-Progress = Callable[[str, int, int], None]
 
 
 def verify(
@@ -82,7 +79,7 @@ def verify(
         metric = tolerance.metric
     asked = _asked(tolerance, metric)
     _check(builds, timeout)
-    watch = Watch(progress or (lambda stage, done, total: None))
+    watch = Stopwatch(progress or (lambda stage, done, total: None))
     deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
     chosen = deployed.choose()
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
@@ -172,23 +169,6 @@ def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:
         yield samples.source.text
     if len(samples) > MOST_SAMPLES:
         yield f"the first {MOST_SAMPLES} of {len(samples)} samples were compared"
-
-
-@dataclass
-class Watch:
-    """Wall time by stage; tells the progress callback of each."""
-
-    progress: Progress
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        self.progress(name, 0, 0)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def _check(builds: int, timeout: float) -> None:
