@@ -20,10 +20,10 @@ lint: $(VENV)/with-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m rewriter.catalogue --check
+	$(BIN)/python -m rewriter.pipeline.catalogue --check
 
 catalogue: $(VENV)/with-dev
-	$(BIN)/python -m rewriter.catalogue
+	$(BIN)/python -m rewriter.pipeline.catalogue
 
 clean:
 	rm -rf $(VENV) build dist demo *.egg-info

@@ -26,8 +26,7 @@ from onnx import NodeProto, TensorProto, inliner
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rewriter import facts
-from rewriter.model import load, subgraphs, walk_graphs
+from rewriter.model import facts, load, subgraphs, walk_graphs
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 SHAPES = frozenset({"Shape", "Size"})

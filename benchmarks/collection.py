@@ -19,8 +19,8 @@ from benchmarks.headline import Row
 from benchmarks.measurement import WITHOUT_TF32
 from benchmarks.report import markdown
 from benchmarks.variants import VARIANTS
-from rewriter.presets import OTHERWISE
-from rewriter.verification import verify
+from rewriter.jobs.verify import verify
+from rewriter.pipeline.presets import OTHERWISE
 
 PACKAGES = (
     "onnx",

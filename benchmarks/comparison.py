@@ -14,10 +14,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from rewriter import checks
-from rewriter.compare import compare
 from rewriter.errors import InputsError
+from rewriter.figures.compare import compare
 from rewriter.model import Array, Model
+from rewriter.verification import checks
 
 
 @dataclass(frozen=True)

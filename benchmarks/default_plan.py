@@ -31,18 +31,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rewriter
 from benchmarks.comparison import errors, feeds_of
-from rewriter import checks, facts
+from rewriter.data.inputs import load_samples
+from rewriter.data.ranges import measure as measured
 from rewriter.emulation import emulation, reference
-from rewriter.epilogues import FREE
+from rewriter.graph.retype import retype
 from rewriter.hazards import SCAN_RULES, Settings
-from rewriter.inputs import load_samples
-from rewriter.kinds import KINDS
-from rewriter.model import Array, Model, load
+from rewriter.hazards.kinds import KINDS
+from rewriter.model import Array, Model, facts, load
 from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
-from rewriter.planner import extend_plan, node_key, surveys
-from rewriter.ranges import measure as measured
-from rewriter.retype import retype
+from rewriter.planning.epilogues import FREE
+from rewriter.planning.planner import extend_plan, node_key, surveys
+from rewriter.verification import checks
 
 FACTOR, LARGEST = 1.3, 5e-3
 PASSES, SECONDS = 3.0, 2.0

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 import rewriter
-from rewriter import checks, facts
-from rewriter.compare import compare
 from rewriter.emulation import Accumulation, emulation
-from rewriter.model import Array, Model, load
+from rewriter.figures.compare import compare
+from rewriter.model import Array, Model, facts, load
+from rewriter.verification import checks
 
 ENGINES = Path(__file__).with_name("gpu_cases.json")
 

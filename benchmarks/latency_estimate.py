@@ -25,15 +25,15 @@ from scipy.optimize import nnls
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rewriter
-from rewriter import facts, plan_file
 from rewriter.base import Target
-from rewriter.costs import LOW_US, MORE_US
-from rewriter.model import Model, load
-from rewriter.norm_opset import needed_opset
+from rewriter.model import Model, facts, load
+from rewriter.pipeline.presets import DEFAULT_OPSETS, DEFAULT_PRESET, PRESETS
 from rewriter.plan import Plan
-from rewriter.presets import DEFAULT_OPSETS, DEFAULT_PRESET, PRESETS
-from rewriter.prices import Prices
-from rewriter.pricing import all_terms, priced
+from rewriter.planning import plan_file
+from rewriter.planning.costs.kernels import LOW_US, MORE_US
+from rewriter.planning.costs.prices import Prices
+from rewriter.planning.costs.pricing import all_terms, priced
+from rewriter.rewriting.norm_opset import needed_opset
 
 ENGINES = Path(__file__).with_name("side_by_side.json")
 TARGET = Target.parse("tensorrt-rtx")

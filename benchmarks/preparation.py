@@ -25,10 +25,10 @@ from benchmarks.census import census
 from benchmarks.children import Limits, child
 from benchmarks.comparison import Case, errors, feeds_of, read_json, write_json
 from benchmarks.variants import EFFORT, FOREIGN
-from rewriter import checks, facts
 from rewriter.emulation import Accumulation, emulation
 from rewriter.errors import RewriterError
-from rewriter.model import load
+from rewriter.model import facts, load
+from rewriter.verification import checks
 
 CHECK_FAILED = 1
 """Exit code of `rewriter fix` when it wrote a model that missed what was asked of it: a variant all the same."""

@@ -48,12 +48,11 @@ def in_child(path: Path, samples: int) -> dict[str, Any]:
 
 def measured(path: Path, count: int) -> dict[str, Any]:
     """Figures of one model; `create_s` is what the first sample takes longer than the others (one sample: 0)."""
-    from rewriter import facts
+    from rewriter.data.inputs import load_samples
+    from rewriter.data.ranges import measure
     from rewriter.emulation import reference
     from rewriter.engines.onnxruntime import Session
-    from rewriter.inputs import load_samples
-    from rewriter.model import load
-    from rewriter.ranges import measure
+    from rewriter.model import facts, load
 
     original = load(path)
     data = path.with_suffix("") if path.with_suffix("").is_dir() else path.with_suffix(".npz")

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.agreement import FACTOR, agreement_of
 from benchmarks.headline import RIVAL, Found, Row, mean, ratios
 from benchmarks.variants import SEARCHES
-from rewriter.checks import EMULATION_TOLERANCE
+from rewriter.figures.tolerances import EMULATION_TOLERANCE
 
 NOISE = 1.02
 """Two runs of one engine differ by up to 2 %; the same is allowed where an error has to be no worse."""

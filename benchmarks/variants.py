@@ -29,9 +29,8 @@ def naive(model: Path, samples: Path, out: Path) -> None:
     from onnx import TensorProto, numpy_helper
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from rewriter import facts
-    from rewriter.model import load, save, walk_graphs
-    from rewriter.retype import Request, retype
+    from rewriter.graph.retype import Request, retype
+    from rewriter.model import facts, load, save, walk_graphs
 
     proto = onnx.load(model)
     graphs = list(walk_graphs(proto.graph))

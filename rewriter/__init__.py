@@ -9,33 +9,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rewriter.api import fix
     from rewriter.base import Target
     from rewriter.errors import RewriterError
-    from rewriter.findings import Finding, ScanResult
+    from rewriter.jobs.findings import Finding, ScanResult
+    from rewriter.jobs.fix.api import fix
+    from rewriter.jobs.fix.result import FixResult
+    from rewriter.jobs.scan import scan
+    from rewriter.jobs.verify import verify
     from rewriter.model import Model, load, save
     from rewriter.plan import Plan
-    from rewriter.result import FixResult, Verdict
-    from rewriter.scanner import scan
-    from rewriter.verification import VerifyResult, verify
+    from rewriter.verification.result import VerifyResult
+    from rewriter.verification.verdict import Verdict
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Finding": "findings",
-    "FixResult": "result",
+    "Finding": "jobs.findings",
+    "FixResult": "jobs.fix.result",
     "Model": "model",
     "Plan": "plan",
     "RewriterError": "errors",
-    "ScanResult": "findings",
+    "ScanResult": "jobs.findings",
     "Target": "base",
-    "Verdict": "result",
-    "VerifyResult": "verification",
-    "fix": "api",
+    "Verdict": "verification.verdict",
+    "VerifyResult": "verification.result",
+    "fix": "jobs.fix.api",
     "load": "model",
     "save": "model",
-    "scan": "scanner",
-    "verify": "verification",
+    "scan": "jobs.scan",
+    "verify": "jobs.verify",
 }
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-    from rewriter.edits import GraphEditor
+    from rewriter.graph import GraphEditor
     from rewriter.model import Array, Model
     from rewriter.plan import Plan, Range
 

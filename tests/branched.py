@@ -9,9 +9,9 @@ from graphs import apply, graph, with_constants
 from onnx import helper, numpy_helper
 
 from rewriter.base import Context
-from rewriter.driver import PassResult
 from rewriter.model import Model, load
 from rewriter.passes.merge_branches import MergeBranches
+from rewriter.pipeline.driver import PassResult
 
 WIDE = "Conv<pads = [1, 1, 1, 1]>"
 

@@ -12,8 +12,8 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from rewriter.base import Context, Pass
-from rewriter.driver import Driver, PassResult
 from rewriter.model import Array, Model, load
+from rewriter.pipeline.driver import Driver, PassResult
 
 
 def graph(body: str, *, opset: int = 17, ir: int = 8) -> Model:

@@ -8,9 +8,9 @@ from graphs import apply, run
 from onnx import numpy_helper
 
 from rewriter.base import Calibration, Context
-from rewriter.driver import PassResult
 from rewriter.model import Array, Model, load
 from rewriter.passes.compensate_rounding import CompensateRounding
+from rewriter.pipeline.driver import PassResult
 
 Feeds = dict[str, Array]
 

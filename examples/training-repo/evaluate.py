@@ -9,8 +9,9 @@ import numpy as np
 from data import WHITE, Pictures
 
 import rewriter
-from rewriter import emulation, facts
+from rewriter import emulation
 from rewriter.engines.onnxruntime import Session
+from rewriter.model import facts
 
 PICTURES, SIZE = 8, 128
 

@@ -27,7 +27,7 @@ def compare_inputs(
     Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
     """
     with exit_codes():
-        from rewriter import parity
+        from rewriter.data import parity
         from rewriter.report import parity as report
         from rewriter.report.progress import progress
         from rewriter.report.terminal import console

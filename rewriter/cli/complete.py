@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 def presets(incomplete: str) -> list[tuple[str, str]]:
     """Names with what they are."""
-    from rewriter.presets import PRESETS
+    from rewriter.pipeline.presets import PRESETS
 
     return [(p.name, p.summary) for p in PRESETS.values() if p.name.startswith(incomplete)]
 
 
 def passes(incomplete: str) -> list[str]:
     """The last name of a list with commas; names that other packages offer are among them."""
-    from rewriter import registry
+    from rewriter.pipeline import registry
 
     before, comma, last = incomplete.rpartition(",")
     known = [*registry.own_passes(), *(plugin.name for plugin in registry.plugins())]
@@ -23,7 +23,7 @@ def passes(incomplete: str) -> list[str]:
 
 def metrics(incomplete: str) -> list[str]:
     """Names of metrics."""
-    from rewriter.metrics import METRICS
+    from rewriter.figures.metrics import METRICS
 
     return _matching(METRICS, incomplete)
 

@@ -12,7 +12,7 @@ from rewriter.cli.exits import exit_codes, reader_may_leave
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from rewriter.config import Configuration
+    from rewriter.pipeline.config import Configuration
 
 
 def config(
@@ -26,7 +26,7 @@ def config(
     Options of the command line come before all of them.
     """
     with exit_codes(), reader_may_leave():
-        from rewriter.config import load
+        from rewriter.pipeline.config import load
         from rewriter.report.terminal import console
 
         configuration = load(model)
@@ -38,9 +38,9 @@ def _table(configuration: Configuration, near: Path) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from rewriter.config import KEYS
-    from rewriter.config.files import shown
-    from rewriter.config.values import to_text
+    from rewriter.pipeline.config import KEYS
+    from rewriter.pipeline.config.files import shown
+    from rewriter.pipeline.config.values import to_text
 
     in_force = configuration.with_options()
     table = Table(box=None, pad_edge=False, padding=(0, 1))

@@ -39,7 +39,7 @@ from rewriter.cli.options import (
 from rewriter.errors import UsageError
 
 if TYPE_CHECKING:
-    from rewriter.result import FixResult
+    from rewriter.jobs.fix.result import FixResult
 
 
 def fix(
@@ -133,7 +133,7 @@ def fix(
     Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model.
     """
     with exit_codes():
-        from rewriter import api
+        from rewriter.jobs.fix import api
         from rewriter.report.progress import progress
 
         if output is None and not (in_place or dry_run):

@@ -110,7 +110,7 @@ def _run(outcomes: Iterator[Outcome], *, verbose: bool) -> None:
 
 def _show(outcome: Outcome, *, verbose: bool) -> None:
     """The line of a file; all findings of one that does not pass."""
-    from rewriter.findings import ScanResult
+    from rewriter.jobs.findings import ScanResult
     from rewriter.report import scan as scan_report
     from rewriter.report import terminal
 

@@ -26,10 +26,10 @@ from rewriter.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rewriter.deployment import Deployment
-    from rewriter.inputs import Samples
-    from rewriter.locate import Location, Options
+    from rewriter.data.inputs import Samples
+    from rewriter.engines.deployment import Deployment
     from rewriter.model import Model
+    from rewriter.verification.locate import Location, Options
 
 SEARCH = "Search"
 AUTO = "auto"
@@ -67,12 +67,12 @@ def locate(
     Exits with 0 if nothing is wrong, with 1 if something is, with 2 on bad usage or model.
     """
     with exit_codes():
-        from rewriter.deployment import deployment
+        from rewriter.engines.deployment import deployment
         from rewriter.errors import UsageError
-        from rewriter.locate import Options
         from rewriter.model import load
         from rewriter.report import locate as report
         from rewriter.report.terminal import console
+        from rewriter.verification.locate import Options
 
         check_extra("--json", json, [original, other])
         if marks < 1 or max_builds < 1:
@@ -96,8 +96,8 @@ def _data(
     model: Model, inputs: Path | None, sizes: dict[str, tuple[int, ...]], seed: int, deployed: Deployment
 ) -> tuple[Samples, list[str]]:
     """The samples to look at, and what the user should know of them."""
-    from rewriter.expectations import data_warnings
-    from rewriter.inputs import load_samples, random_samples
+    from rewriter.data.expectations import data_warnings
+    from rewriter.data.inputs import load_samples, random_samples
 
     deployed.check(model.signature)
     wanted = deployed.usual | sizes
@@ -116,10 +116,10 @@ def _data(
 def _located(
     original: Path, other: Path, samples: Samples, deployed: Deployment, options: Options, timeout: float
 ) -> Location:
-    from rewriter import locate as search
     from rewriter.engines.protocol import Settings
     from rewriter.model import load
     from rewriter.report.progress import progress
+    from rewriter.verification import locate as search
 
     engine = deployed.choose().engine
     if engine is None:

@@ -12,7 +12,7 @@ from rewriter.cli import complete
 from rewriter.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    from rewriter.config import InForce
+    from rewriter.pipeline.config import InForce
 
 PASSES, PRECISION, SEARCH, ENGINE = "Passes", "Precision", "Search for a plan", "Engine"
 OUTCOME = "Verification and report"
@@ -91,7 +91,7 @@ def split(texts: list[str] | None) -> list[str]:
 
 def shapes(texts: list[str] | None, option: str = "--input-shape") -> dict[str, tuple[int, ...]]:
     """`["image:1x3x224x224"]` as `{"image": (1, 3, 224, 224)}`."""
-    from rewriter.config.values import shape_from_text
+    from rewriter.pipeline.config.values import shape_from_text
 
     found = {}
     for text in texts or ():
@@ -111,7 +111,7 @@ def profile(low: str | None, usual: str | None, high: str | None) -> dict[str, A
 
 def configured(model: Path, *, quiet: bool, **given: Any) -> InForce:
     """Everything in force for `model` with these options of the command line; stderr tells what was read."""
-    from rewriter import config
+    from rewriter.pipeline import config
 
     configuration = config.load(model)
     for warning in configuration.warnings:

@@ -17,7 +17,7 @@ app = typer.Typer(cls=Group)
 def _list_passes(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         with exit_codes(), reader_may_leave():
-            from rewriter.catalogue.passes import overview
+            from rewriter.pipeline.catalogue.passes import overview
             from rewriter.report.terminal import console
 
             console().print(overview())
@@ -31,7 +31,7 @@ def _show_pass(
 ) -> None:
     """Why a pass exists, its options, an example before and after, and what it declines."""
     with exit_codes(), reader_may_leave():
-        from rewriter.catalogue.passes import page
-        from rewriter.registry import find
+        from rewriter.pipeline.catalogue.passes import page
+        from rewriter.pipeline.registry import find
 
         typer.echo(page(find(name, "passes show")).rstrip())

@@ -17,7 +17,7 @@ app = typer.Typer(cls=Group)
 def _list_presets(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         with exit_codes(), reader_may_leave():
-            from rewriter.catalogue import presets
+            from rewriter.pipeline.catalogue import presets
             from rewriter.report.terminal import console
 
             console().print(presets.overview())
@@ -31,8 +31,8 @@ def _show_preset(
 ) -> None:
     """What a preset stands for: its pipeline, its defaults, and when to use it."""
     with exit_codes(), reader_may_leave():
-        from rewriter.catalogue.presets import page
-        from rewriter.presets import preset_named
+        from rewriter.pipeline.catalogue.presets import page
+        from rewriter.pipeline.presets import preset_named
         from rewriter.report.terminal import console
 
         console().print(page(preset_named(name)))

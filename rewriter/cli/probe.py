@@ -23,8 +23,8 @@ def probe(
     """
     with exit_codes():
         from rewriter.engines import host
-        from rewriter.probe import ask as probes
-        from rewriter.probe.answers import write
+        from rewriter.engines.probe import ask as probes
+        from rewriter.engines.probe.answers import write
         from rewriter.report import probe as report
         from rewriter.report.progress import progress
         from rewriter.report.terminal import console
@@ -48,8 +48,8 @@ def probe(
 
 
 def _without_gpu(choice: object, json: Path | None) -> None:
+    from rewriter.engines.probe import ask as probes
     from rewriter.errors import EngineError
-    from rewriter.probe import ask as probes
     from rewriter.report import probe as report
     from rewriter.report.progress import progress
     from rewriter.report.terminal import console

@@ -25,7 +25,7 @@ from rewriter.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rewriter.findings import ScanResult
+    from rewriter.jobs.findings import ScanResult
 
 
 def scan(
@@ -59,7 +59,7 @@ def scan(
     Exits with 0, with 1 if --fail-on says so, with 2 on bad usage or model.
     """
     with exit_codes():
-        from rewriter import scanner
+        from rewriter.jobs import scan as scanner
         from rewriter.report.progress import progress
 
         in_force = configured(

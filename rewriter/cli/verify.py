@@ -29,8 +29,8 @@ from rewriter.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rewriter.config import InForce
-    from rewriter.verification import VerifyResult
+    from rewriter.pipeline.config import InForce
+    from rewriter.verification.result import VerifyResult
 
 
 USUAL = "relative-l2"
@@ -98,7 +98,7 @@ def verify(
 
 def _held(in_force: InForce, metric: str | None) -> dict[str, Any]:
     """The tolerance with the place that set it; a file's metric alone is a goal of `fix`."""
-    from rewriter.verification import Tolerance
+    from rewriter.figures.tolerances import Tolerance
 
     set_here = in_force.arguments("verify")
     if "tolerance" not in set_here:

@@ -15,9 +15,9 @@ from onnx import TensorProto
 from rewriter.emulation.accumulate import FIRST_OPSET, accumulate_in_fp16
 from rewriter.emulation.epilogues import find_epilogues
 from rewriter.emulation.tf32 import round_to_tf32
-from rewriter.facts import Facts
+from rewriter.graph.retype import Request, retype
 from rewriter.model import Model
-from rewriter.retype import Request, retype
+from rewriter.model.facts import Facts
 
 Accumulation = Literal["fp32", "fp16"]
 """Type in which MatMul, Gemm and Conv of FP16 tensors sum their products."""

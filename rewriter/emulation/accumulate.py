@@ -24,11 +24,11 @@ import onnx
 import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.edits import attribute
 from rewriter.emulation.epilogues import Epilogues
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
-from rewriter.facts import Facts, Shape
+from rewriter.graph import attribute
 from rewriter.model import Model, walk_graphs
+from rewriter.model.facts import Facts, Shape
 
 ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""

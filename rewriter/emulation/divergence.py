@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rewriter import facts as tensor_facts
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.side_by_side import UNSCALED, Row, SideBySide
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
+from rewriter.model import facts as tensor_facts
 
 
 @dataclass(frozen=True)

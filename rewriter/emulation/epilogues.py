@@ -36,11 +36,11 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, NodeProto, TensorProto
 
-from rewriter.edits import casts_to
-from rewriter.epilogues import SCALING, VIEWS
-from rewriter.facts import Facts, TensorFacts
-from rewriter.kernels import ELEMENTWISE, NORMS, PRODUCTS, is_plain_transpose, reduces
+from rewriter.graph import casts_to
+from rewriter.graph.fusion import ELEMENTWISE, NORMS, PRODUCTS, is_plain_transpose, reduces
 from rewriter.model import Model, walk_graphs
+from rewriter.model.facts import Facts, TensorFacts
+from rewriter.planning.epilogues import SCALING, VIEWS
 
 Names = AbstractSet[tuple[int, str]]
 """Tensors, each as the index of its scope and its name."""

@@ -11,11 +11,11 @@ from typing import Any
 
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.edits import attribute, captured, label, reads
-from rewriter.facts import Facts
+from rewriter.graph import attribute, captured, label, reads
+from rewriter.graph.stored import logical_name
 from rewriter.model import Model, subgraphs
-from rewriter.planner import node_key
-from rewriter.stored import logical_name
+from rewriter.model.facts import Facts
+from rewriter.planning.planner import node_key
 
 REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds")
 """Prefixes of the three computations' tensors, of what compares them, and of the original's times 2^k."""

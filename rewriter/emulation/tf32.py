@@ -17,9 +17,9 @@ import onnx
 import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from rewriter.facts import Facts
-from rewriter.kernels import is_depthwise
+from rewriter.graph.fusion import is_depthwise
 from rewriter.model import Model, walk_graphs
+from rewriter.model.facts import Facts
 
 ON_TENSOR_CORES = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 

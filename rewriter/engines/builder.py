@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewriter.engines import driver, timing_cache
+from rewriter.engines import nvidia_driver as driver
+from rewriter.engines import timing_cache
 from rewriter.engines.library import Log, library, load_plugins, logger, without_noise
 from rewriter.errors import EngineError
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from rewriter.engines import driver
+from rewriter.engines import nvidia_driver as driver
 from rewriter.errors import EngineError
 from rewriter.model import Array
 

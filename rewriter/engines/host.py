@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, get_args
 
-from rewriter.engines import driver
-from rewriter.engines.driver import Gpu
+from rewriter.engines import nvidia_driver as driver
+from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.protocol import EngineName
 from rewriter.engines.worker import run_in_child
 from rewriter.errors import EngineError

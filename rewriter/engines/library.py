@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rewriter.engines import driver
+from rewriter.engines import nvidia_driver as driver
 from rewriter.errors import EngineError
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from rewriter.engines import driver
+from rewriter.engines import nvidia_driver as driver
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineLayer, RunOrder
 from rewriter.errors import EngineError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.engines import driver
+from rewriter.engines import nvidia_driver as driver
 from rewriter.engines.callbacks import NUMPY, allocator, listener
 from rewriter.engines.cuda import Buffer, Graph, Stream
 from rewriter.engines.host import refusal, title

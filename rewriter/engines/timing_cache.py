@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.engines import driver
+from rewriter.engines import nvidia_driver as driver
 from rewriter.engines.user_cache import user_cache
 
 

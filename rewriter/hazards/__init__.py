@@ -15,7 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from rewriter.base import Kept
-from rewriter.edits import GraphEditor, attribute
+from rewriter.graph import GraphEditor, attribute
 from rewriter.hazards.accumulation import accumulator_error, likely_partial_sums, partial_sums, running_sums
 from rewriter.hazards.attention import linear_attention, masks, unbounded_masks
 from rewriter.hazards.converted import cast_pairs, wide_integers

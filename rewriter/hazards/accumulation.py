@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.edits import attribute, label
+from rewriter.graph import attribute, label
+from rewriter.graph.fusion import conv_depth, is_plain_transpose
+from rewriter.hazards.kinds import Severity
 from rewriter.hazards.survey import VIEWS, Hazard, Survey
-from rewriter.kernels import conv_depth, is_plain_transpose
-from rewriter.kinds import Severity
 
 ERROR_PER_ROOT_DEPTH = 3.7e-5
 """Relative L2 error over sqrt(depth): 1.05e-3 / sqrt(768) = 3.8e-5, 2.36e-3 / sqrt(4096) = 3.7e-5."""

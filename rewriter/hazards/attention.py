@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.edits import label
+from rewriter.graph import label
+from rewriter.hazards.kinds import Severity
 from rewriter.hazards.survey import CHEAP, Hazard, Survey
-from rewriter.kinds import Severity
-from rewriter.masks import LARGEST_BIAS, Follower, Use, huge_uses
+from rewriter.patterns.masks import LARGEST_BIAS, Follower, Use, huge_uses
 
 BEFORE_SOFTMAX = CHEAP - {"Softmax", "LogSoftmax"}
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rewriter.edits import label
+from rewriter.graph import label
 from rewriter.hazards.survey import Hazard, Survey
 
 DEVIATIONS = 50.0

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.edits import attribute
+from rewriter.graph import attribute
+from rewriter.hazards.kinds import Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.hazards.survey import Hazard, Survey
-from rewriter.kinds import Severity
 
 NAIVE_LOG_SUM_EXP = "https://github.com/NVIDIA/TensorRT/issues/4772"
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.edits import label
+from rewriter.graph import label
 from rewriter.hazards.attention import mask_uses
+from rewriter.hazards.kinds import Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.resolution import made_of_integers
 from rewriter.hazards.survey import CHEAP, VIEWS, Hazard, Survey
-from rewriter.kinds import Severity
 from rewriter.model import Array
-from rewriter.norms import find_norms
+from rewriter.patterns.norms import find_norms
+from rewriter.patterns.splits import is_made
 from rewriter.plan import Range
-from rewriter.splits import is_made
 
 WEIGHT_ERROR = 1e-3
 """Relative L2 error of rounded weights; 2^-11 = 4.9e-4 is the most that normal numbers lose."""

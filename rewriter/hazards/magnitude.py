@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.edits import label
+from rewriter.graph import label
+from rewriter.hazards.kinds import Severity
 from rewriter.hazards.survey import VIEWS, Hazard, Survey
-from rewriter.kinds import Severity
-from rewriter.norms import Norm, find_norms
+from rewriter.patterns.norms import Norm, find_norms
 from rewriter.plan import Range
 
 FP16_MIN_NORMAL = 2.0**-14

@@ -13,10 +13,10 @@ from typing import Literal
 from onnx import NodeProto
 
 from rewriter.base import Target
-from rewriter.edits import GraphEditor, attribute
+from rewriter.graph import GraphEditor, attribute
+from rewriter.hazards.kinds import Severity
 from rewriter.hazards.survey import Hazard, Survey
-from rewriter.kinds import Severity
-from rewriter.round_trips import lost_round_trips
+from rewriter.patterns.round_trips import lost_round_trips
 
 PATCH = 8
 """Smallest kernel that `kernel-is-stride` means: patches of vision transformers have 8 to 32."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.edits import attribute, label
-from rewriter.facts import FLOATS
+from rewriter.graph import attribute, label
+from rewriter.hazards.kinds import Severity
 from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Hazard, Survey, Through
-from rewriter.kinds import Severity
-from rewriter.schemas import FP32_INPUTS
+from rewriter.model.facts import FLOATS
+from rewriter.model.schemas import FP32_INPUTS
 
 EXACT_INTEGERS: dict[int, int] = {TensorProto.FLOAT16: 2048, TensorProto.BFLOAT16: 256}
 """All integers up to here are exact: 11 and 8 bits of significand."""

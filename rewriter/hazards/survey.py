@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
-from rewriter.edits import GraphEditor, casts_floats
-from rewriter.kinds import Severity
+from rewriter.graph import GraphEditor, casts_floats
+from rewriter.graph.stored import EXCHANGEABLE
+from rewriter.hazards.kinds import Severity
+from rewriter.model.schemas import Port, Ports, ports
 from rewriter.plan import InputsOutputs, Range
-from rewriter.schemas import Port, Ports, ports
-from rewriter.stored import EXCHANGEABLE
 
 LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
 """Largest finite number: IEEE 754 binary16, and the upper half of a binary32."""

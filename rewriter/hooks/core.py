@@ -13,8 +13,9 @@ import onnx
 
 from rewriter.errors import RewriterError
 from rewriter.hooks.settings import Settings
+from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Array, Model, load, save
-from rewriter.result import FixResult, Verdict
+from rewriter.verification.verdict import Verdict
 
 Feeds = Callable[[Model], Iterable[Mapping[str, Array]] | None]
 """Samples for a model: arrays by input. None: `rewriter.fix` makes random ones."""
@@ -101,7 +102,7 @@ def say(text: str, settings: Settings) -> None:
 
 
 def _fix(source: Path | onnx.ModelProto, target: Path | None, feeds: Feeds, settings: Settings) -> FixResult:
-    from rewriter.api import fix
+    from rewriter.jobs.fix.api import fix
     from rewriter.passes.compensate_rounding import CompensateRounding
     from rewriter.report.terminal import verdict_line
 

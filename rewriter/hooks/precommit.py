@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.config import load as load_configuration
-from rewriter.edits import made_by
 from rewriter.errors import RewriterError
+from rewriter.graph import made_by
+from rewriter.hazards.kinds import Severity
 from rewriter.hooks.core import Unverified
-from rewriter.kinds import Severity
 from rewriter.model import Model, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.pipeline.config import load as load_configuration
 
 LFS = b"version https://git-lfs.github.com/spec/"
 """How a file begins that Git LFS has not fetched (its specification, v1)."""
@@ -38,8 +38,8 @@ class Outcome:
 
 def scan_file(path: Path, **options: Any) -> Outcome:
     """Look for hazards; `options` and the configuration are those of `rewriter scan`."""
+    from rewriter.jobs.scan import scan
     from rewriter.report.scan import verdict_line
-    from rewriter.scanner import scan
 
     try:
         if _is_pointer(path):
@@ -61,7 +61,7 @@ def fix_file(path: Path, **options: Any) -> Outcome:
     Args:
         options: Those of `rewriter fix`; without `build` TensorRT's build, which takes its time, is left out.
     """
-    from rewriter.api import fix
+    from rewriter.jobs.fix.api import fix
 
     try:
         if _is_pointer(path):

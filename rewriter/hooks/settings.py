@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rewriter.config import InForce, load
 from rewriter.errors import UsageError
+from rewriter.pipeline.config import InForce, load
 
 OWN = frozenset({"model", "output", "in_place", "dry_run", "strict", "progress"})
 """Arguments of `rewriter.fix` that are the hook's business."""
@@ -48,7 +48,7 @@ class Settings:
         Raises:
             UsageError: an argument that it does not have, or that the hook gives itself.
         """
-        from rewriter.api import fix
+        from rewriter.jobs.fix.api import fix
 
         known = [name for name in inspect.signature(fix).parameters if name not in OWN]
         for name in self.fix:

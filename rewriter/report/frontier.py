@@ -13,7 +13,7 @@ from rich.text import Text
 from rewriter.errors import UsageError
 from rewriter.report.json import write_text
 from rewriter.report.tables import new_table
-from rewriter.result import Frontier, FrontierPoint
+from rewriter.search.result import Frontier, FrontierPoint
 
 COLUMNS, ROWS = 60, 12
 """Characters of the drawing, without its axes."""

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.errors import OutputError
+from rewriter.jobs.fix.result import FixResult
 from rewriter.model import replacing
 from rewriter.plan import Decision, Plan
 from rewriter.report.next_step import next_command
-from rewriter.result import Check, FixResult, Frontier, Searched
+from rewriter.search.result import Frontier, Searched
+from rewriter.verification.verdict import Check
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""

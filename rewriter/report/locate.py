@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rewriter.locate.result import Location, Step
 from rewriter.report.json import installed_versions, plain, write_text
 from rewriter.report.tables import new_table
 from rewriter.report.text import shorten
+from rewriter.verification.locate.result import Location, Step
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""

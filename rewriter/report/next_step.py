@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rewriter.base import Target
+from rewriter.data.source import Shape
+from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Port
-from rewriter.result import FixResult, Shape
 
 ALWAYS_TYPED_SINCE = (11,)
 """TensorRT 11 removed weakly typed networks, and with them the need for `--stronglyTyped`."""

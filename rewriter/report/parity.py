@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from rewriter.parity.result import ArrayComparison, InputComparison
+from rewriter.data.parity.result import ArrayComparison, InputComparison
 from rewriter.report.json import installed_versions, plain, write_text
 
 SCHEMA_VERSION = 1

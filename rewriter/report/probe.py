@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rewriter.base import Target
-from rewriter.probe.ask import UNKNOWN, Answer, Answers, Buildable, questions
+from rewriter.engines.probe.ask import UNKNOWN, Answer, Answers, Buildable, questions
 from rewriter.report.tables import new_table
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rewriter.result import LASTING
+from rewriter.model.stopwatch import LASTING
 
 if TYPE_CHECKING:
     from rich.console import Console

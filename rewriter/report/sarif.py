@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from rewriter import __version__
-from rewriter.findings import Finding, ScanResult
-from rewriter.kinds import KINDS
+from rewriter.hazards.kinds import KINDS
+from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import plain, write_text
 
 VERSION = "2.1.0"

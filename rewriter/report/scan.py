@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rewriter.findings import Finding, ScanResult
-from rewriter.kinds import KINDS, SEVERITIES, Severity
+from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
+from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import installed_versions, plain, write_text
 from rewriter.report.tables import new_table
 from rewriter.report.terminal import MORE, SHOWN

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.console import RenderableType
 
 from rewriter.report.tables import new_table
-from rewriter.result import Searched, TriedPlan
+from rewriter.search.result import Searched, TriedPlan
 
 FEW = 12
 """Rows of the table without `-v`: the rules' plan, the one that was applied, the fastest of the others."""

@@ -10,15 +10,17 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rewriter.driver import PassResult
-from rewriter.epilogues import FREE
+from rewriter.figures.compare import OutputComparison
+from rewriter.jobs.fix.result import FixResult
+from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan
+from rewriter.planning.epilogues import FREE
 from rewriter.report.frontier import sections as frontier_sections
 from rewriter.report.next_step import next_command, remark
 from rewriter.report.searched import sections as searched_sections
 from rewriter.report.tables import new_table
 from rewriter.report.text import about_target, grouped, listed, shorten
-from rewriter.result import Check, FixResult, OutputComparison
+from rewriter.verification.verdict import Check
 
 SHOWN = 5
 """Nodes, reasons and outputs listed of each kind without `-v`."""

@@ -10,8 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rewriter.checks import as_declared
-from rewriter.deployment import Deployment
+from rewriter.engines.deployment import Deployment
 from rewriter.engines.measure import build_variant
 from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
 from rewriter.engines.tensors import Samples, write_samples
@@ -21,6 +20,7 @@ from rewriter.model import save
 from rewriter.plan import Plan
 from rewriter.search.clock import Clock
 from rewriter.search.evaluate import Problem
+from rewriter.verification.checks import as_declared
 
 TIME_UP = "not tried: the time was up"
 

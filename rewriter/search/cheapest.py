@@ -23,7 +23,7 @@ from dataclasses import replace
 from onnx import NodeProto
 
 from rewriter.hazards.survey import MATRIX_OPS
-from rewriter.planner import SEARCHED, has_bf16, node_key
+from rewriter.planning.planner import SEARCHED, has_bf16, node_key
 from rewriter.search.choice import Choice, added
 from rewriter.search.goal import Found, Goal
 from rewriter.search.trials import Trials

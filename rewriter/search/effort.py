@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rewriter.costs import products
 from rewriter.emulation import Accumulation
-from rewriter.facts import Facts
-from rewriter.kernels import is_plain_transpose
+from rewriter.graph.fusion import is_plain_transpose
 from rewriter.model import Model
+from rewriter.model.facts import Facts
+from rewriter.planning.costs.kernels import products
 from rewriter.search.evaluate import Problem
 
 FP16_SUMS = 8.0

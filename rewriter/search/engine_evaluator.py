@@ -9,11 +9,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewriter.deployment import Deployment
+from rewriter.engines.deployment import Deployment
 from rewriter.engines.measure import measure
 from rewriter.engines.protocol import EngineName, Outcome, Settings, Timing, Variant
 from rewriter.engines.workers import TIMES_KERNELS
-from rewriter.metrics import Metric
+from rewriter.figures.metrics import Metric
 from rewriter.plan import Plan
 from rewriter.search.builder import TIME_UP, Builder
 from rewriter.search.clock import Clock

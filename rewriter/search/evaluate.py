@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from rewriter import facts as tensor_facts
 from rewriter.base import Target
-from rewriter.checks import as_declared
-from rewriter.costs import ORIGIN
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import Divergence, diverge
 from rewriter.engines.onnxruntime import Session
-from rewriter.facts import Facts
-from rewriter.metrics import Metric
+from rewriter.figures.metrics import Metric
+from rewriter.graph.retype import retype
 from rewriter.model import Array, Model
+from rewriter.model import facts as tensor_facts
+from rewriter.model.facts import Facts
 from rewriter.passes.mixed_precision import request
 from rewriter.passes.transpose_convs import restore_in_fp32
 from rewriter.plan import Plan
-from rewriter.prices import Prices
-from rewriter.pricing import priced
-from rewriter.retype import retype
+from rewriter.planning.costs.kernels import ORIGIN
+from rewriter.planning.costs.prices import Prices
+from rewriter.planning.costs.pricing import priced
+from rewriter.verification.checks import as_declared
 
 Sample = Mapping[str, Array]
 Standin = Callable[[Model, Facts], Model]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rewriter.result import Frontier, FrontierPoint
 from rewriter.search.choice import Choice, added
+from rewriter.search.result import Frontier, FrontierPoint
 from rewriter.search.trials import Trials
 
 

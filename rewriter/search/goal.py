@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rewriter.metrics import Metric, named
+from rewriter.figures.metrics import Metric, named
 from rewriter.plan import Plan
-from rewriter.result import TriedPlan
+from rewriter.search.result import TriedPlan
 
 
 class _ByMetric:

@@ -14,10 +14,10 @@ from itertools import chain
 
 from onnx import NodeProto
 
-from rewriter import epilogues, islands
 from rewriter.errors import TimeUpError
 from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Settings, Survey
-from rewriter.planner import LOW_TYPES, node_key, surveys
+from rewriter.planning import epilogues, islands
+from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.cheapest import RELEASABLE, in_range_products
 from rewriter.search.choice import Choice, Group, added
 from rewriter.search.goal import Aim, Budget, Goal

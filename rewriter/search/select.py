@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewriter.plan import Plan
-from rewriter.result import TriedPlan
 from rewriter.search.choice import Group
 from rewriter.search.evaluate import Measured
 from rewriter.search.goal import Aim, Budget, Goal
+from rewriter.search.result import TriedPlan
 from rewriter.search.trials import Types
 
 LEAST_DIFFERENCE = 0.01

@@ -8,20 +8,19 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from rewriter import checks
-from rewriter import facts as tensor_facts
 from rewriter.base import Target
-from rewriter.deployment import Deployment
+from rewriter.data.inputs import Samples
 from rewriter.emulation import Accumulation, reference
+from rewriter.engines.deployment import Deployment
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import TimeUpError
-from rewriter.facts import Facts
-from rewriter.inputs import Samples
-from rewriter.metrics import DETECTIONS, RELATIVE_L2, named
+from rewriter.figures.metrics import DETECTIONS, RELATIVE_L2, named
 from rewriter.model import Model
+from rewriter.model import facts as tensor_facts
+from rewriter.model.facts import Facts
+from rewriter.model.stopwatch import LASTING, Progress
 from rewriter.plan import Plan
-from rewriter.result import LASTING, Check, Frontier, FrontierPoint, Searched
 from rewriter.search.cheapest import cheapest
 from rewriter.search.clock import Clock
 from rewriter.search.effort import for_budget, for_tolerance
@@ -30,10 +29,12 @@ from rewriter.search.evaluate import Problem, Sample
 from rewriter.search.frontier import frontier, of_points
 from rewriter.search.goal import Aim, Budget, Fastest, Found, Goal
 from rewriter.search.groups import groups
+from rewriter.search.result import Frontier, FrontierPoint, Searched
 from rewriter.search.rounds import by_measurement
 from rewriter.search.trials import Trials
 from rewriter.search.within import most_accurate
-from rewriter.stopwatch import Progress
+from rewriter.verification import checks
+from rewriter.verification.verdict import Check
 
 EMULATED_SAMPLES, RUN_SAMPLES = 4, 16
 """How many samples a search compares each plan on: emulated, and on an engine."""

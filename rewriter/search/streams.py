@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from rewriter.activations import computed_of
 from rewriter.hazards.survey import Settings
-from rewriter.islands import is_residual_sum
 from rewriter.plan import Plan
-from rewriter.planner import LOW_TYPES, node_key, surveys
+from rewriter.planning.activations import computed_of
+from rewriter.planning.islands import is_residual_sum
+from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.evaluate import Problem
 
 

@@ -8,12 +8,12 @@ from functools import cached_property
 
 from rewriter.emulation.accumulate import sum_error
 from rewriter.emulation.divergence import Divergence
+from rewriter.figures.metrics import Metric
+from rewriter.graph.fusion import conv_depth
 from rewriter.hazards.survey import MATRIX_OPS
-from rewriter.kernels import conv_depth
-from rewriter.metrics import Metric
 from rewriter.plan import Plan
-from rewriter.planner import extend_plan, in_bf16, node_key
-from rewriter.prices import Prices
+from rewriter.planning.costs.prices import Prices
+from rewriter.planning.planner import extend_plan, in_bf16, node_key
 from rewriter.search.choice import Choice
 from rewriter.search.evaluate import Emulator, Problem
 from rewriter.search.streams import residual_streams

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rewriter.epilogues import RULE
+from rewriter.graph.fusion import ELEMENTWISE, reduces
 from rewriter.hazards.survey import Settings, Survey
-from rewriter.kernels import ELEMENTWISE, reduces
 from rewriter.plan import Plan
-from rewriter.planner import LOW_TYPES, node_key, surveys
+from rewriter.planning.epilogues import RULE
+from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.evaluate import Problem
 
 

@@ -7,21 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rewriter import facts as tensor_facts
-from rewriter.build_check import expectation, judged_report
-from rewriter.checks import as_declared, check_engine, selects_rows
 from rewriter.emulation import Accumulation, emulation, sums
 from rewriter.engines.measure import measure
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import Latency, Outcome, Settings, Variant
 from rewriter.engines.tensors import write_samples, write_tensors
 from rewriter.errors import ArithmeticRunError, EngineError
+from rewriter.figures.tolerances import FP32, SOURCES, Tolerance, default_tolerance
 from rewriter.model import Array, Model
-from rewriter.result import Check
-from rewriter.verification.data import Tolerance
+from rewriter.model import facts as tensor_facts
+from rewriter.verification.build_check import expectation, judged_report
+from rewriter.verification.checks import as_declared, check_engine, selects_rows
 from rewriter.verification.judge import Judged, Known, judge
 from rewriter.verification.stage import Stage
-from rewriter.verification.tolerances import FP32, SOURCES, default_tolerance
+from rewriter.verification.verdict import Check
 
 LOG_LINES = 15
 """Lines of a dead child's log that are shown."""

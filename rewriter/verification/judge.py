@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rewriter.compare import compare, worst
 from rewriter.engines.protocol import Outcome
-from rewriter.metrics import Metric, named
+from rewriter.figures.compare import OutputComparison, compare, worst
+from rewriter.figures.metrics import Metric, named
+from rewriter.figures.statistics import OutputStatistics, statistics, worst_of
+from rewriter.figures.tolerances import Tolerance
 from rewriter.model import Array
-from rewriter.result import OutputComparison
-from rewriter.verification.data import BuildRun, OutputStatistics, Tolerance
-from rewriter.verification.statistics import statistics, worst_of
+from rewriter.verification.result import BuildRun
 
 Outputs = Mapping[str, Array]
 

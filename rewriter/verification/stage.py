@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rewriter import facts as tensor_facts
-from rewriter.checks import as_declared, selects_rows
+from rewriter.data.inputs import Samples
 from rewriter.emulation import reference
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import Span, Variant
 from rewriter.engines.tensors import Samples as StoredSamples
 from rewriter.engines.tensors import read_tensors, write_samples, write_tensors
 from rewriter.errors import UsageError
-from rewriter.facts import Facts
-from rewriter.inputs import Samples
+from rewriter.figures.tolerances import precision_of
 from rewriter.model import Array, Model, save
-from rewriter.verification.tolerances import precision_of
+from rewriter.model import facts as tensor_facts
+from rewriter.model.facts import Facts
+from rewriter.verification.checks import as_declared, selects_rows
 
 MOST_SAMPLES = 16
 """Samples that are compared; the rest is left out, and told."""

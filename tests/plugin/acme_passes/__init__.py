@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, GraphPass, Refusal
-from rewriter.edits import GraphEditor, label
+from rewriter.graph import GraphEditor, label
 
 
 @dataclass(frozen=True)

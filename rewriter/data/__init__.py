@@ -1,0 +1,1 @@
+"""Samples: read, generated, checked against the model, and the ranges measured on them."""

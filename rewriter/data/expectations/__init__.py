@@ -1,0 +1,209 @@
+"""What a model's first layers say about its inputs, and data that does not look like it.
+
+The commonest cause of "TensorRT lost accuracy" is data that was prepared in another way than the model
+was trained on. Nothing here is certain, so everything is a warning, and silence proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from rewriter.data.expectations.first_layers import FirstLayers, first_layers
+from rewriter.data.expectations.statistics import Statistics, statistics
+from rewriter.data.inputs import Samples
+from rewriter.data.inputs.random_samples import table_sizes
+from rewriter.graph import GraphEditor, open_graphs
+from rewriter.model import Array, Model
+from rewriter.model import facts as tensor_facts
+
+__all__ = ["Expectation", "Unexpected", "data_warnings", "input_expectations", "unexpected"]
+
+SPREAD = 20.0
+"""How far mean and deviation may be from what a normalisation is for (mean 0, deviation 1), as a factor and
+in deviations. Dark or flat images have a deviation of 0.2; a forgotten or doubled division by 255 gives
+0.004 or 255, so there is room on both sides."""
+
+WIDE = 20.0
+"""Values beyond are pixels of 0..255, not of 0..1, and not normalised ones."""
+
+SAMPLES = 8
+"""Samples that are looked at."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the model says about one input.
+
+    Attributes:
+        rows: Size of the table that the input indexes; None if it indexes none.
+        mask: The input's name says mask, or it is boolean.
+        layers: What is done with it first; None for inputs that are no floats or bytes.
+    """
+
+    input: str
+    dtype: int
+    rows: int | None
+    mask: bool
+    layers: FirstLayers | None
+
+
+@dataclass(frozen=True)
+class Unexpected:
+    """Data of one input that the model was not made for, as far as its first layers tell."""
+
+    input: str
+    text: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"input {self.input!r}: {self.text}; {self.hint}"
+
+
+def input_expectations(model: Model) -> tuple[Expectation, ...]:
+    """What the model's first layers say about each of its inputs. Runs nothing."""
+    graph = open_graphs(model, tensor_facts.infer(model))[0]
+    rows = table_sizes(model)
+    return tuple(
+        Expectation(
+            port.name,
+            port.dtype,
+            rows.get(port.name),
+            "mask" in port.name.lower() or port.dtype == TensorProto.BOOL,
+            _layers(graph, port.name, port.dtype),
+        )
+        for port in model.signature.inputs
+    )
+
+
+def unexpected(model: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Unexpected, ...]:
+    """What of the data does not look like what the model's first layers expect; () if all does.
+
+    Args:
+        samples: Feeds by input name; the first `SAMPLES` are looked at, one in memory at a time.
+    """
+    expectations = input_expectations(model)
+    found: dict[str, list[Statistics]] = {e.input: [] for e in expectations}
+    for _, sample in zip(range(SAMPLES), samples, strict=False):
+        for expectation in expectations:
+            if expectation.input in sample:
+                layers = expectation.layers
+                axis = layers.channel_axis if layers else None
+                found[expectation.input].append(statistics(np.asarray(sample[expectation.input]), axis))
+    return tuple(told for e in expectations if found[e.input] for told in _told(e, found[e.input]))
+
+
+def data_warnings(model: Model, samples: Samples) -> tuple[str, ...]:
+    """What of the user's data is unexpected, as sentences for a report; () for random data."""
+    found = unexpected(model, samples) if samples.source.real else ()
+    return tuple(f"the data may be prepared in another way than the model expects: {told}" for told in found)
+
+
+def _layers(graph: GraphEditor, name: str, dtype: int) -> FirstLayers | None:
+    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+    return first_layers(graph, name) if dtype in (*floats, TensorProto.UINT8) else None
+
+
+def _told(expected: Expectation, seen: Sequence[Statistics]) -> Iterator[Unexpected]:
+    """The gravest thing alone: what follows from it would only distract."""
+    rules = (_not_finite, _out_of_table, _no_mask, _constant, _repeated, _transposed, _scaled)
+    for rule in rules:
+        found = rule(expected, seen)
+        if found is not None:
+            yield Unexpected(expected.input, *found)
+            return
+
+
+Told = tuple[str, str] | None
+"""What is wrong, and what to do."""
+
+
+def _not_finite(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+    bad = [s for s in seen if s.not_finite > s.negative_infinite * expected.mask]
+    if not bad:
+        return None
+    return f"{bad[0].not_finite} values are NaN or infinite", "look at what wrote the data"
+
+
+def _out_of_table(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+    if expected.rows is None or expected.rows <= 1:
+        return None
+    low, high = min(s.low for s in seen), max(s.high for s in seen)
+    if -expected.rows <= low and high < expected.rows:
+        return None
+    return (
+        f"ids go from {low:g} to {high:g}, and the table that they index has {expected.rows} rows",
+        "the tokenizer is another model's, or ids of labels (-100) were saved",
+    )
+
+
+def _no_mask(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+    if not expected.mask:
+        return None
+    if all(s.low == s.high == 0.0 for s in seen) and expected.dtype != TensorProto.FLOAT:
+        return "the mask is 0 everywhere: everything is masked", "1 is for tokens, 0 for padding"
+    binary = all(s.levels is not None and set(s.levels) <= {0.0, 1.0} for s in seen)
+    additive = all(s.high <= 0.0 for s in seen)
+    if binary or additive:
+        return None
+    return (
+        f"the mask has values from {min(s.low for s in seen):g} to {max(s.high for s in seen):g}",
+        "masks are 0 and 1, or 0 and a large negative number",
+    )
+
+
+def _constant(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+    if expected.mask or not all(s.low == s.high and s.size > 16 for s in seen):
+        return None
+    return f"all values are {seen[0].low:g}", "measure on real data: constants hide faults and cause others"
+
+
+def _repeated(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+    if expected.mask or len(seen) < 2 or seen[0].size <= 16 or len({s.digest for s in seen}) > 1:
+        return None
+    return f"all {len(seen)} samples are the same", "give different ones, or one alone"
+
+
+def _transposed(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+    layers = expected.layers
+    if layers is None or layers.channels is None or layers.channel_axis is None:
+        return None
+    shape, axis = seen[0].shape, layers.channel_axis
+    if len(shape) != 4 or shape[axis] == layers.channels or shape[4 - axis] != layers.channels:
+        return None
+    have, want = ("NHWC", "NCHW") if axis == 1 else ("NCHW", "NHWC")
+    return f"the data is {have} {list(shape)}, the first Conv reads {want}", "transpose the data"
+
+
+def _scaled(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+    layers = expected.layers
+    if layers is None or not (layers.normalizes or layers.mean is not None):
+        return None
+    means, deviations = (np.mean([getattr(s, n) for s in seen], axis=0) for n in ("mean", "deviation"))
+    low, high = min(s.low for s in seen), max(s.high for s in seen)
+    shape = np.broadcast(means, layers.factor)
+    if means.size not in (1, shape.size) or layers.factor.size not in (1, means.size):
+        return None
+    centre = means * layers.factor + layers.offset
+    width = deviations * np.abs(layers.factor)
+    if layers.mean is not None and layers.deviation is not None:
+        if layers.mean.size not in (1, centre.size):
+            return None
+        centre, width = (centre - layers.mean) / layers.deviation, width / layers.deviation
+    if np.max(np.abs(centre)) <= SPREAD and 1.0 / SPREAD <= np.median(width) <= SPREAD:
+        return None
+    span = (
+        f"values {low:.3g}..{high:.3g} give mean {np.median(centre):.3g} and deviation {np.median(width):.3g}"
+    )
+    return f"{layers.text}; {span} after it", _scale_hint(low, high, float(np.median(width)))
+
+
+def _scale_hint(low: float, high: float, width: float) -> str:
+    if width < 1.0 and low >= -WIDE and high <= WIDE:
+        return "was the data divided by 255, or normalised, already?"
+    if high > WIDE:
+        return "does the data have to be divided by 255 before?"
+    return "prepare the data as for training"

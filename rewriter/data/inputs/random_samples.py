@@ -1,0 +1,181 @@
+"""Random feeds of the declared shapes and types, for models that come without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from rewriter.data.inputs.samples import Sample, Samples, no_such_input
+from rewriter.errors import InputsError
+from rewriter.graph import attribute
+from rewriter.model import Array, Model, Port
+from rewriter.model import facts as tensor_facts
+
+BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
+"""Sizes of free dimensions: axis 0 and names with `batch`; axes 2 and 3 of four; all others."""
+
+_INDEX_PATH = frozenset(
+    "Cast Reshape Unsqueeze Squeeze Slice Transpose Flatten Identity Expand Tile Split Concat Gather".split()
+)
+"""Operators through which ids reach the Gather that looks them up, still as ids."""
+
+
+def random_samples(
+    model: Model,
+    count: int = 1,
+    seed: int = 0,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Samples:
+    """Seeded samples: floats standard normal, ids within their table, masks of ones.
+
+    Integers that index no table are 1, bytes (uint8) are uniform, booleans true. Free dimensions get a
+    size each, the same wherever their name occurs; the source's text tells it.
+
+    Args:
+        input_shapes: Shapes of inputs, by name; they also fix the named dimensions of others.
+
+    Raises:
+        InputsError: an unknown input, a shape that contradicts the model, or an input for which none
+            can be made up.
+    """
+    sizes = _Sizes(model.signature.inputs)
+    for name, shape in (input_shapes or {}).items():
+        sizes.fix(name, tuple(shape))
+    shapes = {port.name: sizes.shape(port) for port in model.signature.inputs}
+    limits = table_sizes(model)
+    makers = {port.name: _maker(port, limits.get(port.name)) for port in model.signature.inputs}
+
+    def sample(index: int) -> Sample:
+        def read() -> dict[str, Array]:
+            rng = np.random.default_rng([seed, index])
+            return {name: make(rng, shapes[name]) for name, make in makers.items()}
+
+        return Sample(f"random sample {index}", read)
+
+    text = (
+        f"random inputs, seed {seed}{sizes.text()} (no real data was used; ranges may not be representative)"
+    )
+    return Samples(model.signature, [sample(i) for i in range(count)], text, real=False)
+
+
+@dataclass
+class _Sizes:
+    """Sizes of free dimensions: `named` by name, `fixed` whole shapes that the user gave."""
+
+    ports: Sequence[Port]
+    named: dict[str, int] = field(default_factory=dict)
+    fixed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    chosen: dict[str, int] = field(default_factory=dict)
+
+    def fix(self, name: str, shape: tuple[int, ...]) -> None:
+        ports = {port.name: port for port in self.ports}
+        where = f"--input-shape {name}:{'x'.join(map(str, shape))}"
+        if name not in ports:
+            raise no_such_input(name, ports, where)
+        declared = ports[name].shape
+        if declared is not None and len(declared) != len(shape):
+            raise InputsError(f"the model's input has {len(declared)} axes, not {len(shape)}", where=where)
+        for axis, (size, dim) in enumerate(zip(shape, declared or (), strict=False)):
+            if isinstance(dim, int) and dim != size:
+                raise InputsError(f"axis {axis} is {dim} in the model, not {size}", where=where)
+            if isinstance(dim, str) and self.named.setdefault(dim, size) != size:
+                raise InputsError(f"axis {axis} ({dim}) is {self.named[dim]} in another input", where=where)
+        self.fixed[name] = shape
+
+    def shape(self, port: Port) -> tuple[int, ...]:
+        if port.name in self.fixed:
+            return self.fixed[port.name]
+        if port.shape is None:
+            raise InputsError(
+                "the model does not say how many axes it has",
+                where=f"input {port.name!r}",
+                hint=f"say it: --input-shape {port.name}:1x3x224x224, or give data with --inputs",
+            )
+        return tuple(self._size(port, axis, dim) for axis, dim in enumerate(port.shape))
+
+    def _size(self, port: Port, axis: int, dim: int | str | None) -> int:
+        if isinstance(dim, int):
+            return dim
+        if isinstance(dim, str) and dim in self.named:
+            return self.named[dim]
+        batch = axis == 0 or (isinstance(dim, str) and "batch" in dim.lower())
+        side = len(port.shape or ()) == 4 and axis >= 2
+        size = BATCH if batch else IMAGE_SIDE if side else LENGTH
+        if isinstance(dim, str):
+            self.named[dim] = size
+        self.chosen[dim or f"{port.name} axis {axis}"] = size
+        return size
+
+    def text(self) -> str:
+        """What was chosen, to go on after `seed 0`."""
+        sizes = ", ".join(f"{name} = {size}" for name, size in self.chosen.items())
+        return f", with {sizes}" if sizes else ""
+
+
+Maker = Callable[[np.random.Generator, tuple[int, ...]], Array]
+
+
+def _maker(port: Port, limit: int | None) -> Maker:
+    """How values of an input are made; `limit` is the size of the table that they index, if any."""
+    if port.dtype in (0, TensorProto.STRING):
+        raise InputsError(
+            "random data can be made for numbers only",
+            where=f"input {port.name!r}",
+            hint="give data with --inputs",
+        )
+    dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
+    if "mask" in port.name.lower() or dtype.kind == "b":
+        return lambda rng, shape: np.ones(shape, dtype)
+    if dtype.kind not in "iu":
+        return lambda rng, shape: rng.standard_normal(shape, np.float32).astype(dtype)
+    if limit is not None:
+        return lambda rng, shape: rng.integers(0, limit, shape).astype(dtype)
+    if dtype == np.uint8:
+        return lambda rng, shape: rng.integers(0, 256, shape).astype(dtype)
+    return lambda rng, shape: np.ones(shape, dtype)
+
+
+def table_sizes(model: Model) -> dict[str, int]:
+    """Rows of the smallest table that each integer input indexes, for those that index one."""
+    integers = [p.name for p in model.signature.inputs if p.dtype in (TensorProto.INT32, TensorProto.INT64)]
+    if not integers:
+        return {}
+    known = tensor_facts.infer(model).main
+    readers: dict[str, list[NodeProto]] = {}
+    for node in model.proto.graph.node:
+        for name in dict.fromkeys(node.input):
+            readers.setdefault(name, []).append(node)
+    found = {}
+    for name in integers:
+        rows = [_rows(node, known) for node in _gathers(name, readers)]
+        if rows:
+            found[name] = min(rows)
+    return found
+
+
+def _gathers(name: str, readers: Mapping[str, Sequence[NodeProto]]) -> list[NodeProto]:
+    """Gathers that use the values of `name` as indices."""
+    found, stack, seen = [], [name], {name}
+    while stack:
+        tensor = stack.pop()
+        for node in readers.get(tensor, ()):
+            if node.op_type == "Gather" and node.input[1] == tensor:
+                found.append(node)
+            elif node.op_type in _INDEX_PATH and (node.op_type == "Concat" or node.input[0] == tensor):
+                new = [out for out in node.output if out not in seen]
+                seen.update(new)
+                stack.extend(new)
+    return found
+
+
+def _rows(gather: NodeProto, known: Mapping[str, tensor_facts.TensorFacts]) -> int:
+    """Size of the gathered axis; 1, so that the index is 0, where it is not known."""
+    facts = known.get(gather.input[0])
+    shape = facts.shape if facts else None
+    axis = attribute(gather, "axis", 0)
+    size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+    return size if isinstance(size, int) and size > 0 else 1

@@ -1,0 +1,167 @@
+"""Feeds for a model: read one at a time, as often as wanted, and checked against its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from rewriter.data.source import DataSource, Shape
+from rewriter.errors import InputsError, did_you_mean
+from rewriter.model import Array, Port, Signature
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Where one sample comes from, for messages, and how it is read."""
+
+    where: str
+    read: Callable[[], Mapping[str, Any]]
+
+
+class Samples:
+    """Samples that fit the model's inputs: re-iterable, with a length, one in memory at a time.
+
+    Every sample is read and checked once when this is made, so that wrong data is an error before any
+    work is done.
+
+    Args:
+        signature: What the samples must fit.
+        text: Where they come from, in one line.
+        real: False for generated data.
+
+    Raises:
+        InputsError: a sample does not fit; the message names it, the input, and what to change.
+    """
+
+    def __init__(self, signature: Signature, samples: Sequence[Sample], text: str, *, real: bool) -> None:
+        self._ports = {port.name: port for port in signature.inputs}
+        self._samples = samples
+        self.source = DataSource(text, len(samples), real, self._spans())
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        for sample in self._samples:
+            yield checked(sample.read(), self._ports, sample.where)
+
+    def first(self, count: int) -> Samples:
+        """The first of them, at most `count`, from the same source."""
+        some = copy(self)
+        some._samples = self._samples[:count]
+        return some
+
+    def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
+        spans: dict[str, tuple[Shape, Shape, Shape]] = {}
+        for feeds in self:
+            for name, array in feeds.items():
+                low, first, high = spans.get(name, (array.shape,) * 3)
+                spans[name] = (
+                    tuple(map(min, low, array.shape)),
+                    first,
+                    tuple(map(max, high, array.shape)),
+                )
+        return spans
+
+
+def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> dict[str, Array]:
+    """The feeds as arrays in the order of the inputs.
+
+    Raises:
+        InputsError: names, element types, shapes, or named dimensions that contradict each other.
+    """
+    if not isinstance(feeds, Mapping):
+        raise InputsError(
+            f"a sample is a {type(feeds).__name__}, not a dict",
+            where=where,
+            hint="give one dict for each sample, with an array for each input: " + _listed(ports),
+        )
+    _check_names(feeds, ports, where)
+    found = {name: _typed(feeds[name], port, f"{where}: input {name!r}") for name, port in ports.items()}
+    bound: dict[str, tuple[int, str]] = {}
+    for name, array in found.items():
+        _check_shape(array, ports[name], bound, f"{where}: input {name!r}")
+    return found
+
+
+def no_such_input(name: str, ports: Mapping[str, Port], where: str) -> InputsError:
+    """The error for a name that no input has, with the name that may have been meant."""
+    told = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
+    return InputsError(told, where=where, hint="its inputs are " + _listed(ports))
+
+
+def _check_names(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> None:
+    for name in feeds:
+        if name not in ports:
+            raise no_such_input(str(name), ports, where)
+    for name in ports:
+        if name not in feeds:
+            raise InputsError(
+                f"there is no array for input {name!r}",
+                where=where,
+                hint="every sample needs " + _listed(ports),
+            )
+
+
+def _listed(ports: Mapping[str, Port]) -> str:
+    return ", ".join(f"{name} ({_type_name(port.dtype)})" for name, port in ports.items()) or "(none)"
+
+
+def _type_name(dtype: int) -> str:
+    """As numpy calls the type; what numpy does not know is named by ONNX."""
+    if dtype in (0, TensorProto.STRING):
+        return str(TensorProto.DataType.Name(dtype)).lower()
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype)))
+
+
+def _typed(value: Any, port: Port, where: str) -> Array:
+    """`value` as an array of the port's element type; nothing is converted but the byte order."""
+    if port.dtype in (0, TensorProto.STRING):
+        what = "strings" if port.dtype else "a sequence, map or optional"
+        raise InputsError(
+            f"it takes {what}, which TensorRT does not have; only tensors of numbers can be fed", where=where
+        )
+    array = np.asarray(value)
+    wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
+    nameless = array.dtype.kind == "V" and array.dtype.names is None and array.dtype != wanted
+    if nameless and wanted.isbuiltin == 2 and array.dtype.itemsize == wanted.itemsize:
+        array = array.view(wanted)  # npy files keep the bits of types from ml_dtypes, not their names
+    native = array.dtype.newbyteorder("=")
+    if native == wanted:
+        return array.astype(wanted, copy=False)
+    what = "objects (pickled data)" if array.dtype.kind == "O" else str(array.dtype)
+    hint = f"convert it: array.astype({_numpy_text(wanted)})"
+    raise InputsError(f"the model wants {wanted}, the data is {what}", where=where, hint=hint)
+
+
+def _numpy_text(dtype: np.dtype[Any]) -> str:
+    return f"np.{dtype}" if dtype.isbuiltin == 1 else f"ml_dtypes.{dtype}"
+
+
+def _check_shape(array: Array, port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
+    """Hold a shape to the declared one; `bound` keeps the sizes of named dimensions of this sample."""
+    if port.shape is None:
+        return
+    wanted = "x".join("?" if d is None else str(d) for d in port.shape) or "a scalar"
+    if array.ndim != len(port.shape):
+        raise InputsError(
+            f"it has {len(port.shape)} axes ({wanted}), the data has {array.ndim} {list(array.shape)}",
+            where=where,
+        )
+    for axis, (size, dim) in enumerate(zip(array.shape, port.shape, strict=True)):
+        if isinstance(dim, int) and size != dim:
+            raise InputsError(
+                f"axis {axis} must be {dim}, the data has {size} {list(array.shape)}", where=where
+            )
+        if isinstance(dim, str):
+            known, owner = bound.setdefault(dim, (size, port.name))
+            if known != size:
+                raise InputsError(
+                    f"axis {axis} ({dim}) is {size}, but {dim} is {known} in {owner!r} of the same sample",
+                    where=where,
+                )

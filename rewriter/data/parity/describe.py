@@ -1,0 +1,142 @@
+"""A relation between two arrays of images in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rewriter.data.parity.align import Box
+from rewriter.data.parity.code import Relation
+from rewriter.data.parity.images import Match
+from rewriter.data.parity.result import Difference
+from rewriter.data.parity.scales import Scaling
+from rewriter.model import Array
+
+
+def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> Iterator[Difference]:
+    if ours != theirs:
+        yield Difference(
+            "dtype", f"is {theirs}, not {ours}", f"theirs has element type {theirs}, ours {ours}"
+        )
+
+
+def differences(found: Match, relation: Relation, ours: Array, theirs: Array) -> Iterator[Difference]:
+    """All but what is left when the relation's code has run."""
+    yield from dtype_difference(ours.dtype, theirs.dtype)
+    yield from _layout(found, ours.shape, theirs.shape)
+    yield from _size(found, relation)
+    yield from _orientation(found)
+    yield from _channels(found)
+    if not relation.same_values:
+        yield from _values(relation)
+
+
+def _layout(found: Match, ours: tuple[int, ...], theirs: tuple[int, ...]) -> Iterator[Difference]:
+    mine, other = (layout.axes for layout in found.layouts)
+    if mine != other:
+        text = f"theirs is {other} {list(theirs)}, ours {mine} {list(ours)}"
+        yield Difference("layout", f"is {other}, not {mine}", text)
+
+
+def _size(found: Match, relation: Relation) -> Iterator[Difference]:
+    (h, w), (height, width) = relation.shapes
+    dy, dx = found.placement.dy, found.placement.dx
+    if (h, w) != (height, width):
+        how = (
+            "resized from" if found.zoom else "cropped from" if h >= height and w >= width else "padded from"
+        )
+        where = "" if found.zoom else f", its first pixel is at row {dy}, column {dx} of ours"
+        text = f"theirs is {height}x{width}, {how} ours' {h}x{w}{where}"
+        yield Difference("size", f"is {height}x{width}, not {h}x{w}", text)
+    elif dy or dx:
+        moves = [
+            f"{abs(s)} pixel{'s' * (abs(s) != 1)} {way[s > 0]}"
+            for s, way in ((dy, ("down", "up")), (dx, ("right", "left")))
+            if s
+        ]
+        text = f"theirs is shifted {' and '.join(moves)}: another crop or padding{_borders(found)}"
+        yield Difference("shift", f"is shifted {' and '.join(moves)}", text)
+
+
+def _borders(found: Match) -> str:
+    mine, other = found.boxes
+    if mine == other:
+        return ""
+    return f" (the content is in rows {other.top}..{other.bottom - 1} and columns {other.left}..{other.right - 1}, ours in {mine.top}..{mine.bottom - 1} and {mine.left}..{mine.right - 1})"  # noqa: E501
+
+
+def _orientation(found: Match) -> Iterator[Difference]:
+    place = found.placement
+    parts = ["has height and width swapped"] * place.swap
+    parts += ["is upside down"] * place.flip_v + ["is mirrored left to right"] * place.flip_h
+    if parts:
+        text = " and ".join(parts)
+        yield Difference("orientation", text, f"theirs {text}")
+
+
+def _channels(found: Match) -> Iterator[Difference]:
+    order = found.fit.order
+    if order == (2, 1, 0):
+        text = "the channels are in reverse order: if ours is RGB, theirs is BGR"
+        yield Difference("channel-order", "is BGR (if ours is RGB)", text)
+    elif order != tuple(range(len(order))):
+        text = f"their channels are ours in the order {list(order)}"
+        yield Difference("channel-order", f"has the channels in the order {list(order)}", text)
+
+
+def _values(relation: Relation) -> Iterator[Difference]:
+    if relation.pair is None:
+        fit = relation.fit
+        text = "theirs = ours * {} + {}".format(*(listed(v) for v in (fit.factor, fit.offset)))
+        yield Difference("scale", f"is ours * {listed(fit.factor)} + {listed(fit.offset)}", text)
+        return
+    mine, other = relation.pair
+    if mine.divisor != other.divisor:
+        yield Difference("scale", _divided(mine, other), f"theirs: {other.text}; ours: {mine.text}")
+    if (mine.mean, mine.std) != (other.mean, other.std):
+        yield _normalized(mine, other)
+    elif mine.reversed == other.reversed and not mine.plain:
+        text = f"both have {mine.text}, but only one side has its constants in the order of its channels"
+        yield Difference("normalization", "has mean and deviation in another order of channels", text)
+    elif mine.reversed != other.reversed and relation.fit.order != (2, 1, 0):
+        text = f"theirs: {other.text}; ours: {mine.text}"
+        yield Difference("normalization", "has mean and deviation in another order of channels", text)
+
+
+def _divided(mine: Scaling, other: Scaling) -> str:
+    phrases = {1.0: "is not divided by 255", 255.0: "is divided by 255, ours is not"}
+    if other.divisor == 255.0 and mine.divisor > 255.0:
+        return "is divided by 255 once, ours twice"
+    return phrases.get(other.divisor, f"is {other.text}")
+
+
+def _normalized(mine: Scaling, other: Scaling) -> Difference:
+    if other.plain:
+        phrase = f"has no mean and deviation (ours: {mine.text})"
+    elif mine.plain:
+        phrase = f"has {other.text}"
+    else:
+        phrase = f"has {other.text}, not {mine.text}"
+    return Difference("normalization", phrase, f"theirs: {other.text}; ours: {mine.text}")
+
+
+def padding(box: Box, value: tuple[float, ...], ours: str, relation: Relation) -> Difference:
+    """`ours`: what is there in ours, in words."""
+    height, width = relation.shapes[1]
+    sides = {"top": box.top, "bottom": height - box.bottom, "left": box.left, "right": width - box.right}
+    where = ", ".join(f"{count} at the {side}" for side, count in sides.items() if count)
+    shown = listed(np.asarray(value))
+    pixels = ""
+    if relation.pair is not None and not relation.pair[1].plain:
+        factor, offset = relation.pair[1].affine(len(value))
+        pixels = f", pixel value {listed(np.round((np.asarray(value) - offset) / factor, 1))}"
+    text = f"theirs is padded with {shown}{pixels} ({where}), {ours}"
+    return Difference("padding", f"is padded with {shown}{pixels}", text)
+
+
+def listed(values: Array) -> str:
+    """One number if all channels have the same, else all of them."""
+    numbers = [f"{v:.4g}" for v in values.tolist()]
+    return numbers[0] if len(set(numbers)) == 1 else f"({', '.join(numbers)})"

@@ -1,0 +1,193 @@
+"""Two arrays of images: the relation, the code that undoes it, and what is left then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rewriter.data.parity import describe
+from rewriter.data.parity.align import Box, content
+from rewriter.data.parity.code import Relation, lines, run
+from rewriter.data.parity.fine import resampling
+from rewriter.data.parity.fits import NOISE
+from rewriter.data.parity.images import SAMPLE, Match, plain_scaling, scalings, spans
+from rewriter.data.parity.plain import ROUNDING
+from rewriter.data.parity.result import ArrayComparison, Difference
+from rewriter.figures.compare import relative_l2
+from rewriter.model import Array
+
+RESIZING_NOTE = "the line resizes bilinearly; theirs may have been resized in another way"
+SHIFT_NOTE = "the line wraps round what is shifted out: ours does not have the pixels at that border"
+
+PIXEL_LEVELS = 256
+"""Distinct values of a channel that went through uint8, at most."""
+
+STEP_SLACK = 1.02
+"""Steps of 1/255 of the pixel range that a value moves at most when it is truncated to a whole one."""
+
+ROUNDED_SHARE = 0.01
+"""Share of whole pixel values that may differ by one when floats are rounded on the border of two."""
+
+
+def explain(name: str, found: Match, ours: Array, theirs: Array) -> ArrayComparison:
+    """The comparison of two arrays that `found` relates."""
+    relation = _relation(found, ours, theirs)
+    told = list(describe.differences(found, relation, ours, theirs))
+    rest = _rest(relation, ours, theirs)
+    padded = _padding(rest, relation)
+    if padded is not None:
+        difference, relation = padded
+        told.append(difference)
+        rest = _rest(relation, ours, theirs)
+    told += _left_over(rest, relation, ours)
+    notes = [RESIZING_NOTE] if relation.zoom else []
+    same_size = relation.shapes[0] == relation.shapes[1]
+    notes += [SHIFT_NOTE] if same_size and (found.placement.dy or found.placement.dx) else []
+    before = relative_l2(theirs, ours) if ours.shape == theirs.shape else float("inf")
+    if not told:
+        return ArrayComparison(name, (), (), before, before, ())
+    return ArrayComparison(name, tuple(told), lines(relation), before, rest.relative, tuple(notes))
+
+
+def _relation(found: Match, ours: Array, theirs: Array) -> Relation:
+    turned = found.placement.turned(found.layouts[0].canonical(ours))
+    sizes = tuple((int(a.shape[-2]), int(a.shape[-1])) for a in (turned, found.layouts[1].canonical(theirs)))
+    same = _is_identity(found, ours, theirs.dtype)
+    return Relation(
+        found.layouts,
+        found.placement,
+        (sizes[0], sizes[1]),
+        found.zoom,
+        found.fit,
+        None if same else scalings(ours, found),
+        same,
+        theirs.dtype,
+    )
+
+
+def _is_identity(found: Match, ours: Array, theirs: np.dtype[Any]) -> bool:
+    """Whether the values are the same, as closely as the fit can tell."""
+    fit, ends = found.fit, spans(ours, found)
+    width = float(np.ptp(ends)) or 1.0
+    moved = float(np.max(np.abs(ends * (fit.factor[:, None] - 1.0) + fit.offset[:, None]))) / width
+    # pixels less one mean have few fractions: FP16 rounds most of them the same way, and that moves a line
+    rounding = 0.5 * _epsilon(ours.dtype, theirs) * float(np.max(np.abs(ends))) / width
+    if moved <= max(1e-5, 0.5 * fit.unexplained**0.5, rounding):
+        return True
+    plain = plain_scaling(ends)  # truncated pixels are half a step darker
+    return plain is not None and fit.unexplained > 10 * NOISE and moved * width <= 0.6 / plain.divisor
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What the code leaves over where both have pixels, [N, C, h, w] each; `inside` both borders."""
+
+    predicted: Array
+    theirs: Array
+    box: Box
+    inside: tuple[slice, slice]
+    corner: tuple[int, int]
+
+    @property
+    def difference(self) -> Array:
+        return np.asarray(self.theirs - self.predicted)
+
+    @property
+    def relative(self) -> float:
+        return relative_l2(self.theirs, self.predicted)
+
+    @property
+    def content(self) -> tuple[Array, Array]:
+        """Both without borders."""
+        cut = (..., *self.inside)
+        return self.predicted[cut], self.theirs[cut]
+
+
+def _rest(relation: Relation, ours: Array, theirs: Array) -> Rest:
+    made = run(lines(relation), ours)
+    layout = relation.layouts[1]
+    sides = [layout.canonical(a).astype(np.float64) for a in (made, theirs)]
+    rows, columns = slice(0, relation.shapes[1][0]), slice(0, relation.shapes[1][1])
+    if not relation.zoom:
+        turned = (1, 1, *relation.shapes[0])
+        rows, columns = relation.placement.overlap(turned, sides[1].shape)[1][1:]
+    box = content(sides[1][:SAMPLE])
+    mine, other = (side[..., rows, columns] for side in sides)
+    boxes = content(mine[:SAMPLE]), content(other[:SAMPLE])
+    inside = tuple(
+        slice(max(a.start, b.start), min(a.stop, b.stop))
+        for a, b in zip(boxes[0].slices, boxes[1].slices, strict=True)
+    )
+    return Rest(mine, other, box, (inside[0], inside[1]), (rows.start, columns.start))
+
+
+def _padding(rest: Rest, relation: Relation) -> tuple[Difference, Relation] | None:
+    """A border of theirs that ours does not explain."""
+    height, width = relation.shapes[1]
+    if rest.box == Box(0, height, 0, width):
+        return None
+    outside = np.ones((height, width), bool)
+    outside[rest.box.slices] = False
+    y, x = rest.corner
+    outside = outside[y : y + rest.theirs.shape[-2], x : x + rest.theirs.shape[-1]]
+    if not outside.any():
+        return None
+    predicted, theirs = rest.content
+    noise = float(np.sqrt(np.mean((theirs - predicted) ** 2))) if theirs.size else 0.0
+    span = float(np.ptp(theirs)) if theirs.size else 0.0
+    gap = np.abs(rest.difference[..., outside])
+    if float(gap.max()) <= max(2e-3 * span, 4 * noise):
+        return None
+    value = tuple(float(v) for v in rest.theirs[0][:, outside][:, 0])
+    given = rest.predicted[0][:, outside]
+    if float(np.max(np.ptp(given, axis=1))) <= 1e-6 * (span or 1.0):
+        instead = f"ours with {describe.listed(given[:, 0])} in the same scale"
+    else:
+        instead = "ours is not padded there"
+    return describe.padding(rest.box, value, instead, relation), replace(relation, padding=(rest.box, value))
+
+
+def _left_over(rest: Rest, relation: Relation, ours: Array) -> Iterator[Difference]:
+    predicted, theirs = rest.content
+    if not theirs.size:
+        return
+    relative = relative_l2(theirs, predicted)
+    largest = float(np.max(np.abs(theirs - predicted)))
+    if relative > _noise(relation, ours):
+        step = max(_step(predicted), _step(theirs))
+        whole = relation.dtype.kind in "iu"
+        if largest <= STEP_SLACK * step:
+            if not whole or float(np.mean(theirs != predicted)) > ROUNDED_SHARE:
+                text = f"what is left is {largest:.2g} at most, no more than one of 255 steps: rounding"
+                yield Difference("rounding", "rounds pixels to whole numbers in another place", text)
+            return
+        left = resampling(predicted, theirs)
+        text = f"what is left is {relative:.2%} (relative L2): {left.text}"
+        yield Difference("interpolation", "is resampled in another way", text)
+        return
+    if relative_l2(rest.theirs, rest.predicted) > max(1e-3, 4 * relative):
+        text = "ours has a border of one value where theirs has an image"
+        yield Difference("padding", "is not padded where ours is", text)
+
+
+def _noise(relation: Relation, ours: Array) -> float:
+    """Relative distance that the element types explain."""
+    return 2 * max(ROUNDING, _epsilon(relation.dtype, ours.dtype))
+
+
+def _epsilon(*dtypes: np.dtype[Any]) -> float:
+    """Spacing of the coarsest float type at 1; 0 if none is one."""
+    return max((float(np.finfo(d).eps) for d in dtypes if d.kind == "f"), default=0.0)
+
+
+def _step(images: Array) -> float:
+    """What one pixel value makes, if the images were whole pixel values once; else 0."""
+    step = 0.0
+    for channel in images[:SAMPLE].swapaxes(0, 1):
+        levels = np.unique(channel.astype(np.float32))
+        if 1 < levels.size <= PIXEL_LEVELS:
+            step = max(step, float(np.min(np.diff(levels))))
+    return step

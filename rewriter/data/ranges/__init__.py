@@ -1,0 +1,210 @@
+"""Measured ranges: statistics computed inside the graph, streamed over the samples.
+
+One value per tensor and statistic leaves ONNX Runtime, never a tensor, so memory grows neither with
+the samples nor with the number of tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from rewriter.data.ranges.binades import Binades
+from rewriter.data.ranges.instrument import Instrumented, instrument
+from rewriter.data.ranges.statistics import Key
+from rewriter.engines.onnxruntime import Session, qualified
+from rewriter.engines.ort_errors import NoKernelError
+from rewriter.graph import constant_value, label
+from rewriter.model import Array, Model, walk_graphs
+from rewriter.model.facts import FLOATS, Facts
+from rewriter.model.schemas import schema_of
+from rewriter.plan import Range
+
+BLOCK = 2**20
+"""Elements of a constant that are looked at together: 4 MiB of FP32, about a cache."""
+
+
+class Ranges(dict[Key, Range]):
+    """Ranges by scope index (the order of `Facts.scopes`) and tensor name.
+
+    What is missing was never computed: it depends on an operator that ONNX Runtime cannot run, or
+    lies in a branch or loop body that no sample reached.
+
+    Attributes:
+        unsupported: Operators without a kernel, sorted.
+        samples: How many samples were run.
+        real: False if they were made up: a tensor may then be far smaller on the user's data.
+        binades: How the values of some tensors of the main graph spread, where that was counted.
+    """
+
+    unsupported: tuple[str, ...] = ()
+    samples: int = 0
+    real: bool = True
+    binades: Mapping[str, Binades] = MappingProxyType({})
+
+    def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
+        """What would be measured after tensors (scope, name) were multiplied by 2^exponent."""
+        new = Ranges(self)
+        new.unsupported, new.samples = self.unsupported, self.samples
+        for scope, name, exponent in exponents:
+            if (scope, name) in new:
+                new[scope, name] = new[scope, name].scaled(exponent)
+        return new
+
+
+def measure(
+    model: Model,
+    samples: Iterable[Mapping[str, Array]],
+    facts: Facts,
+    *,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Ranges:
+    """Ranges of all float tensors, subgraphs included, over all samples.
+
+    Args:
+        model: Computes in FP32; see `emulation.reference`.
+        samples: Feeds, one after the other; only one is held at a time.
+        facts: Of `model`.
+        progress: Called with the number of samples done.
+
+    Raises:
+        ArithmeticRunError: a sample does not run; the message names the node.
+    """
+    ranges = Ranges(constant_ranges(model))
+    unsupported = _Unsupported(model, facts)
+    probe, session = _open(model, facts, unsupported)
+    ranges.unsupported = tuple(sorted(unsupported.ops))
+    if session is not None:
+        totals = _Totals(probe)
+        with session:
+            for feeds in samples:
+                totals.add(session.run(feeds))
+                ranges.samples += 1
+                progress(ranges.samples)
+        ranges.update(totals.ranges())
+    for key, source in probe.copies:
+        if source in ranges:
+            ranges[key] = ranges[source]
+    return ranges
+
+
+def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instrumented, Session | None]:
+    """The instrumented model without what has no kernel; no session if nothing is left of it."""
+    while True:
+        probe = instrument(model, facts, unsupported)
+        if not probe.keys:
+            return probe, None
+        try:
+            return probe, Session(probe.model)
+        except NoKernelError as error:
+            if not unsupported.learn(error):
+                raise
+
+
+def constant_ranges(model: Model, known: Container[Key] = ()) -> Iterator[tuple[Key, Range]]:
+    """Ranges of initializers and Constant nodes, but for those that are known, by numpy."""
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        for tensor in graph.initializer:
+            if tensor.data_type in FLOATS and (scope, tensor.name) not in known:
+                yield (scope, tensor.name), range_of(model.array(tensor))
+        for node in graph.node:
+            value = constant_value(node) if node.op_type == "Constant" else None
+            if value is not None and helper.np_dtype_to_tensor_dtype(value.dtype) in FLOATS:
+                yield (scope, node.output[0]), range_of(value)
+
+
+def range_of(array: Array) -> Range:
+    """The range of one array of floats; of no elements it is 0 to 0."""
+    flat = array.reshape(-1)
+    low, high, total = math.inf, -math.inf, 0.0
+    with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond FP32 is infinite, NaN shows as such
+        for start in range(0, flat.size, BLOCK):
+            block = flat[start : start + BLOCK].astype(np.float32, copy=False)
+            low = float(np.fmin(low, np.fmin.reduce(block)))
+            high = float(np.fmax(high, np.fmax.reduce(block)))
+            total += float(np.abs(block).sum(dtype=np.float64))
+    return _range(high, low, total / max(1, flat.size))
+
+
+def _range(high: float, low: float, mean: float) -> Range:
+    """From statistics that start at -inf and inf and skip NaN; NaN in `mean` says that there was one."""
+    if low > high:  # no number at all: empty, or nothing but NaN
+        low = high = mean
+    finite = math.isfinite(low) and math.isfinite(high) and not math.isnan(mean)
+    if finite and math.isinf(mean):  # the sum left FP32's range, the values did not
+        mean = max(abs(low), abs(high))
+    return Range(low, high, mean, finite)
+
+
+class _Totals:
+    """The statistics of all measured tensors, gathered over the samples."""
+
+    def __init__(self, probe: Instrumented) -> None:
+        size = len(probe.keys)
+        self.probe = probe
+        self.highs, self.lows = np.full(size, -np.inf), np.full(size, np.inf)
+        self.means, self.runs = np.zeros(size), np.zeros(size)
+
+    def add(self, outputs: Mapping[str, Array]) -> None:
+        highs, lows, means, runs = self.probe.read(outputs)
+        self.highs = np.fmax(self.highs, highs)
+        self.lows = np.fmin(self.lows, lows)
+        self.means += means
+        self.runs += runs
+
+    def ranges(self) -> Iterator[tuple[Key, Range]]:
+        """Of what ran at least once."""
+        columns = (c.tolist() for c in (self.highs, self.lows, self.means, self.runs))
+        for key, high, low, mean, runs in zip(self.probe.keys, *columns, strict=True):
+            if runs:
+                yield key, _range(high, low, mean / runs)
+
+
+class _Unsupported:
+    """What ONNX Runtime cannot run: operators that onnx does not know, and those it refused.
+
+    Attributes:
+        ops: Their names, as far as they occurred.
+    """
+
+    def __init__(self, model: Model, facts: Facts) -> None:
+        self.ops: set[str] = set()
+        self._model = model
+        self._facts = facts
+        self._functions = {(f.domain, f.name) for f in model.proto.functions}
+        self._refused: set[tuple[str, tuple[int, ...] | None]] = set()
+
+    def __call__(self, node: NodeProto, scope: int) -> bool:
+        op = qualified(node)
+        known = (
+            op != node.op_type or schema_of(op, "", self._model.opset) or (node.domain, op) in self._functions
+        )
+        refused = self._refused and {(op, None), self._kind(node, scope)} & self._refused
+        if not known or refused:
+            self.ops.add(op)
+            return True
+        return False
+
+    def learn(self, error: NoKernelError) -> bool:
+        """Refuse the operator that `error` names, for the input types of the node if it names that.
+
+        Returns:
+            False if that was refused already.
+        """
+        kinds = {
+            self._kind(node, scope)
+            for scope, graph in enumerate(walk_graphs(self._model.proto.graph))
+            for node in graph.node
+            if label(node) == error.node and qualified(node) == error.op
+        }
+        new = (kinds or {(error.op, None)}) - self._refused
+        self._refused |= new
+        return bool(new)
+
+    def _kind(self, node: NodeProto, scope: int) -> tuple[str, tuple[int, ...] | None]:
+        facts = self._facts.scopes[scope]
+        return qualified(node), tuple(facts[n].dtype if n in facts else 0 for n in node.input)

@@ -1,0 +1,252 @@
+"""A copy of a model whose outputs are statistics of its tensors instead of its results.
+
+The statistics of a subgraph are lifted out: through If by filling in neutral values for the branch that
+did not run, through Loop and Scan as scan outputs that are reduced over the iterations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from rewriter.data.ranges.statistics import Emitter, Key, Names, Pack, Statistics, joined
+from rewriter.graph import attribute, reads
+from rewriter.model import Array, Model, holds_graphs, subgraphs, walk_graphs
+from rewriter.model.facts import FLOATS, Facts
+
+SAME_VALUES = frozenset(
+    "Reshape Transpose Squeeze Unsqueeze Flatten Identity DepthToSpace SpaceToDepth Expand Tile".split()
+)
+"""Operators whose output holds exactly the values of their first input, each equally often."""
+
+_WIDENING = {
+    (TensorProto.FLOAT16, TensorProto.FLOAT),
+    (TensorProto.BFLOAT16, TensorProto.FLOAT),
+    (TensorProto.FLOAT, TensorProto.DOUBLE),
+}
+
+_OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
+"""How highs, lows, means and runs of a loop's body are gathered over its iterations."""
+
+_NEUTRAL = (-inf, inf, 0.0, 0.0)
+"""What changes none of those four."""
+
+Refuses = Callable[[NodeProto, int], bool]
+"""Whether a node of the graph with this scope index cannot be run."""
+
+
+@dataclass(frozen=True)
+class Instrumented:
+    """A model that computes statistics.
+
+    Attributes:
+        packs: What its outputs mean.
+        copies: Tensors whose range is that of another one, in an order in which that is known first.
+    """
+
+    model: Model
+    packs: tuple[Pack, ...]
+    copies: tuple[tuple[Key, Key], ...]
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The tensors measured, in the order of `read`."""
+        return tuple(key for pack in self.packs for key in pack.keys)
+
+    def read(self, outputs: Mapping[str, Array]) -> tuple[Array, ...]:
+        """Highs, lows, means summed over the runs, and runs of all tensors, float64, of one sample."""
+        columns: tuple[list[Array], ...] = ([], [], [], [])
+        for pack in self.packs:
+            *statistics, runs = (outputs[name].astype(np.float64) for name in pack.vectors)
+            for column, vector in zip(columns, (*statistics, runs[list(pack.scope_runs)]), strict=True):
+                column.append(vector)
+        return tuple(np.concatenate(column) for column in columns)
+
+
+def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
+    """A copy of `model` that computes statistics instead of its outputs.
+
+    Nodes of the main graph that `refuses` names, or that hold such a node, or that depend on one are
+    left out, with all their tensors.
+    """
+    result = model.copy()
+    graph = result.proto.graph
+    run = _Run(facts, Names(unused_prefix(result.proto, "range:"), max(model.opset, 1)))
+    packs = _Scope(run, graph, 0).instrument(_unreachable(graph, refuses))
+    del graph.output[:]
+    del graph.value_info[:]
+    for pack in packs:
+        graph.output.extend(_values(pack))
+    return Instrumented(result, tuple(packs), tuple(run.copies))
+
+
+@dataclass
+class _Run:
+    """What all scopes of one call share; `scopes` counts the graphs seen."""
+
+    facts: Facts
+    names: Names
+    copies: list[tuple[Key, Key]] = field(default_factory=list)
+    scopes: int = 0
+
+
+class _Scope:
+    """One graph while its statistics are added."""
+
+    def __init__(self, run: _Run, graph: GraphProto, index: int) -> None:
+        self.run = run
+        self.graph = graph
+        self.index = index
+        self.facts = run.facts.scopes[index]
+        self.nodes: list[NodeProto] = []
+        self.emit = Emitter(run.names, self.nodes)
+        self.statistics = Statistics(self.emit)
+        self.known = {t.name for t in graph.initializer}
+        self.lifted: list[Pack] = []
+
+    def instrument(self, unreachable: Collection[int] = ()) -> list[Pack]:
+        """Add the reductions, each directly after what it reads, so that no tensor lives longer for it."""
+        for value in self.graph.input:
+            if value.name not in self.known:
+                self._measure(value.name)
+        for position, node in enumerate(self.graph.node):
+            if position in unreachable:
+                self.run.scopes += sum(1 for g in subgraphs(node) for _ in walk_graphs(g))
+            else:
+                self._visit(node)
+        packs = [*self.statistics.finish(), *self.lifted]
+        nodes = [NodeProto.FromString(n.SerializeToString()) for n in self.nodes]
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
+        return packs
+
+    def _visit(self, node: NodeProto) -> None:
+        self.nodes.append(node)
+        if holds_graphs(node):
+            self._lift(node)
+        for name in node.output:
+            if node.op_type == "Constant":
+                self.known.add(name)
+            elif self._holds_values_of_input(node):
+                self.known.add(name)
+                self.run.copies.append(((self.index, name), (self.index, node.input[0])))
+            else:
+                self._measure(name)
+
+    def _holds_values_of_input(self, node: NodeProto) -> bool:
+        if not node.input or node.input[0] not in self.known or node.domain not in ("", "ai.onnx"):
+            return False
+        source = self.facts.get(node.input[0])
+        if source is None or source.dtype not in FLOATS:
+            return False
+        if node.op_type == "Cast":
+            to = attribute(node, "to")
+            return source.dtype == to or (source.dtype, to) in _WIDENING
+        return node.op_type in SAME_VALUES
+
+    def _measure(self, name: str) -> None:
+        facts = self.facts.get(name)
+        if facts is not None and facts.dtype in FLOATS:
+            self.known.add(name)
+            self.statistics.measure((self.index, name), facts)
+
+    # -- subgraphs ---------------------------------------------------------------------------
+
+    def _lift(self, node: NodeProto) -> None:
+        """Instrument the graphs of `node` and hand their vectors out."""
+        graphs = list(subgraphs(node))
+        if not self._liftable(node):
+            self.run.scopes += sum(1 for g in graphs for _ in walk_graphs(g))
+            return
+        results = len(graphs[0].output) - (node.op_type == "Loop")  # its condition stays inside
+        packs = [self._instrument_subgraph(graph) for graph in graphs]
+        if not any(pack.keys for pack in packs):
+            return
+        while len(node.output) < results:  # trailing results that nobody wanted
+            node.output.append(self.run.names.fresh())
+        outputs = tuple(self.run.names.fresh() for _ in _NEUTRAL)
+        node.output.extend(outputs)
+        if node.op_type == "If":
+            self._lift_branches(graphs, packs, outputs)
+        else:
+            self._lift_iterations(node, graphs[0], packs[0], outputs)
+
+    def _liftable(self, node: NodeProto) -> bool:
+        if node.domain not in ("", "ai.onnx"):
+            return False
+        # Scan has a batch axis in operator set 8, which no exporter of today writes.
+        return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.names.opset >= 9)
+
+    def _instrument_subgraph(self, graph: GraphProto) -> Pack:
+        self.run.scopes += 1
+        packs = _Scope(self.run, graph, self.run.scopes).instrument()
+        if not packs:
+            return Pack()
+        emit = Emitter(self.run.names, graph.node)
+        lanes = zip(*(pack.vectors for pack in packs), strict=True)
+        return joined(packs, tuple(emit.add("Concat", lane, axis=0) for lane in lanes))
+
+    def _lift_branches(
+        self, graphs: Sequence[GraphProto], packs: Sequence[Pack], outputs: tuple[str, ...]
+    ) -> None:
+        """Each branch yields the vectors of both, with neutral values for the other one."""
+        for mine, graph in enumerate(graphs):
+            emit, vectors = Emitter(self.run.names, graph.node), []
+            for lane, neutral in enumerate(_NEUTRAL):
+                parts = [
+                    pack.vectors[lane]
+                    if i == mine
+                    else emit.constant(np.full(pack.sizes[lane], neutral), np.float32)
+                    for i, pack in enumerate(packs)
+                    if pack.keys
+                ]
+                vectors.append(emit.add("Concat", parts, axis=0))
+            graph.output.extend(_values(joined(packs, tuple(vectors))))
+        self.lifted.append(joined(packs, outputs))
+
+    def _lift_iterations(
+        self, node: NodeProto, body: GraphProto, pack: Pack, outputs: tuple[str, ...]
+    ) -> None:
+        """Scan outputs gather one row for each iteration; a neutral row stands for none at all."""
+        body.output.extend(_values(pack))
+        for item in node.attribute:
+            if item.name in ("scan_output_axes", "scan_output_directions"):
+                item.ints.extend([0] * len(outputs))
+        vectors = []
+        for rows, op, neutral, size in zip(outputs, _OVER_RUNS, _NEUTRAL, pack.sizes, strict=True):
+            none = self.emit.constant(np.full((1, size), neutral), np.float32)
+            vectors.append(self.emit.over(op, self.emit.add("Concat", [none, rows], axis=0), axis=0))
+        self.lifted.append(replace(pack, vectors=tuple(vectors)))
+
+
+def _values(pack: Pack) -> Iterator[ValueInfoProto]:
+    for name, size in zip(pack.vectors, pack.sizes, strict=True):
+        yield helper.make_tensor_value_info(name, TensorProto.FLOAT, [size])
+
+
+def _unreachable(graph: GraphProto, refuses: Refuses) -> set[int]:
+    """Positions of the nodes of the main graph that cannot run, or lack an input because of those."""
+    missing: set[str] = set()
+    found: set[int] = set()
+    scopes = 1
+    for position, node in enumerate(graph.node):
+        inner = [g for child in subgraphs(node) for g in walk_graphs(child)]
+        refused = refuses(node, 0) or any(refuses(n, scopes + i) for i, g in enumerate(inner) for n in g.node)
+        scopes += len(inner)
+        if refused or not missing.isdisjoint(reads(node)):
+            found.add(position)
+            missing.update(name for name in node.output if name)
+    return found
+
+
+def unused_prefix(proto: ModelProto, prefix: str) -> str:
+    """`prefix` with colons behind it, so that no tensor's name begins with it."""
+    graphs = walk_graphs(proto.graph)
+    names = {name for g in graphs for n in g.node for name in (*n.input, *n.output)}
+    while any(name.startswith(prefix) for name in names):
+        prefix += ":"
+    return prefix

@@ -1,0 +1,167 @@
+"""Answers of probes: measured here and cached, or recorded in the package with their source."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rewriter.base import Target
+from rewriter.engines import host
+from rewriter.engines.nvidia_driver import Gpu
+from rewriter.engines.probe.question import UNKNOWN, Answer
+from rewriter.engines.user_cache import user_cache
+from rewriter.errors import OutputError
+from rewriter.model import replacing
+
+RECORDED = Path(__file__).with_name("recorded")
+"""What `rewriter probe --json` wrote, a file for each GPU and release."""
+
+SCHEMA_VERSION = 1
+"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one library does on one GPU.
+
+    Attributes:
+        library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
+        gpu, driver: Name of the GPU; release of its driver, where known, and the CUDA of that.
+        source: Who measured it, and when; for people.
+        recorded: Whether it comes from the package instead of this machine.
+        answers: By probe.
+    """
+
+    library: str
+    version: str
+    gpu: str
+    driver: str = ""
+    source: str = ""
+    recorded: bool = False
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+
+    @property
+    def values(self) -> dict[str, str]:
+        """What is known, by probe."""
+        return {name: a.value for name, a in self.answers.items() if a.value != UNKNOWN}
+
+    @property
+    def title(self) -> str:
+        """On what."""
+        driver = f", driver {self.driver}" if self.driver else ""
+        return f"{self.library} {self.version} on {self.gpu}{driver}"
+
+    @property
+    def origin(self) -> str:
+        """On what, and whether that is this machine."""
+        return (
+            f"recorded of {self.title}, not measured here"
+            if self.recorded
+            else f"measured here: {self.title}"
+        )
+
+    def fits(self, target: Target) -> bool:
+        """Whether they hold for a target: the same library, and its release as far as the target says it."""
+        release = tuple(int(part) for part in re.findall(r"\d+", self.version))
+        return self.library == target.library and release[: len(target.version)] == target.version
+
+
+def known_target(target: Target) -> Target:
+    """The target with what is known of it: measured on this machine's GPU, else recorded."""
+    found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
+    if found is None:
+        return target
+    figures = {name: answer.figures for name, answer in found.answers.items()}
+    return replace(target, answers=found.values, figures=figures, known_from=found.origin)
+
+
+def measured(target: Target | None = None) -> Answers | None:
+    """What was measured on this machine's GPU and driver, for a target if one is given; the newest."""
+    files = sorted(_cache_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    found = [answers for path in files if (answers := _read_cached(path)) is not None]
+    fitting = [answers for answers in found if target is None or answers.fits(target)]
+    gpu = host.gpu() if fitting else None  # asks the driver in a child process: only if it matters
+    if gpu is None:
+        return None
+    return next((a for a in fitting if (a.gpu, a.driver) == (gpu.name, driver_text(gpu))), None)
+
+
+def driver_text(gpu: Gpu) -> str:
+    """How answers call the driver: by its release, if that is known, and by its CUDA."""
+    cuda = f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
+    return f"{gpu.driver}, {cuda}" if gpu.driver else cuda
+
+
+@lru_cache(maxsize=1)
+def recorded() -> tuple[Answers, ...]:
+    """The answers that come with the package, newest library first."""
+    found = [replace(_parsed(_content(path)), recorded=True) for path in RECORDED.glob("*.json")]
+    return tuple(sorted(found, key=lambda a: (a.library, a.version, len(a.answers)), reverse=True))
+
+
+def remember(answers: Answers) -> Path:
+    """Keep answers in the user's cache folder, by GPU, driver and library; returns the file."""
+    name = f"{answers.gpu}, {answers.driver}, {answers.library} {answers.version}.json"
+    path = user_cache("probe", name)
+    write(answers, path)
+    return path
+
+
+def write(answers: Answers, path: Path) -> None:
+    """Write answers as JSON, which `RECORDED` takes as it is.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    fields = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
+    del fields["recorded"]
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(fields, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"the answers cannot be written: {error.strerror or error}",
+            where=str(path),
+            hint="check the folder, its permissions and the free space",
+        ) from error
+
+
+def _cache_folder() -> Path:
+    return user_cache("probe", "any").parent
+
+
+def _content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _read_cached(path: Path) -> Answers | None:
+    """A file of the cache; None if it is broken or of another version: it can be measured again."""
+    try:
+        content = _content(path)
+        return _parsed(content) if content.get("schema_version") == SCHEMA_VERSION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _parsed(content: Mapping[str, Any]) -> Answers:
+    return Answers(
+        content["library"],
+        content["version"],
+        content["gpu"],
+        content.get("driver", ""),
+        content.get("source", ""),
+        answers=dict(_answers(content["answers"])),
+    )
+
+
+def _answers(found: Mapping[str, Any]) -> Iterator[tuple[str, Answer]]:
+    for name, fields in found.items():
+        figures = {n: float(v) for n, v in fields.get("figures", {}).items() if math.isfinite(float(v))}
+        yield name, Answer(str(fields["value"]), figures, fields.get("problem", ""))

@@ -1,0 +1,157 @@
+"""Asks an engine the probes, each build in a child process, and judges what came back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from rewriter.base import Target
+from rewriter.engines import host
+from rewriter.engines.build_report import BuildReport
+from rewriter.engines.measure import measure
+from rewriter.engines.probe import arithmetic, costs, epilogues, operators
+from rewriter.engines.probe.answers import Answers, driver_text, known_target, measured, recorded, remember
+from rewriter.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
+from rewriter.engines.protocol import EngineName, Outcome, Settings, Timing, Variant
+from rewriter.engines.tensorrt import BuildOptions, build
+from rewriter.engines.tensors import write_samples
+from rewriter.model import Array
+from rewriter.model.stopwatch import Progress
+
+__all__ = [
+    "PROBES",
+    "UNKNOWN",
+    "Answer",
+    "Answers",
+    "Buildable",
+    "Probe",
+    "ask",
+    "build_all",
+    "known_here",
+    "known_target",
+    "measured",
+    "recorded",
+    "remember",
+]
+
+PROBES: tuple[Probe, ...] = (*arithmetic.PROBES, *epilogues.PROBES, *operators.PROBES, *costs.PROBES)
+
+BUILD_TIMEOUT_S = 120.0
+"""For one model of a second."""
+
+RUN_TIMEOUT_S = 300.0
+
+ON_CPU = Timing(1, 3)
+"""A CPU takes a thousand times as long as the GPU that the models were made for."""
+
+
+def ask(
+    engine: EngineName,
+    probes: Sequence[Probe] = PROBES,
+    timing: Timing | None = None,
+    progress: Progress = lambda *_: None,
+) -> Answers:
+    """Build and run the probes' models on an engine, each build in a child process, and judge.
+
+    Args:
+        timing: Of the probes that need latencies; None: the protocol's default.
+
+    Raises:
+        EngineError: the library is not installed.
+    """
+    seen: dict[tuple[str, str], Seen] = {}
+    library = ""
+    pairs = [(probe, case) for probe in probes for case in probe.cases]
+    with tempfile.TemporaryDirectory(prefix="rewriter-probe-") as name:
+        for timed in (False, True):
+            group = [(p, c) for p, c in pairs if c.timed == timed]
+            progress(f"probing with {len(group)} models", 0, 0)
+            settings = Settings(
+                engine,
+                timing=(timing or (ON_CPU if engine == "onnxruntime" else Timing())) if timed else None,
+                build_timeout_s=BUILD_TIMEOUT_S,
+                run_timeout_s=RUN_TIMEOUT_S,
+            )
+            folder = Path(name) / str(timed)
+            variants = [_variant(p, c, folder / f"{i:03d}") for i, (p, c) in enumerate(group)]
+            for (probe, case), outcome in zip(group, measure(variants, settings, folder), strict=True):
+                seen[probe.name, case.name] = _seen(case, outcome)
+                library = outcome.library or library
+    answers = {p.name: p.answer({c.name: seen[p.name, c.name] for c in p.cases}) for p in probes}
+    gpu = None if engine == "onnxruntime" else host.gpu()
+    return Answers(
+        engine,
+        library.rpartition(" ")[2],
+        gpu.name if gpu else "CPU",
+        driver_text(gpu) if gpu else "",
+        "measured by rewriter probe",
+        answers=answers,
+    )
+
+
+def _variant(probe: Probe, case: Case, folder: Path) -> Variant:
+    folder.mkdir(parents=True)
+    onnx.save(case.proto(), folder / "model.onnx")
+    samples = write_samples(folder / "samples", [case.feeds])
+    return Variant(f"{probe.name}/{case.name}", folder / "model.onnx", samples, tf32=case.tf32)
+
+
+def _seen(case: Case, outcome: Outcome) -> Seen:
+    if not outcome.ran:
+        return Seen(problem=outcome.problem or outcome.status)
+    value: Array = np.array(next(iter(outcome.values(0).values())))
+    us = outcome.latency.median_us if outcome.latency else None
+    if case.timed and us is None:
+        return Seen(problem="it was not timed")
+    return Seen(value, case.expected, us=us)
+
+
+@dataclass(frozen=True)
+class Buildable:
+    """Whether a probe's model is parsed and built; `problem` is "" if it is."""
+
+    probe: str
+    case: str
+    problem: str
+
+
+def known_here(engine: EngineName) -> Answers | None:
+    """What was measured on this machine; None if nothing was, or not all questions were asked then."""
+    found = measured(Target(engine))
+    return found if found and all(probe.name in found.answers for probe in PROBES) else None
+
+
+def build_all(probes: Sequence[Probe] = PROBES, progress: Progress = lambda *_: None) -> Iterator[Buildable]:
+    """Parse and build all models without running them, which TensorRT-RTX does without a GPU.
+
+    Raises:
+        EngineError: TensorRT-RTX is not installed.
+    """
+    pairs = [(probe, case) for probe in probes for case in probe.cases]
+    with tempfile.TemporaryDirectory(prefix="rewriter-probe-") as folder:
+        path = Path(folder) / "model.onnx"
+        for done, (probe, case) in enumerate(pairs):
+            progress("building", done, len(pairs))
+            onnx.save(case.proto(), path)
+            report = build(path, BuildOptions(library="tensorrt_rtx"), timeout_s=BUILD_TIMEOUT_S)
+            yield Buildable(probe.name, case.name, _problem(report))
+
+
+def _problem(report: object) -> str:
+    if not isinstance(report, BuildReport):
+        return str(getattr(report, "summary", report))
+    if report.engine_bytes is not None:
+        return ""
+    told: list[str] = [error.message for error in report.parser_errors]
+    return "; ".join([*told, report.obstacle, *report.errors[-1:]]).strip("; ") or "nothing was built"
+
+
+def questions(answers: Mapping[str, Answer]) -> Iterator[tuple[Probe, Answer]]:
+    """Every probe with its answer, `unknown` where there is none."""
+    for probe in PROBES:
+        yield probe, answers.get(probe.name, Answer(UNKNOWN, {}, "not measured"))

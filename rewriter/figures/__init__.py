@@ -1,0 +1,1 @@
+"""How far one array is from another: metrics, tolerances, statistics."""

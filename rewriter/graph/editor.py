@@ -1,0 +1,239 @@
+"""The few safe edits on a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
+
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from rewriter.graph.nodes import all_names, fresh_name, reads, rename_reads, topological
+from rewriter.graph.view import GraphView
+from rewriter.model import Array, Model, holds_graphs, subgraphs
+from rewriter.model.facts import Facts, Shape, TensorFacts
+
+TAG = "rewriter.pass"
+"""Key of the node metadata that names the pass which made the node; Netron shows it."""
+
+
+def made_by(node: NodeProto, passes: Container[str]) -> bool:
+    """Whether one of the passes made the node, by the tag that it left there."""
+    return any(entry.key == TAG and entry.value in passes for entry in node.metadata_props)
+
+
+class GraphEditor(GraphView):
+    """A graph whose edits reach the model by `commit`; `tag` names the pass in nodes that it makes.
+
+    Edits touch this graph alone. Names of new nodes and tensors are unique in the whole model.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        graph: onnx.GraphProto,
+        facts: dict[str, TensorFacts],
+        *,
+        parent: GraphEditor | None = None,
+        owner: NodeProto | None = None,
+        names: set[str] | None = None,
+        tag: str = "",
+    ) -> None:
+        super().__init__(model, graph, facts, parent=parent, owner=owner)
+        self.tag = tag
+        self.edited = False
+        self._names = names if names is not None else all_names(model.proto.graph)
+        self._placed_before: dict[int, list[NodeProto]] = {}
+        self._tail: list[NodeProto] = []
+
+    def fresh(self, base: str) -> str:
+        """A name that nothing in the model has, made of `base`."""
+        return fresh_name(base, self._names)
+
+    def add_constant(self, base: str, value: Array) -> str:
+        """Add an initializer to this graph; returns its name, made of `base`."""
+        name = self.fresh(base)
+        tensor = (
+            self.model.detached_tensor(name, value) if self.is_main else numpy_helper.from_array(value, name)
+        )
+        self._new_initializers[name] = tensor
+        self._facts[name] = TensorFacts(tensor.data_type, tuple(tensor.dims))
+        self.edited = True
+        return name
+
+    def make(
+        self,
+        op_type: str,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        name: str = "",
+        domain: str = "",
+        **attributes: Any,
+    ) -> NodeProto:
+        """A tagged node with a unique name; place it with `substitute` or `insert`."""
+        node = helper.make_node(
+            op_type,
+            list(inputs),
+            list(outputs),
+            name=self.fresh(name or f"{outputs[0]}/{op_type}"),
+            domain=domain or None,
+            **attributes,
+        )
+        if self.tag:
+            node.metadata_props.add(key=TAG, value=self.tag)
+        return node
+
+    def tensor(
+        self, base: str, like: str | None = None, *, dtype: int | None = None, shape: Shape | None = None
+    ) -> str:
+        """A fresh tensor name; its facts are those of `like`, with another `dtype` or `shape` if given."""
+        name = self.fresh(base)
+        facts = self._lookup(like) if like else None
+        if facts or dtype:
+            self._facts[name] = TensorFacts(
+                dtype or (facts.dtype if facts else 0), shape or (facts.shape if facts else None)
+            )
+        return name
+
+    def insert(self, *nodes: NodeProto, before: NodeProto | None) -> None:
+        """Add nodes just before another one, or at the end."""
+        for node in nodes:
+            self._nodes[id(node)] = node
+            self._index(node)
+        where = self._tail if before is None else self._placed_before.setdefault(id(before), [])
+        where.extend(nodes)
+        self.edited = True
+
+    def substitute(self, tensor: str, *nodes: NodeProto) -> None:
+        """Let `nodes` compute `tensor` in place of the node that does; one of them must write it.
+
+        What only the replaced node needed is removed with it. Tensors that others read, or that
+        are graph outputs, stay.
+        """
+        old = self._producer[tensor]
+        self.insert(*nodes, before=old)
+        self.remove(old, keep=(tensor,))
+
+    def remove(self, node: NodeProto, keep: Sequence[str] = ()) -> None:
+        """Remove a node, and what feeds it if nothing else reads that."""
+        self.edited = True
+        stack = [node]
+        while stack:
+            dead = stack.pop()
+            if self._nodes.pop(id(dead), None) is None:
+                continue
+            for name in dead.output:
+                if self._producer.get(name) is dead:
+                    del self._producer[name]
+            for name in reads(dead):
+                uses = self._uses.get(name, {})
+                uses.pop(id(dead), None)
+                source = self._producer.get(name)
+                if source is not None and name not in keep and self._is_dead(source):
+                    stack.append(source)
+
+    def redirect(self, old: str, new: str, *, only: Sequence[NodeProto] | None = None) -> None:
+        """Let the consumers of `old` (or the nodes `only`) read `new`, in their subgraphs, too.
+
+        A graph output called `old` keeps its producer.
+        """
+        for node in self.consumers(old) if only is None else only:
+            rename_reads(node, old, new)
+            self._uses.get(old, {}).pop(id(node), None)
+            self._uses.setdefault(new, {})[id(node)] = node
+        self.edited = True
+
+    def set_input(self, node: NodeProto, index: int, tensor: str) -> None:
+        """Let one input of a node read another tensor."""
+        old = node.input[index]
+        node.input[index] = tensor
+        if old not in reads(node):
+            self._uses.get(old, {}).pop(id(node), None)
+        self._uses.setdefault(tensor, {})[id(node)] = node
+        self.edited = True
+
+    def rename(self, old: str, new: str) -> None:
+        """Let the node that writes `old` write `new` instead, and the consumers of `old` read that.
+
+        `new` may be the name of a tensor whose producer is removed next: so a graph output keeps
+        its name when the node that wrote it goes.
+        """
+        node = self._producer.pop(old)
+        node.output[list(node.output).index(old)] = new
+        self._producer[new] = node
+        if old in self._facts:
+            self._facts.setdefault(new, self._facts[old])
+        self.redirect(old, new)
+
+    def sweep(self, tensor: str) -> None:
+        """Remove the node that writes `tensor`, if nothing reads any of its outputs any more."""
+        node = self._producer.get(tensor)
+        if node is not None and self._is_dead(node):
+            self.remove(node)
+
+    def refresh(self) -> None:
+        """Index again what subgraphs read, after they were edited."""
+        for node in self.nodes:
+            if holds_graphs(node):
+                self._index(node)
+
+    def commit(self) -> None:
+        """Write the edits into the graph: nodes in topological order, unread new constants dropped."""
+        if not self.edited:
+            return
+        nodes = topological(self._flatten(), self._producer)
+        copies = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
+        del self.graph.node[:]
+        self.graph.node.extend(copies)
+        self._commit_initializers()
+
+    def _flatten(self) -> Iterator[NodeProto]:
+        def expand(node: NodeProto) -> Iterator[NodeProto]:
+            for new in self._placed_before.get(id(node), ()):
+                yield from expand(new)
+            if id(node) in self._nodes:
+                yield node
+
+        for node in (*self._original, *self._tail):
+            yield from expand(node)
+
+    def _commit_initializers(self) -> None:
+        read = {name for node in self.graph.node for name in reads(node)} | self._outputs
+        kept = [t for name, t in self._initializers.items() if name in read]
+        new = [t for name, t in self._new_initializers.items() if name in read]
+        if len(kept) != len(self._initializers):
+            kept = [TensorProto.FromString(t.SerializeToString()) for t in kept]
+            del self.graph.initializer[:]
+            self.graph.initializer.extend(kept)
+            listed = [v for v in self.graph.input if v.name not in self._initializers or v.name in read]
+            if len(listed) != len(self.graph.input):
+                listed = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in listed]
+                del self.graph.input[:]
+                self.graph.input.extend(listed)
+        self.graph.initializer.extend(new)
+        if self.is_main:
+            for name in self._initializers.keys() | self._new_initializers.keys():
+                if name not in read:
+                    self.model.weights.pop(name, None)
+
+
+def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
+    """Editors for the main graph and every subgraph, outer ones first.
+
+    Edit and commit them in reverse order, or one at a time: an outer graph's commit copies its
+    nodes, and with them the subgraphs as they are at that moment.
+    """
+    scopes = iter(facts.scopes)
+    names = all_names(model.proto.graph)
+
+    def visit(
+        graph: onnx.GraphProto, parent: GraphEditor | None, owner: NodeProto | None
+    ) -> Iterator[GraphEditor]:
+        editor = GraphEditor(model, graph, next(scopes), parent=parent, owner=owner, names=names, tag=tag)
+        yield editor
+        for node in graph.node:
+            for child in subgraphs(node):
+                yield from visit(child, editor, node)
+
+    return list(visit(model.proto.graph, None, None))

@@ -1,0 +1,232 @@
+"""Gives every float tensor of a model its type, with as few Casts as that takes.
+
+One algorithm serves the precision pass (types from a plan), the reference (everything FP32) and
+the emulation (everything FP32, with an explicit round to the planned type after every tensor).
+Existing Casts between float types are dissolved first; Casts appear again where a consumer wants
+another type than the one in which a tensor is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rewriter.graph import all_names, attribute, casts_floats, label, without_unread
+from rewriter.graph.stored import EXCHANGEABLE, Book, Tensors, convert
+from rewriter.model import Model, holds_graphs, subgraphs
+from rewriter.model.facts import Facts
+from rewriter.model.schemas import Port, Ports, ports, set_type_attributes
+
+VALUE_PRESERVING = frozenset(
+    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather GatherElements GatherND Split Concat "
+    "Expand Tile Relu Neg Abs Max Min MaxPool GlobalMaxPool ReduceMax ReduceMin DepthToSpace SpaceToDepth "
+    "Where Dropout ScatterElements ScatterND TopK Compress ReverseSequence Trilu If Loop Scan".split()
+)
+"""Operators whose outputs hold only values of their inputs: what was rounded stays rounded."""
+
+BORDERED = frozenset({"If", "Loop", "Scan"})
+"""Operators whose subgraphs take and hand out the very tensors of the node."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The types that a model shall have.
+
+    Attributes:
+        node_type: Element type in which a node computes, from the index of its scope (the order
+            of `Facts.scopes`) and the node.
+        inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
+        rounding: Round after every tensor that is FP16 or BF16 in the given model.
+        exact: What is not rounded all the same: index of the scope, and name.
+        tag: Name for new nodes' metadata.
+    """
+
+    node_type: Callable[[int, NodeProto], int]
+    inputs: Mapping[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    rounding: bool = False
+    exact: AbstractSet[tuple[int, str]] = frozenset()
+    tag: str = ""
+
+
+def retype(model: Model, facts: Facts, request: Request) -> Model:
+    """A model with the types of `request`; `model` stays as it is.
+
+    Only FP32, FP16 and BF16 change places. Nodes without a schema, and nodes at a tensor of unknown
+    type (sequences and optionals among them), keep the types that they had. An output that is
+    itself an input has that input's type.
+
+    Raises:
+        PassError: a constant does not fit the type that its consumer shall have.
+    """
+    result = model.copy()
+    graph = result.proto.graph
+    for value in graph.input:
+        if value.name in request.inputs and value.type.tensor_type.elem_type in EXCHANGEABLE:
+            value.type.tensor_type.elem_type = request.inputs[value.name]
+    own = {v.name: v.type.tensor_type.elem_type for v in graph.input}
+    wanted = [
+        own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
+    ]
+    versions = {o.domain: o.version for o in result.proto.opset_import}
+    versions.setdefault("", versions.get("ai.onnx", 1))
+    _Walk(facts, request, versions, Book(result, all_names(graph), request.tag)).graph(graph, None, wanted)
+    return result
+
+
+@dataclass
+class _Walk:
+    """Visits the nodes of all graphs in the order of `Facts.scopes`, and lets `Tensors` write them anew."""
+
+    facts: Facts
+    request: Request
+    versions: Mapping[str, int]
+    book: Book
+    opened: int = 0
+
+    def graph(self, graph: GraphProto, parent: Tensors | None, output_types: Sequence[int]) -> None:
+        """Retype one graph; `output_types` are the element types of its outputs, in order."""
+        scope = self.opened
+        self.opened += 1
+        tensors = Tensors(self.book, graph, self.facts.scopes[scope], parent)
+        outputs = zip(graph.output, output_types, strict=True)
+        tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
+        given = list(graph.node)
+        self._release_names(tensors, given)
+        # a Cast that nothing reads would count as a reader of what it casts
+        given, _ = without_unread(
+            given, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
+        )
+        for tensor in graph.initializer:
+            if tensor.data_type in EXCHANGEABLE:
+                tensors.add_initializer(tensor)
+        for value in graph.input:
+            if tensors.is_float(value.name) and not tensors.owns(value.name):
+                tensors.add_input(value.name, value.type.tensor_type.elem_type)
+        detours = _detours(tensors, given)
+        for node in given:
+            self._visit(tensors, scope, node, detours)
+        tensors.finish_outputs()
+        tensors.write()
+
+    def _release_names(self, tensors: Tensors, nodes: Sequence[NodeProto]) -> None:
+        """Casts that will be dissolved give their names back: the same Casts get the same names."""
+        for node in nodes:
+            if casts_floats(node, tensors.is_float):
+                self.book.names.discard(node.name)
+                if node.output[0] not in tensors.wanted:
+                    self.book.names.discard(node.output[0])
+
+    def _visit(self, tensors: Tensors, scope: int, node: NodeProto, detours: set[int]) -> None:
+        if node.op_type == "Constant" and tensors.is_float(node.output[0]):
+            tensors.add_constant(node)
+        elif casts_floats(node, tensors.is_float):
+            self._visit_float_cast(tensors, node, detour=id(node) in detours)
+        elif holds_graphs(node):
+            self._visit_control_flow(tensors, scope, node)
+        else:
+            self._visit_plain(tensors, scope, node)
+
+    def _visit_float_cast(self, tensors: Tensors, node: NodeProto, *, detour: bool) -> None:
+        source, name, to = node.input[0], node.output[0], attribute(node, "to")
+        if self.request.rounding and to != TensorProto.FLOAT and tensors.given(source) != to:
+            tensors.add_rounded(tensors.as_type(source, TensorProto.FLOAT), name, to)
+        elif detour and not self.request.rounding:
+            tensors.add_narrowed(name, source, to)
+        else:
+            tensors.add_alias(name, source)
+
+    def _visit_plain(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
+        dtype = self.request.node_type(scope, node)
+        rules = self._rules(tensors, node, dtype)
+        if rules is None:
+            self._read(tensors, node, [tensors.given(name) for name in node.input])
+            self._add(tensors, scope, node, [0] * len(node.output))
+            return
+        follow = {Port.FOLLOWS: dtype, Port.FP32: TensorProto.FLOAT, Port.ANY: 0}
+        self._read(tensors, node, [follow[port] for port in rules.inputs])
+        outputs = [follow[port] for port in rules.outputs]
+        if outputs and outputs[0]:
+            set_type_attributes(node, outputs[0])
+        if node.op_type == "ConstantOfShape" and tensors.is_float(node.output[0]):
+            _fill_with(node, dtype)
+        self._add(tensors, scope, node, outputs)
+
+    def _rules(self, tensors: Tensors, node: NodeProto, dtype: int) -> Ports | None:
+        """None if the node must keep the types that it has."""
+        if any(name and not tensors.given(name) for name in (*node.input, *node.output)):
+            return None
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        return ports(node, self.versions.get(domain, 1), dtype)
+
+    def _read(self, tensors: Tensors, node: NodeProto, types: Sequence[int]) -> None:
+        for index, (name, dtype) in enumerate(zip(node.input, types, strict=True)):
+            if name and tensors.is_float(name):
+                node.input[index] = tensors.as_type(name, dtype)
+
+    def _add(self, tensors: Tensors, scope: int, node: NodeProto, types: list[int]) -> None:
+        """Add the node; where the given model has a lower type, round what it computes."""
+        rounded: list[tuple[str, str, int]] = []
+        for index, name in enumerate(node.output if self.request.rounding else ()):
+            given = tensors.given(name) if name else 0
+            lower = given in EXCHANGEABLE - {TensorProto.FLOAT} and (scope, name) not in self.request.exact
+            if lower and node.op_type not in VALUE_PRESERVING:
+                node.output[index] = self.book.fresh(f"{name}/exact")
+                rounded.append((node.output[index], name, given))
+        tensors.add(node, types)
+        for exact, name, given in rounded:
+            tensors.add_rounded(exact, name, given)
+
+    def _visit_control_flow(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
+        """All floats that cross the border of If, Loop and Scan have the node's type."""
+        border = self._border_type(tensors, scope, node)
+        self._read(tensors, node, [border or tensors.given(name) for name in node.input])
+        for child in subgraphs(node):
+            facts = self.facts.scopes[self.opened]
+            for value in child.input:
+                if border and value.name in facts and facts[value.name].dtype in EXCHANGEABLE:
+                    value.type.tensor_type.elem_type = border
+            given = [facts[v.name].dtype if v.name in facts else tensors.given(v.name) for v in child.output]
+            self.graph(child, tensors, [border or dtype for dtype in given])
+        self._add(tensors, scope, node, [border] * len(node.output))
+
+    def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
+        """0 if the node keeps the types that it has."""
+        dtype = self.request.node_type(scope, node)
+        rules = ports(node, self.versions[""], dtype) if node.op_type in BORDERED else None
+        if rules is None:
+            return 0
+        return dtype if rules.can_follow else TensorProto.FLOAT
+
+
+def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
+    """Casts that round on purpose: FP32 to a lower type, read by a Cast back to FP32."""
+    widened = {
+        node.input[0]
+        for node in nodes
+        if casts_floats(node, tensors.is_float) and attribute(node, "to") == TensorProto.FLOAT
+    }
+    return {
+        id(node)
+        for node in nodes
+        if node.output
+        and node.output[0] in widened
+        and casts_floats(node, tensors.is_float)
+        and attribute(node, "to") != TensorProto.FLOAT
+        and tensors.given(node.input[0]) == TensorProto.FLOAT
+    }
+
+
+def _fill_with(node: NodeProto, dtype: int) -> None:
+    """Let ConstantOfShape make `dtype`; without the attribute its zeros are FP32."""
+    for item in node.attribute:
+        if item.name == "value":
+            value = convert(numpy_helper.to_array(item.t), dtype, label(node))
+            item.t.CopyFrom(numpy_helper.from_array(value))
+            return
+    if dtype != TensorProto.FLOAT:
+        zero = TensorProto(data_type=dtype, dims=[1], raw_data=bytes(2))
+        node.attribute.append(helper.make_attribute("value", zero))

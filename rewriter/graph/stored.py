@@ -1,0 +1,324 @@
+"""Where the tensors of a model live while their types change: under which name, in which type.
+
+Names on the way in are those of the given model; what is written may use others. A tensor has one
+stored type; who wants another reads one shared Cast of it, and constants are converted instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rewriter.errors import PassError
+from rewriter.graph import TAG, constant_value, fresh_name, without_unread
+from rewriter.model import Array, Model, subgraphs
+from rewriter.model.facts import TensorFacts
+
+NUMPY_TYPES: dict[int, np.dtype[np.generic]] = {
+    TensorProto.FLOAT: np.dtype(np.float32),
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
+}
+"""The types among which a tensor may move; float64 is drop-double's business."""
+
+EXCHANGEABLE = frozenset(NUMPY_TYPES)
+SHORT_NAMES: dict[int, str] = {
+    TensorProto.FLOAT: "fp32",
+    TensorProto.FLOAT16: "fp16",
+    TensorProto.BFLOAT16: "bf16",
+}
+
+
+@dataclass
+class Book:
+    """What the graphs of one model share while they are retyped: the weights and the names in use."""
+
+    model: Model
+    names: set[str]
+    tag: str = ""
+
+    def fresh(self, base: str) -> str:
+        """A name that nothing in the model has, made of `base`."""
+        return fresh_name(base, self.names)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor of the given model lives: name, element type, and the graph that owns it."""
+
+    name: str
+    dtype: int
+    owner: Tensors
+    constant: bool = False
+
+
+@dataclass
+class Tensors:
+    """The tensors of one graph, and the nodes that were written for them so far.
+
+    Attributes:
+        facts: Element types in the given model.
+        wanted: Element type that each float output of the graph shall have.
+    """
+
+    book: Book
+    graph: GraphProto
+    facts: Mapping[str, TensorFacts]
+    parent: Tensors | None
+    wanted: dict[str, int] = field(default_factory=dict)
+    nodes: list[NodeProto] = field(default_factory=list)
+    _stored: dict[str, Stored] = field(default_factory=dict)
+    _casts: dict[tuple[str, int], str] = field(default_factory=dict)
+    _sources: dict[str, str] = field(default_factory=dict)
+    _own: set[int] = field(default_factory=set)
+    _converted: dict[tuple[str, int], TensorProto] = field(default_factory=dict)
+    _constants: dict[str, Callable[[], Array]] = field(default_factory=dict)
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def given(self, name: str) -> int:
+        """Element type of a tensor in the given model; 0 if it is not known or not a tensor."""
+        facts = self.facts.get(name)
+        if facts is not None:
+            return facts.dtype
+        return self.parent.given(name) if self.parent is not None else 0
+
+    def is_float(self, name: str) -> bool:
+        return self.given(name) in EXCHANGEABLE
+
+    def find(self, name: str) -> Stored:
+        """Where a float tensor of this graph, or of one around it, lives now."""
+        if name in self._stored:
+            return self._stored[name]
+        assert self.parent is not None, name
+        return self.parent.find(name)
+
+    def owns(self, name: str) -> bool:
+        return name in self._stored
+
+    def as_type(self, name: str, dtype: int) -> str:
+        """Name of a tensor that holds `name` in `dtype` (0: in whatever type it is stored)."""
+        stored = self.find(name)
+        if dtype in (0, stored.dtype):
+            return stored.name
+        return stored.owner._in_type(stored, dtype)
+
+    # -- what the walk records ---------------------------------------------------------------
+
+    def add_input(self, name: str, dtype: int) -> None:
+        self._stored[name] = Stored(name, dtype, self)
+
+    def add_initializer(self, tensor: TensorProto) -> None:
+        name, dtype = tensor.name, int(tensor.data_type)
+        if self._differs(name, dtype):
+            tensor.name = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+            weights = self.book.model.weights
+            if self.parent is None and name in weights:
+                weights[tensor.name] = weights.pop(name)
+        self._constants[tensor.name] = lambda: self.book.model.array(tensor)
+        self._store(name, Stored(tensor.name, dtype, self, True))
+
+    def add_constant(self, node: NodeProto) -> None:
+        """A Constant node that holds floats."""
+        name = node.output[0]
+        value = constant_value(node)
+        if value is None:  # sparse: a Cast converts it
+            self.add(node, [self.given(name)])
+            return
+        dtype = self.given(name)
+        if self._differs(name, dtype):
+            node.output[0] = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+        self._constants[node.output[0]] = lambda: value
+        self.nodes.append(node)
+        self._store(name, Stored(node.output[0], dtype, self, True))
+
+    def add(self, node: NodeProto, types: list[int]) -> None:
+        """A node whose inputs are rewritten already, with the types of its outputs (0: as given)."""
+        given = list(node.output)
+        self.nodes.append(node)
+        for index, (name, dtype) in enumerate(zip(given, types, strict=True)):
+            if name and self.is_float(name):
+                dtype = dtype or self.given(name)
+                if self._differs(name, dtype):
+                    node.output[index] = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+                self._store(name, Stored(node.output[index], dtype, self))
+
+    def add_alias(self, name: str, source: str) -> None:
+        """`name` is what `source` is, in whatever type: a Cast that is dissolved."""
+        self._store(name, self.find(source))
+
+    def add_narrowed(self, name: str, source: str, dtype: int) -> None:
+        """`name` is `source` rounded to `dtype` on purpose."""
+        stored = self.find(source)
+        if stored.dtype != dtype:
+            stored = Stored(stored.owner._cast_of(stored, dtype), dtype, stored.owner)
+        self._store(name, stored)
+
+    def add_rounded(self, source: str, name: str, dtype: int) -> None:
+        """Round the FP32 tensor `source` through `dtype` and keep it as `name`, in FP32."""
+        low = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
+        self.nodes.append(self._cast(source, low, dtype))
+        stored = name
+        if self._differs(name, TensorProto.FLOAT):
+            stored = self.book.fresh(f"{name}/fp32")
+        self.nodes.append(self._cast(low, stored, TensorProto.FLOAT))
+        self._store(name, Stored(stored, TensorProto.FLOAT, self))
+
+    def finish_outputs(self) -> None:
+        """Hand out in this graph what belongs to one around it: ONNX Runtime refuses it otherwise."""
+        for value in self.graph.output:
+            if value.name not in self.wanted:
+                continue
+            dtype = self.wanted[value.name]
+            value.type.tensor_type.elem_type = dtype
+            if not self.owns(value.name):
+                out = self.book.fresh(f"{value.name}/{SHORT_NAMES[dtype]}")
+                self.nodes.append(self._cast(self.find(value.name).name, out, dtype))
+                value.name = out
+
+    def write(self) -> None:
+        """Put nodes, initializers and value_info into the graph."""
+        outputs = [v.name for v in self.graph.output]
+        # Casts of our making that only dissolved Casts led on
+        self.nodes, read = without_unread(self.nodes, outputs, lambda node: id(node) in self._own)
+        self._take_over_names(read)
+        nodes = [n for n in self.nodes if n.op_type != "Constant" or n.output[0] in read]
+        nodes = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
+        del self.graph.node[:]
+        self.graph.node.extend(nodes)
+        self._write_initializers(read)
+        self._write_value_info()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _differs(self, name: str, dtype: int) -> bool:
+        """Whether `name` is a graph output that shall have another type: then a Cast writes it."""
+        return self.wanted.get(name, dtype) != dtype
+
+    def _store(self, name: str, stored: Stored) -> None:
+        self._stored[name] = stored
+        if name in self.wanted and stored.name != name:
+            dtype = self.wanted[name]
+            # a Cast of a Cast to the same type would be dissolved the next time
+            source = self._sources.get(stored.name, stored.name) if stored.dtype == dtype else stored.name
+            self.nodes.append(self._cast(source, name, dtype))
+            if stored.owner is self and stored.dtype != dtype:
+                self._casts.setdefault((stored.name, dtype), name)
+
+    def _in_type(self, stored: Stored, dtype: int) -> str:
+        return (self._converted_of if stored.constant else self._cast_of)(stored, dtype)
+
+    def _cast_of(self, stored: Stored, dtype: int) -> str:
+        key = (stored.name, dtype)
+        if key not in self._casts:
+            out = self.book.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
+            self.nodes.append(self._cast(stored.name, out, dtype))
+            self._sources[out] = stored.name
+            self._casts[key] = out
+        return self._casts[key]
+
+    def _converted_of(self, stored: Stored, dtype: int) -> str:
+        key = (stored.name, dtype)
+        if key not in self._converted:
+            value = convert(self._constants[stored.name](), dtype, stored.name)
+            name = self.book.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
+            main = self.parent is None
+            self._converted[key] = (
+                self.book.model.detached_tensor(name, value) if main else numpy_helper.from_array(value, name)
+            )
+        return self._converted[key].name
+
+    def _cast(self, source: str, out: str, dtype: int) -> NodeProto:
+        node = helper.make_node("Cast", [source], [out], name=self.book.fresh(f"{out}/Cast"), to=dtype)
+        if self.book.tag:
+            node.metadata_props.add(key=TAG, value=self.book.tag)
+        self._own.add(id(node))
+        return node
+
+    def _take_over_names(self, read: set[str]) -> None:
+        """A converted constant takes the name of the original that nothing reads any more."""
+        renamed: dict[str, str] = {}
+        taken: set[str] = set()
+        weights = self.book.model.weights
+        for (base, _), tensor in self._converted.items():
+            if base in read or base in taken:
+                continue
+            taken.add(base)
+            renamed[tensor.name] = base
+            if self.parent is None:
+                weights.pop(base, None)
+                if tensor.name in weights:
+                    weights[base] = weights.pop(tensor.name)
+            tensor.name = base
+        for node in self.nodes if renamed else ():
+            _rename_inputs(node, renamed)
+
+    def _write_initializers(self, read: set[str]) -> None:
+        new = {tensor.name for tensor in self._converted.values()}
+        listed = {v.name for v in self.graph.input}
+        kept = []
+        for tensor in self.graph.initializer:
+            if tensor.name in read or tensor.name not in self._constants or tensor.name in listed - new:
+                kept.append(TensorProto.FromString(tensor.SerializeToString()))
+            elif self.parent is None and tensor.name not in new:
+                self.book.model.weights.pop(tensor.name, None)
+        del self.graph.initializer[:]
+        self.graph.initializer.extend([*kept, *self._converted.values()])
+
+    def _write_value_info(self) -> None:
+        """Types are those stored; what has no place any more is dropped."""
+        types = {s.name: s.dtype for given, s in self._stored.items() if given == s.name}
+        types |= {t.name: t.data_type for t in self.graph.initializer}
+        for value in self.graph.input:  # IR 3 lists initializers as inputs
+            if self.is_float(value.name):
+                value.type.tensor_type.elem_type = types[value.name]
+        kept = []
+        for value in self.graph.value_info:
+            if self.is_float(value.name):
+                if value.name not in types:
+                    continue
+                value.type.tensor_type.elem_type = types[value.name]
+            kept.append(onnx.ValueInfoProto.FromString(value.SerializeToString()))
+        del self.graph.value_info[:]
+        self.graph.value_info.extend(kept)
+
+
+def logical_name(name: str) -> str:
+    """The name of a tensor without the suffix that it got when a Cast took its name at a graph output."""
+    base, _, suffix = name.rpartition("/")
+    return base if suffix in SHORT_NAMES.values() else name
+
+
+def convert(value: Array, dtype: int, name: str) -> Array:
+    """`value` in another float type, rounded to nearest even; zeros and underflows keep their sign.
+
+    Raises:
+        PassError: a finite value would become infinite.
+    """
+    with np.errstate(over="ignore"):
+        converted = value.astype(NUMPY_TYPES[dtype])
+    infinite = np.isinf(converted)
+    if infinite.any() and np.isfinite(value[infinite]).any():
+        largest = np.abs(value[np.isfinite(value)]).max()
+        short = SHORT_NAMES[dtype].upper()
+        raise PassError(
+            f"the constant holds values up to {largest:.4g}, which {short} cannot represent, and what "
+            f"reads it is planned as {short}",
+            where=name,
+            hint="keep the nodes that read it in FP32 (--keep-fp32), or clamp it (pass clamp-constants)",
+        )
+    return converted
+
+
+def _rename_inputs(node: NodeProto, renamed: Mapping[str, str]) -> None:
+    for index, name in enumerate(node.input):
+        if name in renamed:
+            node.input[index] = renamed[name]
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            _rename_inputs(inner, renamed)

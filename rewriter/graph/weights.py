@@ -1,0 +1,37 @@
+"""What a pass asks of a weight before it writes another one in its place."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rewriter.graph.view import GraphView
+from rewriter.model import Array
+
+
+def is_quantised(graph: GraphView, tensor: str) -> bool:
+    """Whether `tensor` is a quantised constant, brought back to floats."""
+    source = graph.producer(tensor)
+    return (
+        source is not None
+        and source.op_type == "DequantizeLinear"
+        and graph.constant(source.input[0]) is not None
+    )
+
+
+def is_own(graph: GraphView, tensor: str) -> bool:
+    """Whether a constant is held by this graph, not by one around it."""
+    source = graph.producer(tensor)
+    while source is not None and source.op_type == "Identity":
+        tensor = source.input[0]
+        source = graph.producer(tensor)
+    return source is not None or graph.is_initializer(tensor)
+
+
+def constant_row(graph: GraphView, tensor: str, columns: int, rank: int | None) -> Array | None:
+    """A constant that is added to every row of a product of that rank, as [columns]; None for others."""
+    value = graph.constant(tensor)
+    if value is None or value.size not in (1, columns) or any(size != 1 for size in value.shape[:-1]):
+        return None
+    if value.ndim > 1 and (rank is None or value.ndim > rank):
+        return None  # it would add axes to the product
+    return np.broadcast_to(value.reshape(-1), (columns,))

@@ -1,0 +1,1 @@
+"""One run of each command, from options to result."""

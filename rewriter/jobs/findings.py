@@ -1,0 +1,66 @@
+"""What `scan` hands back: hazards as plain data, for the terminal, JSON, SARIF and callers alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rewriter.base import Target
+from rewriter.data.source import DataSource
+from rewriter.hazards.kinds import SEVERITIES, Severity
+from rewriter.plan import Precision, Range
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One hazard, with all the nodes that it concerns.
+
+    Attributes:
+        kind: A key of `kinds.KINDS`.
+        reason: What is wrong, with figures.
+        repair: What to do, in one sentence.
+        nodes: As the user knows them, in graph order; operators by node in `ops`.
+        tensor, range: The evidence, where one tensor is.
+        link: The page that a known defect is reported on.
+    """
+
+    kind: str
+    severity: Severity
+    reason: str
+    repair: str
+    nodes: tuple[str, ...]
+    ops: tuple[str, ...]
+    tensor: str | None = None
+    range: Range | None = None
+    link: str = ""
+
+
+@dataclass(frozen=True)
+class ScanResult:
+    """The outcome of `scan`.
+
+    Attributes:
+        path: The model's file; None if it was given as an object.
+        findings: Errors first, then warnings, then notes; in the order of the rules within each.
+        float_nodes: How many nodes compute on floating-point tensors.
+        warnings: Sentences about the scan itself that the user should read.
+        seconds: Wall time by stage, in order.
+    """
+
+    path: Path | None
+    precision: Precision
+    target: Target
+    findings: tuple[Finding, ...]
+    data: DataSource
+    float_nodes: int
+    warnings: tuple[str, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def count(self, severity: Severity) -> int:
+        """How many findings are of that severity."""
+        return sum(f.severity == severity for f in self.findings)
+
+    def reaches(self, severity: Severity) -> bool:
+        """Whether a finding is at least that severe."""
+        return any(SEVERITIES.index(f.severity) >= SEVERITIES.index(severity) for f in self.findings)

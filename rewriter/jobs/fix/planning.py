@@ -1,0 +1,159 @@
+"""The ranges of a run, its plan, and the search that starts from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rewriter.base import Merged, Pass, Rescaled
+from rewriter.data.inputs import Samples
+from rewriter.data.ranges import Ranges, measure
+from rewriter.data.ranges.binades import measure_binades
+from rewriter.data.ranges.merged import merged_ranges
+from rewriter.emulation import reference
+from rewriter.jobs.fix.options import Options
+from rewriter.jobs.fix.record import Record
+from rewriter.jobs.fix.rewriting import Rewriting
+from rewriter.model import Model
+from rewriter.model import facts as tensor_facts
+from rewriter.model.facts import Facts
+from rewriter.patterns import splits
+from rewriter.plan import Plan
+from rewriter.planning import activations, epilogues
+from rewriter.planning.costs.pricing import priced
+from rewriter.planning.plan_fit import fit, named_by, operators
+from rewriter.planning.planner import Wish, make_plan
+from rewriter.search.goal import Aim, Budget
+from rewriter.search.stage import Order, Subject, answer
+
+
+@dataclass(frozen=True)
+class Planning:
+    """From ranges, measured on `samples`, to a plan and the model that it is for."""
+
+    options: Options
+    record: Record
+    rewriting: Rewriting
+    samples: Samples
+
+    def ranges(self, model: Model) -> Ranges:
+        """What its tensors hold on the samples."""
+        with self.record.stage("ranges"):
+            widened = reference(model, tensor_facts.infer(model))
+            ranges = measure(
+                widened,
+                self.samples,
+                tensor_facts.infer(widened),
+                progress=lambda done: self.record.stage.progress("ranges", done, len(self.samples)),
+            )
+        ranges.real = self.samples.source.real
+        if ranges.unsupported:
+            self.record.warnings.append(
+                f"ONNX Runtime has no kernel for {', '.join(ranges.unsupported)}: what depends on it was not "
+                "measured and stays in FP32"
+            )
+        return ranges
+
+    def rewritten_by_ranges(
+        self, model: Model, steps: Sequence[Pass], ranges: Ranges
+    ) -> tuple[Model, Ranges]:
+        """The model after passes that need ranges, with its ranges: known, or measured again."""
+        first = len(self.record.passes)
+        if wanted := {tensor for step in steps for tensor in step.spread_of(model, ranges)}:
+            with self.record.stage("ranges"):
+                widened = reference(model, tensor_facts.infer(model))
+                ranges.binades = measure_binades(widened, self.samples, wanted)
+        rewritten = self.rewriting.rewrite(model, steps, ranges=ranges)
+        made = self.record.passes[first:]
+        if not all(isinstance(change, (Merged, Rescaled)) for result in made for change in result.changes):
+            return rewritten, self.ranges(rewritten)
+        known = ranges.rescaled(self.record.exponents())
+        merging = {r.name for r in made if any(isinstance(change, Merged) for change in r.changes)}
+        merged = merged_ranges(rewritten, known, merging) if merging else known
+        return rewritten, merged if merged is not None else self.ranges(rewritten)
+
+    def plan(self, structured: Model, ranges: Ranges) -> Plan:
+        """The user's plan, or that of the rules on measured ranges."""
+        options = self.options
+        with self.record.stage("plan"):
+            facts = tensor_facts.infer(structured)
+            if options.plan is not None:
+                return fit(structured, facts, options.plan, options.plan_source)
+            plan = make_plan(structured, facts, ranges, options.wish)
+        self.record.warnings.extend((*_unmatched(options.wish, plan), *_declined(options.wish)))
+        return plan
+
+    def followed(
+        self, original: Model, structured: Model, steps: Sequence[Pass], plan: Plan | None
+    ) -> tuple[Plan | None, Model]:
+        """The plan, searched if that was asked for, and the model as its type wants it.
+
+        That is with constants that the type holds, and operators that sum better in it: a search judges plans
+        with these. Those that follow the search, too, run once more with what it found.
+        """
+        first, options = len(self.record.passes), self.options
+        followed = self.rewriting.follow(structured, steps, plan, self.samples)
+        if plan is None:
+            return plan, followed
+        given = operators(structured)
+        plan = named_by(given, self._with_activations(followed, plan))
+        if options.goal is None and not options.pareto:
+            return plan, followed
+        found = named_by(given, self._searched(original, followed, plan))
+        if found.decisions != plan.decisions and any(step.follows_search for step in steps):
+            del followed, self.record.passes[first:]
+            followed = self.rewriting.follow(structured, steps, found, self.samples)
+        return found, followed
+
+    def _with_activations(self, followed: Model, plan: Plan) -> Plan:
+        """The plan with what is free in FP32 behind ConvTransposes; one that the user gave stays as it is."""
+        if self.options.plan is not None or not self.options.wish.epilogues:
+            return plan
+        with self.record.stage("plan"):
+            return activations.extend_over_activations(followed, plan, self.options.target)
+
+    def _searched(self, original: Model, structured: Model, plan: Plan) -> Plan:
+        """The plan that reaches the aim; one out of reach is a failed check, and told."""
+        options = self.options
+        with self.record.stage("search"):
+            facts = tensor_facts.infer(structured)
+            order = Order(
+                self._left(structured, facts, plan),
+                options.metric,
+                options.pareto,
+                options.search_engine,
+                options.search_seconds,
+                options.build_timeout,
+                options.accumulation,
+                options.target,
+                options.deployment,
+            )
+            subject = Subject(original, structured, facts, self.samples, plan)
+            found = answer(subject, order, options.progress)
+        self.record.search = found
+        self.record.warnings.extend(found.warnings)
+        return found.plan
+
+    def _left(self, structured: Model, facts: Facts, plan: Plan) -> Aim | None:
+        """The aim of a search, with what passes left of a budget."""
+        goal, spent = self.options.goal, self.record.spent_us()
+        if not spent or not isinstance(goal, Budget):
+            return goal
+        prices = priced(structured, facts, self.options.target)
+        left = splits.left(goal.share, prices.total_us(plan), spent)
+        return replace(goal, share=left, asked=goal.share)
+
+
+def _declined(wish: Wish) -> Iterator[str]:
+    """What the user asked for and the target was measured not to do."""
+    if wish.epilogues and wish.precision == "fp16":
+        yield from (*epilogues.refusals(wish.target), *activations.refusals(wish.target))
+
+
+def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
+    """A name that keeps nothing is a typing error, or a node that is not there any more."""
+    told = {d.reason for d in plan.decisions if d.rule == "user"}
+    for option, names in (("--keep-fp32", wish.keep_nodes), ("--keep-fp32-op", wish.keep_ops)):
+        for name in names:
+            if not any(reason.endswith(f"{option} {name}") for reason in told):
+                yield f"{option} {name} names no node that computes on floats"

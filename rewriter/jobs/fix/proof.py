@@ -1,0 +1,158 @@
+"""What a run proves of its model: by ONNX Runtime, by emulation, by a build, and on the GPU."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from rewriter.data.inputs import Samples
+from rewriter.engines import host
+from rewriter.engines.protocol import Settings, Span
+from rewriter.errors import ArithmeticRunError
+from rewriter.jobs.fix.options import Options
+from rewriter.jobs.fix.record import Record
+from rewriter.jobs.fix.rewriting import Rewriting
+from rewriter.model import Array, Model, save
+from rewriter.plan import Plan
+from rewriter.verification import checks
+from rewriter.verification.execute import run_built
+from rewriter.verification.verdict import Check, Verdict
+
+VERIFIED_SAMPLES = 1
+"""How many samples are compared: each costs three runs of the model. Ranges use them all."""
+
+
+@dataclass
+class Proof:
+    """The checks of a run, and what they are made with.
+
+    Attributes:
+        expected: Outputs of the original; None if ONNX Runtime cannot run it, or nothing is verified.
+        done: The checks so far.
+    """
+
+    options: Options
+    record: Record
+    rewriting: Rewriting
+    samples: Samples
+    expected: checks.Expected | None = None
+    done: list[Check] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None if nothing was checked, and nothing was to be."""
+        return Verdict(tuple(self.done)) if self.options.verify or self.done else None
+
+    @property
+    def spans(self) -> dict[str, Span]:
+        """The optimisation profile: the user's, else what the data says."""
+        return {**self.samples.source.spans, **self.options.deployment.profile}
+
+    def run_original(self, original: Model) -> None:
+        """Keep its outputs in `expected`."""
+        with self.record.stage("reference"):
+            try:
+                self.expected = checks.expected_outputs(original, self._compared())
+            except ArithmeticRunError as error:
+                self.record.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
+
+    def check_structure(self, structured: Model) -> None:
+        """In FP32, after the passes before the plan."""
+        if self.expected is None:
+            told = "not checked: ONNX Runtime cannot run the original"
+            self.done.append(Check("structure", None, told))
+            return
+        with self.record.stage("verify"):
+            changed = self.rewriting.changed()
+            self.done.append(checks.check_structure(self.expected, structured, changed, self._compared()))
+
+    def check_types(self, fixed: Model, plan: Plan | None) -> None:
+        """Emulated as planned, or with TF32 where all is FP32: that is told before an engine is built."""
+        if self.expected is None:
+            return
+        if plan is not None:
+            self.done.append(self._emulated(self.expected, fixed, plan))
+        elif self.options.wish.precision == "fp32":
+            with self.record.stage("verify"):
+                self.done.append(checks.check_tf32(self.expected, fixed, self._compared()))
+
+    def write_and_build(self, fixed: Model, destination: Path | None, plan: Plan | None) -> Path | None:
+        """Build the file as written; with `strict` it comes to its place only after all checks."""
+        options, written = self.options, None
+        if destination is not None and not options.strict:
+            written = self._save(fixed, destination)
+        if options.verify and options.build:
+            with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
+                path = written or self._save(fixed, Path(folder) / "model.onnx")
+                with _told_if_interrupted(written):
+                    self.done.extend(self._build_and_run(fixed, path, Path(folder), plan))
+        if written is not None or destination is None:
+            return written
+        if options.verify and not Verdict(tuple(self.done)).passed:
+            self.record.warnings.append(f"--strict: {destination} was not written")
+            return None
+        return self._save(fixed, destination)
+
+    def _compared(self) -> list[Mapping[str, Array]]:
+        return list(islice(self.samples, VERIFIED_SAMPLES))
+
+    def _emulated(self, expected: checks.Expected, fixed: Model, plan: Plan) -> Check:
+        accumulation, compared = self.options.accumulation, self._compared()
+        with self.record.stage("verify"):
+            check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
+        by_ranges = any(step.needs_ranges for step in self.rewriting.changed())
+        if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
+            return check
+        parts = self.options.parts
+        again = (*parts.structural, *(step for step in parts.measuring if not step.needs_ranges))
+        with self.record.stage("explain"):
+            return checks.explained(check, self.rewriting.again(again), fixed, compared, accumulation)
+
+    def _build_and_run(self, fixed: Model, path: Path, folder: Path, plan: Plan | None) -> Iterator[Check]:
+        """Build once; where there is a GPU, run what was built, too."""
+        options, deployment = self.options, self.options.deployment
+        with self.record.stage("build"):
+            choice = deployment.choose()
+            engine = folder / "model.engine" if choice.engine else None
+            yield checks.check_engine(
+                fixed,
+                path,
+                next(iter(self.samples), {}),
+                self.spans,
+                options.build_timeout,
+                plan.norms_in_range if plan is not None else frozenset(),
+                plugins=deployment.plugins,
+                engine=engine,
+                library=choice.engine and choice.engine.replace("-", "_"),
+            )
+        if choice.engine is None and host.gpu() is None:
+            self.record.warnings.append(
+                f"NOT run on a GPU ({'; '.join(choice.reasons)}): the figures are emulated, and what was "
+                "built was not loaded; `rewriter verify` on a machine with a GPU runs it"
+            )
+        elif choice.engine is None:
+            yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
+        if choice.engine and engine and engine.exists() and self.expected is not None:
+            timeout = options.build_timeout
+            settings = Settings(choice.engine, plugins=deployment.plugins, run_timeout_s=timeout)
+            with self.record.stage("run"):
+                yield run_built(fixed, path, engine, settings, self._compared(), self.expected.exact)
+
+    def _save(self, model: Model, path: Path) -> Path:
+        with self.record.stage("save"):
+            return save(model, path)
+
+
+@contextmanager
+def _told_if_interrupted(written: Path | None) -> Iterator[None]:
+    """Ctrl-C in a long build leaves the file, which has passed what came before, and says what it lacks."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if written is None:
+            raise
+        raise KeyboardInterrupt(f"{written} is written, but not verified to the end") from None

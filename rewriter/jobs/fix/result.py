@@ -1,0 +1,63 @@
+"""What `fix` hands back: plain data that the terminal, JSON and callers read alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+
+from rewriter.base import Target
+from rewriter.data.source import DataSource
+from rewriter.model import Model
+from rewriter.pipeline.driver import PassResult
+from rewriter.plan import Plan
+from rewriter.search.result import Frontier, Searched
+from rewriter.verification.verdict import GOALS, Verdict
+
+
+@dataclass
+class FixResult:
+    """The outcome of `fix`.
+
+    Attributes:
+        model: The rewritten model; `proto` gives it whole.
+        output: The file that was written; None with `dry_run` or without an output path.
+        pipeline: Text of the pipeline that ran; parsing it gives the same passes.
+        passes: What each pass did and declined.
+        plan: Which nodes stay in FP32 and why; None when no precision pass ran.
+        data: The samples that ranges and verification used; None if none were needed.
+        verdict: None with `verify=False`, unless there was a goal to search for.
+        frontier: Accuracy against latency, if it was asked for.
+        warnings: Sentences that the user should read.
+        seconds: Wall time by stage, in order.
+        searched: The plans that `search="gpu"` built and ran.
+        constraints: The file of trtexec's arguments for a weakly typed build, if that was asked for.
+    """
+
+    model: Model
+    output: Path | None
+    pipeline: str
+    target: Target
+    passes: list[PassResult] = field(default_factory=list)
+    plan: Plan | None = None
+    data: DataSource | None = None
+    verdict: Verdict | None = None
+    frontier: Frontier | None = None
+    warnings: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    constraints: Path | None = None
+    searched: Searched | None = None
+
+    @property
+    def verified(self) -> bool | None:
+        """Whether the checks passed; None if nothing was checked but that a search reached its goal."""
+        if self.verdict is None:
+            return None
+        reached = self.verdict.passed and all(check.name in GOALS for check in self.verdict.checks)
+        return None if reached else self.verdict.passed
+
+    @property
+    def proto(self) -> onnx.ModelProto:
+        """The rewritten model with its weights inside (up to 2 GiB)."""
+        return self.model.whole()

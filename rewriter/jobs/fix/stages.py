@@ -1,0 +1,117 @@
+"""The stages of a run in order, from the file to the verdict, with what each hands to the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from rewriter.data.expectations import data_warnings
+from rewriter.data.inputs import Samples, load_samples, random_samples
+from rewriter.data.ranges import Ranges
+from rewriter.jobs.fix.options import Options, Parts
+from rewriter.jobs.fix.planning import Planning
+from rewriter.jobs.fix.proof import Proof
+from rewriter.jobs.fix.record import Record
+from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.rewriting import Rewriting
+from rewriter.model import Model, load
+from rewriter.model import facts as tensor_facts
+from rewriter.model.stopwatch import Stopwatch
+from rewriter.pipeline import text as pipeline
+from rewriter.plan import Plan
+from rewriter.planning import plan_file, weak_typing
+from rewriter.rewriting.norm_opset import needed_opset
+
+
+def run(options: Options) -> FixResult:
+    """Fix one model; see `rewriter.fix` for what it raises."""
+    destination, record = options.destination(), Record(Stopwatch(options.progress))
+    options, original, samples = _loaded(options, record)
+    rewriting = Rewriting(options, record)
+    planning = Planning(options, record, rewriting, samples)
+    proof = Proof(options, record, rewriting, samples)
+    if options.verify:
+        proof.run_original(original)
+    parts = options.parts
+    structured, ranges = _structured(rewriting.rewrite(original, parts.structural), parts, planning)
+    if options.verify:
+        proof.check_structure(structured)
+    plan = planning.plan(structured, ranges) if parts.lowering else None
+    plan, structured = planning.followed(original, structured, parts.following, plan)
+    if plan is not None and options.plan is None:
+        plan = replace(plan, exponents=record.exponents())
+    fixed = rewriting.rewrite(structured, parts.lowering, plan)
+    if plan is not None and options.save_plan is not None:
+        plan_file.write(plan, options.save_plan)
+    given = weak_typing.named(structured) if options.weak_typing else fixed
+    del original, structured  # their FP32 weights are as large as all that is still to come
+    search = record.search
+    if search is not None and search.check is not None:
+        proof.done.append(search.check)
+    proof.check_types(fixed, plan)
+    written = proof.write_and_build(given, destination, plan)
+    constraints = None
+    if options.weak_typing and written is not None and plan is not None:
+        constraints = _write_constraints(given, plan, written, record)
+    return FixResult(
+        given,
+        written,
+        pipeline.render(options.steps),
+        options.target,
+        record.passes,
+        plan,
+        replace(samples.source, spans=proof.spans),
+        proof.verdict,
+        search.frontier if search is not None else None,
+        record.warnings,
+        record.stage.seconds,
+        constraints,
+        search.searched if search is not None else None,
+    )
+
+
+def _structured(model: Model, parts: Parts, planning: Planning) -> tuple[Model, Ranges]:
+    """The model that a plan is made for, and its ranges if it is."""
+    given = planning.options.plan
+    if given is not None:  # it says what the measuring passes found
+        found = planning.rewriting.rewrite(model, parts.measuring, given) if parts.measuring else model
+        return found, Ranges()
+    ranges = planning.ranges(model) if parts.measuring or parts.lowering else Ranges()
+    return (
+        planning.rewritten_by_ranges(model, parts.measuring, ranges) if parts.measuring else (model, ranges)
+    )
+
+
+def _loaded(options: Options, record: Record) -> tuple[Options, Model, Samples]:
+    """The model and its samples; a default opset becomes the one that the model needs."""
+    with record.stage("load"):
+        original = load(options.source)
+        samples = _samples(original, options, record)
+        if options.free_opset:
+            options = replace(options, opset=needed_opset(original, options.opset, options.target))
+    return options, original, samples
+
+
+def _samples(original: Model, options: Options, record: Record) -> Samples:
+    deployment = options.deployment
+    deployment.check(original.signature)
+    if options.inputs is not None:
+        given = load_samples(options.inputs, original)
+        deployment.check_data(given.source.spans)
+        record.warnings.extend(data_warnings(original, given))
+        return given
+    shapes = {**deployment.usual, **options.input_shapes}
+    samples = random_samples(original, seed=options.seed, input_shapes=shapes)
+    deployment.check_data(samples.source.spans)
+    if options.verify or any(step.needs_ranges or step.name == "mixed-precision" for step in options.steps):
+        record.warnings.append(samples.source.text)
+    return samples
+
+
+def _write_constraints(model: Model, plan: Plan, path: Path, record: Record) -> Path:
+    files = weak_typing.write(model, tensor_facts.infer(model), plan, path)
+    record.warnings.append(
+        f"weak typing: {path} is FP32; build it with trtexec and the arguments in {files.trtexec}, or "
+        f"with the code in {files.python}, which finds all layers of a node that becomes several"
+    )
+    return files.trtexec

@@ -1,0 +1,208 @@
+"""`scan`: the hazards of a model as it is, by severity, with what would repair each. It changes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Literal, get_args
+
+from rewriter.base import Context, Target
+from rewriter.data.expectations import data_warnings
+from rewriter.data.inputs import Samples, load_samples, random_samples
+from rewriter.data.ranges import Ranges, measure
+from rewriter.emulation import emulation, reference
+from rewriter.engines.probe.answers import known_target
+from rewriter.errors import ArithmeticRunError, UsageError
+from rewriter.figures.metrics import METRICS
+from rewriter.figures.tolerances import EMULATION_TOLERANCE
+from rewriter.graph import label
+from rewriter.hazards import KEPT, SCAN_RULES, Hazard, Settings, Survey, is_kept
+from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
+from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.model import Model, load
+from rewriter.model import facts as tensor_facts
+from rewriter.model.stopwatch import Progress, Stopwatch
+from rewriter.pipeline import text as pipeline
+from rewriter.pipeline.driver import Driver
+from rewriter.planning.planner import LOW_TYPES, surveys
+from rewriter.verification.checks import run_all
+
+TF32_NOTED = 2e-3
+"""Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
+
+LowPrecision = Literal["fp16", "bf16"]
+
+
+def scan(
+    model: str | os.PathLike[str] | Any,
+    *,
+    inputs: Any = None,
+    precision: LowPrecision = "fp16",
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    target: str = "tensorrt",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> ScanResult:
+    """Find where a model would go wrong in a lower precision, and in which releases of TensorRT.
+
+    Local functions are looked into; nothing else is rewritten, and nothing is written.
+
+    Args:
+        model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
+        inputs: Sample data as for `fix`. None: seeded random inputs; what was measured on them is a
+            warning at most.
+        precision: `fp16` or `bf16`: what the model shall compute in.
+        input_shapes: Shapes for random data, by input.
+        target: `tensorrt`, `tensorrt-rtx`, or a version: known defects of others are left out.
+
+    Raises:
+        RewriterError: bad model, data or option.
+    """
+    if precision not in get_args(LowPrecision):
+        raise UsageError(f"it cannot be {precision!r}", where="--precision", hint="choose from fp16, bf16")
+    shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
+    run = _Scan(
+        precision,
+        known_target(Target.parse(target)),
+        Stopwatch(progress or (lambda stage, done, total: None)),
+    )
+    return run.result(model, inputs, shapes, seed)
+
+
+@dataclass
+class _Scan:
+    """One scan, with the time that its stages took."""
+
+    precision: LowPrecision
+    target: Target
+    stage: Stopwatch
+
+    def result(
+        self, source: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]], seed: int
+    ) -> ScanResult:
+        with self.stage("load"):
+            original = load(source)
+            given = inputs is not None
+            samples = (
+                load_samples(inputs, original)
+                if given
+                else random_samples(original, seed=seed, input_shapes=shapes)
+            )
+            model = _inlined(original)
+            facts = tensor_facts.infer(model)
+        with self.stage("ranges"):
+            ranges = self._measure(model, facts, samples)
+        with self.stage("hazards"):
+            settings = Settings(LOW_TYPES[self.precision], target=self.target)
+            seen = list(surveys(model, facts, ranges, settings))
+            findings = list(_findings(seen))
+        with self.stage("tf32"):
+            findings.extend(_tf32(model, facts, list(islice(samples, 1))))
+        if not samples.source.real:
+            findings = [*map(_doubted, findings), _random_data(samples.source.text)]
+        findings.sort(key=lambda f: -SEVERITIES.index(f.severity))
+        return ScanResult(
+            original.path,
+            self.precision,
+            self.target,
+            tuple(findings),
+            samples.source,
+            sum(len(s.nodes) for s in seen),
+            (*_warnings(ranges), *data_warnings(original, samples)),
+            self.stage.seconds,
+        )
+
+    def _measure(self, model: Model, facts: tensor_facts.Facts, samples: Samples) -> Ranges:
+        widened = reference(model, facts)
+        return measure(
+            widened,
+            samples,
+            tensor_facts.infer(widened),
+            progress=lambda done: self.stage.progress("ranges", done, len(samples)),
+        )
+
+
+def _inlined(model: Model) -> Model:
+    """The model with the bodies of its local functions in place of their calls, where it has any."""
+    if not model.proto.functions:
+        return model
+    rewritten, _ = Driver().run(model, pipeline.parse("inline-functions"), Context(model.opset))
+    return rewritten
+
+
+def _findings(seen: Iterable[Survey]) -> Iterator[Finding]:
+    """Hazards of one rule and one reason as one finding, in the order of rules and nodes."""
+    groups: dict[tuple[str, str], list[Hazard]] = {}
+    open_ends: set[tuple[str, str]] = set()
+    for survey in seen:
+        for rule in SCAN_RULES:
+            for hazard in rule(survey):
+                key = hazard.rule, hazard.reason
+                groups.setdefault(key, []).append(hazard)
+                if not is_kept(survey, hazard):
+                    open_ends.add(key)
+    for key in groups.keys() - open_ends:
+        groups[key] = [replace(hazard, severity="note", repair=KEPT) for hazard in groups[key]]
+    norms = {id(h.node) for (kind, _), group in groups.items() if kind == "unfused-norm" for h in group}
+    for group in groups.values():
+        if not _told_by_norm(group, norms):
+            yield _finding(group)
+
+
+def _told_by_norm(group: Sequence[Hazard], norms: set[int]) -> bool:
+    """Whether the hazard is the epsilon or the square of a decomposed norm, which is a finding itself."""
+    told = group[0].rule in {"no-headroom", "epsilon", "underflow", "internal-overflow"}
+    return told and _severity(group) == "note" and all(id(h.node) in norms for h in group)
+
+
+def _finding(group: Sequence[Hazard]) -> Finding:
+    first = group[0]
+    nodes = {id(h.node): h.node for h in group}
+    return Finding(
+        first.rule,
+        _severity(group),
+        first.reason,
+        first.repair or KINDS[first.rule].repair,
+        tuple(label(node) for node in nodes.values()),
+        tuple(node.op_type for node in nodes.values()),
+        first.tensor,
+        first.range,
+        first.link,
+    )
+
+
+def _severity(group: Sequence[Hazard]) -> Severity:
+    return SEVERITIES[max(SEVERITIES.index(h.severity or KINDS[h.rule].severity) for h in group)]
+
+
+def _doubted(finding: Finding) -> Finding:
+    """The finding as random data supports it: what was measured on them may be a false alarm."""
+    weak = finding.severity == "error" and (KINDS[finding.kind].measured or finding.kind == "unfused-norm")
+    return replace(finding, severity="warning") if weak else finding
+
+
+def _tf32(model: Model, facts: tensor_facts.Facts, samples: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """What TF32 does to the model in FP32, emulated on one sample, where that shows."""
+    try:
+        (expected,) = run_all(reference(model, facts), samples)
+        (actual,) = run_all(emulation(reference(model, facts), facts, tf32=True), samples)
+    except ArithmeticRunError:
+        return  # the measured ranges have said so
+    error = METRICS["detections"].worst(expected, actual)
+    if error > TF32_NOTED:
+        kind, severe = KINDS["tf32"], error > EMULATION_TOLERANCE["fp32"]
+        reason = f"an FP32 engine errs by {error:.2g} (relative L2) through TF32, emulated on one sample"
+        yield Finding("tf32", "warning" if severe else kind.severity, reason, kind.repair, (), ())
+
+
+def _random_data(text: str) -> Finding:
+    kind = KINDS["random-data"]
+    return Finding("random-data", kind.severity, text, kind.repair, (), ())
+
+
+def _warnings(ranges: Ranges) -> Iterator[str]:
+    if ranges.unsupported:
+        operators = ", ".join(ranges.unsupported)
+        yield f"ONNX Runtime has no kernel for {operators}: what depends on it was not measured"

@@ -1,0 +1,194 @@
+"""`verify`: the fixed model against the original, on the best engine of this machine."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rewriter.data.expectations import data_warnings
+from rewriter.data.inputs import Samples, load_samples, random_samples
+from rewriter.emulation import Accumulation
+from rewriter.engines.deployment import AUTO, Deployment, deployment
+from rewriter.engines.host import Choice
+from rewriter.engines.ort_errors import NoKernelError
+from rewriter.engines.protocol import Settings, Shape, Timing
+from rewriter.errors import UsageError
+from rewriter.figures.metrics import named
+from rewriter.figures.statistics import OutputStatistics
+from rewriter.figures.tolerances import Tolerance, default_tolerance
+from rewriter.model import Model, load
+from rewriter.model.stopwatch import Progress, Stopwatch
+from rewriter.verification.execute import build_without_gpu, emulated, on_engine
+from rewriter.verification.result import BuildRun, VerifyResult
+from rewriter.verification.stage import MOST_SAMPLES, Stage
+from rewriter.verification.verdict import Verdict
+
+__all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
+
+
+def verify(
+    original: str | os.PathLike[str] | Any,
+    fixed: str | os.PathLike[str] | Any,
+    *,
+    inputs: Any = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    engine: str = AUTO,
+    builds: int = 1,
+    tolerance: float | Tolerance | None = None,
+    metric: str = "relative-l2",
+    min_shapes: Mapping[str, Shape] | None = None,
+    opt_shapes: Mapping[str, Shape] | None = None,
+    max_shapes: Mapping[str, Shape] | None = None,
+    plugin_lib: Sequence[str | os.PathLike[str]] = (),
+    accumulation: Accumulation = "fp16",
+    timing: bool = True,
+    timeout: float = 600.0,
+    progress: Progress | None = None,
+) -> VerifyResult:
+    """Run the fixed model and compare it, output by output, with the original in FP32.
+
+    What is compared with is the original on ONNX Runtime's CPU, every FP16 and BF16 tensor widened.
+
+    Args:
+        original, fixed: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with equal names of inputs
+            and outputs.
+        inputs: Sample data, as for `fix`; None: seeded random inputs, which the result says.
+        engine: `tensorrt`, `tensorrt-rtx`, `onnxruntime` (CPU), `onnxruntime-cuda` or `emulation`. `auto`:
+            the best TensorRT if there is a GPU; else emulation, and a build without a GPU, which the
+            result says.
+        builds: How often the fixed model is built: builds differ, and the worst one is judged.
+        tolerance: What `metric` is held to in the worst output, sample and build; None: by what the fixed
+            model computes in, with a source. A `Tolerance` says its metric and its source itself.
+        metric: A name of `figures.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
+        min_shapes, opt_shapes, max_shapes: Optimisation profile of inputs with dynamic axes; others get
+            theirs from the samples. Random data has the usual shapes.
+        plugin_lib: Shared libraries with TensorRT plugins.
+        accumulation: Type in which the emulation sums up FP16 products.
+        timing: Measure latency, too.
+        timeout: Seconds for each build, and for the run.
+
+    Raises:
+        RewriterError: bad model, data or option; an engine that was named and cannot run here.
+    """
+    if isinstance(tolerance, Tolerance):
+        metric = tolerance.metric
+    asked = _asked(tolerance, metric)
+    _check(builds, timeout)
+    watch = Stopwatch(progress or (lambda stage, done, total: None))
+    deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
+    chosen = deployed.choose()
+    with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
+        with watch("load"):
+            models = load(original), load(fixed)
+            samples = _samples(models[0], inputs, input_shapes or {}, seed, deployed)
+            stage = Stage(*models, samples, Path(folder), deployed.profile)
+        tf32 = chosen.engine not in (None, "onnxruntime")
+        held = asked or default_tolerance(stage.fixed_facts, tf32=tf32)
+        with watch("reference"):
+            missing = _without_reference(stage, chosen)
+        if chosen.engine is None:
+            with watch("emulation"):
+                done = emulated(stage, held, accumulation)
+            with watch("build"):
+                built = build_without_gpu(stage, timeout, deployed.plugins)
+                done = replace(done, checks=(*done.checks, built))
+        else:
+            settings = Settings(
+                chosen.engine,
+                builds=builds,
+                timing=Timing() if timing else None,
+                plugins=deployed.plugins,
+                build_timeout_s=timeout,
+                run_timeout_s=timeout,
+            )
+            with watch("run"):
+                done = on_engine(stage, settings, held, missing)
+        warnings = (*_warnings(chosen, samples), *data_warnings(models[0], samples), *done.warnings)
+        return VerifyResult(
+            original=models[0].path,
+            fixed=models[1].path,
+            engine=done.engine,
+            device=done.device,
+            tolerance=held,
+            data=samples.source,
+            outputs=done.judged.outputs,
+            judged=done.judged.comparisons,
+            builds=done.judged.builds,
+            latency=done.latency,
+            reference_latency=done.reference_latency,
+            verdict=Verdict(done.checks),
+            warnings=warnings,
+            seconds=watch.seconds,
+        )
+
+
+def _samples(
+    original: Model, inputs: Any, shapes: Mapping[str, Sequence[int]], seed: int, deployed: Deployment
+) -> Samples:
+    deployed.check(original.signature)
+    wanted = deployed.usual | {name: tuple(shape) for name, shape in shapes.items()}
+    samples = (
+        load_samples(inputs, original)
+        if inputs is not None
+        else random_samples(original, seed=seed, input_shapes=wanted)
+    )
+    deployed.check_data(samples.source.spans)
+    return samples
+
+
+def _without_reference(stage: Stage, chosen: Choice) -> str:
+    """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
+    try:
+        stage.compute_reference()
+    except NoKernelError as error:
+        if chosen.engine in ("tensorrt", "tensorrt-rtx"):
+            return error.what
+        error.hint = "on a GPU its FP32 engine is the reference: --engine tensorrt, with --plugin-lib"
+        raise
+    return ""
+
+
+def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:
+    if chosen.engine is None:
+        why = "; ".join(chosen.reasons)
+        yield (
+            f"NOT run on a GPU ({why}): the figures are emulated, and say nothing of speed or of defects of "
+            "TensorRT's kernels"
+        )
+    elif chosen.engine == "onnxruntime":
+        yield (
+            "NOT run on a GPU: ONNX Runtime on the CPU computes FP16 in FP32, between nodes, too, so that an "
+            "overflow may not show; --engine emulation shows it"
+        )
+    if not samples.source.real:
+        yield samples.source.text
+    if len(samples) > MOST_SAMPLES:
+        yield f"the first {MOST_SAMPLES} of {len(samples)} samples were compared"
+
+
+def _check(builds: int, timeout: float) -> None:
+    if builds < 1:
+        raise UsageError(f"it cannot be {builds}", where="--builds", hint="1, or 3 to see how builds differ")
+    if not timeout > 0:
+        raise UsageError(f"it cannot be {timeout:g}", where="--timeout", hint="seconds, such as 600")
+
+
+def _asked(tolerance: float | Tolerance | None, metric: str) -> Tolerance | None:
+    """The user's tolerance, if there is one and it makes sense."""
+    measure = named(metric)
+    if tolerance is None:
+        if metric != "relative-l2":
+            raise UsageError(
+                f"nothing says what {metric} shall be", where="--metric", hint="add --tolerance VALUE"
+            )
+        return None
+    asked = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance, metric, "--tolerance")
+    if math.isnan(asked.value) or (asked.value < 0 and not measure.least):
+        raise UsageError(f"it cannot be {asked.value:g}", where="--tolerance", hint="such as 1e-3")
+    return asked

@@ -1,0 +1,116 @@
+"""clamp-constants: the huge negative numbers of attention masks become numbers that FP16 can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from onnx import numpy_helper
+
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.graph import GraphEditor, label
+from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Follower, Outcome, Use, huge_uses
+from rewriter.model import Array
+
+MASK = 16384.0
+"""What a mask constant becomes, see `ClampConstants`."""
+
+
+@dataclass(frozen=True)
+class ClampConstants(GraphPass):
+    """Masks hold FLT_MAX, 1e12 or infinity; in FP16 all of them are infinite, and 0 * inf is NaN.
+
+    A constant that reaches nothing but Softmax, through Add, Where, a mask of integers that is
+    multiplied in, and what only moves values, becomes -16384 = -2^14:
+
+    - The masked entries stay exactly 0. Softmax takes exp(x - max), and FP32's exp is 0 below
+      -103.98 = ln(2^-150). So nothing changes while a row's scores differ by less than
+      16384 - 104: always, if they are within +-8140, which is far beyond what a trained model has.
+    - It stays finite in FP16 with any score within +-49000, and within half of FP16's range (the
+      head-room of the plan) with any above -16368; two such masks may be added up.
+    - It is a power of two: exact in FP16 and BF16, as are its products with 0 and 1.
+
+    A row that is masked whole has no largest open score. With Where such a row stays uniform, as
+    it was with any finite constant. With Add it was uniform (FLT_MAX absorbs every score) or NaN
+    (infinity), and becomes the Softmax of the masked scores. Models do not use such rows; whether
+    they occur shows in a constant mask only, and there the pass declines. For a computed mask the
+    report says that it relies on this. A mask made of integers is taken to hold 0 and 1.
+
+    Options:
+        whole_rows: `accept` takes it that no row of a computed mask is masked whole; `decline`
+            leaves alone every constant where this matters.
+    """
+
+    name = "clamp-constants"
+    exactness = Exactness(
+        0.0, "exp(x) is 0 in FP32 below -103.98, half of the smallest subnormal number 2^-149 (IEEE 754)"
+    )
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,6,6] score, int64[2,1,6] mask) => (float[2,6,6] p)
+        <float one = {1.0}, float lowest = {-3.4028235e38}> {
+            open = Cast<to = 1>(mask)
+            shut = Sub(one, open)
+            bias = Mul(shut, lowest)
+            masked = Add(score, bias)
+            p = Softmax<axis = -1>(masked)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,6,6] score, int64[2,1,6] mask) => (float[2,6,6] p)
+        <float one = {1.0}, float low = {-16384.0}> {
+            open = Cast<to = 1>(mask)
+            shut = Sub(one, open)
+            bias = Mul(shut, low)
+            masked = Add(score, bias)
+            p = Softmax<axis = -1>(masked)
+        }"""
+
+    whole_rows: Literal["accept", "decline"] = "accept"
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        # All of them are judged before the first is changed: masks that meet have to know of one another.
+        follower = Follower(graph, LARGEST_BIAS)
+        found = [(use, follower.follow(use.node, use.index, use.value)) for use in huge_uses(graph)]
+        clamped: dict[str, str] = {}
+        for use, outcome in found:
+            yield self._clamp(graph, use, outcome, clamped)
+
+    def _clamp(self, graph: GraphEditor, use: Use, outcome: Outcome, clamped: dict[str, str]) -> Event:
+        before = _shown(use.value)
+        if outcome.obstacle:
+            return Refusal(label(use.node), f"{before} stays: {outcome.obstacle}")
+        if outcome.relies and self.whole_rows == "decline":
+            return Refusal(label(use.node), f"{before} stays: a row may be masked whole")
+        tensor = use.node.input[use.index]
+        if tensor not in clamped:
+            clamped[tensor] = _clamped(graph, tensor, use.value)
+        graph.set_input(use.node, use.index, clamped[tensor])
+        graph.sweep(tensor)
+        note = "; relies on no row being masked whole" if outcome.relies else ""
+        return Change(label(use.node), f"{before} became {_shown(_tamed(use.value))}{note}")
+
+
+def _tamed(value: Array) -> Array:
+    """`value` with its huge entries at +-MASK, in its own type."""
+    wide = value.astype(np.float32) if value.dtype.itemsize < 4 else value
+    return np.where(np.abs(wide) >= FP16_MAX, np.copysign(MASK, wide), wide).astype(value.dtype)
+
+
+def _clamped(graph: GraphEditor, tensor: str, value: Array) -> str:
+    """The tensor that takes the constant's place."""
+    base = f"{tensor}/clamped"
+    node = graph.producer(tensor)
+    if node is None or node.op_type != "ConstantOfShape":
+        return graph.add_constant(base, _tamed(value))
+    out = graph.tensor(base, like=tensor)
+    fill = numpy_helper.from_array(_tamed(value))
+    graph.insert(graph.make("ConstantOfShape", node.input, [out], name=base, value=fill), before=node)
+    return out
+
+
+def _shown(value: Array) -> str:
+    extreme = value.reshape(-1)[int(np.argmax(np.abs(value.reshape(-1).astype(np.float64))))]
+    return f"{float(extreme):.4g}"

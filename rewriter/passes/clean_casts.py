@@ -1,0 +1,238 @@
+"""clean-casts: Casts that change nothing go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper
+
+from rewriter.base import Change, Context, Event, GraphPass, Refusal
+from rewriter.graph import GraphEditor, attribute, label
+from rewriter.model import Array
+
+SIGNIFICAND: dict[int, tuple[int, int]] = {
+    TensorProto.BFLOAT16: (8, 8),
+    TensorProto.FLOAT16: (11, 5),
+    TensorProto.FLOAT: (24, 8),
+    TensorProto.DOUBLE: (53, 11),
+}
+"""Bits of significand, the implicit one included, and of exponent (IEEE 754-2019, table 3.5)."""
+
+INTEGERS: dict[int, tuple[int, int]] = {
+    TensorProto.BOOL: (0, 1),
+    TensorProto.UINT8: (0, 8),
+    TensorProto.UINT16: (0, 16),
+    TensorProto.UINT32: (0, 32),
+    TensorProto.UINT64: (0, 64),
+    TensorProto.INT8: (1, 7),
+    TensorProto.INT16: (1, 15),
+    TensorProto.INT32: (1, 31),
+    TensorProto.INT64: (1, 63),
+}
+"""Sign bits and value bits."""
+
+KNOWN = SIGNIFICAND.keys() | INTEGERS.keys()
+
+
+@dataclass(frozen=True)
+class CleanCasts(GraphPass):
+    """Exporters write many Casts that do nothing (166 of 191 in one Swin), and they hide patterns.
+
+    Goes: a Cast to the type that a tensor has; a widening Cast that another Cast follows
+    (f16-f32-f16, f32-f64-f32, int32-int64-float); the second Cast of one tensor to one type; the
+    Cast of a constant, which is converted once, rounded to nearest even, its sign kept.
+
+    Stays: what rounds on its way (f32-f16-f32, int64-f32-int64), for it changes values, and what
+    truncates (float-int-float), for that is arithmetic.
+
+    Options:
+        drop_rounding: also take out Casts that only round on their way. Results then differ from
+            the original's by that rounding. Truncation stays all the same.
+    """
+
+    name = "clean-casts"
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float16[2,3] x) => (float16[2,3] y) {
+            wide = Cast<to = 1>(x)
+            same = Cast<to = 1>(wide)
+            narrow = Cast<to = 10>(same)
+            y = Relu(narrow)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float16[2,3] x) => (float16[2,3] y) {
+            y = Relu(x)
+        }"""
+
+    drop_rounding: bool = False
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        # In topological order a Cast meets only Casts that are clean already, so one sweep suffices.
+        first: dict[tuple[str, int], NodeProto] = {}
+        casts = [node for node in graph.nodes if _is_cast(node)]
+        for cast in casts:
+            yield from self._clean(graph, cast, first)
+        for cast in casts:
+            if graph.producer(cast.output[0]) is cast:
+                yield from _refusals(graph, cast)
+
+    def _clean(
+        self, graph: GraphEditor, cast: NodeProto, first: dict[tuple[str, int], NodeProto]
+    ) -> Iterator[Event]:
+        to = int(attribute(cast, "to"))
+        yield from self._shorten(graph, cast, to)
+        event = _drop(graph, cast, to) or _fold(graph, cast, to) or _share(graph, cast, to, first)
+        if event is not None:
+            yield event
+
+    def _shorten(self, graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
+        """Let the Cast read what the Casts before it read, as far as they change nothing."""
+        while (earlier := _cast_before(graph, cast)) is not None:
+            start, middle = graph.dtype(earlier.input[0]), graph.dtype(cast.input[0])
+            if start is None or middle is None:
+                return
+            if not (_skips(start, middle, to) or (self.drop_rounding and _only_rounds(start, middle, to))):
+                return
+            graph.set_input(cast, 0, earlier.input[0])
+            graph.sweep(earlier.output[0])
+            yield Change(label(cast), f"{_names(start, middle, to)} became {_names(start, to)}")
+
+
+def embeds(narrow: int, wide: int) -> bool:
+    """Whether every value of one element type (TensorProto.DataType) is a value of another."""
+    if narrow not in KNOWN or wide not in KNOWN:
+        return narrow == wide
+    if narrow in SIGNIFICAND:
+        return wide in SIGNIFICAND and all(
+            a <= b for a, b in zip(SIGNIFICAND[narrow], SIGNIFICAND[wide], strict=True)
+        )
+    signed, bits = INTEGERS[narrow]
+    if wide in SIGNIFICAND:
+        return bits <= SIGNIFICAND[wide][0] and bits < 2 ** (SIGNIFICAND[wide][1] - 1)
+    other_signed, other_bits = INTEGERS[wide]
+    return signed <= other_signed and bits <= other_bits
+
+
+def _skips(start: int, middle: int, to: int) -> bool:
+    """Whether start-middle-to gives what start-to gives, for every value.
+
+    The middle must hold every value of the start. From a float to an integer it must fit as well:
+    what an integer makes of a float out of its range is not defined.
+    """
+    if not embeds(start, middle) or not {start, middle, to} <= KNOWN:
+        return False
+    integers = {start, middle} <= INTEGERS.keys()
+    return to in SIGNIFICAND or to == TensorProto.BOOL or integers or embeds(start, to)
+
+
+def _only_rounds(start: int, middle: int, to: int) -> bool:
+    """Whether start-middle-to is start-to but for a rounding to a float type in the middle."""
+    if middle not in SIGNIFICAND or embeds(start, middle) or middle == to:
+        return False
+    return start == to or (start in SIGNIFICAND and to in SIGNIFICAND and embeds(middle, to))
+
+
+def _truncates(start: int, middle: int, to: int) -> bool:
+    return start in SIGNIFICAND and middle in INTEGERS and to in SIGNIFICAND
+
+
+def _drop(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
+    """Remove a Cast to the type that its input has."""
+    source, result = cast.input[0], cast.output[0]
+    if graph.dtype(source) != to:
+        return None
+    if graph.is_output(result):
+        if not _can_rename(graph, source):
+            return Refusal(label(cast), f"{result} is an output, and so is {source}, or an input")
+        graph.rename(source, result)
+    else:
+        graph.redirect(result, source)
+    graph.remove(cast)
+    return Change(label(cast), f"a Cast of {_names(to)} to itself")
+
+
+def _can_rename(graph: GraphEditor, tensor: str) -> bool:
+    return graph.producer(tensor) is not None and not graph.is_output(tensor)
+
+
+def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
+    """Convert a constant of this graph once and for all."""
+    source, result = cast.input[0], cast.output[0]
+    value = graph.constant(source)
+    local = graph.is_initializer(source) or graph.producer(source) is not None
+    if value is None or not local or graph.dtype(source) not in KNOWN or to not in KNOWN:
+        return None
+    if graph.is_output(result):
+        return Refusal(label(cast), f"{result} is an output: a constant cannot take its place")
+    converted = _convert(value, int(graph.dtype(source) or 0), to)
+    if converted is None:
+        return Refusal(label(cast), f"values of {source} do not fit {_names(to)}: the result is not defined")
+    graph.redirect(result, graph.add_constant(result, converted))
+    graph.remove(cast)
+    return Change(label(cast), f"constant {source} became {_names(to)}")
+
+
+def _convert(value: Array, start: int, to: int) -> Array | None:
+    """`value` in another type, rounded to nearest even; None where ONNX does not define the result."""
+    dtype = helper.tensor_dtype_to_np_dtype(to)
+    if start in SIGNIFICAND and to in INTEGERS and to != TensorProto.BOOL and value.size:
+        wide = np.trunc(value.astype(np.float64))
+        sign, bits = INTEGERS[to]
+        if not bool(np.all((wide >= -sign * 2.0**bits) & (wide < 2.0**bits))):
+            return None
+    with np.errstate(over="ignore"):  # beyond the range lies infinity, as at run time
+        return value.astype(dtype)
+
+
+def _share(
+    graph: GraphEditor, cast: NodeProto, to: int, first: dict[tuple[str, int], NodeProto]
+) -> Event | None:
+    """Let one Cast serve all who want a tensor in one type."""
+    key = (cast.input[0], to)
+    other = first.setdefault(key, cast)
+    if other is cast or to not in KNOWN:
+        return None
+    if graph.producer(other.output[0]) is not other:  # swept meanwhile
+        first[key] = cast
+        return None
+    keep, drop = (cast, other) if graph.is_output(cast.output[0]) else (other, cast)
+    if graph.is_output(drop.output[0]):
+        return Refusal(label(cast), f"{keep.output[0]} and {drop.output[0]} are both outputs")
+    first[key] = keep
+    graph.redirect(drop.output[0], keep.output[0])
+    graph.remove(drop)
+    return Change(label(drop), f"{label(keep)} gives the same")
+
+
+def _refusals(graph: GraphEditor, cast: NodeProto) -> Iterator[Refusal]:
+    earlier = _cast_before(graph, cast)
+    if earlier is None:
+        return
+    start, middle, to = graph.dtype(earlier.input[0]), graph.dtype(cast.input[0]), int(attribute(cast, "to"))
+    if start is None or middle is None:
+        return
+    if _only_rounds(start, middle, to):
+        yield Refusal(
+            label(cast), f"{_names(start, middle, to)} rounds on its way: drop_rounding takes it out"
+        )
+    elif _truncates(start, middle, to):
+        yield Refusal(label(cast), f"{_names(start, middle, to)} makes integers of it: that is arithmetic")
+
+
+def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
+    node = graph.producer(cast.input[0])
+    return node if node is not None and _is_cast(node) else None
+
+
+def _is_cast(node: NodeProto) -> bool:
+    """Whether a node is a Cast of opset 6 or later: before, `to` was a text."""
+    return (
+        node.op_type == "Cast" and node.domain in ("", "ai.onnx") and isinstance(attribute(node, "to"), int)
+    )
+
+
+def _names(*types: int) -> str:
+    return "-".join(TensorProto.DataType.Name(t).lower() for t in types)

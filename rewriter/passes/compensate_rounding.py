@@ -1,0 +1,143 @@
+"""compensate-rounding: weights are rounded to the lower type together, so that their errors cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from onnx import TensorProto
+
+from rewriter.model import facts
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.graph import GraphEditor, open_graphs
+from rewriter.emulation import reference
+from rewriter.model import Array, Model
+from rewriter.plan import Plan
+from rewriter.planning.planner import LOW_TYPES, SEARCHED, node_key
+from rewriter.rewriting.rounding import Layer, Left, Rounded, compensate, layers
+from rewriter.rewriting.rounding.compensate import Data
+from rewriter.rewriting.rounding.layers import Types
+
+
+@dataclass(frozen=True)
+class CompensateRounding(ModelPass):
+    """Of what a well-conditioned FP16 network errs by, rounded weights are a third to almost all.
+
+    Rounding to nearest is best for each weight and not for a product: errors of weights whose inputs go
+    together add up. Here the weights of MatMul, Gemm and Conv are rounded one input channel after the
+    other, and what each leaves is made up for by those still to come, as the inputs seen on samples
+    allow (GPTQ: Frantar et al. 2022, arXiv 2210.17323; with the numbers of FP16 or BF16 as its grid).
+    What rounding the bias of a Conv or Gemm leaves is made up for, too.
+    Weights stay FP32 and hold numbers of the lower type, so converting them is exact. It costs no
+    latency. docs/weights.md has what was measured.
+
+    It needs samples, as `fix --inputs` has them. Some rows are held out: a weight that errs no less on
+    those than when it is rounded to nearest is rounded so. Weights of nodes that the plan keeps in another
+    type, those beyond the range of the type, and those inside If, Loop and Scan are left alone; but not those
+    of nodes that a search put in FP32: such products are TF32, which rounds weights to as many bits.
+
+    Options:
+        rows: How many rows of a layer's input are looked at, those held out included.
+        tf32: Whether weights of products that the plan has in FP32 are rounded together to what TF32 keeps
+            of them, with FP32 biases, those of a search when it is done. TensorRT rounds them to nearest
+            otherwise. Weights of nodes that the user keeps in FP32 stay as they are.
+    """
+
+    name = "compensate-rounding"
+    exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
+    follows_plan = True
+    rows: int = 2048
+    tf32: bool = False
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[64,1] x) => (float[64,1] y) <float[2,1] w = {1.0004, 1.0004}> {
+            d = Concat<axis = 1>(x, x)
+            y = MatMul(d, w)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[64,1] x) => (float[64,1] y) <float[2,1] w = {1.0009765625, 1.0}> {
+            d = Concat<axis = 1>(x, x)
+            y = MatMul(d, w)
+        }"""
+
+    @property
+    def follows_search(self) -> bool:
+        return self.tf32
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        plan = context.plan or Plan("fp16")
+        known = facts.infer(model)
+        graph, *inner = open_graphs(model, known, tag=self.name)
+        found = list(layers(graph, self._types(plan)))
+        chosen = [layer for layer in found if isinstance(layer, Layer)]
+        if not found and not any(map(_has_weights, inner)):
+            return
+        given = context.calibration
+        if given is None or not given.real:
+            why = "there is no data" if given is None else "the data is random"
+            yield Refusal("model", f"{why}: give --inputs for weights that are rounded together")
+            return
+        sources = tuple(dict.fromkeys(source for layer in chosen for source in layer.sources))
+        feeds = given.samples
+        data = Data(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
+        names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
+        weights = {name: _value(graph, name) for name in names}
+        done = list(compensate(weights, chosen, data))
+        rounded = [one for one in done if isinstance(one, Rounded)]
+        gained = [one for one in rounded if one.gains]
+        if gained:  # then all of them, or a second run would judge the rest by other inputs
+            stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+            for one in rounded:
+                for name, value in ((one.layer.weight, one.value), (one.layer.bias, one.bias)):
+                    if value is not None:
+                        stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
+            yield Change("model", _summary(gained))
+        yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
+        yield from _refusals([_told(one) for one in rounded if not one.gains])
+        if any(map(_has_weights, inner)):
+            yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
+
+    def _types(self, plan: Plan) -> Types:
+        """What the products of the main graph compute in, those aside that the plan keeps in another type."""
+        low = LOW_TYPES[plan.precision]
+        found: dict[str, int | None] = {}
+        for decision in plan.decisions:
+            if self.tf32 and decision.repair == "fp32" and decision.rule != "user":
+                found[decision.key] = LOW_TYPES["fp32"]
+            elif decision.rule != SEARCHED:
+                found[decision.key] = None
+        return lambda node: found.get(node_key(0, node), low)
+
+
+def _has_weights(graph: GraphEditor) -> bool:
+    return any(isinstance(found, Layer) for found in layers(graph, lambda _: int(TensorProto.FLOAT16)))
+
+
+def _value(graph: GraphEditor, name: str) -> Array:
+    value = graph.constant(name)
+    assert value is not None, name
+    return value
+
+
+def _summary(rounded: Sequence[Rounded]) -> str:
+    error, nearest = median(one.error for one in rounded), median(one.nearest for one in rounded)
+    many = f"{len(rounded)} weights" if len(rounded) > 1 else "a weight"
+    return f"{many} rounded together: {error:.1e} of each product instead of {nearest:.1e}, on rows held out"
+
+
+def _told(one: Rounded) -> Left:
+    figures = f"{one.nearest:.2g} of the product, not {one.error:.2g}"
+    return Left(one.layer.node, f"rounded to nearest it errs no more on rows held out: {figures}")
+
+
+def _refusals(left: Sequence[Left]) -> Iterator[Refusal]:
+    """One for each reason, figures aside; the first node speaks for all."""
+    by_reason: dict[str, list[Left]] = {}
+    for one in left:
+        by_reason.setdefault(one.reason.partition(":")[0], []).append(one)
+    for ones in by_reason.values():
+        more = f" (and {len(ones) - 1} more)" if len(ones) > 1 else ""
+        yield Refusal(ones[0].node, ones[0].reason + more)

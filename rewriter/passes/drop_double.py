@@ -1,0 +1,279 @@
+"""drop-double: float64 arithmetic becomes float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from onnx import NodeProto, TensorProto, numpy_helper
+
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.graph import GraphEditor, attribute, label, reads
+from rewriter.model import Array, holds_graphs
+from rewriter.model.schemas import TYPE_ATTRIBUTES, schema_of
+
+DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
+
+_ANY_TYPE = frozenset({"Cast", "CastLike", "Shape", "Size", "IsNaN", "IsInf"})
+"""They read a double as well as a float: a border in front of them would be waste."""
+
+_CONTAINERS = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")
+"""Sequences and optionals carry the type of what is in them."""
+
+_SIZES = {"Resize": (1, 2), "Upsample": (1,)}
+"""Inputs that say how large the output is: 2.9999998 for 3.0 there is another shape."""
+
+_FLOAT32_INTEGERS = 2**24
+"""Up to here, float32 holds every integer."""
+
+
+@dataclass(frozen=True)
+class DropDouble(GraphPass):
+    """TensorRT has no float64 arithmetic, and one torch.linspace can turn a hundred tensors into it.
+
+    Tensors between float64 constants, Casts, random numbers and the like become float32. Inputs and
+    outputs of the model keep their type, with one Cast at the border. Arithmetic that ends in
+    an integer (Cast), in the bounds of a Range or in the scales of a Resize decides shapes and
+    positions, and stays in float64.
+
+    Declined: a constant that float32 does not hold (beyond 3.4e38, below 1e-45, or an integer above
+    2^24 that would change), with the nodes that it reaches.
+    """
+
+    name = "drop-double"
+    exactness = Exactness(
+        1e-5, "float32 has 24 bits, 6e-8 for each operation; the sum over a deep network is below 1e-5"
+    )
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3] x) => (float[2,3] y)
+        <double half = {0.5}> {
+            d = Cast<to = 11>(x)
+            m = Mul(d, half)
+            y = Cast<to = 1>(m)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3] x) => (float[2,3] y)
+        <float half = {0.5}> {
+            m = Mul(x, half)
+            y = Cast<to = 1>(m)
+        }"""
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        if not any(_is_double(graph, name) for node in graph.nodes for name in (*node.input, *node.output)):
+            return
+        kept = _index_arithmetic(graph)
+        refused = list(_refusals(graph, kept))
+        yield from (Refusal(name, reason) for _, name, reason in refused)
+        walk = _Walk(graph, kept | _downstream(graph, [node for node, _, _ in refused]))
+        walk.run()
+        if graph.edited:
+            yield Change(graph.graph.name or "graph", _summary(sorted(walk.singles)))
+
+
+def _summary(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{len(names)} float64 tensors are read as float32: {shown}"
+
+
+def _is_double(graph: GraphEditor, tensor: str) -> bool:
+    return bool(tensor) and graph.dtype(tensor) == DOUBLE
+
+
+# -- what stays ----------------------------------------------------------------------------------
+
+
+def _index_arithmetic(graph: GraphEditor) -> set[int]:
+    """Nodes (by id) that compute in float64 what becomes an integer, a length or a scale."""
+    kept: set[int] = set()
+    stack = [name for node in graph.nodes for name in _deciding(graph, node)]
+    seen = set(stack)
+    while stack:
+        node = graph.producer(stack.pop())
+        if node is None:
+            continue
+        if any(_is_double(graph, name) for name in (*node.input, *node.output)):
+            kept.add(id(node))
+        new = [name for name in node.input if name and name not in seen and _is_floating(graph, name)]
+        seen.update(new)
+        stack += new
+    return kept | {id(n) for n in graph.nodes if n.op_type == "Range" and _is_double(graph, n.output[0])}
+
+
+def _deciding(graph: GraphEditor, node: NodeProto) -> Iterable[str]:
+    """Inputs of a node that must not change in the last bit."""
+    if node.op_type == "Cast" and not _is_floating(graph, node.output[0]):
+        return [name for name in node.input if _is_double(graph, name)]
+    if node.op_type == "Range":
+        return [name for name in node.input if _is_floating(graph, name)]
+    return [node.input[i] for i in _SIZES.get(node.op_type, ()) if i < len(node.input) and node.input[i]]
+
+
+def _is_floating(graph: GraphEditor, tensor: str) -> bool:
+    return graph.dtype(tensor) in (DOUBLE, FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def _downstream(graph: GraphEditor, nodes: list[NodeProto]) -> set[int]:
+    """The nodes (by id) and all that float64 leads to from them: their values need not fit either."""
+    reached: set[int] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if id(node) not in reached:
+            reached.add(id(node))
+            stack += [reader for o in node.output if _is_double(graph, o) for reader in graph.consumers(o)]
+    return reached
+
+
+def _refusals(graph: GraphEditor, kept: set[int]) -> Iterator[tuple[NodeProto, str, str]]:
+    """Nodes with a constant that float32 does not hold, the constant's name, and why."""
+    for node in graph.nodes:
+        if id(node) in kept or node.op_type == "Constant":
+            continue
+        for name in (*node.input, *node.output):
+            value = _double_value(graph, node, name)
+            reason = _misfit(value) if value is not None else None
+            if reason:
+                yield node, name, f"{reason}; {label(node)} stays in float64, with what follows"
+
+
+def _double_value(graph: GraphEditor, node: NodeProto, name: str) -> Array | None:
+    """The float64 constant that `node` reads as `name`, or fills `name` with."""
+    if not _is_double(graph, name):
+        return None
+    if node.op_type == "ConstantOfShape":
+        return numpy_helper.to_array(attribute(node, "value"))
+    return graph.constant(name) if name in node.input else None
+
+
+def _misfit(value: Array) -> str | None:
+    """Why float32 does not hold a float64 array; None if it does, up to rounding."""
+    with np.errstate(over="ignore", under="ignore"):
+        single = value.astype(np.float32)
+    back = single.astype(np.float64)
+    finite = np.isfinite(value)
+    if not np.isfinite(single[finite]).all():
+        return f"its value {value[finite & ~np.isfinite(single)].flat[0]:g} is beyond float32"
+    if (finite & (value != 0) & (single == 0)).any():
+        return "it holds values that are 0 in float32"
+    whole = finite & (np.abs(value) > _FLOAT32_INTEGERS) & (value == np.floor(np.where(finite, value, 0)))
+    if (whole & (back != value)).any():
+        return f"its integer {value[whole & (back != value)].flat[0]:.0f} is not one of float32"
+    return None
+
+
+# -- what changes --------------------------------------------------------------------------------
+
+
+@dataclass
+class _Walk:
+    """Visits the nodes of one graph in order and lets those read and write float32 that can.
+
+    Attributes:
+        converted: Tensors that were float64 and are float32 now.
+        singles: For each float64 tensor the float32 one to read: itself, a constant, or a Cast.
+        doubles: For a converted tensor its Cast back to float64.
+    """
+
+    graph: GraphEditor
+    kept: set[int]
+    converted: set[str] = field(default_factory=set)
+    singles: dict[str, str] = field(default_factory=dict)
+    doubles: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        for node in self.graph.nodes:
+            if self._converts(node):
+                self._convert(node)
+            elif self._takes_any(node):
+                self._read_single(node)
+            else:
+                self._read_double(node)
+        for value in self.graph.graph.value_info:
+            if value.name in self.converted:
+                value.type.tensor_type.elem_type = FLOAT
+        for name in self.singles:
+            self.graph.sweep(name)
+
+    def _takes_any(self, node: NodeProto) -> bool:
+        """Whether the node reads its first input in any type, and float64 goes no further."""
+        if id(node) in self.kept or (node.op_type == "CastLike" and _is_double(self.graph, node.input[1])):
+            return False
+        return node.op_type in _ANY_TYPE
+
+    def _converts(self, node: NodeProto) -> bool:
+        if id(node) in self.kept or self._takes_any(node) or node.op_type in ("Cast", "Constant", "BitCast"):
+            return False
+        if holds_graphs(node) or node.op_type.startswith(_CONTAINERS):
+            return False
+        if schema_of(node.op_type, node.domain, self.graph.model.opset) is None:
+            return False
+        return any(_is_double(self.graph, name) for name in (*node.input, *node.output))
+
+    def _convert(self, node: NodeProto) -> None:
+        for index, name in enumerate(node.input):
+            if _is_double(self.graph, name):
+                self.graph.set_input(node, index, self._single(name, node))
+        _retype_attributes(node)
+        for name in [name for name in node.output if _is_double(self.graph, name)]:
+            self._convert_output(node, name)
+        self.graph.edited = True
+
+    def _convert_output(self, node: NodeProto, name: str) -> None:
+        """The output turns float32; a graph output keeps its name and type behind a Cast."""
+        self.converted.add(name)
+        self.singles[name] = name
+        if self.graph.is_output(name):
+            single = self.graph.fresh(f"{name}/float32")
+            self.graph.rename(name, single)
+            self.graph.insert(self._cast(single, name, DOUBLE), before=None)
+            self.singles[single] = single
+            self.doubles[single] = name
+
+    def _single(self, name: str, reader: NodeProto) -> str:
+        """The float32 form of a float64 tensor, made just before `reader` if there is none."""
+        if name not in self.singles:
+            self.singles[name] = self._made_single(name, reader)
+        return self.singles[name]
+
+    def _made_single(self, name: str, reader: NodeProto) -> str:
+        value = self.graph.constant(name)
+        if value is not None:
+            return self.graph.add_constant(f"{name}/float32", value.astype(np.float32))
+        source = name
+        producer = self.graph.producer(name)
+        if producer is not None and producer.op_type == "Cast":
+            source = str(producer.input[0])
+            if self.graph.dtype(source) == FLOAT:
+                return source
+        single = self.graph.tensor(f"{name}/float32", like=name, dtype=FLOAT)
+        self.graph.insert(self._cast(source, single, FLOAT), before=reader)
+        return single
+
+    def _cast(self, source: str, target: str, dtype: int) -> NodeProto:
+        return self.graph.make("Cast", [source], [target], name=f"{target}/Cast", to=dtype)
+
+    def _read_single(self, node: NodeProto) -> None:
+        single = self.singles.get(node.input[0])
+        if single is not None and single != node.input[0]:
+            self.graph.set_input(node, 0, single)
+
+    def _read_double(self, node: NodeProto) -> None:
+        """A node that stays in float64 gets what became float32 through a Cast back."""
+        for name in reads(node):
+            if self.singles.get(name) == name:
+                if name not in self.doubles:
+                    self.doubles[name] = self.graph.tensor(f"{name}/float64", like=name, dtype=DOUBLE)
+                    self.graph.insert(self._cast(name, self.doubles[name], DOUBLE), before=node)
+                self.graph.redirect(name, self.doubles[name], only=[node])
+
+
+def _retype_attributes(node: NodeProto) -> None:
+    """Generators say in an attribute that they make float64."""
+    for item in node.attribute:
+        if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i == DOUBLE:
+            item.i = FLOAT
+        elif node.op_type == "ConstantOfShape" and item.t.data_type == DOUBLE:
+            item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32)))

@@ -1,0 +1,205 @@
+"""fold-strides: a strided Conv of an image reads blocks of it as channels, with stride 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.graph import GraphEditor, attribute, label
+from rewriter.patterns.windows import (
+    IMAGE_CHANNELS,
+    Replacement,
+    Windows,
+    pads_of,
+    reason_against,
+    windows_of,
+)
+
+STRIDES = frozenset({2, 4})
+"""Strides that were measured; of larger ones a block has more channels than any stem that is known."""
+
+LEAST_WINDOW = 7
+"""3x3 and 7x7 were measured, and 3x3 gained nothing."""
+
+
+@dataclass(frozen=True)
+class FoldStrides(GraphPass):
+    """The space-to-depth stem: TensorRT-RTX has no good kernel for a strided Conv of 3 or 4 channels.
+
+    A Conv of stride s reads the image in steps of s x s pixels. With each such block as channels (Reshape,
+    Transpose, Reshape: C becomes C * s * s) it is a Conv of stride 1, whose window counts blocks: zeros
+    before and behind the weight bring it to whole ones. Measured on one H200 with TensorRT-RTX 1.6.1, in
+    FP16, the stem and a 1x1 Conv behind it: ResNet's 7x7 of stride 2 at 224 x 224, as 4x4 of 12 channels,
+    34.7 and 21.9 us, error 1.12e-3 and 7.1e-4; SegFormer's 7x7 of stride 4 at 512 x 512, as 2x2 of 48
+    channels, 36.4 and 15.2 us, 1.14e-3 and 6.8e-4; MobileNet's 3x3 of stride 2 16.6 us both ways. Other
+    windows were not measured, nor other GPUs (docs/accuracy.md).
+
+    With stride s, first padding p and window k: y(i) = sum over u of w[u] x[s i + u - p]. Put f = (-p) mod s
+    zeros before w and write u + f = s q + r: y(i) = sum over q and r of w[s q + r - f] x[s j + r], where
+    j = i + q - (p + f) / s: a Conv of ceil((k + f) / s) blocks with padding (p + f) / s. Channels are in the
+    order (channel, row in the block, column in the block). The sums gain nothing but zeros; the sizes of the
+    result stay. `compensate-rounding` rounds the added zeros with the other weights: they may become small.
+
+    Left alone without a word: Convs of more channels, smaller windows, windows that do not overlap
+    (`unfold-patches` takes those), strides other than 2 and 4, Convs of one or three axes, computed weights.
+
+    Options:
+        channels: Most input channels of a Conv that it takes.
+        window: Smallest window of one that it takes, along both axes.
+
+    Declines:
+        - a height or width that is not known, or that the stride does not divide
+        - dilation, groups, negative padding
+        - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
+        - weights that are quantised, or that belong to a graph around this one
+        - a model below opset 7
+    """
+
+    channels: int = IMAGE_CHANNELS
+    window: int = LEAST_WINDOW
+
+    name = "fold-strides"
+    exactness = Exactness(1e-5, "ONNX Runtime orders the same sums otherwise: 7.4e-7 measured on a SegFormer")
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,1,8,8] x) => (float[N,1,4,4] y)
+        <float[1,1,7,7] w = {
+            1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7,
+            1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7}> {
+            y = Conv<kernel_shape = [7, 7], strides = [2, 2], pads = [3, 3, 3, 3]>(x, w)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,1,8,8] x) => (float[N,1,4,4] y)
+        <float[1,4,4,4] weight = {
+            0, 0, 0, 0, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 0, 0, 0, 1, 3, 5, 7, 1, 3, 5, 7, 1, 3, 5, 7,
+            0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 1, 3, 5, 7, 1, 3, 5, 7, 1, 3, 5, 7, 1, 3, 5, 7},
+         int64[6] split = {0, 1, 4, 2, 4, 2}, int64[4] joined = {0, 4, 4, 4}> {
+            blocks = Reshape(x, split)
+            moved = Transpose<perm = [0, 1, 3, 5, 2, 4]>(blocks)
+            folded = Reshape(moved, joined)
+            y = Conv<kernel_shape = [4, 4], pads = [2, 2, 1, 1]>(folded, weight)
+        }"""
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        weights: dict[tuple[object, ...], str] = {}
+        for node in graph.nodes:
+            windows = windows_of(graph, node)
+            if windows is None or not self._takes(windows):
+                continue
+            reason = _reason_against(graph, node, windows, context.kept)
+            if reason is not None:
+                yield Refusal(label(node), f"it keeps its stride: {reason}")
+            else:
+                yield _Folding(graph, node, windows, _axes(node, windows), weights).write()
+
+    def _takes(self, windows: Windows) -> bool:
+        image = len(windows.kernel) == 2 and windows.channels <= self.channels
+        if not image or min(windows.kernel) < self.window or not STRIDES.issuperset(windows.strides):
+            return False
+        return all(size > step for size, step in zip(windows.kernel, windows.strides, strict=True))
+
+
+def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
+    if min(attribute(node, "pads", [0])) < 0:
+        return "its padding is negative"
+    return reason_against(graph, node, windows, kept)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """A spatial axis in blocks.
+
+    Attributes:
+        step, count: Elements of a block, and blocks of the input.
+        window: Blocks that a window reads.
+        lead, tail: Zeros before and behind the weight, in elements.
+        begin, end: Padding in blocks.
+    """
+
+    step: int
+    count: int
+    window: int
+    lead: int
+    tail: int
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, size: int, kernel: int, step: int, begin: int, end: int) -> _Axis:
+        """That of `size` elements, padded by `begin` and `end`.
+
+        The padding in blocks is never negative: the windows leave less than `step` elements unread.
+        """
+        lead = -begin % step
+        window = -(-(kernel + lead) // step)
+        tail = window * step - kernel - lead
+        results = (size + begin + end - kernel) // step + 1
+        before, count = (begin + lead) // step, size // step
+        return cls(step, count, window, lead, tail, before, results + window - 1 - before - count)
+
+
+def _axes(node: NodeProto, windows: Windows) -> tuple[_Axis, _Axis]:
+    """Height and width."""
+    pads = pads_of(node, windows)
+    assert pads is not None  # the sizes are known
+    height, width = (
+        _Axis.of(*axis)
+        for axis in zip(windows.known, windows.kernel, windows.strides, pads[:2], pads[2:], strict=True)
+    )
+    return height, width
+
+
+@dataclass(frozen=True)
+class _Folding:
+    """One Conv on its way to stride 1.
+
+    Attributes:
+        weights: By the name of a Conv's weight and how it is folded, that of the folded one.
+    """
+
+    graph: GraphEditor
+    conv: NodeProto
+    windows: Windows
+    axes: tuple[_Axis, _Axis]
+    weights: dict[tuple[object, ...], str]
+
+    def write(self) -> Change:
+        """Put the new Conv in the place of the old one."""
+        graph, conv, (high, wide) = self.graph, self.conv, self.axes
+        new, channels = Replacement(graph, conv, "folded"), self.windows.channels
+        sizes = (channels, high.count, high.step, wide.count, wide.step)
+        split = new.reshape(conv.input[0], sizes, new.tensor("blocks"))
+        moved = new.add("Transpose", [split], new.tensor("moved"), perm=[0, 1, 3, 5, 2, 4])
+        depth = channels * high.step * wide.step
+        folded = new.reshape(moved, (depth, high.count, wide.count), new.tensor("folded"))
+        graph.substitute(
+            conv.output[0],
+            graph.make(
+                "Conv",
+                [folded, self._weight(), *conv.input[2:]],
+                [conv.output[0]],
+                name=new.name,
+                kernel_shape=[high.window, wide.window],
+                pads=[high.begin, wide.begin, high.end, wide.end],
+            ),
+        )
+        what = f"stride 1 and a window of {high.window}x{wide.window} in {depth} channels"
+        return Change(label(conv), what)
+
+    def _weight(self) -> str:
+        """Name of the constant [O, C * s * s, window of blocks]."""
+        name, high, wide = self.conv.input[1], *self.axes
+        key = (name, *((axis.step, axis.lead, axis.tail) for axis in self.axes))
+        if key not in self.weights:
+            value = self.graph.constant(name)
+            assert value is not None, name  # `windows_of` asked
+            padded = np.pad(value, ((0, 0), (0, 0), (high.lead, high.tail), (wide.lead, wide.tail)))
+            split = padded.reshape(*value.shape[:2], high.window, high.step, wide.window, wide.step)
+            turned = split.transpose(0, 1, 3, 5, 2, 4).reshape(len(value), -1, high.window, wide.window)
+            self.weights[key] = self.graph.add_constant(f"{name}/folded", np.ascontiguousarray(turned))
+        return self.weights[key]

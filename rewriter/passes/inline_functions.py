@@ -1,0 +1,188 @@
+"""inline-functions: calls of model-local functions become the nodes of their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import onnx
+from onnx import FunctionProto, ModelProto, NodeProto
+from onnx.inliner import inline_local_functions
+
+from rewriter.base import Change, Context, Event, ModelPass, Refusal
+from rewriter.graph import TAG, label
+from rewriter.model import Model, subgraphs, walk_graphs
+from rewriter.model.schemas import schema_of
+
+
+@dataclass(frozen=True)
+class InlineFunctions(ModelPass):
+    """Patterns, ranges and TensorRT's parser see plain nodes; a function hides them.
+
+    The dynamo exporter and onnxscript keep torch modules as model-local functions. Their bodies are
+    put in place of every call with onnx.inliner, nested calls and calls in subgraphs included; the
+    functions then go. Weights stay out of it.
+
+    Declined: functions that call themselves, and functions written for an operator set in which
+    one of their operators differs from the model's.
+    """
+
+    name = "inline-functions"
+    before = """
+        <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+        g (float[2,3] x) => (float[2,3] y) {
+            y = local.gate(x)
+        }
+        <domain: "local", opset_import: ["" : 17]>
+        gate (a) => (b) {
+            s = Sigmoid(a)
+            b = Mul(a, s)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3] x) => (float[2,3] y) {
+            s = Sigmoid(x)
+            y = Mul(x, s)
+        }"""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        yield from inline(model, self.name)
+
+
+class _Key(NamedTuple):
+    """What identifies a function: ONNX allows several of one name that differ in `overload`."""
+
+    domain: str
+    name: str
+    overload: str
+
+
+def inline(model: Model, tag: str) -> list[Event]:
+    """Inline every model-local function of `model`, in place; [] if it has none.
+
+    Either all functions go or, with a Refusal for each reason, the model stays as it was.
+
+    Args:
+        tag: Name of the pass, for the nodes that come out of the functions.
+    """
+    functions = {_Key(f.domain, f.name, f.overload): f for f in model.proto.functions}
+    if not functions:
+        return []
+    refusals = [*_recursive(functions), *_other_opsets(model, functions)]
+    if refusals:
+        return list(refusals)
+    calls = _count_calls(model, functions)
+    known = _node_keys(model.proto)
+    model.proto = model.restore(_inlined(model, functions)).proto
+    _drop_domains(model.proto, {key.domain for key in functions})
+    _tag_new(model.proto, known, tag)
+    return [Change(key.name, _became(calls.get(key, 0))) for key in functions]
+
+
+def _became(calls: int) -> str:
+    if not calls:
+        return "function removed: nothing in the graph calls it directly"
+    return f"function inlined at {calls} call{'s' if calls > 1 else ''}"
+
+
+def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
+    proto = model.weightless()
+    version = model.opset
+    for function in proto.functions:
+        for opset in function.opset_import:
+            if opset.domain in ("", "ai.onnx"):
+                opset.version = version  # `_other_opsets` found every operator unchanged between the two
+    _fill_defaults(proto, functions)
+    return inline_local_functions(proto)
+
+
+def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> None:
+    """Write a function's attribute defaults into its calls: onnx.inliner (1.23) does not read them."""
+    nodes = [node for graph in walk_graphs(proto.graph) for node in graph.node]
+    for function in proto.functions:
+        nodes += _nodes_of(function)
+    for node in nodes:
+        called = functions.get(_key(node))
+        if called is not None:
+            given = {a.name for a in node.attribute}
+            node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
+
+
+def _key(node: NodeProto) -> _Key:
+    return _Key(node.domain, node.op_type, node.overload)
+
+
+def _nodes_of(function: FunctionProto) -> Iterator[NodeProto]:
+    """The nodes of a body and of its subgraphs."""
+    for node in function.node:
+        yield node
+        for child in subgraphs(node):
+            for graph in walk_graphs(child):
+                yield from graph.node
+
+
+def _calls(function: FunctionProto, functions: dict[_Key, FunctionProto]) -> set[_Key]:
+    return {_key(node) for node in _nodes_of(function)} & functions.keys()
+
+
+def _recursive(functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
+    """A cycle of calls has no end when it is inlined."""
+    calls = {key: _calls(function, functions) for key, function in functions.items()}
+    settled: set[_Key] = set()
+    while ready := {key for key in calls.keys() - settled if calls[key] <= settled}:
+        settled |= ready
+    for key in functions:
+        if key not in settled:
+            yield Refusal(key.name, "the function calls itself, directly or through another one")
+
+
+def _other_opsets(model: Model, functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
+    """Operators of a body that mean something else in the model's operator set."""
+    for key, function in functions.items():
+        version = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), model.opset)
+        if version == model.opset:
+            continue
+        for node in _nodes_of(function):
+            if node.domain in ("", "ai.onnx") and _differs(node.op_type, version, model.opset):
+                reason = f"{label(node)} is written for opset {version}, the model for {model.opset}"
+                yield Refusal(key.name, reason)
+                break
+
+
+def _differs(op_type: str, one: int, other: int) -> bool:
+    a, b = schema_of(op_type, "", one), schema_of(op_type, "", other)
+    return a is not None and b is not None and a.since_version != b.since_version
+
+
+def _count_calls(model: Model, functions: dict[_Key, FunctionProto]) -> dict[_Key, int]:
+    counts: dict[_Key, int] = {}
+    for graph in walk_graphs(model.proto.graph):
+        for node in graph.node:
+            if _key(node) in functions:
+                counts[_key(node)] = counts.get(_key(node), 0) + 1
+    return counts
+
+
+def _drop_domains(proto: ModelProto, domains: set[str]) -> None:
+    """Forget the domains that only functions lived in: TensorRT knows no such operator set."""
+    used = {n.domain for g in walk_graphs(proto.graph) for n in g.node} | {"", "ai.onnx"}
+    kept = [o for o in proto.opset_import if o.domain in used or o.domain not in domains]
+    kept = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in kept]
+    del proto.opset_import[:]
+    proto.opset_import.extend(kept)
+
+
+def _node_keys(proto: ModelProto) -> set[tuple[str, str, str]]:
+    return {_node_key(n) for g in walk_graphs(proto.graph) for n in g.node}
+
+
+def _node_key(node: NodeProto) -> tuple[str, str, str]:
+    return node.name, node.op_type, node.output[0] if node.output else ""
+
+
+def _tag_new(proto: ModelProto, known: set[tuple[str, str, str]], tag: str) -> None:
+    for graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            if _node_key(node) not in known:
+                node.metadata_props.add(key=TAG, value=tag)

@@ -1,0 +1,111 @@
+"""isolate-clip: Clip after Conv, Gemm or MatMul becomes Max and Min."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from rewriter.base import Change, Context, Event, GraphPass, Refusal, Target
+from rewriter.graph import GraphEditor, attribute, label
+from rewriter.model import Array
+
+DEFECTS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
+    ((10, 0), (10, 1)),  # Conv+Clip on L4, NVIDIA/TensorRT#3938, reported for 10.0.1
+    ((10, 12), (10, 14)),  # MatMul-Add-Clip drops the upper bound, NVIDIA/TensorRT#4606
+)
+"""TensorRT versions [first, first good) whose fused Clip is known to be wrong."""
+
+
+@dataclass(frozen=True)
+class IsolateClip(GraphPass):
+    """Some TensorRT releases fuse a Clip into the Conv or MatMul before it and lose a bound.
+
+    TensorRT#3938 (Conv+Clip, 10.0.1 on L4) and TensorRT#4606 (MatMul-Add-Clip, 10.12 and 10.13)
+    give wrong FP32 results. A Clip with constant bounds becomes an activation layer, which is
+    what gets fused; Max and Min become elementwise layers, which are not. They cost nothing
+    measurable (one H200: same time).
+
+    Options:
+        when: `auto` rewrites where `rewriter probe` saw the target be wrong, and not where it saw it be
+            right; if it did not look, if the target's version is unknown or has the defect. `always`
+            and `never` say themselves.
+    """
+
+    name = "isolate-clip"
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
+        <float low = {0.0}, float high = {6.0}> {
+            c = Conv(x, w)
+            y = Clip(c, low, high)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
+        <float low = {0.0}, float high = {6.0}> {
+            c = Conv(x, w)
+            m = Max(c, low)
+            y = Min(m, high)
+        }"""
+
+    when: Literal["auto", "always", "never"] = "auto"
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for node in graph.nodes:
+            probe = _probe_of(graph, node) if node.op_type == "Clip" else None
+            if probe is not None and self._applies(context.target, probe):
+                yield _isolate(graph, node)
+
+    def _applies(self, target: Target, probe: str) -> bool:
+        if self.when != "auto":
+            return self.when == "always"
+        if probe in target.answers:
+            return target.answers[probe] == "wrong"
+        if target.library != "tensorrt":
+            return False
+        return not target.version or any(a <= target.version < b for a, b in DEFECTS)
+
+
+def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:
+    """The probe that asks about what stands before a Clip; None if nothing does that is fused with it."""
+    source = graph.producer(clip.input[0])
+    if source is not None and source.op_type == "Add":
+        sources = [graph.producer(name) for name in source.input]
+        return "matmul-add-clip" if any(s is not None and s.op_type == "MatMul" for s in sources) else None
+    if source is None or source.op_type not in {"Conv", "ConvTranspose", "Gemm", "MatMul"}:
+        return None
+    return "conv-clip" if source.op_type.startswith("Conv") else "matmul-add-clip"
+
+
+def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:
+    bounds = [_bound(graph, clip, 1, "min"), _bound(graph, clip, 2, "max")]
+    if None in bounds:
+        return Refusal(label(clip), "its bounds are computed: TensorRT does not fuse such a Clip")
+    steps = [(op, b) for op, b in zip(("Max", "Min"), bounds, strict=True) if b]
+    if not steps:
+        return Refusal(label(clip), "it has no bounds")
+    nodes, current = [], clip.input[0]
+    for index, (op, bound) in enumerate(steps):
+        last = index == len(steps) - 1
+        out = clip.output[0] if last else graph.tensor(f"{clip.output[0]}/{op}", like=clip.output[0])
+        nodes.append(graph.make(op, [current, bound or ""], [out], name=f"{label(clip)}/{op}"))
+        current = out
+    graph.substitute(clip.output[0], *nodes)
+    return Change(label(clip), "Clip became " + " and ".join(op for op, _ in steps))
+
+
+def _bound(graph: GraphEditor, clip: NodeProto, index: int, name: str) -> str | None:
+    """Tensor that holds a bound; "" if there is none, None if it is computed."""
+    if len(clip.input) > index and clip.input[index]:
+        tensor = clip.input[index]
+        return tensor if graph.constant(tensor) is not None else None
+    value = attribute(clip, name)  # opset 6
+    if value is None:
+        return ""
+    dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(clip.input[0]) or 1)
+    bound: Array = np.asarray(value, dtype)
+    return graph.add_constant(f"{clip.output[0]}/{name}", bound)

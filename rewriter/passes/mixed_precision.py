@@ -1,0 +1,91 @@
+"""mixed-precision: gives every float tensor its planned type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.model import facts
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.model import Model
+from rewriter.plan import Plan
+from rewriter.planning.planner import LOW_TYPES, node_key
+from rewriter.graph.retype import Request, retype
+
+
+@dataclass(frozen=True)
+class MixedPrecision(ModelPass):
+    """TensorRT 11 has no weak typing any more: what the ONNX file says is what runs.
+
+    Applies a plan: every float tensor gets its type, FP32 islands get Casts on their border only,
+    and initializers are converted once, with their sign. Integer and shape arithmetic is never
+    touched; Resize scales and roi stay FP32; If, Loop and Scan keep one type across their border;
+    inputs and outputs keep their types unless the plan says otherwise. Casts between float types
+    that were there before are dissolved: each tensor has one stored type, and one Cast of it
+    serves all who want another.
+
+    Options:
+        epilogues: Whether the plan keeps in FP32 what follows FP16 matrix products elementwise, and
+            attention's Softmax: TensorRT then sums those products in FP32, at no cost. So it does with
+            activations behind ConvTransposes, which are not rounded for them (docs/accuracy.md). A
+            plan that is given says so itself; in BF16 products are summed in FP32 without it.
+    """
+
+    name = "mixed-precision"
+    epilogues: bool = False
+    exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")
+    keeps_signature = False
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
+            m = MatMul(x, w)
+            y = Relu(m)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
+            a = Cast<to = 10>(x)
+            b = Cast<to = 10>(w)
+            m = MatMul(a, b)
+            r = Relu(m)
+            y = Cast<to = 1>(r)
+        }"""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        plan = context.plan or Plan("fp16")
+        known = facts.infer(model)
+        result = retype(model, known, request(model, plan, self.name))
+        if result.same_as(model):
+            yield Refusal("model", f"every tensor has its planned type ({plan.precision}) already")
+            return
+        model.proto, model.weights = result.proto, result.weights
+        yield Change("model", _summary(plan))
+
+
+def request(model: Model, plan: Plan, tag: str) -> Request:
+    """The types that `plan` gives to `model`; new nodes are tagged with `tag`."""
+    low = LOW_TYPES[plan.precision]
+    kept = plan.fp32 | plan.bf16
+
+    def node_type(scope: int, node: NodeProto) -> int:
+        key = node_key(scope, node)
+        return LOW_TYPES["fp32" if key in plan.fp32 else "bf16"] if key in kept else low
+
+    if plan.io == "keep":
+        return Request(node_type, tag=tag)
+    wanted = int(TensorProto.FLOAT if plan.io == "fp32" else TensorProto.FLOAT16)
+    signature = model.signature
+    return Request(
+        node_type,
+        {port.name: wanted for port in signature.inputs},
+        {port.name: wanted for port in signature.outputs},
+        tag=tag,
+    )
+
+
+def _summary(plan: Plan) -> str:
+    rest = plan.float_nodes - len(plan.decisions)
+    bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
+    return f"{rest} nodes in {plan.precision.upper()}, {len(plan.fp32)} in FP32{bf16}"

@@ -1,0 +1,192 @@
+"""rescale: what overflows is scaled by a power of two that goes into the constants round it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from rewriter.model import facts
+from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Rescaled
+from rewriter.graph import GraphEditor, label, open_graphs
+from rewriter.hazards.survey import Settings, Survey
+from rewriter.model import Model
+from rewriter.plan import Plan, Range
+from rewriter.data.ranges import Ranges
+from rewriter.rewriting.rescaling import Part, Rescaling, concerned, rescale
+from rewriter.rewriting.rescaling.demands import quiet
+from rewriter.rewriting.rescaling.given import rescale_as_given
+from rewriter.rewriting.rescaling.record import record
+
+NAMED = 3
+"""How many tensors a message names."""
+
+
+@dataclass(frozen=True)
+class Rescale(ModelPass):
+    """Most FP16 overflow is a matter of scale: a residual stream of 1e5 between norms that do not care.
+
+    Tensors that overflow are multiplied by a power of two, 2^k, and what reads them takes it back:
+    weights, biases and tables absorb the factors, and the epsilon of a normalisation goes with the
+    square of its input. No operator is added, none needs FP32 for it. An integer programme finds
+    the exponents, so that as few tensors as possible stay out of range and as few as possible lose
+    bits among the subnormal numbers, with as few edits as that takes.
+
+    Norms that are written out compute in FP32 as they are; only what surrounds them counts. With
+    `norms`, their squares are brought into range as well, and what then fits FP16 computes in it.
+
+    Needs ranges measured on real data, as `fix --inputs` has them; without them, it looks at constants
+    alone. Only FP32 tensors are scaled. docs/rescaling.md has the rule of each operator.
+
+    Options:
+        norms: Whether the inside of norms that are written out shall fit FP16, too.
+    """
+
+    name = "rescale"
+    exactness = Exactness(
+        0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
+    )
+    needs_ranges = True
+    norms: bool = False
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,2] x) => (float[2,2] y)
+        <float[2,2] w = {100000.0, 2.0, 3.0, 400000.0}, float[2,2] v = {1.0, 0.5, 0.25, 2.0}> {
+            m = MatMul(x, w)
+            r = Relu(m)
+            y = MatMul(r, v)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,2] x) => (float[2,2] y)
+        <float[2,2] w = {12500.0, 0.25, 0.375, 50000.0}, float[2,2] v = {8.0, 4.0, 2.0, 16.0}> {
+            m = MatMul(x, w)
+            r = Relu(m)
+            y = MatMul(r, v)
+        }"""
+
+    def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
+        if isinstance(ranges, Ranges) and not ranges.real:
+            return ()
+        survey = next(self._surveys(model, ranges))
+        return concerned(survey, survey.graph)
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        if context.plan is not None:
+            graphs = open_graphs(model, facts.infer(model), tag=self.name)
+            yield from _recorded(model, _as_planned(graphs, context.plan))
+            return
+        ranges = context.ranges if context.ranges is not None else {}
+        counted = ranges.binades if isinstance(ranges, Ranges) else {}
+        for survey in reversed(list(self._surveys(model, ranges))):
+            graph = survey.graph
+            if isinstance(ranges, Ranges) and not ranges.real:
+                yield from _made_up(survey)
+                continue
+            graph.refresh()
+            spread = counted if graph.is_main else {}
+            done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
+            yield from _recorded(model, _events(survey, graph, done))
+            graph.commit()
+
+    def _surveys(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Iterator[Survey]:
+        """Every graph, the main one first."""
+        opsets = {o.domain: o.version for o in model.proto.opset_import}
+        opsets.setdefault("", opsets.get("ai.onnx", 1))
+        settings = Settings(TensorProto.FLOAT16, measured_norms=self.norms)
+        made: dict[int, Survey] = {}
+        for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=self.name)):
+            parent = made.get(id(graph.parent)) if graph.parent is not None else None
+            made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, parent=parent)
+            yield survey
+
+
+def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
+    """The events, with what they say of the main graph noted in the model."""
+    for event in events:
+        main = {t: k for s, t, k in event.exponents if not s} if isinstance(event, Rescaled) else {}
+        if main:
+            record(model, main)
+        yield event
+
+
+def _made_up(survey: Survey) -> Iterator[Refusal]:
+    """Values that overflow on random inputs may be small on real ones, and FP16 would flush them."""
+    if not quiet(survey):
+        why = "what overflows, or is small, was measured on random inputs: give --inputs for exponents"
+        yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
+
+
+def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
+    """What a saved plan says of tensors, done again."""
+    for scope, graph in reversed(list(enumerate(graphs))):
+        exponents = {tensor: k for s, tensor, k in plan.exponents if s == scope}
+        if exponents:
+            graph.refresh()
+            edits = rescale_as_given(graph, exponents)
+            what = f"{len(exponents)} tensors and {edits} constants are scaled as the plan says"
+            rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
+            yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
+            graph.commit()
+
+
+def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
+    saved = _by_exponent(done.parts)
+    exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
+    for index, part in enumerate(saved):
+        many = f"{part.size} tensors" if part.size > 1 else "a tensor"
+        what = f"{many} times 2^{part.exponent}: {_before_and_after(survey, part)}"
+        if not index:
+            what += f" ({len(exponents)} computed tensors and {done.edits} constants are scaled in all)"
+        yield Rescaled(_node(graph, part.saved[0]), what, () if index else exponents)
+    yield from _left(survey, graph, done)
+
+
+def _by_exponent(parts: tuple[Part, ...]) -> list[Part]:
+    """What was saved, all that has one exponent together: a line of the report for each."""
+    together: dict[int, Part] = {}
+    for part in (part for part in parts if part.saved):
+        known = together.get(part.exponent, Part(part.exponent, (), (), 0))
+        together[part.exponent] = Part(part.exponent, known.saved + part.saved, (), known.size + part.size)
+    return list(together.values())
+
+
+def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refusal]:
+    """What still overflows, one event for each part."""
+    for part in done.parts:
+        if part.left:
+            reason = (
+                "what they are computed with allows no such factor" if done.solved else "no solution in time"
+            )
+            yield Refusal(
+                _node(graph, part.left[0]), f"{_names(survey, part.left)} stay out of range: {reason}"
+            )
+    groups: dict[str, list[str]] = {}
+    for tensor, reason in done.tied.items():
+        groups.setdefault(reason, []).append(tensor)
+    for reason, tensors in groups.items():
+        why = reason or "their scale is tied to that of inputs, outputs or operators that are not linear"
+        yield Refusal(_node(graph, tensors[0]), f"{_names(survey, tensors)} cannot be scaled: {why}")
+
+
+def _before_and_after(survey: Survey, part: Part) -> str:
+    """The ranges of the largest tensors that are saved."""
+    ranges: Mapping[str, float] = {t: m.absmax for t in part.saved if (m := survey.range(t)) is not None}
+    largest = sorted(part.saved, key=lambda t: -ranges.get(t, 0.0))[:NAMED]
+    texts = [
+        f"{t} {m} to {m.scaled(part.exponent)}" if (m := survey.range(t)) is not None else t for t in largest
+    ]
+    more = len(part.saved) - len(largest)
+    return "; ".join(texts) + (f"; and {more} more like these" if more else "")
+
+
+def _names(survey: Survey, tensors: list[str] | tuple[str, ...]) -> str:
+    texts = [f"{t} {m}" if (m := survey.range(t)) is not None else t for t in tensors[:NAMED]]
+    more = len(tensors) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more else "")
+
+
+def _node(graph: GraphEditor, tensor: str) -> str:
+    node = graph.producer(tensor)
+    return label(node) if node is not None else tensor

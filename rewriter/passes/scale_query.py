@@ -1,0 +1,231 @@
+"""scale-query: the attention scale moves from the scores to the query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.graph import GraphEditor, attribute, label
+
+MOVES = frozenset({"Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"})
+"""Operators that only move values, so that a factor may pass through them."""
+
+LONGEST = 12
+"""Nodes that are looked at behind one MatMul: no exporter puts more before its Softmax."""
+
+
+@dataclass(frozen=True)
+class ScaleQuery(GraphPass):
+    """QK^T is larger than the scaled score by sqrt(d), and FP16 overflows there first.
+
+    MatMul(q, k) * s becomes MatMul(q * s, k): what is inside the MatMul is then as small as the
+    score, and TensorRT's fused attention wants the scale there, too. The Mul runs on Q, which is
+    smaller than the scores whenever a sequence is longer than a head is wide.
+
+    Done for a constant scale below 1 whose score feeds a Softmax, directly or through Add, Where
+    and what only moves values. Where Q has a constant factor of its own, one Mul holds both if
+    that is exact, that is if either is a power of two.
+
+    With s a power of two the result is bit-equal (barring subnormal numbers). Otherwise each
+    element of Q is rounded once more, each score once less.
+    """
+
+    name = "scale-query"
+    exactness = Exactness(
+        1e-5,
+        "one rounding of 2^-24 moves from the score to Q: relative to |Q||K| the score moves by 2^-23 "
+        "(Higham 2002, section 3.1), and Softmax's output by as much as the score does",
+    )
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,6,8] q, float[2,8,6] k, float[2,1,6] mask) => (float[2,6,6] p)
+        <float scale = {0.35355338}> {
+            score = MatMul(q, k)
+            scaled = Mul(score, scale)
+            masked = Add(scaled, mask)
+            p = Softmax<axis = -1>(masked)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,6,8] q, float[2,8,6] k, float[2,1,6] mask) => (float[2,6,6] p)
+        <float scale = {0.35355338}> {
+            small = Mul(q, scale)
+            scaled = MatMul(small, k)
+            masked = Add(scaled, mask)
+            p = Softmax<axis = -1>(masked)
+        }"""
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for node in graph.nodes:
+            matmul: NodeProto | None = node
+            while matmul is not None and matmul.op_type == "MatMul":
+                matmul, events = _move_one(graph, matmul)
+                yield from events
+
+
+def _move_one(graph: GraphEditor, matmul: NodeProto) -> tuple[NodeProto | None, list[Event]]:
+    """Move the first scale behind a MatMul; the new MatMul, if there may be more, and the events."""
+    found = _find(graph, matmul)
+    if found is None:
+        return None, []
+    scale, factor, between, obstacle = found
+    obstacle = obstacle or _unfit(graph, scale, factor)
+    if obstacle is not None:
+        return None, [Refusal(label(scale), obstacle)]
+    return _move(graph, matmul, scale, factor, between)
+
+
+def _find(
+    graph: GraphEditor, matmul: NodeProto
+) -> tuple[NodeProto, float, list[NodeProto], str | None] | None:
+    """The scale between a MatMul and a Softmax: its node and factor, what is between, what is in the way."""
+    between: list[NodeProto] = []
+    obstacle: str | None = None
+    tensor = matmul.output[0]
+    for _ in range(LONGEST):
+        step = _next(graph, tensor)
+        if step is None:
+            return None
+        if step is not graph.only_consumer(tensor):
+            use = "is a graph output" if graph.is_output(tensor) else "is used elsewhere, too"
+            obstacle = obstacle or f"the score {tensor} {use}"
+        factor = _factor(graph, step, tensor)
+        if factor is not None:
+            return (step, factor, between, obstacle) if _feeds_softmax(graph, step.output[0]) else None
+        if not _moves(graph, step, tensor):
+            obstacle = obstacle or f"{label(step)} between MatMul and scale is not linear"
+        between.append(step)
+        tensor = step.output[0]
+    return None
+
+
+def _next(graph: GraphEditor, tensor: str) -> NodeProto | None:
+    """The consumer that leads on: the only one, or a scale among several."""
+    consumers = [n for n in graph.consumers(tensor) if tensor in n.input and len(n.output) == 1]
+    scales = [n for n in consumers if _factor(graph, n, tensor) is not None]
+    chosen = scales or consumers
+    ends = {"MatMul", "Gemm", "Conv", "Softmax"}
+    return chosen[0] if len(chosen) == 1 and chosen[0].op_type not in ends else None
+
+
+def _factor(graph: GraphEditor, node: NodeProto, tensor: str) -> float | None:
+    """By how much a node multiplies `tensor`, if by a constant scalar."""
+    if node.op_type not in {"Mul", "Div"} or node.input[0] == node.input[1]:
+        return None
+    if node.op_type == "Div" and node.input[0] != tensor:
+        return None
+    value = graph.scalar(_scalar_of(node, tensor))
+    if value is None or not math.isfinite(value) or value == 0:
+        return None
+    return value if node.op_type == "Mul" else 1 / value
+
+
+def _scalar_of(node: NodeProto, tensor: str) -> str:
+    return str(node.input[1] if node.input[0] == tensor else node.input[0])
+
+
+def _moves(graph: GraphEditor, node: NodeProto, tensor: str) -> bool:
+    if node.op_type == "Cast":
+        return bool(attribute(node, "to") == graph.dtype(tensor))
+    return node.op_type in MOVES and node.input[0] == tensor
+
+
+def _feeds_softmax(graph: GraphEditor, tensor: str) -> bool:
+    for _ in range(LONGEST):
+        consumers = graph.consumers(tensor)
+        if any(n.op_type == "Softmax" for n in consumers):
+            return True
+        onward = [
+            n
+            for n in consumers
+            if n.op_type in {"Add", "Where"} or _moves(graph, n, tensor) or _factor(graph, n, tensor)
+        ]
+        if len(onward) != 1:
+            return False
+        tensor = onward[0].output[0]
+    return False
+
+
+def _unfit(graph: GraphEditor, scale: NodeProto, factor: float) -> str | None:
+    score = scale.input[0] if graph.scalar(scale.input[0]) is None else scale.input[1]
+    if abs(factor) >= 1:
+        return f"a factor of {factor:.4g} would not make the score smaller"
+    if not _keeps_rank(graph, score, _scalar_of(scale, score)):
+        return f"{_scalar_of(scale, score)} may add axes to the score"
+    return None
+
+
+def _keeps_rank(graph: GraphEditor, tensor: str, scalar: str) -> bool:
+    """Whether broadcasting a one-element constant against a tensor leaves the tensor's shape."""
+    value, rank = graph.constant(scalar), graph.rank(tensor)
+    return value is not None and (value.ndim == 0 or (rank is not None and value.ndim <= rank))
+
+
+def _move(
+    graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float, between: list[NodeProto]
+) -> tuple[NodeProto, list[Event]]:
+    query, key = matmul.input
+    scaled, scaler = _scale_query(graph, matmul, scale, factor)
+    nodes, current = [scaler], scaled
+    old_chain = [matmul, *between]
+    for node in old_chain:
+        last = node is old_chain[-1]
+        out = scale.output[0] if last else graph.tensor(f"{node.output[0]}/scaled", like=node.output[0])
+        inputs = [current, key] if node is matmul else [current, *node.input[1:]]
+        nodes.append(_again(graph, node, inputs, out))
+        current = out
+    graph.substitute(scale.output[0], *nodes)
+    return nodes[1], [
+        Change(label(scale), f"the factor {factor:.4g} moved to {query}, before {label(matmul)}")
+    ]
+
+
+def _again(graph: GraphEditor, node: NodeProto, inputs: list[str], output: str) -> NodeProto:
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    return graph.make(node.op_type, inputs, [output], name=f"{label(node)}/scaled", **attributes)
+
+
+def _scale_query(
+    graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float
+) -> tuple[str, NodeProto]:
+    """The scaled query and the node that makes it."""
+    query = matmul.input[0]
+    out = graph.tensor(f"{query}/scaled", like=query)
+    name = f"{label(scale)}/query"
+    own = _own_factor(graph, matmul)
+    exact = scale.op_type == "Mul" or _power_of_two(factor)
+    if own is not None and exact and (_power_of_two(own[1]) or _power_of_two(factor)):
+        constant = _constant(graph, query, own[1] * factor)
+        return out, graph.make("Mul", [own[0], constant], [out], name=name)
+    if exact:
+        return out, graph.make("Mul", [query, _constant(graph, query, factor)], [out], name=name)
+    return out, graph.make("Div", [query, _constant(graph, query, 1 / factor)], [out], name=name)
+
+
+def _own_factor(graph: GraphEditor, matmul: NodeProto) -> tuple[str, float] | None:
+    """What Q was made of by a constant Mul that nothing else reads, and by which factor."""
+    query = matmul.input[0]
+    node = graph.producer(query)
+    if node is None or node.op_type != "Mul" or matmul.input[1] == query:
+        return None
+    if graph.only_consumer(query) is not matmul:
+        return None
+    for tensor in node.input:
+        factor = _factor(graph, node, tensor) if graph.scalar(tensor) is None else None
+        if factor is not None and _keeps_rank(graph, tensor, _scalar_of(node, tensor)):
+            return tensor, factor
+    return None
+
+
+def _power_of_two(value: float) -> bool:
+    return math.frexp(abs(value))[0] == 0.5
+
+
+def _constant(graph: GraphEditor, query: str, value: float) -> str:
+    dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(query) or 1)
+    return graph.add_constant(f"{query}/scale", np.asarray(value, dtype))

@@ -1,0 +1,359 @@
+"""simplify: constant folding and removal of dead weight by onnxsim."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.graph import TAG, attribute, reads
+from rewriter.model import UNKNOWN_DOMAIN, Array, Model, subgraphs, walk_graphs
+from rewriter.model.schemas import schema_of
+
+WANTED = frozenset(
+    """
+    nop eliminate_common_subexpression eliminate_consecutive_idempotent_ops eliminate_deadend
+    eliminate_identity eliminate_if_with_const_cond eliminate_nop_cast
+    eliminate_nop_concat eliminate_nop_dropout eliminate_nop_expand eliminate_nop_flatten eliminate_nop_pad
+    eliminate_nop_reduce eliminate_nop_reshape eliminate_nop_split eliminate_nop_transpose
+    eliminate_nop_with_unit eliminate_optional_get_element eliminate_optional_has_element
+    eliminate_reshape_family_on_constant eliminate_sequence_at_construct
+    eliminate_sequence_length_construct eliminate_shape_gather eliminate_shape_op
+    eliminate_slice_after_shape eliminate_unused_initializer extract_constant_to_initializer
+    fuse_bn_into_conv fuse_concat_into_reshape fuse_consecutive_concats fuse_consecutive_reduce_unsqueeze
+    fuse_consecutive_reshapes fuse_consecutive_slices fuse_consecutive_squeeze_unsqueeze
+    fuse_consecutive_squeezes fuse_consecutive_transposes fuse_consecutive_unsqueezes fuse_pad_into_conv
+    """.split()
+)
+"""The optimizers of onnxsim (0.8.1) that keep the arithmetic, and the folding of BatchNormalization.
+
+The others make Gemm, LayerNormalization, attention and rotary operators out of what they take for
+their parts, break ties of ArgMax otherwise, move factors into weights, or let unrelated nodes share
+a constant because it has the same value. That is for passes that look closer and say what they did.
+"""
+
+UNLISTED = ("fuse_matmul_add_bias_into_gemm_batched",)
+"""Runs by default and stands in no list."""
+
+LARGEST_FOLD = "64MB"
+"""A larger product stays computed: Transpose of a tied embedding would double the file."""
+
+MOST_ROUNDS = 4
+"""onnxsim's own fixed point is not always one: folding can leave a node that the next run takes."""
+
+_UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
+"""Where only these went, another run finds nothing new."""
+
+_KEPT_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+"""Their constants are what TensorRT runs on; onnxsim leaves these nodes, so it need not see the data."""
+
+
+@dataclass(frozen=True)
+class Simplify(ModelPass):
+    """Exporters write shape arithmetic, Identity and Cast nodes that only depend on constants.
+
+    onnxsim computes what is constant, folds BatchNormalization into the Conv before it, and removes
+    what does nothing. It gets the graph without the weights, but for those that a constant chain or
+    a BatchNormalization needs. Nodes that it leaves keep their names and metadata, weights that it
+    leaves keep their arrays, dynamic axes stay dynamic. Quantised weights stay quantised, and
+    rounding detours (float32 - float16 - float32) of computed tensors stay. So does, in a model that is
+    mixed already, an Add of zeros: TensorRT may sum the product before it in FP32 for its sake.
+
+    Declined, with the model left as it was: a result with other inputs or outputs, and whatever
+    onnxsim cannot read.
+    """
+
+    name = "simplify"
+    exactness = Exactness(
+        1e-5, "folded BatchNormalization and Einsum round otherwise: 9e-7 measured on RT-DETR R101"
+    )
+    imported = True
+    before = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,6] x) => (float[N,2,3] y)
+        <int64[1] head = {2}, int64[1] tail = {3}, int64[1] zero = {0}> {
+            s = Concat<axis = 0>(zero, head, tail)
+            i = Identity(x)
+            y = Reshape(i, s)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[N,6] x) => (float[N,2,3] y)
+        <int64[3] s = {0, 2, 3}> {
+            y = Reshape(x, s)
+        }"""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        given = _operators(model)
+        changed = False
+        for _ in range(MOST_ROUNDS):
+            before = _operators(model)
+            outcome = _round(model, self.name)
+            if isinstance(outcome, Refusal) and not changed:
+                yield outcome
+            changed = changed or outcome is True
+            if outcome is not True or (before - _operators(model)).keys() <= _UNLOCKS_NOTHING:
+                break
+        if changed:
+            yield Change("model", _summary(given, _operators(model)))
+
+
+def _operators(model: Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.proto.graph.node)
+
+
+def _round(model: Model, tag: str) -> Refusal | bool:
+    """Run onnxsim once and take its result over; whether the nodes are others now, or why not."""
+    given = _with_weights(model, _needed_weights(model))
+    try:
+        result = _simplified(given)
+    except Exception as error:  # a library: whatever it raises is a reason to go on without it
+        return Refusal("model", f"onnxsim cannot simplify it: {_first_line(error)}")
+    if not _same_ports(given.graph, result.graph):
+        return Refusal("model", "onnxsim would change its inputs or outputs")
+    return _adopt(model, result, tag)
+
+
+def _simplified(proto: ModelProto) -> ModelProto:
+    import onnxsim
+
+    with _quiet():
+        result, _ = onnxsim.simplify(
+            proto, check_n=0, skipped_optimizers=_skipped(proto), tensor_size_threshold=LARGEST_FOLD
+        )
+    assert isinstance(result, ModelProto)
+    return result
+
+
+def _skipped(proto: ModelProto) -> list[str]:
+    """`unwanted`; in a model that lowers types, an FP32 Add of zeros stays: a product sums in FP32 for it."""
+    casts = (node for graph in walk_graphs(proto.graph) for node in graph.node if node.op_type == "Cast")
+    mixed = any(attribute(cast, "to") == TensorProto.FLOAT16 for cast in casts)
+    return [*unwanted(), *(["eliminate_nop_with_unit"] if mixed else [])]
+
+
+@lru_cache(maxsize=1)
+def unwanted() -> tuple[str, ...]:
+    """The optimizers that onnxsim must skip: all that this version has but for `WANTED`."""
+    import onnxsim
+    from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
+
+    onnxsim.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
+    names = library._list_optimizers()
+    return (*(name for name in names if name not in WANTED), *UNLISTED)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing on the terminal: onnxsim's C++ code writes to the descriptors themselves."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [(os.dup(descriptor), descriptor) for descriptor in (1, 2)]
+    with tempfile.TemporaryFile() as sink:
+        try:
+            for _, descriptor in saved:
+                os.dup2(sink.fileno(), descriptor)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for copy, descriptor in saved:
+                os.dup2(copy, descriptor)
+                os.close(copy)
+
+
+def _first_line(error: BaseException) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+# -- what onnxsim gets ---------------------------------------------------------------------------
+
+
+def _needed_weights(model: Model) -> set[str]:
+    """Detached weights that a node which depends on constants alone reads, or a Conv that ends in
+    a BatchNormalization."""
+    nodes = model.proto.graph.node
+    constants = {t.name for t in model.proto.graph.initializer}
+    producers: dict[str, NodeProto] = {}
+    needed: set[str] = set()
+    for node in nodes:
+        producers.update(dict.fromkeys(node.output, node))
+        if node.op_type == "BatchNormalization":
+            needed |= _conv_and_norm(node, producers)
+        elif _is_foldable(node, constants, model.opset):
+            constants.update(node.output)
+            needed.update(node.input)
+    return needed & model.weights.keys()
+
+
+def _conv_and_norm(node: NodeProto, producers: dict[str, NodeProto]) -> set[str]:
+    conv = producers.get(node.input[0])
+    return {*conv.input, *node.input} if conv is not None and conv.op_type == "Conv" else set()
+
+
+def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
+    if node.op_type == "Constant":
+        return True
+    return (
+        bool(node.input)
+        and node.op_type not in _KEPT_COMPUTED
+        and schema_of(node.op_type, node.domain, opset) is not None
+        and all(name in constants for name in reads(node))
+    )
+
+
+def _with_weights(model: Model, needed: set[str]) -> ModelProto:
+    """The weightless graph with the data of `needed` as initializers in place of inputs."""
+    proto = model.weightless()
+    _refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
+    for tensor in model.proto.graph.initializer:
+        if tensor.name in needed:
+            data = np.ascontiguousarray(model.weights[tensor.name]).tobytes()
+            proto.graph.initializer.add(
+                name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, raw_data=data
+            )
+    return proto
+
+
+# -- what comes back -----------------------------------------------------------------------------
+
+
+def _same_ports(before: GraphProto, after: GraphProto) -> bool:
+    """Inputs (weights among them) and outputs by name, order and element type."""
+    constants = {t.name for t in before.initializer}
+    pairs = (
+        ([v for v in before.input if v.name not in constants], after.input),
+        (before.output, after.output),
+    )
+    return all(
+        [(v.name, v.type.tensor_type.elem_type) for v in old]
+        == [(v.name, v.type.tensor_type.elem_type) for v in new]
+        for old, new in pairs
+    ) and not _writes_inputs(after)
+
+
+def _writes_inputs(graph: GraphProto) -> bool:
+    inputs = {v.name for v in graph.input}
+    return any(name in inputs for node in graph.node for name in node.output)
+
+
+def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
+    """Take the result's nodes and constants over; False, and nothing done, if the nodes are the same."""
+    for graph in walk_graphs(result.graph):
+        for node in graph.node:
+            if node.domain == UNKNOWN_DOMAIN:
+                node.ClearField("domain")
+    old = [_bare(node) for node in model.proto.graph.node]
+    new = [_bare(node) for node in result.graph.node]
+    if Counter(old) == Counter(new):
+        return False
+    nodes = _with_notes(list(zip(model.proto.graph.node, old, strict=True)), result.graph, new, tag)
+    _replace_graph(model, nodes, {t.name: t for t in result.graph.initializer})
+    return True
+
+
+def _bare(node: NodeProto) -> bytes:
+    """A node without its name and notes, and those of its subgraphs: what it computes."""
+    copy = NodeProto.FromString(node.SerializeToString())
+    _strip(copy)
+    content: bytes = copy.SerializeToString(deterministic=True)
+    return content
+
+
+def _strip(node: NodeProto) -> None:
+    for name in ("name", "doc_string"):
+        node.ClearField(name)
+    del node.metadata_props[:]
+    if node.domain in ("", "ai.onnx"):
+        node.ClearField("domain")
+    _refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
+    for item in node.attribute:
+        item.ClearField("doc_string")
+    for graph in subgraphs(node):
+        graph.ClearField("name")
+        del graph.value_info[:]
+        for inner in graph.node:
+            _strip(inner)
+
+
+def _with_notes(
+    before: list[tuple[NodeProto, bytes]], after: GraphProto, bare: list[bytes], tag: str
+) -> list[NodeProto]:
+    """The new nodes; one that stems from an old node has its name and notes, and a tag if it changed."""
+    by_name = {n.name: (n, content) for n, content in before if n.name}
+    by_output = {name: (n, content) for n, content in before for name in n.output if name}
+    nodes = []
+    for node, content in zip(after.node, bare, strict=True):
+        outputs = (by_output[o] for o in node.output if o in by_output)
+        origin, before_it = by_name.get(node.name) or next(outputs, (None, b""))
+        if origin is not None and origin.op_type != node.op_type:
+            origin = None
+        if origin is not None and before_it == content:
+            nodes.append(origin)
+            continue
+        if origin is not None:
+            node.name = origin.name or node.name
+            if origin.doc_string:
+                node.doc_string = origin.doc_string
+            node.metadata_props.extend(p for p in origin.metadata_props if p.key != TAG)
+        node.metadata_props.add(key=TAG, value=tag)
+        nodes.append(node)
+    return nodes
+
+
+def _replace_graph(model: Model, nodes: list[NodeProto], computed: dict[str, TensorProto]) -> None:
+    graph = model.proto.graph
+    own = {t.name: t for t in graph.initializer}
+    known = own.keys() | computed.keys()
+    read = {name for node in nodes for name in reads(node)} | {v.name for v in graph.output}
+    names = [*(n for n in own if n in read), *(n for n in computed if n in read and n not in own)]
+    tensors = [_tensor(model, name, own.get(name), computed.get(name)) for name in names]
+    written = {name for node in nodes for name in node.output}
+    infos = [v for v in graph.value_info if v.name in written]
+    inputs = [v for v in graph.input if v.name not in known or v.name in read]
+    _refill(graph.node, nodes)
+    _refill(graph.initializer, tensors)
+    _refill(graph.value_info, infos)
+    _refill(graph.input, inputs)
+    for name in model.weights.keys() - set(names):
+        del model.weights[name]
+    model.proto.ir_version = max(model.proto.ir_version, 4)  # new initializers are no inputs
+
+
+def _refill(field: Any, messages: Iterable[Any]) -> None:
+    """Let a repeated field hold `messages`, which may be its own."""
+    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
+    del field[:]
+    field.extend(copies)
+
+
+def _tensor(model: Model, name: str, own: TensorProto | None, computed: TensorProto | None) -> TensorProto:
+    """An initializer: the model's own one where onnxsim has not changed it."""
+    if computed is None:
+        assert own is not None
+        return own
+    array = numpy_helper.to_array(computed)
+    if own is not None and own.data_type == computed.data_type and _same_bytes(model.array(own), array):
+        return own
+    return model.detached_tensor(name, array)
+
+
+def _same_bytes(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def _summary(before: Counter[str], after: Counter[str]) -> str:
+    gone = ", ".join(f"{count} {op}" for op, count in sorted((before - after).items()))
+    new = ", ".join(f"{count} {op}" for op, count in sorted((after - before).items()))
+    text = f"{before.total()} nodes became {after.total()}"
+    return text + (f"; gone: {gone}" if gone else "") + (f"; new: {new}" if new else "")

@@ -1,0 +1,200 @@
+"""upgrade-opset: the model to the operator set that the run asks for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from rewriter.model import facts
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.graph import GraphEditor, label, open_graphs
+from rewriter.model import Model
+from rewriter.rewriting.opsets import NodeConverter, Request
+from rewriter.rewriting.opsets.rules import CannotConvertError
+from rewriter.passes.inline_functions import inline
+
+Replacements = list[tuple[NodeProto, GraphProto]]
+"""Nodes of one graph with the graphs that take their places."""
+
+
+@dataclass(frozen=True)
+class UpgradeOpset(ModelPass):
+    """LayerNormalization exists from opset 17 on, BF16 Conv from 22, RMSNormalization from 23.
+
+    Every node whose operator changed on the way is converted by the adapters of
+    onnx.version_converter, in subgraphs, too, and with mends where those adapters change results
+    (Resize 10, Hardmax 12, GroupNormalization 20, FP16 Clip and Pad). All else in the model stays:
+    names, metadata, plugins, weights. Model-local functions are inlined first, for the types inside
+    them depend on the call. Initializers that IR 3 lists as inputs leave the inputs.
+
+    Declined, with the model left as it was: an operator that cannot be carried, by name; a target
+    that this onnx does not know. A model above the target stays there.
+    """
+
+    name = "upgrade-opset"
+    exactness = Exactness(
+        1e-6, "bit-equal up to opset 18; ONNX Runtime's AveragePool 19 sums in another order (one ulp)"
+    )
+    imported = True
+    before = """
+        <ir_version: 6, opset_import: ["" : 10]>
+        g (float[2,3] x) => (float[2,3] y) {
+            y = Clip<min = 0.0, max = 6.0>(x)
+        }"""
+    after = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[2,3] x) => (float[2,3] y)
+        <float low = {0.0}, float high = {6.0}> {
+            y = Clip(x, low, high)
+        }"""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        yield from _unlist_initializers(model)
+        if model.opset and model.opset != context.opset:
+            yield from self._convert(model, context.opset)
+
+    def _convert(self, model: Model, target: int) -> list[Event]:
+        newest = onnx.defs.onnx_opset_version()
+        if model.opset > target:
+            return [Refusal("model", f"it uses opset {model.opset}, above {target}, and stays there")]
+        if target > newest:
+            return [Refusal("model", f"opset {target} is not known to onnx {onnx.__version__} ({newest} is)")]
+        work = model.copy()
+        inlined = inline(work, self.name)
+        refusals: list[Event] = [event for event in inlined if isinstance(event, Refusal)]
+        if refusals:
+            return refusals
+        known = facts.infer(work)
+        editors = open_graphs(work, known, tag=self.name)
+        converter = NodeConverter(model.opset, target, _usual_float(known))
+        requests = [_requests(editor, converter) for editor in editors]
+        converter.learn(request for of_graph in requests for request in of_graph)
+        plans = [_plan(of_graph, converter, refusals) for of_graph in requests]
+        if refusals:
+            return refusals
+        changed = Counter(node.op_type for plan in plans for node, _ in plan)
+        for editor, plan in reversed(list(zip(editors, plans, strict=True))):
+            editor.refresh()
+            for node, replacement in plan:
+                _replace(editor, node, replacement)
+            editor.commit()
+        _stamp(work, target)
+        what = f"opset {model.opset} became {target}{_listed(changed)}"
+        model.proto, model.weights = work.proto, work.weights
+        return [*inlined, Change("model", what)]
+
+
+def _requests(editor: GraphEditor, converter: NodeConverter) -> list[Request]:
+    """The nodes of a graph whose operators changed."""
+    requests = []
+    for node in editor.nodes:
+        if not converter.concerns(node):
+            continue
+        if node.op_type == "Dropout":
+            _forget_unread_mask(editor, node)
+        known = [_facts(editor, name) for name in node.input]
+        constants = [editor.constant(name) if name else None for name in node.input]
+        requests.append(Request(node, known, constants))
+    return requests
+
+
+def _plan(requests: list[Request], converter: NodeConverter, refusals: list[Event]) -> Replacements:
+    """The replacements in one graph; operators that cannot be carried are added to `refusals`."""
+    plan: Replacements = []
+    for request in requests:
+        node = request.node
+        try:
+            replacement = converter.convert(request)
+        except CannotConvertError as error:
+            text = f"{node.op_type} cannot go from opset {converter.source} to {converter.target}: {error}"
+            refusals.append(Refusal(label(node), text))
+            continue
+        if replacement is not None:
+            plan.append((node, replacement))
+    return plan
+
+
+def _usual_float(known: facts.Facts) -> int:
+    """What a float behind a plugin must be: FLOAT if the model holds no other type, else 0."""
+    others = facts.FLOATS - {TensorProto.FLOAT}
+    found = any(tensor.dtype in others for scope in known.scopes for tensor in scope.values())
+    return 0 if found else int(TensorProto.FLOAT)
+
+
+def _facts(editor: GraphEditor, tensor: str) -> facts.TensorFacts | None:
+    dtype = editor.dtype(tensor) if tensor else None
+    return facts.TensorFacts(dtype, editor.shape(tensor)) if dtype else None
+
+
+def _forget_unread_mask(editor: GraphEditor, node: NodeProto) -> None:
+    """Old exporters name the mask of every Dropout, which nobody reads."""
+    if len(node.output) > 1 and not editor.consumers(node.output[1]) and not editor.is_output(node.output[1]):
+        del node.output[1:]
+
+
+def _replace(editor: GraphEditor, node: NodeProto, replacement: GraphProto) -> None:
+    """Put the small graph in the node's place. What writes the node's outputs keeps its name and metadata."""
+    names = {f"i{index}": name for index, name in reversed(list(enumerate(node.input)))}
+    names |= {f"o{index}": name for index, name in enumerate(node.output)}
+    for tensor in replacement.initializer:
+        names.setdefault(tensor.name, _add_constant(editor, node, tensor))
+    new: list[NodeProto] = []
+    for step in replacement.node:
+        if step.op_type == "Constant":
+            names[step.output[0]] = _add_constant(editor, node, step.attribute[0].t)
+            continue
+        for name in step.output:
+            if name and name not in names:
+                names[name] = editor.tensor(f"{label(node)}/{step.op_type}")
+        new.append(_placed(editor, node, step, names))
+    editor.substitute(node.output[0], *new)
+
+
+def _add_constant(editor: GraphEditor, node: NodeProto, tensor: TensorProto) -> str:
+    return editor.add_constant(f"{label(node)}/constant", numpy_helper.to_array(tensor))
+
+
+def _placed(editor: GraphEditor, node: NodeProto, step: NodeProto, names: dict[str, str]) -> NodeProto:
+    inputs = [names.get(name, "") for name in step.input]
+    outputs = [names.get(name, "") for name in step.output]
+    if set(outputs) & set(node.output):
+        new = NodeProto(name=node.name, op_type=step.op_type, doc_string=node.doc_string, domain=node.domain)
+        new.input.extend(inputs)
+        new.output.extend(outputs)
+        new.metadata_props.extend(node.metadata_props)
+    else:
+        new = editor.make(step.op_type, inputs, outputs, name=f"{label(node)}/{step.op_type}")
+    new.attribute.extend(step.attribute)
+    return new
+
+
+def _listed(changed: Counter[str]) -> str:
+    text = ", ".join(f"{count} {op}" for op, count in sorted(changed.items()))
+    return f"; rewritten: {text}" if text else "; no node had to change"
+
+
+def _stamp(model: Model, target: int) -> None:
+    """Say what the model now is: its opset, and an IR version that has it."""
+    for opset in model.proto.opset_import:
+        if opset.domain in ("", "ai.onnx"):
+            opset.version = target
+    needed = helper.find_min_ir_version_for(model.proto.opset_import, ignore_unknown=True)
+    model.proto.ir_version = max(model.proto.ir_version, needed)
+
+
+def _unlist_initializers(model: Model) -> Iterator[Event]:
+    """Constants that IR 3 had to list as inputs: TensorRT takes them as constants, too."""
+    graph = model.proto.graph
+    constants = {t.name for t in graph.initializer}
+    kept = [v for v in graph.input if v.name not in constants]
+    count = len(graph.input) - len(kept)
+    if count:
+        kept = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
+        del graph.input[:]
+        graph.input.extend(kept)
+        model.proto.ir_version = max(model.proto.ir_version, 4)  # from 4 on, they need not be inputs
+        yield Change("model", f"{count} initializers are no longer listed as inputs")

@@ -1,0 +1,1 @@
+"""What exporters write, recognised."""

@@ -1,0 +1,148 @@
+"""Decomposed normalisations: LayerNorm, RMSNorm and L2 normalisation written out in small operators.
+
+`find_norms` recognises them whether or not they can become one operator: squares inside them
+overflow FP16 long before their input does, so a planner needs every one as a unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.base import Refusal
+from rewriter.graph import GraphEditor, label
+from rewriter.patterns.norms.affine import Frame, Tail, follow
+from rewriter.patterns.norms.patterns import Core, Kind, match
+from rewriter.patterns.norms.trail import origins, positive, transparent
+
+__all__ = ["Frame", "Kind", "Norm", "find_norms"]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One decomposed normalisation.
+
+    Attributes:
+        kind: `layer-norm` subtracts a mean, `rms-norm` does not, `l2-normalize` divides by a sum
+            of squares instead of their mean.
+        input: The tensor that is normalised; of the same type as `output` where one exists.
+        output: What the last node of the unit writes.
+        axes: The normalised axes in order, counted from the front if the rank is known; () if they
+            are computed, or all axes of a tensor of unknown rank.
+        epsilon: As read from the constant, whatever its type; 0.0 if there is none.
+        scale, bias: Tensors of the affine part; only a `layer-norm` has a bias.
+        nodes: The whole unit in graph order, without Constants: what has to become one island.
+        blocked: Why it must not become one operator; None if it may.
+        remark: Why the operator behind it is not a part of it, where it looks like one.
+    """
+
+    kind: Kind
+    input: str
+    output: str
+    axes: tuple[int, ...]
+    epsilon: float
+    scale: str | None
+    bias: str | None
+    nodes: tuple[NodeProto, ...]
+    blocked: str | None
+    remark: Refusal | None = None
+
+    @property
+    def name(self) -> str:
+        """How messages call it: its last node."""
+        return label(self.nodes[-1])
+
+
+def find_norms(graph: GraphEditor) -> list[Norm]:
+    """The decomposed normalisations of one graph, in graph order; subgraphs have editors of their own."""
+    nodes = graph.nodes
+    order = {id(node): index for index, node in enumerate(nodes)}
+    cores = (match(graph, node) for node in nodes)
+    return [_norm(graph, core, order) for core in cores if core is not None]
+
+
+def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
+    shape = graph.shape(core.sources[0])
+    axes = positive(core.axes, None if shape is None else len(shape)) or ()
+    frame = Frame(axes, shape)
+    biased = core.kind == "layer-norm"
+    tail = follow(graph, core.output, frame, _outer_types(graph, core), scale=core.scale, biased=biased)
+    source = _input(graph, core, tail)
+    unit = {**core.trail.nodes, **{id(n): n for n in tail.nodes}}
+    blocked = _blocked(graph, core, tail, source, unit)
+    for node in (*tail.views, *_between(graph, core.sources, source)):
+        if not _exposed(graph, node, unit):
+            unit[id(node)] = node
+    nodes = tuple(sorted(unit.values(), key=lambda n: order[id(n)]))
+    return Norm(
+        kind=core.kind,
+        input=source,
+        output=tail.output,
+        axes=axes,
+        epsilon=core.epsilon,
+        scale=tail.scale,
+        bias=tail.bias,
+        nodes=nodes,
+        blocked=blocked,
+        remark=tail.remark,
+    )
+
+
+def _outer_types(graph: GraphEditor, core: Core) -> frozenset[int]:
+    own = graph.dtype(core.output)
+    types = (graph.dtype(t) for t in origins(graph, core.sources[0]))
+    return frozenset(t for t in types if t is not None and t != own)
+
+
+def _input(graph: GraphEditor, core: Core, tail: Tail) -> str:
+    """The tensor nearest to the pattern that all its parts read, and that has the output's type.
+
+    Where a part reads x through a Cast of its own, it is the tensor before them.
+    """
+    chains = [list(origins(graph, s)) for s in core.sources]
+    common = [t for t in chains[0] if all(t in chain for chain in chains)]
+    alike = (t for t in [*common, *chains[0]] if graph.dtype(t) == graph.dtype(tail.output))
+    return next(alike, common[0] if common else core.sources[0])
+
+
+def _between(graph: GraphEditor, sources: tuple[str, ...], source: str) -> list[NodeProto]:
+    """Identities and Casts from the input to where the pattern reads it, the latter first."""
+    found: list[NodeProto] = []
+    for tensor in sources:
+        for name in origins(graph, tensor):
+            node = graph.producer(name)
+            if name == source or node is None or not transparent(graph, node):
+                break
+            found.append(node)
+    return found
+
+
+def _blocked(
+    graph: GraphEditor, core: Core, tail: Tail, source: str, unit: dict[int, NodeProto]
+) -> str | None:
+    reasons = list(core.trail.faults)
+    if tail.blocked:
+        reasons.append(tail.blocked)
+    if core.axes is None:
+        reasons.append("its axes are computed")
+    if graph.dtype(tail.output) == TensorProto.DOUBLE:
+        reasons.append("it computes in float64, which the operator would not (run drop-double before)")
+    elif graph.dtype(source) != graph.dtype(tail.output):
+        reasons.append(f"{source} and {tail.output} have different types")
+    inner = [n for n in unit.values() if tail.output not in n.output]
+    exposed = next((reason for node in inner if (reason := _exposed(graph, node, unit))), None)
+    if exposed:
+        reasons.append(exposed)
+    return "; ".join(reasons) or None
+
+
+def _exposed(graph: GraphEditor, node: NodeProto, unit: dict[int, NodeProto]) -> str | None:
+    """Why a node inside the unit has to stay, if it has to."""
+    for tensor in node.output:
+        if graph.is_output(tensor):
+            return f"{tensor} inside it is a graph output"
+        reader = next((n for n in graph.consumers(tensor) if id(n) not in unit), None)
+        if reader is not None:
+            return f"{tensor} inside it is also used by {label(reader)}"
+    return None

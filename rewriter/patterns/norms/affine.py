@@ -1,0 +1,210 @@
+"""What follows a normalisation: a factor and a summand, if they are its scale and bias."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.base import Refusal
+from rewriter.graph import GraphEditor, label
+from rewriter.model import Array
+from rewriter.model.facts import Shape
+from rewriter.patterns.norms.trail import transparent
+
+Fit = Literal["fits", "wrong shape", "computed", "scalar"]
+
+VIEWS = frozenset({"Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten"})
+"""They keep the order of the elements, so a constant behind them is known with the shape behind them."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a scale has to fit: the axes that are normalised, and what is known of their sizes.
+
+    Attributes:
+        axes: Counted from the front if `rank` is known, else as written.
+        shape: Of the normalised tensor; None if its rank is not known.
+    """
+
+    axes: tuple[int, ...]
+    shape: Shape | None
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def trailing(self) -> bool:
+        """Whether the axes are the last ones."""
+        count = len(self.axes)
+        last = range(-count, 0) if self.rank is None else range(self.rank - count, self.rank)
+        return count > 0 and self.axes == tuple(last)
+
+    @property
+    def sizes(self) -> tuple[int | None, ...]:
+        """Sizes of the normalised axes, None where they are not known."""
+        dims = [None if self.shape is None else self.shape[a] for a in self.axes]
+        return tuple(d if isinstance(d, int) else None for d in dims)
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether a constant of this shape varies along the normalised axes only, and adds no element."""
+        if self.rank is None or self.shape is None:
+            return len(shape) == len(self.axes) and all(isinstance(d, int) and d > 1 for d in shape)
+        if len(shape) > self.rank:
+            return False
+        whole = (1,) * (self.rank - len(shape)) + shape
+        return all(
+            d == 1 or (i in self.axes and (d == size or not isinstance(size, int)))
+            for i, (d, size) in enumerate(zip(whole, self.shape, strict=True))
+        )
+
+
+@dataclass
+class Tail:
+    """The affine part, and why what looks like it is not. `views` reshape the weights."""
+
+    output: str
+    nodes: list[NodeProto] = field(default_factory=list)
+    views: list[NodeProto] = field(default_factory=list)
+    scale: str | None = None
+    bias: str | None = None
+    blocked: str | None = None
+    remark: Refusal | None = None
+
+
+def follow(
+    graph: GraphEditor, output: str, frame: Frame, outer: frozenset[int], *, scale: str | None, biased: bool
+) -> Tail:
+    """The scale and bias behind `output`.
+
+    Args:
+        outer: Types that the normalised tensor had before it was widened; one Cast back belongs to
+            the normalisation.
+        scale: A scale that the pattern has already.
+        biased: Whether this kind of norm has a bias at all.
+    """
+    tail = Tail(output, scale=scale)
+    _narrow(graph, tail, outer)
+    if scale is None:
+        _take(graph, tail, "Mul", frame)
+    else:
+        tail.views += _views(graph, scale)
+        if _fit(graph, scale, frame) != "fits":
+            tail.blocked = _misfit(graph, scale)
+    if biased and tail.blocked is None:
+        _take(graph, tail, "Add", frame)
+    return tail
+
+
+def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | None:
+    """A constant with the shape that it has as `tensor`, and the nodes that reshape it."""
+    path: list[NodeProto] = []
+    name, shape = tensor, graph.shape(tensor)
+    value = graph.constant(name)
+    while value is None:
+        node = graph.producer(name)
+        if node is None or node.op_type not in VIEWS:
+            return None
+        path.append(node)
+        name = node.input[0]
+        value = graph.constant(name)
+    if not path:
+        return value, path
+    static = [d for d in shape or () if isinstance(d, int)]
+    if shape is None or len(static) != len(shape) or np.prod(static, dtype=np.int64) != value.size:
+        return None
+    return value.reshape(static), path
+
+
+def _narrow(graph: GraphEditor, tail: Tail, outer: frozenset[int]) -> None:
+    """Take in the Cast that undoes the widening of the input."""
+    path, end = _idle(graph, tail.output)
+    node = graph.only_consumer(end)
+    if node is not None and node.op_type == "Cast" and graph.dtype(node.output[0]) in outer:
+        tail.nodes += [*path, node]
+        tail.output = node.output[0]
+
+
+def _idle(graph: GraphEditor, tensor: str) -> tuple[list[NodeProto], str]:
+    """Identities and Casts to the same type behind a tensor, as long as nothing else reads it."""
+    path: list[NodeProto] = []
+    while True:
+        node = graph.only_consumer(tensor)
+        if node is None or not transparent(graph, node) or graph.dtype(node.output[0]) != graph.dtype(tensor):
+            return path, tensor
+        path.append(node)
+        tensor = node.output[0]
+
+
+def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
+    """Take in the Mul or Add behind the tail, or say why not."""
+    path, end = _idle(graph, tail.output)
+    found = list(_candidates(graph, end, op, frame))
+    fitting = [node for node, _, fit in found if fit == "fits"]
+    node = graph.only_consumer(end)
+    if node is None:
+        others = len(graph.consumers(end)) - len(fitting) + graph.is_output(end)
+        if fitting and others:
+            tail.blocked = f"{end} is used before and after {label(fitting[0])}"
+        return
+    for _, operand, fit in found:
+        if fit == "fits":
+            tail.nodes += [*path, node]
+            tail.views += _views(graph, operand)
+            tail.output = node.output[0]
+            tail.scale, tail.bias = (operand, tail.bias) if op == "Mul" else (tail.scale, operand)
+        elif fit == "wrong shape" and op == "Mul":
+            tail.blocked = _misfit(graph, operand)
+        elif fit != "scalar":
+            what = "computed" if fit == "computed" else f"a constant with {_text(graph.shape(operand))}"
+            role = "bias" if op == "Add" else "scale"
+            tail.remark = Refusal(label(node), f"stays, for {operand} is no {role}: it is {what}")
+
+
+def _views(graph: GraphEditor, operand: str) -> list[NodeProto]:
+    known = weight(graph, operand)
+    return known[1] if known else []
+
+
+def _misfit(graph: GraphEditor, scale: str) -> str:
+    return f"its scale {scale} has {_text(graph.shape(scale))}"
+
+
+def _text(shape: Shape | None) -> str:
+    dims = ", ".join("?" if d is None else str(d) for d in shape or ())
+    return f"shape [{dims}], not that of the normalised axes" if shape is not None else "an unknown shape"
+
+
+def _candidates(
+    graph: GraphEditor, tensor: str, op: str, frame: Frame
+) -> Iterator[tuple[NodeProto, str, Fit]]:
+    """The consumers of one type, with their other operand and whether it fits."""
+    for node in graph.consumers(tensor):
+        if node.op_type == op and node.domain in ("", "ai.onnx") and len(node.input) == 2:
+            operand = node.input[1] if node.input[0] == tensor else node.input[0]
+            if operand != tensor:
+                yield node, operand, _fit(graph, operand, frame)
+
+
+def _fit(graph: GraphEditor, operand: str, frame: Frame) -> Fit:
+    known = weight(graph, operand)
+    if known is None:
+        return "fits" if _computed_fits(graph.shape(operand), frame) else "computed"
+    shape = known[0].shape
+    if known[0].size == 1 and set(frame.sizes) != {1}:
+        return "scalar"
+    return "fits" if frame.fits(shape) else "wrong shape"
+
+
+def _computed_fits(shape: Shape | None, frame: Frame) -> bool:
+    """A computed operand must have exactly the normalised shape, and fewer axes than what it meets.
+
+    One of the same rank may be a residual that happens to have batch size 1.
+    """
+    if shape is None or frame.rank is None or not frame.trailing or len(shape) >= frame.rank:
+        return False
+    return None not in frame.sizes and shape == frame.sizes

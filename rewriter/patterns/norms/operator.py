@@ -1,0 +1,95 @@
+"""One operator in place of a decomposed normalisation: LayerNormalization or RMSNormalization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from rewriter.graph import GraphEditor
+from rewriter.patterns.norms import Frame, Norm
+from rewriter.patterns.norms.affine import weight
+
+
+@dataclass(frozen=True)
+class _Unknown:
+    """Why the operator cannot be written: a size of the normalised axes is not known."""
+
+    reason: str
+
+
+def frame(graph: GraphEditor, norm: Norm) -> Frame:
+    """The axes of a norm and what is known of their sizes."""
+    return Frame(norm.axes, graph.shape(norm.input))
+
+
+def replace(graph: GraphEditor, norm: Norm, op_type: str) -> str | None:
+    """Let one operator compute the output of `norm`; between Transposes if its axes are not the last.
+
+    The operators normalise over the axes from `axis` to the last, their scale and bias have exactly
+    the shape of those axes (bias may be left out, scale may not), and `epsilon` is an FP32
+    attribute: it holds the value of an FP16, BF16 or FP32 constant exactly.
+
+    Returns:
+        Why it cannot be done, with the graph as it was; None if it was.
+    """
+    where = frame(graph, norm)
+    parts = _parts(graph, norm, where)
+    if isinstance(parts, _Unknown):
+        return parts.reason
+    perm = _last(where)
+    source, output = norm.input, norm.output
+    before: list[NodeProto] = []
+    after: list[NodeProto] = []
+    if perm:
+        dtype = graph.dtype(norm.output)
+        source, output = (graph.tensor(f"{norm.output}/{end}", dtype=dtype) for end in ("in", "out"))
+        before.append(graph.make("Transpose", [norm.input], [source], perm=perm))
+        after.append(graph.make("Transpose", [output], [norm.output], perm=np.argsort(perm).tolist()))
+    node = graph.make(op_type, [source, *parts], [output], axis=-len(norm.axes), epsilon=norm.epsilon)
+    graph.substitute(norm.output, *before, node, *after)
+    return None
+
+
+def _last(where: Frame) -> list[int]:
+    """The permutation that brings the normalised axes to the end; [] if they are there."""
+    if where.trailing or where.rank is None:
+        return []
+    return [i for i in range(where.rank) if i not in where.axes] + list(where.axes)
+
+
+def _parts(graph: GraphEditor, norm: Norm, where: Frame) -> list[str] | _Unknown:
+    """Scale, and bias if there is one, in the shape of the normalised axes."""
+    scale = _ones(graph, norm, where) if norm.scale is None else _shaped(graph, norm.scale, where)
+    if isinstance(scale, _Unknown) or norm.bias is None:
+        return scale if isinstance(scale, _Unknown) else [scale]
+    bias = _shaped(graph, norm.bias, where)
+    return bias if isinstance(bias, _Unknown) else [scale, bias]
+
+
+def _ones(graph: GraphEditor, norm: Norm, where: Frame) -> str | _Unknown:
+    sizes = [s for s in where.sizes if s is not None]
+    if len(sizes) != len(where.axes):
+        return _Unknown(
+            "it has no scale, and a scale of ones needs the sizes of its axes, which are not known"
+        )
+    dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(norm.input) or 1)
+    return graph.add_constant(f"{norm.output}/scale", np.ones(sizes, dtype))
+
+
+def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | _Unknown:
+    """A scale or bias with exactly the shape of the normalised axes: `tensor` itself if it has it."""
+    known = weight(graph, tensor)
+    if known is None:
+        return tensor
+    value, rank = known[0], where.rank or len(where.axes)
+    whole = (1,) * (rank - value.ndim) + value.shape
+    own = [whole[a] for a in where.axes]
+    sizes = [d if s is None and d > 1 else s for d, s in zip(own, where.sizes, strict=True)]
+    target = [s for s in sizes if s is not None]
+    if len(target) != len(sizes):
+        return _Unknown(f"{tensor} is broadcast along an axis whose size is not known")
+    if list(value.shape) == target:
+        return tensor
+    return graph.add_constant(f"{tensor}/normalised", np.broadcast_to(value.reshape(own), target).copy())

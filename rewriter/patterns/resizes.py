@@ -1,0 +1,85 @@
+"""What is known of a Resize: by how much it enlarges, and that it does the same in each channel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.graph import GraphView, attribute, label
+from rewriter.model import Array
+from rewriter.model.facts import Shape
+
+FIRST_OPSET = 11
+"""From here on Resize says how it maps coordinates, and has its scales as the third input."""
+
+_ALIGNED = frozenset(
+    {"align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"}
+)
+"""Coordinate modes in which every weight is of an element of the tensor, and a scale of 1 changes nothing."""
+
+
+def reason_against(graph: GraphView, resize: NodeProto) -> str:
+    """What keeps a Resize or Upsample from being a known mean in each channel; "" if nothing does."""
+    if graph.model.opset < FIRST_OPSET:
+        needed = f"opset {FIRST_OPSET} says how {label(resize)} maps coordinates"
+        return f"{needed}, the model has {graph.model.opset}: run upgrade-opset"
+    mode = attribute(resize, "coordinate_transformation_mode", "half_pixel")
+    if mode not in _ALIGNED:
+        return f"{label(resize)} has coordinates by {mode}"
+    if attribute(resize, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        return f"{label(resize)} keeps the aspect ratio"
+    return "" if scales_of(graph, resize) else f"how much {label(resize)} enlarges is not known"
+
+
+def scales_of(graph: GraphView, resize: NodeProto) -> tuple[float, ...] | None:
+    """By how much each axis grows; None if that is not known. For opset 11 and later."""
+    before, after = graph.shape(resize.input[0]), graph.shape(resize.output[0])
+    if before is None:
+        return None
+    if _has_sizes(resize):
+        return _growth(before, after, _axes(resize, len(before)))
+    axes, given = _axes(resize, len(before)), graph.constant(resize.input[2])
+    if given is None or given.size != len(axes):
+        return None
+    named = dict(zip(axes, given.tolist(), strict=True))
+    return tuple(float(named.get(axis, 1.0)) for axis in range(len(before)))
+
+
+def inputs_for(graph: GraphView, resize: NodeProto, channels: int) -> Sequence[str | Array] | None:
+    """What the same Resize of a tensor with other channels reads behind it: names, or a new constant.
+
+    None if it has sizes for a batch that is not known. For what `scales_of` knows.
+    """
+    after = graph.shape(resize.output[0]) or ()
+    axes = _axes(resize, len(after))
+    if not _has_sizes(resize) or 1 not in axes:
+        return list(resize.input[1:])
+    sizes = [channels if axis == 1 else after[axis] for axis in axes]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    return [resize.input[1], resize.input[2], np.asarray(sizes, np.int64)]
+
+
+def _has_sizes(resize: NodeProto) -> bool:
+    return len(resize.input) > 3 and bool(resize.input[3])
+
+
+def _axes(resize: NodeProto, rank: int) -> list[int]:
+    """The axes of which a Resize has scales or sizes, in their order."""
+    return [axis % rank for axis in attribute(resize, "axes", range(rank))]
+
+
+def _growth(before: Shape, after: Shape | None, axes: Collection[int]) -> tuple[float, ...] | None:
+    if after is None or len(after) != len(before):
+        return None
+    grown: list[float] = []
+    for axis, (old, new) in enumerate(zip(before, after, strict=True)):
+        if axis not in axes or (old is not None and old == new):
+            grown.append(1.0)
+        elif isinstance(old, int) and isinstance(new, int) and old > 0:
+            grown.append(new / old)
+        else:
+            return None
+    return tuple(grown)

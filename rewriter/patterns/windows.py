@@ -1,0 +1,163 @@
+"""What a Conv's windows read, and what a pass asks of them before it writes the Conv another way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.base import Kept
+from rewriter.graph import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.graph.stored import EXCHANGEABLE
+
+FIRST_OPSET = 7
+"""From opset 5 on Reshape takes its shape as an input, from 7 on Add broadcasts a row by itself."""
+
+IMAGE_CHANNELS = 4
+"""Most channels of an image: grey, RGB, RGBA; a latent of Stable Diffusion has as many. TensorRT-RTX pads
+so few channels, and has no good kernel for them (docs/accuracy.md)."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a Conv with a constant weight reads.
+
+    Attributes:
+        out, channels: Of the result, and of what is read.
+        kernel, strides, dilations: One for each spatial axis.
+        sizes: Of the input's spatial axes; a name or None where a size is not known.
+    """
+
+    out: int
+    channels: int
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    sizes: tuple[int | str | None, ...]
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """Elements from the first to the last that a window covers, along each axis."""
+        return tuple(d * (k - 1) for d, k in zip(self.dilations, self.kernel, strict=True))
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The sizes that are known: all, where `reason_against` is None."""
+        return tuple(size for size in self.sizes if isinstance(size, int))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Steps that the input has room for along each axis."""
+        return tuple(size // step for size, step in zip(self.known, self.strides, strict=True))
+
+
+def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
+    """The windows of a Conv with a constant (or quantised) weight; None for other nodes."""
+    if node.op_type != "Conv" or node.domain not in {"", "ai.onnx"}:
+        return None
+    weight = graph.shape(node.input[1]) or ()
+    held = [size for size in weight if isinstance(size, int)]
+    if len(held) != len(weight) or len(held) < 3:
+        return None
+    if graph.constant(node.input[1]) is None and not is_quantised(graph, node.input[1]):
+        return None
+    out, channels, *kernel = held
+    strides = tuple(attribute(node, "strides", [1] * len(kernel)))
+    dilations = tuple(attribute(node, "dilations", [1] * len(kernel)))
+    shape = graph.shape(node.input[0])
+    sizes = shape[2:] if shape is not None and len(shape) == len(weight) else (None,) * len(kernel)
+    read = channels * attribute(node, "group", 1)
+    return Windows(out, read, tuple(kernel), strides, dilations, sizes)
+
+
+def pads_of(node: NodeProto, windows: Windows) -> tuple[int, ...] | None:
+    """Padding of a Conv at the beginning of each spatial axis, then at the end of each.
+
+    Returns:
+        None where `auto_pad` leaves it to sizes that are not known; at stride 1 it depends on none.
+    """
+    auto, axes = attribute(node, "auto_pad", "NOTSET"), len(windows.kernel)
+    if auto == "NOTSET":
+        return tuple(attribute(node, "pads", [0] * 2 * axes))
+    if auto == "VALID":
+        return (0,) * 2 * axes
+    totals = []
+    for size, step, reach in zip(windows.sizes, windows.strides, windows.reach, strict=True):
+        if step != 1 and not isinstance(size, int):
+            return None
+        left = (size - 1) % step if isinstance(size, int) else 0  # elements behind the last step
+        totals.append(max(reach - left, 0))
+    less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
+    return tuple(less + more if auto == "SAME_UPPER" else more + less)
+
+
+def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
+    """Why a Conv cannot be written with its steps as an axis of their own; None if it can.
+
+    Padding is the caller's affair.
+    """
+    if graph.model.opset < FIRST_OPSET:
+        return f"Reshape needs opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
+    option = next(kept.options(node), None)
+    if option is not None:
+        return f"it is kept in FP32 by {option}"
+    return reason_in_weight(graph, node.input[1]) or _reason_in_windows(node, windows)
+
+
+def reason_in_weight(graph: GraphEditor, weight: str) -> str | None:
+    """Why a weight cannot be written in another layout; None if it can."""
+    if is_quantised(graph, weight):
+        return "its weight is quantised: TensorRT runs it so"
+    if not is_own(graph, weight):
+        return "its weight belongs to a graph around it, and would be copied"
+    if graph.dtype(weight) not in EXCHANGEABLE:
+        return "its weight is of a type that TensorRT has no product for"
+    return None
+
+
+def _reason_in_windows(node: NodeProto, windows: Windows) -> str | None:
+    if attribute(node, "group", 1) != 1:
+        return "its groups would have to be written one by one"
+    if any(step != 1 and size != 1 for step, size in zip(windows.dilations, windows.kernel, strict=True)):
+        return "its windows are dilated"
+    for axis, (size, step) in enumerate(zip(windows.sizes, windows.strides, strict=True), start=2):
+        if not isinstance(size, int):
+            return (
+                f"the size of axis {axis} of {node.input[0]} is not known, and {step} may not divide it: "
+                "export the model with a fixed size if it is for one"
+            )
+        if size < step or size % step:
+            return f"steps of {step} leave a remainder of {size} elements along axis {axis}"
+    return None
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """New nodes in front of a Conv; their names begin with its own and `suffix`."""
+
+    graph: GraphEditor
+    conv: NodeProto
+    suffix: str
+
+    @property
+    def name(self) -> str:
+        """Of the node that stands for the Conv."""
+        return f"{label(self.conv)}/{self.suffix}"
+
+    def tensor(self, what: str) -> str:
+        """A fresh tensor of the Conv's type."""
+        return self.graph.tensor(f"{self.conv.output[0]}/{what}", dtype=self.graph.dtype(self.conv.input[1]))
+
+    def add(self, op: str, inputs: Sequence[str], out: str, name: str = "", **attributes: Any) -> str:
+        """Add a node that writes `out`, and return that."""
+        node = self.graph.make(op, inputs, [out], name=name or f"{self.name}/{op}", **attributes)
+        self.graph.insert(node, before=self.conv)
+        return out
+
+    def reshape(self, tensor: str, sizes: Sequence[int], out: str) -> str:
+        """Add a Reshape behind the batch, whose size (0) is copied."""
+        shape = self.graph.add_constant(f"{out}/shape", np.asarray((0, *sizes), np.int64))
+        return self.add("Reshape", [tensor, shape], out)

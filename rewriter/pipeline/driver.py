@@ -1,0 +1,143 @@
+"""Runs passes and holds every one of them to the contract.
+
+Names, types and shapes of inputs and outputs stay; the checker and strict shape inference pass;
+a pass that reports no change leaves the model byte-identical.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal
+from rewriter.errors import ModelError, PassError, RewriterError
+from rewriter.graph import open_graphs
+from rewriter.model import Model, check
+from rewriter.model import facts as tensor_facts
+from rewriter.model.facts import Facts
+from rewriter.pipeline.registry import origin
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """What one pass did. `seconds` is wall time, checks included."""
+
+    name: str
+    changes: tuple[Change, ...]
+    refusals: tuple[Refusal, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Runs passes one after the other.
+
+    Args:
+        on_pass: Called with each pass before it runs, for progress.
+    """
+
+    on_pass: Callable[[Pass], None] = lambda _: None
+
+    def run(self, model: Model, passes: Sequence[Pass], context: Context) -> tuple[Model, list[PassResult]]:
+        """The rewritten model and one result for each pass; `model` itself stays as it is.
+
+        Raises:
+            PassError: a pass broke the contract; the message names it and those before it.
+        """
+        state = _State.of(model)
+        results: list[PassResult] = []
+        for step in passes:
+            self.on_pass(step)
+            start = time.perf_counter()
+            state, events = _run_one(state, step, context, [r.name for r in results])
+            results.append(_result(step, events, time.perf_counter() - start))
+        return state.model, results
+
+
+@dataclass(frozen=True)
+class _State:
+    """A model with its facts. `strict` says whether strict inference accepts the user's own model."""
+
+    model: Model
+    facts: Facts
+    strict: bool
+
+    @classmethod
+    def of(cls, model: Model) -> _State:
+        try:
+            return cls(model, tensor_facts.infer(model, strict=True), True)
+        except ModelError:
+            return cls(model, tensor_facts.infer(model), False)
+
+
+def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) -> tuple[_State, list[Event]]:
+    model = state.model.copy()
+    try:
+        events = list(_apply(step, model, state.facts, context))
+        _require(all(isinstance(event, Event) for event in events), "it yields what is no Change or Refusal")
+        if not any(isinstance(event, Change) for event in events):
+            _require(model.same_as(state.model), "it reports no change, but the model differs")
+            return state, events
+        return _checked(state, model, step), events
+    except (ModelError, _BrokenContract) as error:
+        if step.imported:
+            return state, [Refusal("model", f"rolled back: {error}")]
+        raise _pass_error(state.model, step, f"broke its contract: {error}", earlier) from error
+    except RewriterError:
+        raise
+    except Exception as error:
+        if origin(type(step)) is None:  # the traceback tells more than we could
+            raise
+        raise _pass_error(state.model, step, f"failed: {type(error).__name__}: {error}", earlier) from error
+
+
+def _pass_error(model: Model, step: Pass, what: str, earlier: list[str]) -> PassError:
+    package = origin(type(step))
+    name = f"{step.name} of {package}" if package else step.name
+    report = f"report it to the authors of {package}" if package else "report it"
+    return PassError(
+        f"pass {name} {what}",
+        where=str(model.path) if model.path else None,
+        hint=f"run without it (--skip {step.name}) and {report}; "
+        f"passes before it: {', '.join(earlier) or 'none'}",
+    )
+
+
+class _BrokenContract(Exception):
+    pass
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise _BrokenContract(message)
+
+
+def _apply(step: Pass, model: Model, facts: Facts, context: Context) -> Iterator[Event]:
+    if isinstance(step, ModelPass):
+        yield from step.rewrite_model(model, context)
+    elif isinstance(step, GraphPass):
+        copies = Facts([dict(scope) for scope in facts.scopes])
+        for editor in reversed(open_graphs(model, copies, tag=step.name)):
+            editor.refresh()
+            yield from step.rewrite(editor, context)
+            editor.commit()
+
+
+def _checked(before: _State, model: Model, step: Pass) -> _State:
+    if step.keeps_signature:
+        _require(
+            model.signature == before.model.signature,
+            f"inputs or outputs changed: {before.model.signature} became {model.signature}",
+        )
+    check(model)
+    return replace(before, model=model, facts=tensor_facts.infer(model, strict=before.strict))
+
+
+def _result(step: Pass, events: list[Event], seconds: float) -> PassResult:
+    return PassResult(
+        step.name,
+        tuple(e for e in events if isinstance(e, Change)),
+        tuple(e for e in events if isinstance(e, Refusal)),
+        seconds,
+    )

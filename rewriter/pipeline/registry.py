@@ -1,0 +1,163 @@
+"""Which passes there are: our own, and those that other packages offer as entry points.
+
+    [project.entry-points."rewriter.passes"]
+    drop-identity = "acme_passes:DropIdentity"
+
+The name of the entry point is the name of the pass. A plug-in is imported when its pass is asked for, so
+that a broken one is in nobody's way who does not use it. Our own names cannot be taken over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from rewriter.base import Exactness, GraphPass, ModelPass, Pass
+from rewriter.errors import UsageError
+from rewriter.pipeline.pass_options import nearest, options_of
+
+GROUP = "rewriter.passes"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A pass that another package offers; nothing of it is imported yet."""
+
+    entry: EntryPoint
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def distribution(self) -> str:
+        """Name and version of the package: `acme-passes 1.2`."""
+        dist = self.entry.dist
+        return f"{dist.name} {dist.version}" if dist else "an unknown distribution"
+
+    def load(self) -> type[Pass]:
+        """Import the class.
+
+        Raises:
+            UsageError: it cannot be imported, or is no pass of this name; the message names the package.
+        """
+        try:
+            kind = self.entry.load()
+        except Exception as error:  # whatever the package's own code raises
+            raise self._error(f"it cannot be imported: {type(error).__name__}: {error}") from error
+        for flaw in _flaws(kind, self.name):
+            raise self._error(flaw)
+        found: type[Pass] = kind
+        return found
+
+    def _error(self, what: str) -> UsageError:
+        return UsageError(
+            what,
+            where=f"pass {self.name!r} of {self.distribution} ({self.entry.value})",
+            hint="run without this pass, or repair, update or uninstall that package",
+        )
+
+
+def own_passes() -> dict[str, type[Pass]]:
+    """Our own passes by name, in the order in which the presets run them."""
+    from rewriter.passes import ALL
+
+    return {kind.name: kind for kind in ALL}
+
+
+def plugins() -> list[Plugin]:
+    """The passes of other packages, sorted by name and package, clashes included."""
+    found = [Plugin(entry) for entry in entry_points(group=GROUP)]
+    return sorted(found, key=lambda plugin: (plugin.name, plugin.distribution))
+
+
+def find(name: str, where: str) -> type[Pass]:
+    """The pass of that name. `where` is what the user wrote it in.
+
+    Raises:
+        UsageError: there is none, two packages offer it, or its package is broken.
+    """
+    own = own_passes()
+    if name in own:
+        return own[name]
+    others = plugins()
+    _check(name, where, own, others)
+    offers = [plugin for plugin in others if plugin.name == name]
+    if len(offers) > 1:
+        packages = " and ".join(plugin.distribution for plugin in offers)
+        raise UsageError(f"{packages} both offer a pass {name!r}", where=where, hint="uninstall one of them")
+    return offers[0].load()
+
+
+def check_name(name: str, where: str) -> str:
+    """The name, if a pass has it; plug-ins are not imported.
+
+    Raises:
+        UsageError: there is none.
+    """
+    own = own_passes()
+    if name not in own:
+        _check(name, where, own, plugins())
+    return name
+
+
+def clashes(found: list[Plugin]) -> Iterator[str]:
+    """A sentence for every name of `found` that is taken."""
+    own = own_passes()
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for plugin in found:
+        if plugin.name in own:
+            yield f"{plugin.distribution} offers a pass {plugin.name!r}: ours of that name is used"
+        else:
+            by_name[plugin.name].append(plugin.distribution)
+    for name, packages in by_name.items():
+        if len(packages) > 1:
+            yield f"{' and '.join(packages)} both offer a pass {name!r}: neither can be used"
+
+
+def origin(kind: type[Pass]) -> str | None:
+    """The package that offers a pass; None for our own, and for a class that no package offers."""
+    if kind.__module__.startswith("rewriter."):
+        return None
+    value = f"{kind.__module__}:{kind.__qualname__}"
+    return next((p.distribution for p in plugins() if p.entry.value == value), None)
+
+
+def _check(name: str, where: str, own: dict[str, type[Pass]], others: list[Plugin]) -> None:
+    names = dict.fromkeys([*own, *(plugin.name for plugin in others)])
+    if name not in names:
+        hint = f"{nearest(name, names)}; `rewriter passes` lists them"
+        raise UsageError(f"unknown pass {name!r}", where=where, hint=hint)
+
+
+def _flaws(kind: Any, name: str) -> Iterator[str]:
+    """What keeps `kind` from being a pass of that name: what our own passes are tested for, too."""
+    if not _is_pass(kind):
+        yield "it is no class that derives from GraphPass or ModelPass of rewriter.base"
+        return
+    if getattr(kind, "name", None) != name:
+        yield f"its class has the name {getattr(kind, 'name', None)!r}: it has to be that of the entry point"
+    if not _is_frozen(kind):
+        yield "it is no frozen dataclass"
+        return
+    for attribute in ("before", "after"):
+        if not isinstance(getattr(kind, attribute, None), str):
+            yield f"it has no example: {attribute!r} is missing"
+    if not isinstance(kind.exactness, Exactness):
+        yield "its exactness is no Exactness of rewriter.base"
+    try:
+        options_of(kind)
+        kind()
+    except Exception as error:  # the class is not ours
+        yield f"its options cannot be read: {error}"
+
+
+def _is_pass(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, (GraphPass, ModelPass))
+
+
+def _is_frozen(kind: Any) -> bool:
+    return is_dataclass(kind) and bool(getattr(kind, "__dataclass_params__").frozen)  # noqa: B009

@@ -1,0 +1,141 @@
+"""Pipelines as text: `fuse-layer-norm{channel_axis=transpose},clean-casts` and back.
+
+    pipeline = [ pass { "," pass } ]
+    pass     = name [ "{" [ option { " " option } ] "}" ]
+    option   = field "=" [ value { "," value } ]
+
+A value that holds anything but letters, digits and `_ . / * ? : + -` stands in double quotes, with
+the escapes of JSON. Spaces around commas and braces do not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from rewriter.base import Pass
+from rewriter.errors import UsageError
+from rewriter.pipeline import registry
+from rewriter.pipeline.pass_options import parse_option, render_options
+from rewriter.pipeline.presets import DEFAULT_PRESET, preset_named
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_OPTION = re.compile(r"[A-Za-z0-9_-]+\s*=")
+_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z0-9_./*?:+-]+')
+
+
+def parse(text: str) -> tuple[Pass, ...]:
+    """The passes of a pipeline's text.
+
+    Raises:
+        UsageError: an unknown pass or option, a value of the wrong type, or a syntax error; the
+            message gives the column (from 1) and the nearest name that exists.
+    """
+    return tuple(_Reader(text).pipeline())
+
+
+def render(passes: Iterable[Pass]) -> str:
+    """The shortest text of a pipeline: options at their defaults are left out."""
+    return ",".join(step.name + render_options(step) for step in passes)
+
+
+def select(
+    preset: str = DEFAULT_PRESET,
+    passes: str | Sequence[str | Pass] | None = None,
+    skip: Iterable[str] = (),
+) -> tuple[Pass, ...]:
+    """The passes to run: those of `preset`, or `passes` in its place, without those named in `skip`.
+
+    Raises:
+        UsageError: an unknown preset, pass or option.
+    """
+    chosen = parse(preset_named(preset).pipeline) if passes is None else _explicit(passes)
+    dropped = {registry.check_name(name.strip(), "--skip") for name in skip}
+    return tuple(step for step in chosen if step.name not in dropped)
+
+
+def _explicit(passes: str | Sequence[str | Pass]) -> tuple[Pass, ...]:
+    if isinstance(passes, str):
+        return parse(passes)
+    return tuple(step for part in passes for step in ((part,) if isinstance(part, Pass) else parse(part)))
+
+
+class _Reader:
+    """Recursive descent over the grammar in the module's docstring."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def pipeline(self) -> Iterable[Pass]:
+        if not self.text.strip():
+            return
+        yield self.one_pass()
+        while self.accept(","):
+            yield self.one_pass()
+        self.skip_spaces()
+        if self.position < len(self.text):
+            raise self.error("expected a comma or the end")
+
+    def one_pass(self) -> Pass:
+        self.skip_spaces()
+        start = self.position
+        kind = registry.find(self.take(_NAME, "the name of a pass"), self.at(start))
+        options: dict[str, object] = {}
+        if self.accept("{"):
+            while not self.accept("}"):
+                self.option(kind, options)
+        return kind(**options)
+
+    def option(self, kind: type[Pass], options: dict[str, object]) -> None:
+        self.skip_spaces()
+        start = self.position
+        name = self.take(_NAME, "an option or }")
+        if name in options:
+            raise UsageError(f"{kind.name}: option {name!r} is given twice", where=self.at(start))
+        if not self.accept("="):
+            raise self.error(f"expected = after option {name!r}")
+        options[name] = parse_option(kind, name, self.values(), self.at(start))
+
+    def values(self) -> list[str]:
+        self.skip_spaces()
+        if self.starts_option() or self.text.startswith("}", self.position):
+            return []
+        values = [self.take(_VALUE, "a value")]
+        while self.accept(","):
+            self.skip_spaces()
+            values.append(self.take(_VALUE, "a value"))
+        return values
+
+    def starts_option(self) -> bool:
+        """Whether `name=` comes next, which after an `=` means that the value before it is empty."""
+        return _OPTION.match(self.text, self.position) is not None
+
+    def accept(self, sign: str) -> bool:
+        self.skip_spaces()
+        if not self.text.startswith(sign, self.position):
+            return False
+        self.position += len(sign)
+        return True
+
+    def take(self, pattern: re.Pattern[str], what: str) -> str:
+        match = pattern.match(self.text, self.position)
+        if not match:
+            raise self.error(f"expected {what}")
+        self.position = match.end()
+        return match[0]
+
+    def skip_spaces(self) -> None:
+        while self.text[self.position : self.position + 1].isspace():
+            self.position += 1
+
+    def at(self, position: int) -> str:
+        return f"pipeline {self.text!r}, column {position + 1}"
+
+    def error(self, message: str) -> UsageError:
+        found = repr(self.text[self.position]) if self.position < len(self.text) else "the end"
+        return UsageError(
+            f"{message}, found {found}",
+            where=self.at(self.position),
+            hint='the form is "pass{option=value other=value},pass"',
+        )

@@ -1,0 +1,1 @@
+"""From hazards to a plan: which nodes stay in FP32, and what that costs."""

@@ -1,0 +1,1 @@
+"""Latency estimated from recorded costs."""

@@ -1,0 +1,228 @@
+"""Turns hazards into a plan: the FP32 nodes, with islands that share borders merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from onnx import NodeProto, TensorProto
+
+from rewriter.base import Target
+from rewriter.graph import GraphEditor, label, open_graphs
+from rewriter.graph.stored import logical_name
+from rewriter.hazards import RULES, Hazard
+from rewriter.hazards.magnitude import fits_inside
+from rewriter.hazards.survey import Settings, Survey
+from rewriter.model import Model
+from rewriter.model.facts import Facts
+from rewriter.model.schemas import ports
+from rewriter.patterns.norms import find_norms
+from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
+from rewriter.planning.dot_products import extend_over_dot_products
+from rewriter.planning.epilogues import (
+    extend_over_epilogues,
+    extend_over_norms,
+    extend_over_softmax,
+    extend_over_splits,
+)
+from rewriter.planning.islands import BETWEEN, absorb, grow, keep_adjacent
+
+LOW_TYPES: dict[Precision, int] = {
+    "fp32": TensorProto.FLOAT,
+    "fp16": TensorProto.FLOAT16,
+    "bf16": TensorProto.BFLOAT16,
+}
+
+SEARCHED = "tolerance"
+"""Rule of a node that a search keeps in FP32."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`.
+
+    `epilogues`: whether FP32 is used where it is free, as `rewriter.planning.epilogues` explains.
+    """
+
+    precision: Precision = "fp16"
+    io: InputsOutputs = "keep"
+    keep_nodes: tuple[str, ...] = ()
+    keep_ops: tuple[str, ...] = ()
+    measured_norms: bool = False
+    epilogues: bool = False
+    target: Target = field(default_factory=Target)
+
+
+def node_key(scope: int, node: NodeProto) -> str:
+    """Identifies a node in a model, before and after its types change.
+
+    Made of the index of its scope (the order of `Facts.scopes`) and the logical name of its first output.
+    """
+    return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
+
+
+def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], wish: Wish) -> Plan:
+    """The plan that the rules of `hazards` give for `model` with its measured `ranges`.
+
+    `ranges` is keyed by scope index and tensor name; what is missing counts as unmeasured.
+    """
+    if wish.precision == "fp32":
+        return Plan("fp32", wish.io)
+    settings = Settings(
+        LOW_TYPES[wish.precision],
+        wish.io,
+        wish.keep_nodes,
+        wish.keep_ops,
+        measured_norms=wish.measured_norms,
+        target=wish.target,
+    )
+    decisions: list[Decision] = []
+    in_range: set[str] = set()
+    float_nodes = 0
+    for survey in surveys(model, facts, ranges, settings):
+        float_nodes += len(survey.nodes)
+        decisions.extend(_decide(survey, wish))
+        in_range.update(_in_range(survey))
+    return Plan(wish.precision, wish.io, tuple(decisions), float_nodes, frozenset(in_range))
+
+
+def _in_range(survey: Survey) -> Iterator[str]:
+    """The reductions in a graph where squares of norms were seen to fit, less those of the other norms."""
+    inside = {True: set[int](), False: set[int]()}
+    for norm in find_norms(survey.graph):
+        inside[fits_inside(survey, norm)].update(id(node) for node in norm.nodes)
+    if inside[True]:
+        for node in survey.nodes:
+            if node.op_type.startswith(("Reduce", "Global")) and id(node) not in inside[False]:
+                yield logical_name(node.output[0])
+
+
+def extend_plan(
+    model: Model,
+    facts: Facts,
+    plan: Plan,
+    extra: Mapping[str, str],
+    released: frozenset[str] = frozenset(),
+) -> Plan:
+    """`plan` with more nodes in FP32, by key with the reason, and without those of `released`.
+
+    Islands that meet are merged as always.
+    """
+    if not extra and not released:
+        return plan
+    left = [d for d in plan.decisions if d.key not in released]
+    if released:
+        left = [d for d in left if d.rule != BETWEEN]
+
+    def extend(survey: Survey, found: dict[int, Hazard]) -> None:
+        for node in survey.nodes:
+            key = node_key(survey.scope, node)
+            if key in extra and id(node) not in found:
+                found[id(node)] = Hazard(node, SEARCHED, extra[key])
+
+    settings = Settings(LOW_TYPES[plan.precision], plan.io)
+    return replanned(model, facts, replace(plan, decisions=tuple(left)), settings, extend)
+
+
+def replanned(
+    model: Model,
+    facts: Facts,
+    plan: Plan,
+    settings: Settings,
+    extend: Callable[[Survey, dict[int, Hazard]], None],
+) -> Plan:
+    """`plan` with what `extend` adds to the nodes that it keeps, and islands that meet merged, as always.
+
+    `extend` is called for every graph of the model, with hazards by the identity of their nodes.
+    """
+    given = {d.key: d for d in plan.decisions}
+    decisions: list[Decision] = []
+    for survey in surveys(model, facts, {}, settings):
+        found: dict[int, Hazard] = {}
+        for node in survey.nodes:
+            old = given.get(node_key(survey.scope, node))
+            if old is not None:
+                found[id(node)] = Hazard(node, old.rule, old.reason, old.tensor, old.range)
+        extend(survey, found)
+        keep_adjacent(survey, found)
+        absorb(survey, found)
+        decisions += _decisions(survey, found)
+    repairs = {d.key: d.repair for d in plan.decisions}
+    made = (replace(d, repair=repairs.get(d.key, "fp32")) for d in decisions)
+    return replace(plan, decisions=tuple(made))
+
+
+def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
+    """`plan` with these of its nodes in BF16 instead of FP32."""
+    decisions = (replace(d, repair="bf16") if d.key in keys else d for d in plan.decisions)
+    return replace(plan, decisions=tuple(decisions))
+
+
+def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
+    """Whether the node's operator takes BF16 in its operator set."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    rules = ports(node, opsets.get(domain, 1), LOW_TYPES["bf16"])
+    return rules is not None and rules.can_follow
+
+
+def surveys(
+    model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: Settings
+) -> Iterator[Survey]:
+    """Every graph of the model as the rules see it, in the order of `Facts.scopes`."""
+    opsets = {o.domain: o.version for o in model.proto.opset_import}
+    opsets.setdefault("", opsets.get("ai.onnx", 1))
+    graphs = open_graphs(model, facts)
+    mixed = any(_computes_low(graph) for graph in graphs)
+    made: dict[int, Survey] = {}
+    for scope, graph in enumerate(graphs):
+        parent = made.get(id(graph.parent)) if graph.parent is not None else None
+        made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, mixed, parent)
+        yield survey
+
+
+def _decisions(survey: Survey, found: Mapping[int, Hazard]) -> list[Decision]:
+    return [_decision(survey.scope, found[id(node)]) for node in survey.nodes if id(node) in found]
+
+
+def _computes_low(graph: GraphEditor) -> bool:
+    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    return any(
+        graph.dtype(out) in low
+        for node in graph.nodes
+        if node.op_type not in {"Cast", "Constant"}
+        for out in node.output
+    )
+
+
+def _decide(survey: Survey, wish: Wish) -> list[Decision]:
+    found: dict[int, Hazard] = {}
+    for rule in RULES:
+        for hazard in rule(survey):
+            found.setdefault(id(hazard.node), hazard)
+    extend_over_splits(survey, found)
+    if wish.epilogues:
+        extend_over_dot_products(survey, found)
+        extend_over_epilogues(survey, found)
+        extend_over_norms(survey, found)
+    keep_adjacent(survey, found)
+    if not survey.settings.measured_norms:  # else rescaling is to leave as little in FP32 as it can
+        grow(survey, found)
+    if wish.epilogues:
+        extend_over_norms(survey, found)  # once more, for sums that islands have grown over
+        # now, so that masks do not grow into the island: they would cost the fused kernel
+        extend_over_softmax(survey, found)
+    absorb(survey, found)
+    return _decisions(survey, found)
+
+
+def _decision(scope: int, hazard: Hazard) -> Decision:
+    return Decision(
+        label(hazard.node),
+        hazard.node.op_type,
+        node_key(scope, hazard.node),
+        hazard.rule,
+        hazard.reason,
+        hazard.tensor,
+        hazard.range,
+    )

@@ -1,0 +1,177 @@
+"""How each operator treats the scale of its tensors: one small entry per operator.
+
+If the inputs of an operator are multiplied by powers of two, k of them as exponents, its outputs
+are multiplied by a power of two as well, and no bit of a significand changes. The entries say which
+exponents belong together; an operator without an entry has none but 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from onnx import NodeProto
+
+from rewriter.graph import GraphEditor, attribute
+
+Slot = int
+"""A place at the border of a node: input i is i, output j is ~j (its bitwise complement)."""
+
+OUT: Slot = ~0
+
+Equation = tuple[tuple[Slot, int], ...]
+"""Slots with integer coefficients: the sum of coefficient times exponent is 0.
+
+An equation that names an absent input, or a tensor that is no float, says nothing.
+"""
+
+
+@dataclass(frozen=True)
+class Relations:
+    """What an operator asks of the exponents at its border. A slot that is not mentioned has exponent 0.
+
+    Attributes:
+        free: Slots of any exponent, for the results do not depend on the scale there.
+        epsilon: Whether the attribute `epsilon` is added to squares of input 0, and goes with them.
+    """
+
+    equations: tuple[Equation, ...] = ()
+    free: frozenset[Slot] = frozenset()
+    epsilon: bool = False
+
+
+Rule = Callable[[GraphEditor, NodeProto], Relations | None]
+"""The relations of a node; None if it fixes the scale of everything that it touches."""
+
+
+def relations(graph: GraphEditor, node: NodeProto) -> Relations | None:
+    """What `node` asks of the exponents at its border; None if all of them have to be 0."""
+    rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    return rule(graph, node) if rule else None
+
+
+def _tied(slots: list[Slot]) -> tuple[Equation, ...]:
+    return tuple(((slots[0], 1), (slot, -1)) for slot in slots[1:])
+
+
+def _outputs(node: NodeProto) -> list[Slot]:
+    return [~index for index in range(len(node.output))]
+
+
+def _same(*inputs: Slot) -> Rule:
+    """The inputs named, as far as they are given, and all outputs have one exponent."""
+    return lambda graph, node: Relations(_tied([OUT, *inputs, *_outputs(node)[1:]]))
+
+
+def _all_same(_: GraphEditor, node: NodeProto) -> Relations:
+    return Relations(_tied([*_outputs(node), *range(len(node.input))]))
+
+
+def _compared(_: GraphEditor, node: NodeProto) -> Relations:
+    return Relations(_tied(list(range(len(node.input)))))
+
+
+def _invisible(_graph: GraphEditor, _node: NodeProto) -> Relations:
+    """The result does not depend on a positive factor."""
+    return Relations(free=frozenset({0}))
+
+
+def _power(factor: int, root: int = 1) -> Rule:
+    """The exponent of the output, times `root`, is `factor` times that of the input."""
+    return lambda graph, node: Relations((((OUT, root), (0, -factor)),))
+
+
+def _pow(graph: GraphEditor, node: NodeProto) -> Relations | None:
+    """Whole powers up to 3 are products; the others go through a logarithm, which rounds."""
+    exponent = graph.scalar(node.input[1])
+    if exponent not in (1.0, 2.0, 3.0):
+        return None
+    return Relations((((OUT, 1), (0, -int(exponent))),))
+
+
+def _product(_: GraphEditor, node: NodeProto) -> Relations:
+    return Relations((((OUT, 1), *((index, -1) for index in range(len(node.input)))),))
+
+
+def _quotient(_graph: GraphEditor, _node: NodeProto) -> Relations:
+    return Relations((((OUT, 1), (0, -1), (1, 1)),))
+
+
+def _weighted(_graph: GraphEditor, _node: NodeProto) -> Relations:
+    """Conv, ConvTranspose and Gemm: a product, and a summand that goes with the result."""
+    return Relations((((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1))))
+
+
+def _normalised(_: GraphEditor, node: NodeProto) -> Relations | None:
+    """The input has any exponent if epsilon follows; scale and bias give the output its own."""
+    if any(node.output[1:]):
+        return None  # mean and deviation of LayerNormalization
+    return Relations((((OUT, 1), (1, -1)), ((OUT, 1), (2, -1))), frozenset({0}), epsilon=True)
+
+
+def _quantised(_graph: GraphEditor, _node: NodeProto) -> Relations:
+    """x / scale is what is rounded to an integer: a scale that goes with x changes none of them."""
+    return Relations(_tied([0, 1]))
+
+
+def _batch_norm(_: GraphEditor, node: NodeProto) -> Relations | None:
+    """(x - mean) * scale / sqrt(var + epsilon) + bias: the scale takes the difference up, var stays."""
+    if any(node.output[1:]) or attribute(node, "training_mode", 0):
+        return None
+    return Relations((((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1)), ((0, 1), (3, -1))))
+
+
+def _clip(_: GraphEditor, node: NodeProto) -> Relations | None:
+    if node.attribute:  # opset 6 holds the bounds there
+        return None
+    return Relations(_tied([OUT, 0, 1, 2]))
+
+
+def _pad(_: GraphEditor, node: NodeProto) -> Relations | None:
+    return None if attribute(node, "value") else Relations(_tied([OUT, 0, 2]))
+
+
+def _resize(_: GraphEditor, node: NodeProto) -> Relations | None:
+    extrapolates = attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize"
+    return None if extrapolates else Relations(_tied([OUT, 0]))
+
+
+def _scatter(_: GraphEditor, node: NodeProto) -> Relations | None:
+    if attribute(node, "reduction", "none") == "mul":
+        return None
+    return Relations(_tied([OUT, 0, 2]))
+
+
+_FIRST = (
+    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather GatherElements GatherND Split Expand "
+    "Tile Relu LeakyRelu PRelu Abs Neg Dropout MaxPool AveragePool GlobalMaxPool GlobalAveragePool ReduceSum "
+    "ReduceMean ReduceMax ReduceMin ReduceL1 ReduceL2 CumSum DepthToSpace SpaceToDepth Cast Trilu Compress "
+    "ReverseSequence GridSample RoiAlign"
+)
+"""What they hand on is values of their first input, or sums and averages of them."""
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_FIRST.split(), _same(0)),
+    **dict.fromkeys("Concat Add Sub Sum Mean Max Min".split(), _all_same),
+    **dict.fromkeys("Equal Less Greater LessOrEqual GreaterOrEqual".split(), _compared),
+    **dict.fromkeys("Shape Size IsNaN IsInf Sign".split(), _invisible),
+    **dict.fromkeys("Mul MatMul Einsum".split(), _product),
+    **dict.fromkeys("Conv ConvTranspose Gemm".split(), _weighted),
+    **dict.fromkeys("LayerNormalization RMSNormalization".split(), _normalised),
+    **dict.fromkeys("InstanceNormalization GroupNormalization".split(), _normalised),
+    **dict.fromkeys("ScatterElements ScatterND".split(), _scatter),
+    "LpNormalization": _invisible,
+    "BatchNormalization": _batch_norm,
+    "QuantizeLinear": _quantised,
+    "DequantizeLinear": _same(1),
+    "Where": _same(1, 2),
+    "Pad": _pad,
+    "Clip": _clip,
+    "Resize": _resize,
+    "Div": _quotient,
+    "Sqrt": _power(1, root=2),
+    "Reciprocal": _power(-1),
+    "ReduceSumSquare": _power(2),
+    "Pow": _pow,
+}
+"""Operators by name, in the default domain."""

@@ -1,0 +1,162 @@
+"""Writes a product with data and weight split in two FP16 tensors each; pass split-products says why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from rewriter.base import Change, Kept, Spent
+from rewriter.graph import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.model import Array
+from rewriter.patterns.splits import cost_us
+from rewriter.planning.costs.kernels import TILE
+from rewriter.planning.mlp import Source
+from rewriter.rewriting.rounding import Grid
+
+FP16 = Grid(TensorProto.FLOAT16)
+
+FIRST_OPSET = 13
+"""From opset 13 on Unsqueeze and Split take their axes and sizes as inputs."""
+
+MOST_AXES = 3
+"""TensorRT views a tensor of more axes as a matrix before a product, and then sums it in FP16."""
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """Writes one product anew.
+
+    Attributes:
+        weights: Names of split weights by those of the given ones: layers that share one go on sharing.
+        nodes: What was made so far.
+    """
+
+    graph: GraphEditor
+    node: NodeProto
+    source: Source
+    weights: dict[str, str]
+    nodes: list[NodeProto] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Shape of the data; () if it is not known."""
+        shape = self.graph.shape(self.node.input[0]) or ()
+        sizes = tuple(size for size in shape if isinstance(size, int))
+        return sizes if len(sizes) == len(shape) else ()
+
+    @property
+    def columns(self) -> int:
+        """Of the given weight."""
+        return int(self._value().shape[1])
+
+    def _value(self) -> Array:
+        """Of the given weight [depth, columns]."""
+        value = self.graph.constant(self.node.input[1])
+        assert value is not None, self.node.input[1]  # `_is_product` asked
+        return value
+
+    @property
+    def us(self) -> float:
+        """What it takes longer, estimated."""
+        return cost_us(self._value().size)
+
+    @property
+    def tiles(self) -> int:
+        """Of the larger product's result."""
+        rows = math.prod(self.sizes[:-1])
+        return math.ceil(2 * rows / TILE) * math.ceil(2 * self.columns / TILE)
+
+    def reason_against(self, projections: int, kept: Kept) -> str | None:
+        """Why it stays as it is; `projections`: how many products its data has."""
+        option = next(kept.options(self.node), None)
+        if option is not None:
+            return f"it is kept in FP32 by {option}"
+        if self.graph.model.opset < FIRST_OPSET:
+            return f"it takes opset {FIRST_OPSET}, the model has {self.graph.model.opset}: run upgrade-opset"
+        if (refusal := self._reason_in_weight()) is not None:
+            return refusal
+        if len(self.sizes) < 2:
+            return f"the rows of {self.node.input[0]} are not known: give the model fixed shapes"
+        if len(self.sizes) > MOST_AXES:
+            return f"{self.node.input[0]} has {len(self.sizes)} axes: TensorRT sums such a product in FP16"
+        if not self.source.plain:
+            return f"{self.node.input[0]} is no norm over the last axis, or has been moved since"
+        if self.graph.rank(self.source.tensor) != len(self.sizes):
+            return f"{self.source.tensor} has other axes than {self.node.input[0]}"
+        if projections > 1:
+            return (
+                f"TensorRT merges the {projections} products of {self.node.input[0]}: run merge-projections"
+            )
+        return None
+
+    def _reason_in_weight(self) -> str | None:
+        if is_quantised(self.graph, self.node.input[1]):
+            return "its weight is quantised: TensorRT runs it so"
+        if not is_own(self.graph, self.node.input[1]):
+            return "its weight belongs to a graph around it, and would be copied"
+        return FP16.refusal(self._value())
+
+    def write(self) -> Change:
+        """Put the larger product, and the sums of its parts, in the place of the node."""
+        out, us = self.node.output[0], self.us
+        product = self._add("MatMul", [self._stacked(), self._weight()], "wide")
+        zeros = self.graph.add_constant(f"{out}/zeros", np.zeros(2 * self.columns, np.float32))
+        summed = self._add("Add", [product, zeros], "summed")
+        top, bottom = self._halves(summed, -2, self.sizes[-2], ("top", "bottom"))
+        added = self._add("Add", [bottom, top], "added")
+        large, small = self._halves(added, -1, self.columns, ("large", "small"))
+        self.nodes.append(self.graph.make("Add", [small, large], [out], name=label(self.node)))
+        self.graph.substitute(out, *self.nodes)
+        return Spent(label(self.node), "data and weight split", us)
+
+    def _stacked(self) -> str:
+        """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone."""
+        *outer, rows, depth = self.sizes
+        up = self._add("Unsqueeze", [self.source.tensor, self._ints("axis", -3)], "up")
+        data = self._add("Expand", [up, self._ints("twice", 2, 1, 1)], "repeated")
+        if (norm := self.source.norm) is not None:
+            attributes = {a.name: attribute(norm, a.name) for a in norm.attribute} | {"axis": -1}
+            data = self._add(norm.op_type, [data, *norm.input[1:]], "normed", **attributes)
+        limited = self._add("Clip", [data, self._limit("least", -1.0), self._limit("most", 1.0)], "limited")
+        half = self._add("Cast", [limited], "half", to=TensorProto.FLOAT16)
+        hi = self._add("Cast", [half], "hi", to=TensorProto.FLOAT)
+        lo = self._add("Sub", [data, hi], "lo")
+        second = self.graph.add_constant(f"{self.node.output[0]}/second", np.array([[[False]], [[True]]]))
+        picked = self._add("Where", [second, lo, hi], "picked")
+        return self._add("Reshape", [picked, self._ints("stacked", *outer, 2 * rows, depth)], "stacked")
+
+    def _limit(self, name: str, sign: float) -> str:
+        """FP16's largest number: beyond it all is lo, which is right where the product is FP32."""
+        value = np.float32(sign) * FP16.largest
+        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(value))
+
+    def _weight(self) -> str:
+        """Name of the constant [depth, columns of hi, columns of lo], FP32 with values of FP16."""
+        name = self.node.input[1]
+        if name not in self.weights:
+            value = self._value()
+            hi = FP16.nearest(value)
+            both = np.concatenate([hi, FP16.nearest(value - hi)], axis=1)
+            self.weights[name] = self.graph.add_constant(f"{name}/split", both)
+        return self.weights[name]
+
+    def _halves(self, tensor: str, axis: int, size: int, names: tuple[str, str]) -> tuple[str, str]:
+        first, second = (self._tensor(name) for name in names)
+        sizes = self._ints(f"{names[0]}/sizes", size, size)
+        self.nodes.append(self.graph.make("Split", [tensor, sizes], [first, second], axis=axis))
+        return first, second
+
+    def _add(self, op_type: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        made = self._tensor(name, attributes.get("to", TensorProto.FLOAT))
+        self.nodes.append(self.graph.make(op_type, inputs, [made], **attributes))
+        return made
+
+    def _tensor(self, name: str, dtype: int = TensorProto.FLOAT) -> str:
+        return self.graph.tensor(f"{self.node.output[0]}/{name}", dtype=dtype)
+
+    def _ints(self, name: str, *values: int) -> str:
+        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(values, np.int64))

@@ -1,0 +1,262 @@
+"""The build step of verification: TensorRT parses and builds the file, and its network is read back."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from onnx import TensorProto
+
+from rewriter.engines.build_report import BuildReport
+from rewriter.engines.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
+from rewriter.engines.protocol import Shape, Span
+from rewriter.engines.tensorrt import BuildOptions, build
+from rewriter.engines.worker import ChildResult
+from rewriter.errors import EngineError
+from rewriter.graph.stored import logical_name
+from rewriter.model import Model, walk_graphs
+from rewriter.model.facts import Facts
+from rewriter.verification.verdict import Check
+
+NORMALIZATIONS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization"})
+"""Operators that become one NORMALIZATION layer each, whose kernel computes in FP32. TensorRT-RTX 1.6
+takes RMSNormalization apart instead, with Casts to FP32 when its stash_type is FLOAT."""
+
+NETWORK_TYPES = {
+    int(TensorProto.FLOAT): "FLOAT",
+    int(TensorProto.FLOAT16): "HALF",
+    int(TensorProto.BFLOAT16): "BF16",
+}
+"""TensorRT's `DataType` for each float type that a plan gives."""
+
+NO_INT8_CONV = "dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed"
+"""Part of what TensorRT-RTX 1.6.1 says of Convs behind a DequantizeLinear from INT8; 1.7.1 builds them."""
+
+LACKING = (
+    NO_INT8_CONV,
+    "plugin was not found",
+    "Plugin not found",
+    "plugin creator version",
+    "has no runners",
+    "No importer registered",
+    "is not supported in TensorRT",
+    "Error Code 1: Cuda Runtime",
+)
+"""Parts of messages, as TensorRT-RTX 1.4 to 1.7 write them, saying that the library lacks an operator
+which another TensorRT may have (NonMaxSuppression, RoiAlign, NonZero, a plugin of the user's), or
+that it cannot build this network without a GPU (1.4, quantised networks)."""
+
+LISTED = 10
+"""Findings of one kind that are listed one by one."""
+
+LOG_LINES = 15
+"""Lines of a dead child's log that are shown."""
+
+
+@dataclass(frozen=True)
+class BuildExpectation:
+    """What the parsed network must have.
+
+    Attributes:
+        layer_normalizations: Smallest number of NORMALIZATION layers.
+        tensor_types: TensorProto.DataType of float tensors by ONNX name. Names that different
+            graphs of the model give to tensors of different types are left out.
+        norms_in_range: As in the plan: a warning of these reductions is no finding.
+    """
+
+    layer_normalizations: int = 0
+    tensor_types: Mapping[str, int] = field(default_factory=dict)
+    norms_in_range: frozenset[str] = frozenset()
+
+
+def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
+    """What a model's own nodes and tensor types promise of its network."""
+    nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
+    norms = sum(n.op_type in NORMALIZATIONS and n.domain in ("", "ai.onnx") for n in nodes)
+    types: dict[str, set[int]] = {}
+    for scope in facts.scopes:
+        for name, known in scope.items():
+            types.setdefault(name, set()).add(known.dtype)
+    in_functions = {name for f in model.proto.functions for node in f.node for name in node.output}
+    return BuildExpectation(
+        norms,
+        {
+            name: dtype
+            for name, (dtype, *others) in types.items()
+            if not others and dtype in NETWORK_TYPES and name not in in_functions
+        },
+        norms_in_range,
+    )
+
+
+def check_build(
+    path: Path,
+    expected: BuildExpectation,
+    *,
+    shapes: Mapping[str, Shape | Span] | None = None,
+    values: Mapping[str, Sequence[int]] | None = None,
+    timeout_s: float,
+    plugins: Sequence[Path] = (),
+    engine: Path | None = None,
+    library: str | None = None,
+) -> Check:
+    """Build the file at `path` and hold the parsed network to `expected`.
+
+    Args:
+        shapes: Shape, or smallest, usual and largest shape, of inputs with dynamic axes.
+        values: Values of integer inputs that are shapes or trip counts.
+        timeout_s: After this the builder is killed, and the check has failed.
+        plugins: Shared libraries with plugins.
+        engine: Where to write the engine, to run it afterwards; None: nowhere.
+        library: As in `BuildOptions`.
+
+    Returns:
+        `passed` is None when nothing could be learnt: no library is installed, it lacks an
+        operator, or the shape of an input is not known. A plugin that does not load is a failure.
+    """
+    start = time.perf_counter()
+    options = BuildOptions(
+        shapes={name: _span(shape) for name, shape in (shapes or {}).items()},
+        values={name: _plain(tuple(value)) for name, value in (values or {}).items()},
+        plugins=[str(plugin) for plugin in plugins],
+        engine=None if engine is None else str(engine),
+        details=engine is not None,
+        library=library,
+        timing_cache=True,
+    )
+    try:
+        outcome = build(path, options, timeout_s=timeout_s)
+    except EngineError as error:
+        refused = False if error.where in options.plugins else None  # a named plugin was to be used
+        place = f" ({error.where})" if error.where else ""
+        check = Check("build", refused, f"not built: {error.what}{place}", details=_advice(error.hint))
+    else:
+        check = (
+            judged_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)
+        )
+    return replace(check, seconds=time.perf_counter() - start)
+
+
+def _span(shape: Shape | Span) -> Span:
+    three: Any = shape if shape and isinstance(shape[0], tuple) else (shape,) * 3
+    low, usual, high = three
+    return _plain(low), _plain(usual), _plain(high)
+
+
+def _plain(shape: Shape) -> Shape:
+    return tuple(int(axis) for axis in shape)  # NumPy's integers are not JSON's
+
+
+def _advice(hint: str | None) -> tuple[str, ...]:
+    return (f"what to do: {hint}",) if hint else ()
+
+
+def _of_accident(child: ChildResult) -> Check:
+    """A crash or a hang counts against the model; an exception in the child's Python does not."""
+    details = tuple(f"log: {line}" for line in _last_words(child.log))
+    if child.status == "error":
+        return Check("build", None, f"not built: {child.summary}", details=details)
+    what = "did not end" if child.status == "timeout" else "crashed"
+    return Check("build", False, f"the TensorRT build {what}: {child.summary}", details=details)
+
+
+def _last_words(log: str) -> list[str]:
+    """What the library said last; the Python stack after it is the same in every build."""
+    native = re.split(r"Fatal Python error|Traceback \(most recent call last\)", log)[0]
+    return [line for line in native.splitlines() if line.strip()][-LOG_LINES:]
+
+
+def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
+    """The verdict on a build that came to an end, held to what the model promised."""
+    faults = [*_refusals(report), *_network_faults(report, expected)]
+    warned = [*precision_warnings(report.warnings), *other_warnings(report.warnings)][:LISTED]
+    details = (*faults, *_advice(report.hint), *warned)
+    passed = None if not faults and report.obstacle else not faults
+    if _is_lacking(report):
+        passed, details = None, (*details, _elsewhere(report))
+    return Check("build", passed, _summary(report, len(faults), passed), details=details)
+
+
+def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
+    library = f"{report.library} {report.version}"
+    count = f"{faults} finding{'s' * (faults > 1)}"
+    if report.engine_bytes is None and passed is None:
+        lack = "has no INT8 Conv" if _lacks_int8_conv(report) else "lacks what this model needs"
+        return f"not built: {report.obstacle or f'{library} {lack}'}"
+    if not report.parsed:
+        return f"{library} refuses the model"
+    if report.engine_bytes is None:
+        return f"{library} did not build the model: {count}"
+    norms = report.count("NORMALIZATION")
+    what = f"{len(report.layers)} layers" + (f", {norms} of them NORMALIZATION" if norms else "")
+    engine = f"{library} built {what}, {report.engine_bytes / 2**20:.2g} MiB, in {report.build_s:.1f} s"
+    return f"{engine}; {count}" if faults else f"{engine}; types as planned"
+
+
+def _refusals(report: BuildReport) -> Iterator[str]:
+    """Why the parser or the builder gave up."""
+    yield from map(str, report.parser_errors)
+    if report.parsed and report.engine_bytes is None and not report.obstacle:
+        yield from (f"builder: {message}" for message in report.errors[-LISTED:])
+        if not report.errors:
+            yield "builder: it gave no engine and no reason"
+
+
+def _is_lacking(report: BuildReport) -> bool:
+    """Whether the only thing wrong is that this library lacks operators."""
+    told = [e.message for e in report.parser_errors]
+    if report.parsed and report.engine_bytes is None:
+        told = list(report.errors)
+    return bool(told) and all(any(part in message for part in LACKING) for message in told)
+
+
+def _lacks_int8_conv(report: BuildReport) -> bool:
+    return any(NO_INT8_CONV in message for message in report.errors)
+
+
+def _elsewhere(report: BuildReport) -> str:
+    if _lacks_int8_conv(report):
+        return "`tensorrt`, or TensorRT-RTX from 1.7.1 on, may build it: the model's Q/DQ is no fault"
+    return "another TensorRT, or this one on a GPU, may build it"
+
+
+def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:
+    """Where the parsed network is not what the model promised."""
+    if not report.parsed:
+        return
+    norms, wanted = report.count("NORMALIZATION"), expected.layer_normalizations
+    if norms < wanted:
+        yield f"the model has {wanted} normalisation operators, the network {norms} NORMALIZATION layers"
+    mismatches = list(_mismatches(report, expected.tensor_types))
+    yield from mismatches[:LISTED]
+    if len(mismatches) > LISTED:
+        yield f"and {len(mismatches) - LISTED} more tensors of another type than planned"
+    halves = _halves(report, expected.norms_in_range)
+    warned = any(NORM_IN_FP16 in warning for warning in report.warnings)
+    if warned and (halves or not expected.norms_in_range):
+        listed = ", ".join(halves[:LISTED]) or "none"
+        yield (
+            "TensorRT warns of a decomposed norm in FP16, whose squares may overflow; "
+            f"reductions in FP16: {listed}"
+        )
+
+
+def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str]:
+    for name, dtype, node in report.types():
+        wanted = NETWORK_TYPES.get(planned.get(name, 0))
+        if wanted is not None and dtype != wanted:
+            yield f"tensor {name} of {node} is {dtype}, planned {wanted}"
+
+
+def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
+    """The reductions in FP16 to other than `known` tensors, for the warning does not say which it means."""
+    return [
+        layer.node or layer.name
+        for layer in report.layers
+        if layer.type == "REDUCE"
+        and any(dtype == "HALF" and logical_name(tensor) not in known for tensor, dtype in layer.outputs)
+    ]

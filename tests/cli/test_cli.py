@@ -1,0 +1,567 @@
+"""The command line through its real entry point: exit codes, messages, and what lies on the disk after."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph
+from onnx import external_data_helper
+from paths import ROOT
+from typer.testing import CliRunner
+
+from rewriter import cli
+from rewriter.cli import exits
+from rewriter.cli.options import shapes
+from rewriter.errors import UsageError
+from rewriter.model import Array, save
+from rewriter.report.progress import progress
+
+Arguments = Callable[[Path], list[str]]
+"""Makes a bad file in a folder that holds `model.onnx`, and names it on the command line."""
+
+WEIGHTS = ", ".join(f"{value:.4f}" for value in np.random.default_rng(0).standard_normal(108))
+CONV_CLIP = f"""
+    g (float[1,3,8,8] x) => (float[1,4,6,6] y)
+    <float[4,3,3,3] w = {{{WEIGHTS}}}, float low = {{0.0}}, float high = {{6.0}}> {{
+        c = Conv(x, w)
+        y = Clip(c, low, high)
+    }}"""
+
+CANCELLATION = """
+    g (float[1,64] x) => (float[1,64] y) <float big = {1000.0}> {
+        a = Add(x, big)
+        y = Sub(a, big)
+    }"""
+"""Every range fits into FP16, but its spacing round 1000 is 0.5: the difference is lost."""
+
+STRUCTURE = ("--passes", "isolate-clip")
+"""Enough for what is tested here, and done in a second: no plan, no build."""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Conv and Clip on a 1x3x8x8 input called `x`."""
+    return save(graph(CONV_CLIP), tmp_path / "model.onnx")
+
+
+def rewriter(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`python -m rewriter` as a user runs it, from another folder than the checkout's."""
+    root = ROOT
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "rewriter", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=300)
+
+
+def quick(*arguments: str | Path) -> tuple[int, str, str]:
+    """The same inside this process: exit code, stdout, stderr."""
+    outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    return outcome.exit_code, outcome.stdout, outcome.stderr
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_fixes_and_verifies(model: Path, tmp_path: Path) -> None:
+    """The whole way at the default preset; the build part runs where a TensorRT is installed."""
+    done = rewriter("fix", model, "-o", "fixed.onnx", "--report", "report.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Fixed and verified: fixed.onnx" in flat(done.stdout)
+    assert "trtexec --onnx=fixed.onnx --stronglyTyped" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr, "no colours and no bars in a pipe"
+    types = {t.data_type for t in onnx.load(tmp_path / "fixed.onnx").graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in types
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["verified"] is True
+    assert told["output"] == "fixed.onnx"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fixed.onnx", "model.onnx", "report.json"]
+
+
+def test_says_that_data_were_random(model: Path, tmp_path: Path) -> None:
+    _, out, _ = quick("fix", model, "-o", tmp_path / "f.onnx", "--skip", "simplify", "--no-verify")
+    assert "random" in out.lower()
+
+
+def test_dynamic_shapes_are_in_the_next_command(tmp_path: Path) -> None:
+    source = save(graph("g (float[batch,3] x) => (float[batch,3] y) { y = Relu(x) }"), tmp_path / "m.onnx")
+    options = ("--input-shape", "x:4x3", "--no-verify", "--target", "tensorrt-rtx")
+    code, out, error = quick("fix", source, "-o", tmp_path / "f.onnx", *options)
+    assert code == 0, error
+    command = (
+        f"tensorrt_rtx --onnx={tmp_path / 'f.onnx'} --minShapes=x:4x3 --optShapes=x:4x3 --maxShapes=x:4x3"
+    )
+    assert command in out
+
+
+def test_the_profile_is_what_the_user_says(tmp_path: Path) -> None:
+    source = save(graph("g (float[batch,3] x) => (float[batch,3] y) { y = Relu(x) }"), tmp_path / "m.onnx")
+    shapes = ("--min-shapes", "x:1x3", "--opt-shapes", "x:4x3", "--max-shapes", "x:8x3")
+    done = quick("fix", source, "-o", tmp_path / "f.onnx", *shapes, "--target", "tensorrt-rtx")
+    assert done[0] == 0, done[2]
+    assert "--minShapes=x:1x3 --optShapes=x:4x3 --maxShapes=x:8x3" in done[1]
+    code, _, error = quick("fix", source, "-o", tmp_path / "g.onnx", "--max-shapes", "z:8x3")
+    assert (code, (tmp_path / "g.onnx").exists()) == (2, False)
+    assert "the model has no input 'z'" in error
+
+
+def test_a_plugin_library_that_does_not_load_fails_the_build(model: Path, tmp_path: Path) -> None:
+    if find_spec("tensorrt_rtx") is None:
+        pytest.skip("TensorRT-RTX is not installed")
+    library = tmp_path / "plugin.so"
+    library.write_text("not a library")
+    fixed = tmp_path / "f.onnx"
+    code, out, _ = quick("fix", model, "-o", fixed, *STRUCTURE, "--plugin-lib", library)
+    assert code == exits.FAILED, out
+    assert f"VERIFICATION FAILED (build): {fixed}" in flat(out)
+    missing = tmp_path / "gone.so"
+    code, _, error = quick("fix", model, "-o", tmp_path / "g.onnx", "--plugin-lib", missing)
+    assert (code, (tmp_path / "g.onnx").exists()) == (2, False)
+    assert f"no such file: {missing}" in error
+
+
+def test_the_engine_that_builds_is_the_one_that_was_named(model: Path, tmp_path: Path) -> None:
+    code, out, error = quick("fix", model, "-o", tmp_path / "f.onnx", *STRUCTURE, "--engine", "emulation")
+    assert code == 0, error
+    assert "--engine emulation" in flat(out)
+    code, _, error = quick("fix", model, "-o", tmp_path / "g.onnx", "--engine", "openvino")
+    assert (code, (tmp_path / "g.onnx").exists()) == (2, False)
+    assert "there is no engine 'openvino'" in error
+
+
+def test_a_failed_verification_is_1_and_the_file_is_written(tmp_path: Path) -> None:
+    source = save(graph(CANCELLATION), tmp_path / "m.onnx")
+    code, out, _ = quick("fix", source, "-o", tmp_path / "f.onnx")
+    assert code == exits.FAILED, out
+    assert "VERIFICATION FAILED (emulation)" in flat(out)
+    assert (tmp_path / "f.onnx").is_file()
+
+
+def test_strict_writes_nothing_when_verification_fails(tmp_path: Path) -> None:
+    source = save(graph(CANCELLATION), tmp_path / "m.onnx")
+    code, out, _ = quick("fix", source, "-o", tmp_path / "f.onnx", "--strict")
+    assert code == exits.FAILED, out
+    assert "nothing written" in out
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_dry_run_reports_and_writes_no_model(model: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    code, out, _ = quick("fix", model, "--dry-run", "--no-verify", "--report", report, *STRUCTURE)
+    assert code == 0
+    assert "nothing written" in out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "r.json"]
+    assert json.loads(report.read_text())["passes"][0]["changes"][0]["what"] == "Clip became Max and Min"
+
+
+def test_in_place_replaces_the_model(model: Path) -> None:
+    before = model.read_bytes()
+    code, _, error = quick("fix", model, "--in-place", "--no-verify", *STRUCTURE)
+    assert code == 0, error
+    assert model.read_bytes() != before
+    assert [n.op_type for n in onnx.load(model).graph.node] == ["Conv", "Max", "Min"]
+
+
+def test_quiet_prints_one_line(model: Path, tmp_path: Path) -> None:
+    _, out, error = quick("fix", model, "-o", tmp_path / "f.onnx", "-q", "--no-verify", *STRUCTURE)
+    assert out == f"Fixed, NOT verified (--no-verify): {tmp_path / 'f.onnx'}\n"
+    assert error == ""
+
+
+def data(tmp_path: Path, **arrays: Array) -> Path:
+    np.savez(tmp_path / "data.npz", **arrays)  # type: ignore[arg-type]
+    return tmp_path / "data.npz"
+
+
+def absent(tmp_path: Path) -> list[str]:
+    return [str(tmp_path / "absent.onnx")]
+
+
+def folder(tmp_path: Path) -> list[str]:
+    (tmp_path / "folder.onnx").mkdir()
+    return [str(tmp_path / "folder.onnx")]
+
+
+def text_file(tmp_path: Path) -> list[str]:
+    (tmp_path / "text.onnx").write_text("version https://git-lfs.github.com/spec/v1\n")
+    return [str(tmp_path / "text.onnx")]
+
+
+def empty(tmp_path: Path) -> list[str]:
+    (tmp_path / "empty.onnx").touch()
+    return [str(tmp_path / "empty.onnx")]
+
+
+def truncated(tmp_path: Path) -> list[str]:
+    whole = (tmp_path / "model.onnx").read_bytes()
+    (tmp_path / "half.onnx").write_bytes(whole[: len(whole) // 2])
+    return [str(tmp_path / "half.onnx")]
+
+
+def without_external_data(tmp_path: Path) -> list[str]:
+    proto = onnx.load(tmp_path / "model.onnx")
+    for tensor in proto.graph.initializer:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), tensor.name))
+    external_data_helper.convert_model_to_external_data(proto, location="w.bin", size_threshold=0)
+    onnx.save(proto, tmp_path / "external.onnx")
+    (tmp_path / "w.bin").unlink()
+    return [str(tmp_path / "external.onnx")]
+
+
+def invalid_graph(tmp_path: Path) -> list[str]:
+    proto = onnx.load(tmp_path / "model.onnx")
+    proto.graph.node[1].input[0] = "nowhere"
+    proto.graph.node[1].name = "the_clip"
+    (tmp_path / "invalid.onnx").write_bytes(proto.SerializeToString())
+    return [str(tmp_path / "invalid.onnx")]
+
+
+def with_data(**arrays: Array) -> Arguments:
+    return lambda tmp_path: [str(tmp_path / "model.onnx"), "--inputs", str(data(tmp_path, **arrays))]
+
+
+def options(*texts: str) -> Arguments:
+    return lambda tmp_path: [str(tmp_path / "model.onnx"), *texts]
+
+
+FITS = np.zeros((1, 3, 8, 8), np.float32)
+
+BAD = [
+    pytest.param(absent, ["absent.onnx", "no such file"], id="no such file"),
+    pytest.param(folder, ["folder.onnx", "not a file"], id="a folder"),
+    pytest.param(text_file, ["text.onnx", "not an ONNX model", "Git LFS"], id="a Git LFS pointer"),
+    pytest.param(empty, ["empty.onnx", "not an ONNX model"], id="an empty file"),
+    pytest.param(truncated, ["half.onnx", "truncated"], id="a truncated file"),
+    pytest.param(
+        without_external_data, ["external.onnx", "'w'", "'w.bin' is missing"], id="missing external data"
+    ),
+    pytest.param(invalid_graph, ["invalid.onnx", "nowhere", "the_clip"], id="an invalid graph"),
+    pytest.param(
+        options("--passes", "isolate-clop"), ["unknown pass 'isolate-clop'", "'isolate-clip'"], id="a pass"
+    ),
+    pytest.param(
+        options("--passes", "isolate-clip{wen=auto}"), ["no option 'wen'", "column 14"], id="a pass's option"
+    ),
+    pytest.param(
+        options("--skip", "isolate-clop"), ["unknown pass 'isolate-clop'", "--skip"], id="a skipped pass"
+    ),
+    pytest.param(options("--preset", "trt-int8"), ["unknown preset 'trt-int8'"], id="a preset"),
+    pytest.param(options("--precision", "int8"), ["int8", "fp16"], id="a precision"),
+    pytest.param(options("--target", "openvino"), ["unknown target 'openvino'"], id="a target"),
+    pytest.param(options("--input-shape", "x:1xA"), ["'x:1xA' is not a shape"], id="a shape"),
+    pytest.param(options("--inputs", "absent.npz"), ["absent.npz"], id="no such data"),
+    pytest.param(options("--opset", "many"), ["--opset", "integer"], id="an opset that is no number"),
+    pytest.param(options("--opset", "99"), ["--opset", "cannot be 99", "1 to "], id="an opset of the future"),
+    pytest.param(options("--seed", "-1"), ["--seed"], id="a negative seed"),
+    pytest.param(options("--colour"), ["--colour"], id="an unknown option"),
+    pytest.param(
+        with_data(image=FITS), ["data.npz", "no input 'image'", "x (float32)"], id="data with the wrong name"
+    ),
+    pytest.param(
+        with_data(x=FITS.astype(np.int64)), ["data.npz", "'x'", "int64"], id="data of the wrong type"
+    ),
+    pytest.param(with_data(x=FITS[:, :2]), ["data.npz", "'x'", "2"], id="data of the wrong shape"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD)
+def test_bad_input_is_2_with_a_message_and_nothing_written(
+    model: Path, tmp_path: Path, arguments: Arguments, words: list[str]
+) -> None:
+    given = arguments(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    code, out, error = quick("fix", *given, "-o", tmp_path / "f.onnx", "--report", tmp_path / "r.json")
+    assert code == exits.BAD_INPUT, out
+    for word in words:
+        assert word in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_bad_input_through_the_real_entry_point(tmp_path: Path) -> None:
+    done = rewriter("fix", "absent.onnx", "-o", "f.onnx", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: absent.onnx: no such file\n"
+
+
+def same(model: Path) -> Path:
+    return model
+
+
+def symbolic_link(model: Path) -> Path:
+    (model.parent / "link.onnx").symlink_to(model)
+    return model.parent / "link.onnx"
+
+
+def hard_link(model: Path) -> Path:
+    os.link(model, model.parent / "hard.onnx")
+    return model.parent / "hard.onnx"
+
+
+@pytest.mark.parametrize("alias", [same, symbolic_link, hard_link])
+def test_the_model_is_not_overwritten_by_accident(model: Path, alias: Callable[[Path], Path]) -> None:
+    before = model.read_bytes()
+    code, _, error = quick("fix", model, "-o", alias(model), *STRUCTURE, "--no-verify")
+    assert code == exits.BAD_INPUT
+    assert "--in-place" in error
+    assert model.read_bytes() == before
+
+
+OUTPUTS = [
+    pytest.param(["-o", "{}/missing/f.onnx"], "missing", id="the output's folder is missing"),
+    pytest.param(
+        ["-o", "{}/f.onnx", "--report", "{}/missing/r.json"], "missing", id="the report's folder is missing"
+    ),
+    pytest.param(["-o", "{}/f.onnx", "--report", "{}/f.onnx"], "overwrite", id="the report over the output"),
+    pytest.param(
+        ["-o", "{}/f.onnx", "--report", "{}/model.onnx"], "overwrite", id="the report over the model"
+    ),
+    pytest.param([], "nowhere to write to", id="no output"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), OUTPUTS)
+def test_bad_outputs_are_refused_before_the_work(
+    model: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    code, _, error = quick("fix", model, *(a.format(tmp_path) for a in arguments), *STRUCTURE)
+    assert code == exits.BAD_INPUT
+    assert words in error
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def python(code: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """A script that calls `main()` after some preparation of the process."""
+    root = ROOT
+    command = [sys.executable, "-c", f"{code}; from rewriter.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files through POSIX")
+def test_a_full_disk_is_an_error_of_ours(model: Path, tmp_path: Path) -> None:
+    full = (
+        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))"
+    )
+    done = python(full, "fix", model, "-o", tmp_path / "f.onnx", "--no-verify", *STRUCTURE)
+    assert done.returncode == 2, done.stderr
+    assert "f.onnx: cannot write the model" in done.stderr
+    assert list(tmp_path.iterdir()) == [model]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_an_interrupt_leaves_no_half_of_a_file(tmp_path: Path, seconds: float) -> None:
+    large = ROOT / "models" / "rtdetr.onnx"
+    soon = (
+        "import os, rewriter.cli, signal, threading;"
+        f"timer = threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT));"
+        "timer.daemon = True; timer.start()"
+    )
+    done = python(soon, "fix", large, "-o", tmp_path / "f.onnx")
+    assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
+    said = done.stderr.partition(":")[0].rstrip()
+    assert said in ("interrupted", ""), "Typer says nothing before the command has begun"
+    assert {path.name for path in tmp_path.iterdir()} <= {"f.onnx"}, "the model is written before it is built"
+    for path in tmp_path.iterdir():
+        onnx.checker.check_model(str(path))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends itself a POSIX signal")
+@pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="builds with TensorRT-RTX")
+def test_an_interrupt_of_the_build_keeps_the_file_and_says_what_it_lacks(tmp_path: Path) -> None:
+    large, written = ROOT / "models" / "rtdetr.onnx", tmp_path / "f.onnx"
+    when_written = f"""
+import os, rewriter.cli, signal, threading, time
+def watch():
+    while not os.path.exists({str(written)!r}):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=watch, daemon=True).start()"""
+    done = python(when_written, "fix", large, "-o", written)
+    assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
+    assert done.stderr == f"interrupted: {written} is written, but not verified to the end\n"
+    onnx.checker.check_model(str(written))
+
+
+def test_news_of_a_search_are_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(shown=True) as update:
+        for stage in ("passes", "search: 1 plan", "search: 1 plan", "search: 2 plans", "save"):
+            update(stage, 0, 0)
+    assert capsys.readouterr().err == "search: 1 plan\nsearch: 2 plans\n"
+    with progress(shown=False) as update:
+        update("search: 1 plan", 0, 0)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_that_a_library_swallows_comes_again() -> None:
+    with progress(shown=False) as update:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            update("the next stage", 0, 0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_terminal_sees_progress_and_the_pipe_only_the_report(model: Path) -> None:
+    import pty
+
+    master, slave = pty.openpty()
+    root = ROOT
+    command = [sys.executable, "-m", "rewriter", "fix", str(model), "--dry-run"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=slave, cwd=root, timeout=300, check=True)
+    os.close(slave)
+    drawn = b""
+    with contextlib.suppress(OSError):  # end of a pseudo-terminal whose other side is closed
+        while part := os.read(master, 4096):
+            drawn += part
+    os.close(master)
+    assert b"pass simplify" in drawn
+    assert b"\x1b[" in drawn
+    assert b"\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param("fix {} --dry-run --no-verify --passes isolate-clip -v", id="fix"),
+        pytest.param("passes", id="passes"),
+        pytest.param("passes show isolate-clip", id="passes show"),
+    ],
+)
+def test_a_reader_that_leaves_early_is_no_error(model: Path, arguments: str) -> None:
+    command = f"{sys.executable} -m rewriter {arguments.format(model)} | true"
+    root = ROOT
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_leaves_early_does_not_hide_a_failure(tmp_path: Path) -> None:
+    source = save(graph(CANCELLATION), tmp_path / "m.onnx")
+    root = ROOT
+    command = f"{sys.executable} -m rewriter fix {source} --dry-run | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stderr) == (exits.FAILED, "")
+
+
+def test_a_defect_of_ours_is_neither_1_nor_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("rewriter.jobs.fix.api.fix", broken)
+    code, _, error = quick("fix", model, "-o", tmp_path / "f.onnx")
+    assert code == exits.DEFECT
+    assert "ZeroDivisionError: a defect" in error
+
+
+SHAPES = [
+    pytest.param("x:1x3x224x224", ("x", (1, 3, 224, 224)), id="an image"),
+    pytest.param("a:b:7", ("a:b", (7,)), id="a name with a colon"),
+    pytest.param("s:", ("s", ()), id="a scalar"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), SHAPES)
+def test_shapes(text: str, expected: tuple[str, tuple[int, ...]]) -> None:
+    assert shapes([text]) == dict([expected])
+
+
+@pytest.mark.parametrize("text", ["x", ":1x2", "x:1x", "x:0x3", "x:-1", "x:1,2"])
+def test_what_is_no_shape(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a shape"):
+        shapes(["image:1x3", text])
+
+
+SCREEN_LINES, SCREEN_COLUMNS = 24, 80
+
+
+GROUPS = ["Options", "A model", "Around it"]
+
+
+def test_help_fits_a_screen_in_groups() -> None:
+    lines = rewriter("--help").stdout.strip().splitlines()
+    assert len(lines) < SCREEN_LINES, "the prompt takes one"
+    assert max(map(len, lines)) <= SCREEN_COLUMNS
+    assert [line.strip("╭─╮ ") for line in lines if line.startswith("╭")] == GROUPS
+    assert {
+        "fix",
+        "scan",
+        "verify",
+        "locate",
+        "compare-inputs",
+        "probe",
+        "config",
+        "presets",
+        "passes",
+        "hook",
+    } <= {line.split()[1] for line in lines if "│" in line}
+
+
+@pytest.mark.parametrize("command", ["", "fix", "probe", "passes show", "presets", "hook install"])
+def test_a_switch_takes_nothing(command: str) -> None:
+    """Typer shows `<bool>` where `--help` and others take no value."""
+    assert "<bool>" not in rewriter(*command.split(), "--help").stdout
+
+
+@pytest.mark.parametrize("command", ["fix", "scan", "verify"])
+def test_the_help_of_a_command_is_as_short_as_it_can_be(command: str) -> None:
+    """A line for every option, and nothing wraps: `fix` has more options than a screen has lines."""
+    lines = rewriter(command, "--help").stdout.strip().splitlines()
+    options = [line for line in lines if line.startswith("│ -")]
+    frames = [line for line in lines if line[0] in "╭╰"]
+    head = lines[: lines.index(frames[0])]
+    assert len(lines) == len(options) + len(frames) + len(head)
+    assert max(map(len, lines)) <= SCREEN_COLUMNS
+    assert len(head) <= 8
+
+
+COMPLETED = [
+    pytest.param("fix --preset trt-b", ["trt-bf16"], id="a preset"),
+    pytest.param("fix --metric p", ["psnr"], id="a metric"),
+    pytest.param("fix --skip isol", ["isolate-clip"], id="a pass"),
+    pytest.param("fix --passes clean-casts,isol", ["clean-casts,isolate-clip"], id="the last pass of a list"),
+    pytest.param("fix --io fp1", ["fp16"], id="a choice"),
+    pytest.param("scan --target tensorrt-", ["tensorrt-rtx"], id="a target"),
+    pytest.param("presets show acc", ["accurate"], id="a preset to show"),
+    pytest.param("passes show isol", ["isolate-clip"], id="a pass to show"),
+    pytest.param("conf", ["config"], id="a command"),
+]
+
+
+@pytest.mark.parametrize(("typed", "offered"), COMPLETED)
+def test_the_shell_completes(typed: str, offered: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As bash asks, by the variables of the script that `--install-completion` writes."""
+    monkeypatch.setenv("_REWRITER_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"rewriter {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    assert rewriter().stdout.split() == offered
+
+
+def test_completion_can_be_installed() -> None:
+    shown = rewriter("--help").stdout
+    assert "--install-completion" in shown
+
+
+def test_version_and_passes() -> None:
+    assert quick("--version")[1].startswith("rewriter 0.")
+    code, out, _ = quick("passes")
+    assert code == 0
+    assert "isolate-clip" in out
+    code, out, _ = quick("passes", "show", "isolate-clip")
+    assert code == 0
+    assert "`when` (auto | always | never; default auto)" in out
+    assert quick("passes", "show", "isolate-clop")[0] == 2

@@ -1,0 +1,102 @@
+"""`rewriter locate` as a user runs it: a rescaled model, several samples, options that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import graphs
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from paths import MODELS
+from typer.testing import CliRunner, Result
+
+import rewriter
+from rewriter.cli import app
+from rewriter.cli.locate import MOST_SAMPLES
+from rewriter.model import load, save
+from rewriter.rewriting.rescaling.record import EXPONENTS, between, record, recorded
+
+NAFNET, DATA = MODELS / "nafnet.onnx", MODELS / "nafnet.npz"
+TWO = "g (float[n,4] x) => (float[n,4] y) { a = Tanh(x) y = Add(a, x) }"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["locate", *map(str, arguments)], env={"COLUMNS": "160"})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save(graphs.graph(TWO), tmp_path / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """NAFNet with tensors times 2^-14, and another weight of one Conv in its middle; its output."""
+    path = tmp_path_factory.mktemp("rescaled") / "wrong.onnx"
+    fixed = rewriter.fix(NAFNET, inputs=DATA, preset="trt-fp16-rescaled", verify=False).proto
+    assert recorded(load(fixed))
+    convs = [node for node in fixed.graph.node if node.op_type == "Conv"]
+    conv = convs[len(convs) // 2]
+    (weight,) = (tensor for tensor in fixed.graph.initializer if tensor.name == conv.input[1])
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float16(1.5), weight.name))
+    onnx.save(fixed, path)
+    return path, conv.output[0]
+
+
+@pytest.mark.parametrize("engine", ["emulation", "onnxruntime"])
+def test_what_is_rescaled_is_not_wrong(wrong: tuple[Path, str], engine: str, tmp_path: Path) -> None:
+    path, tensor = wrong
+    told = tmp_path / "told.json"
+    result = run(NAFNET, path, "--inputs", DATA, "--engine", engine, "--json", told)
+    assert result.exit_code == 1, result.output
+    found = json.loads(told.read_text())
+    assert (found["first"]["tensor"], found["exact"]) == (tensor, True)
+    assert all(step["error"] < 5e-3 for step in found["right"])
+
+
+def test_exponents_add_up_and_nonsense_is_none() -> None:
+    first, second = graphs.graph(TWO), graphs.graph(TWO)
+    assert recorded(first) == {}
+    record(first, {"a": -6})
+    record(second, {"a": -6})
+    record(second, {"a": 2, "b": 3})
+    assert recorded(second) == {"a": -4, "b": 3}
+    assert between(first, second) == {"a": 2, "b": 3}
+    record(second, {"a": 4})
+    assert between(graphs.graph(TWO), second) == {"b": 3}
+    for text in ("no JSON", "[1]", '{"a": "x"}'):
+        other = graphs.graph(TWO)
+        other.proto.metadata_props.add(key=EXPONENTS, value=text)
+        assert recorded(other) == {}
+
+
+def test_data_that_nobody_gave_is_told(model: Path) -> None:
+    assert "Note: random inputs" in run(model, model).output
+
+
+def test_a_few_samples_do_and_odd_data_is_told(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(MOST_SAMPLES + 1):
+        np.savez(folder / f"{number}.npz", x=np.arange(32, dtype=np.float32).reshape(8, 4))
+    output = run(model, model, "--inputs", folder).output
+    assert f"Note: the first {MOST_SAMPLES} of {MOST_SAMPLES + 1} samples were looked at" in output
+    assert "samples are the same" in output
+
+
+BAD_OPTIONS = {
+    "an engine that there is not": (("--engine", "openvino"), "there is no engine 'openvino'"),
+    "no time": (("--timeout", "0"), "--timeout: it cannot be 0"),
+    "a library that is not there": (("--plugin-lib", "gone.so"), "no such file"),
+    "an input that there is not": (("--max-shapes", "z:1x2"), "the model has no input 'z'"),
+    "no build": (("--max-builds", "0"), "at least one is needed"),
+}
+
+
+@pytest.mark.parametrize(("options", "told"), BAD_OPTIONS.values(), ids=BAD_OPTIONS.keys())
+def test_bad_options_are_refused(model: Path, options: tuple[str, ...], told: str) -> None:
+    result = run(model, model, *options)
+    assert (result.exit_code, told in result.output) == (2, True), result.output

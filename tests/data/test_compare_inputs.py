@@ -1,0 +1,338 @@
+"""compare-inputs names what differs between two pipelines, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy.ndimage import gaussian_filter, shift, zoom
+from typer.testing import CliRunner
+
+from rewriter.cli import app
+from rewriter.data.parity import ArrayComparison, compare_arrays, compare_inputs
+from rewriter.data.parity.code import run
+from rewriter.errors import InputsError
+from rewriter.figures.compare import relative_l2
+from rewriter.model import Array
+
+CONSTANTS: dict[str, tuple[float, Any, Any]] = {
+    "0..255": (1.0, 0.0, 1.0),
+    "0..1": (255.0, 0.0, 1.0),
+    "Inception": (255.0, 0.5, 0.5),
+    "ImageNet": (255.0, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "CLIP": (255.0, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "Caffe": (1.0, (123.68, 116.779, 103.939), 1.0),
+}
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]
+STD = np.array([0.229, 0.224, 0.225], np.float32)[:, None, None]
+HEIGHT, WIDTH, MARGIN = 48, 56, 8
+
+
+def photo(seed: int, height: int = HEIGHT + 2 * MARGIN, width: int = WIDTH + 2 * MARGIN) -> Array:
+    """An uint8 image [3, H, W] as photographs are: smooth, its channels alike but not equal, some noise."""
+    rng = np.random.default_rng(seed)
+    own = gaussian_filter(rng.standard_normal((3, height, width)), (0, 2, 2))
+    shared = gaussian_filter(rng.standard_normal((height, width)), 4)
+    mixed = 0.8 * shared / shared.std() + 0.6 * own / own.std()
+    values = 110 + np.array([40, 45, 35])[:, None, None] * mixed + 3 * rng.standard_normal((3, height, width))
+    return np.asarray(np.clip(np.rint(values), 0, 255).astype(np.uint8))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a preprocessing does with an image [3, H, W] of 0..255 that has a margin."""
+
+    scaling: str = "0..1"
+    layout: str = "NCHW"
+    bgr: bool = False
+    mirrored: bool = False
+    shift: tuple[int, int] = (0, 0)
+    pad: int | None = None
+    dtype: str = "float32"
+
+    def __call__(self, image: Array) -> Array:
+        (dy, dx), (divisor, mean, std) = self.shift, CONSTANTS[self.scaling]
+        found = image[:, MARGIN + dy : MARGIN + dy + HEIGHT, MARGIN + dx : MARGIN + dx + WIDTH]
+        found = found[..., ::-1] if self.mirrored else found
+        if self.pad is not None:
+            found = np.pad(found, ((0, 0), (6, 6), (0, 0)), constant_values=self.pad)
+        mean, std = (np.resize(np.asarray(c, np.float32), 3)[:, None, None] for c in (mean, std))
+        values = (found.astype(np.float32) / np.float32(divisor) - mean) / std
+        values = values[::-1] if self.bgr else values
+        values = np.rint(values) if self.dtype == "uint8" else values
+        values = values[None] if "N" in self.layout else values
+        if self.layout.endswith("C"):
+            values = np.moveaxis(values, -3, -1)
+        return np.ascontiguousarray(values, self.dtype)
+
+    def kinds(self, other: Pipeline) -> set[str]:
+        mine, yours = CONSTANTS[self.scaling], CONSTANTS[other.scaling]
+        differing = {
+            "dtype": self.dtype != other.dtype,
+            "layout": self.layout != other.layout,
+            "channel-order": self.bgr != other.bgr,
+            "scale": mine[0] != yours[0],
+            "normalization": mine[1:] != yours[1:],
+            "orientation": self.mirrored != other.mirrored,
+            "shift": self.shift != other.shift,
+            "padding": self.pad != other.pad,
+        }
+        return {kind for kind, differs in differing.items() if differs}
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[Pipeline, Pipeline]:
+    padded = draw(st.booleans())
+
+    def one() -> Pipeline:
+        scaling = draw(st.sampled_from(sorted(CONSTANTS)))
+        types = ["float32", "uint8"] if scaling == "0..255" else ["float32", "float16"]
+        return Pipeline(
+            scaling,
+            draw(st.sampled_from(["NCHW", "NHWC", "CHW", "HWC"])),
+            draw(st.booleans()),
+            draw(st.booleans()),
+            (0, 0) if padded else (draw(st.integers(-4, 4)), draw(st.integers(-4, 4))),
+            draw(st.sampled_from([0, 114, 128])) if padded else None,
+            draw(st.sampled_from(types)),
+        )
+
+    return one(), one()
+
+
+@settings(max_examples=40, deadline=None)
+@given(pipelines(), st.integers(0, 1000))
+@example((Pipeline("Caffe"), Pipeline("Caffe", shift=(0, -4), dtype="float16")), 1)
+def test_all_differences_are_found_together_and_none_is_invented(
+    pair: tuple[Pipeline, Pipeline], seed: int
+) -> None:
+    image = photo(seed)
+    ours, theirs = (pipeline(image) for pipeline in pair)
+    found = compare_arrays(ours, theirs)
+    assert {d.kind for d in found.differences} == pair[0].kinds(pair[1]), found
+    if found.differences:
+        assert found.after < 2e-3  # float16's rounding
+        if pair[0].shift == pair[1].shift:
+            made = run(found.code, ours)
+            assert made.dtype == theirs.dtype
+            assert relative_l2(theirs, made) < 2e-3
+
+
+@settings(max_examples=15, deadline=None)
+@given(pipelines(), st.integers(0, 1000))
+def test_unrelated_images_get_no_invented_relation(pair: tuple[Pipeline, Pipeline], seed: int) -> None:
+    found = compare_arrays(pair[0](photo(seed)), pair[1](photo(seed + 5000)))
+    kinds = {d.kind for d in found.differences}
+    assert "values" in kinds
+    assert kinds <= {"values", "dtype", "layout", "size"}
+    assert not found.code
+
+
+def inner(pipeline: Pipeline, seed: int = 3) -> Array:
+    return pipeline(photo(seed))
+
+
+RAW = inner(Pipeline("0..255"))[0]
+
+RELATIONS: dict[str, tuple[Any, Any, set[str], str]] = {
+    "equal": (RAW, RAW.copy(), set(), "no difference"),
+    "float rounding": (RAW / 3, (RAW.astype(np.float64) / 3).astype(np.float32), set(), "no difference"),
+    "BGR, not divided": (
+        inner(Pipeline("0..1")),
+        inner(Pipeline("0..255", bgr=True)),
+        {"channel-order", "scale"},
+        "theirs is BGR (if ours is RGB) and is not divided by 255",
+    ),
+    "constants in the wrong order": (
+        inner(Pipeline("ImageNet")),
+        (inner(Pipeline("0..1"))[:, ::-1] - MEAN) / STD,
+        {"channel-order", "normalization"},
+        "theirs is BGR (if ours is RGB) and has mean and deviation in another order of channels",
+    ),
+    "ImageNet's constants without the division": (
+        RAW,
+        (RAW - MEAN) / STD,
+        {"normalization"},
+        "theirs has ImageNet's mean and standard deviation, not divided by 255 before",
+    ),
+    "divided twice": (RAW / 255, RAW / 65025, {"scale"}, "theirs is divided by 255 twice"),
+    "constants that nobody named": (
+        RAW / 255,
+        (RAW / 255 - 0.3) / 0.17,
+        {"normalization"},
+        "theirs has mean 0.3 and standard deviation 0.17",
+    ),
+    "crop": (RAW, RAW[:, 3:43, 5:45].copy(), {"size"}, "theirs is 40x40, not 48x56"),
+    "height and width swapped": (
+        RAW,
+        RAW.swapaxes(1, 2).copy(),
+        {"orientation"},
+        "theirs has height and width swapped",
+    ),
+    "resized": (
+        RAW,
+        zoom(RAW, (1, 0.75, 0.75), order=1, mode="nearest", grid_mode=True),
+        {"size"},
+        "theirs is 36x42, not 48x56",
+    ),
+    "content at another place in the letterbox": (
+        np.pad(RAW, ((0, 0), (8, 8), (0, 0)), constant_values=114),
+        np.pad(RAW, ((0, 0), (0, 16), (0, 0)), constant_values=114),
+        {"shift"},
+        "theirs is shifted 8 pixels up",
+    ),
+    "grey": (
+        RAW[:1].repeat(3, 0),
+        RAW[:1].repeat(3, 0) / 255,
+        {"scale"},
+        "theirs is divided by 255, ours is not",
+    ),
+    "rounded on the way": (
+        RAW / 255 + np.random.default_rng(0).uniform(-0.4, 0.4, RAW.shape) / 255,
+        RAW / 255,
+        {"rounding"},
+        "theirs rounds pixels to whole numbers in another place",
+    ),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs", "kinds", "sentence"), RELATIONS.values(), ids=RELATIONS.keys())
+def test_relations_of_images(ours: Array, theirs: Array, kinds: set[str], sentence: str) -> None:
+    found = compare_arrays(ours.astype(np.float32), theirs.astype(np.float32))
+    assert {d.kind for d in found.differences} == kinds
+    assert found.sentence == sentence
+    if kinds:
+        made = run(found.code, ours.astype(np.float32))
+        assert made.shape == theirs.shape
+        assert found.after < (1e-2 if "rounding" in kinds else 1e-5)
+
+
+RESAMPLED: dict[str, tuple[Array, str]] = {
+    "a third of a pixel": (shift(RAW, (0, 0.33, 0.33), order=1, mode="nearest"), "a shift by -0.3"),
+    "antialiasing": (gaussian_filter(RAW, (0, 0.6, 0.6)), "theirs is smoother"),
+}
+
+
+@pytest.mark.parametrize(("theirs", "text"), RESAMPLED.values(), ids=RESAMPLED.keys())
+def test_what_is_left_is_told_as_resampling(theirs: Array, text: str) -> None:
+    found = compare_arrays(RAW, theirs[::-1])
+    assert {d.kind for d in found.differences} == {"channel-order", "interpolation"}
+    assert text in found.differences[-1].text
+
+
+PLAIN: dict[str, tuple[Any, Any, set[str]]] = {
+    "equal ids": ([[5, 6, 7]], [[5, 6, 7]], set()),
+    "padded on the left": (
+        [[5, 6, 7, 0, 0], [1, 2, 0, 0, 0]],
+        [[0, 0, 5, 6, 7], [0, 0, 0, 1, 2]],
+        {"padding"},
+    ),
+    "padded on the right": ([[1, 1, 5, 6], [1, 7, 8, 9]], [[5, 6, 1, 1], [7, 8, 9, 1]], {"padding"}),
+    "a mask the other way round": ([[1.0, 1, 0, 0]], [[0.0, 0, 1, 1]], {"scale"}),
+    "an additive mask": ([[1.0, 1, 0, 0]], [[0.0, 0, -10000, -10000]], {"scale"}),
+    "other ids": ([[5, 6, 7]], [[5, 9, 1]], {"values"}),
+    "another length": ([[5, 6, 7]], [[5, 6]], {"size"}),
+    "NaN": ([[1.0, np.nan, 2]], [[1.0, 2, 2]], {"values"}),
+    "the same NaN": ([[1.0, np.nan, 2]], [[1.0, np.nan, 2]], set()),
+    "axes exchanged": ([[1.0, 2, 5], [3, 4, 9]], [[1.0, 3], [2, 4], [5, 9]], {"layout"}),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs", "kinds"), PLAIN.values(), ids=PLAIN.keys())
+def test_relations_of_other_arrays(ours: Any, theirs: Any, kinds: set[str]) -> None:
+    mine, other = np.asarray(ours), np.asarray(theirs)
+    found = compare_arrays(mine, other)
+    assert {d.kind for d in found.differences} == kinds
+    if found.code:
+        np.testing.assert_allclose(run(found.code, mine), other)
+
+
+def test_constant_and_empty_images_relate_to_nothing_but_themselves() -> None:
+    flat = np.full((1, 3, 32, 32), 7.0, np.float32)
+    assert compare_arrays(flat, flat.copy()).differences == ()
+    assert compare_arrays(flat, np.full_like(flat, 9.0)).differences
+    assert compare_arrays(RAW[None], flat).differences
+    empty = np.zeros((1, 3, 0, 32), np.float32)
+    assert compare_arrays(empty, empty).differences == ()
+
+
+def written(folder: Path, name: str, **arrays: Any) -> Path:
+    np.savez(folder / name, **arrays)
+    return folder / f"{name}.npz"
+
+
+def test_the_command_says_it_in_words_and_exits_with_1(tmp_path: Path) -> None:
+    ours = written(tmp_path, "ours", image=inner(Pipeline("ImageNet")))
+    theirs = written(tmp_path, "theirs", image=inner(Pipeline("0..255", "NHWC", bgr=True)))
+    told = tmp_path / "told.json"
+    result = CliRunner().invoke(app, ["compare-inputs", str(ours), str(theirs), "--json", str(told)])
+    assert result.exit_code == 1
+    assert "is not divided by 255" in result.output
+    assert "BGR" in result.output
+    array = json.loads(told.read_text())["samples"][0]["arrays"][0]
+    assert [d["kind"] for d in array["differences"]] == ["layout", "channel-order", "scale", "normalization"]
+    assert array["after"] < 1e-6
+
+
+def test_equal_pipelines_exit_with_0(tmp_path: Path) -> None:
+    ours = written(tmp_path, "ours", image=RAW)
+    result = CliRunner().invoke(app, ["compare-inputs", str(ours), str(ours)])
+    assert (result.exit_code, "do the same" in result.output) == (0, True)
+
+
+def test_folders_are_compared_sample_by_sample_and_arrays_by_name(tmp_path: Path) -> None:
+    for side, value in (("ours", 0.0), ("theirs", 1.0)):
+        (tmp_path / side).mkdir()
+        for index in range(3):
+            last = value if index == 2 else 0.0
+            written(
+                tmp_path / side,
+                f"s{index}",
+                image=RAW + last,
+                mask=np.ones(4),
+                **{f"ids_{side}": np.arange(4)},
+            )
+    found = compare_inputs(tmp_path / "ours", tmp_path / "theirs")
+    kinds = [{a.name: {d.kind for d in a.differences} for a in s.arrays} for s in found.samples]
+    assert kinds[0] == kinds[1] == {"image": set(), "mask": set(), "ids_ours": set()}
+    assert kinds[2]["image"]
+    assert found.samples[0].arrays[2].notes == ("it is called 'ids_theirs' in theirs",)
+
+
+def test_a_missing_sample_is_a_difference(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    for index in range(2):
+        written(tmp_path / "two", f"s{index}", image=RAW)
+    found = compare_inputs(written(tmp_path, "one", image=RAW), tmp_path / "two")
+    assert (found.differ, found.counts) == (True, (1, 2))
+
+
+@pytest.mark.parametrize("content", [b"no archive", b""], ids=["garbage", "empty"])
+def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+    ours, broken = written(tmp_path, "ours", image=RAW), tmp_path / "broken.npz"
+    broken.write_bytes(content)
+    with pytest.raises(InputsError, match="broken"):
+        compare_inputs(ours, broken)
+    assert CliRunner().invoke(app, ["compare-inputs", str(ours), str(broken)]).exit_code == 2
+
+
+def test_text_is_refused(tmp_path: Path) -> None:
+    words = written(tmp_path, "words", text=np.array(["a", "b"]))
+    with pytest.raises(InputsError, match="not numbers"):
+        compare_inputs(words, words)
+
+
+def test_the_sentence_lists_everything() -> None:
+    found = compare_arrays(
+        inner(Pipeline("0..1")), inner(Pipeline("0..255", "NHWC", bgr=True, dtype="uint8"))
+    )
+    assert isinstance(found, ArrayComparison)
+    assert found.sentence == (
+        "theirs is uint8, not float32, is NHWC, not NCHW, is BGR (if ours is RGB) and is not divided by 255"
+    )

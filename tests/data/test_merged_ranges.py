@@ -1,0 +1,74 @@
+"""Ranges of merged products, taken from their parts, beside what a run measures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import graph
+from paths import MODELS
+
+from rewriter.base import Context
+from rewriter.data.inputs import load_samples
+from rewriter.data.ranges import Ranges, measure
+from rewriter.data.ranges.merged import merged_ranges
+from rewriter.model import Model, facts, load
+from rewriter.pipeline.driver import Driver
+from rewriter.pipeline.text import parse
+
+TAGS = {"merge-projections"}
+
+
+def measured(model: Model, feeds: list[dict[str, np.ndarray]]) -> Ranges:
+    return measure(model, feeds, facts.infer(model))
+
+
+def merged(model: Model) -> Model:
+    return Driver().run(model, parse("merge-projections"), Context())[0]
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "swin", "t5_encoder", "llama_block"])
+def test_are_those_that_a_run_measures(name: str) -> None:
+    source = Driver().run(load(MODELS / f"{name}.onnx"), parse("upgrade-opset,simplify"), Context())[0]
+    feeds = [dict(sample) for sample in load_samples(MODELS / f"{name}.npz", source)]
+    result = merged(source)
+    found = merged_ranges(result, measured(source, feeds), TAGS)
+    assert found is not None
+    ran = measured(result, feeds)
+    new = ran.keys() - measured(source, feeds).keys()
+    assert len(new) >= 4
+    assert ran.keys() <= found.keys()
+    for key in new:
+        slack = 1e-5 * ran[key].absmax  # ONNX Runtime may block the sums otherwise
+        assert found[key].low <= ran[key].low + slack
+        assert found[key].high >= ran[key].high - slack
+        assert found[key].mean_abs == pytest.approx(ran[key].mean_abs, rel=0.5)
+
+
+APART = """
+    g (float[2,2] x) => (float[2,2] q, float[2,2] k)
+    <float[2,2] a = {1,0, 0,1}, float[2,2] b = {2,0, 0,2}, float[2] c = {-1,3}> {
+        m = MatMul(x, a)
+        q = Add(m, c)
+        k = MatMul(x, b)
+    }"""
+
+
+def test_a_product_lies_within_the_sum_less_the_bias() -> None:
+    source = graph(APART)
+    feeds: list[dict[str, np.ndarray]] = [{"x": np.array([[1, 2], [-3, 4]], np.float32)}]
+    result = merged(source)
+    before = measured(source, feeds)
+    found = merged_ranges(result, before, TAGS)
+    assert found is not None
+    product, add, split = result.proto.graph.node
+    biased, own = found[0, add.output[0]], found[0, product.output[0]]
+    assert split.input[0] == add.output[0]
+    assert (biased.low, biased.high) == (-6.0, 8.0)
+    assert (own.low, own.high) == (-9.0, 9.0)
+
+
+def test_what_was_not_measured_is_not_made_up() -> None:
+    source = graph(APART)
+    before = measured(source, [{"x": np.ones((2, 2), np.float32)}])
+    del before[0, "k"]
+    assert merged_ranges(merged(source), before, TAGS) is None

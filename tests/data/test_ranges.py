@@ -1,0 +1,584 @@
+"""Ranges: the numbers are right, nothing is left out, nothing is kept in memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import graphs
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from paths import ROOT
+
+from rewriter.data.ranges import Ranges, measure, range_of
+from rewriter.data.ranges.instrument import instrument
+from rewriter.data.ranges.statistics import BLOCK, SMALL
+from rewriter.emulation import reference
+from rewriter.engines.onnxruntime import Session
+from rewriter.errors import ArithmeticRunError
+from rewriter.model import Array, Model, load
+from rewriter.model import facts as tensor_facts
+from rewriter.plan import Range
+
+MODELS = ROOT / "models"
+FP32_MAX = float(np.finfo(np.float32).max)
+LARGE = float(np.float32(3e38))
+
+
+def ranges(body: str, *samples: Mapping[str, Any], opset: int = 17) -> Ranges:
+    return measured(graphs.graph(body, opset=opset), *samples)
+
+
+def measured(model: Model, *samples: Mapping[str, Any]) -> Ranges:
+    feeds = [
+        {k: np.asarray(v, None if hasattr(v, "dtype") else np.float32) for k, v in s.items()} for s in samples
+    ]
+    return measure(model, feeds, tensor_facts.infer(model))
+
+
+def expected(array: Array) -> Range:
+    wide = array.astype(np.float64)
+    return Range(
+        float(wide.min()), float(wide.max()), float(np.abs(wide).mean()), bool(np.isfinite(wide).all())
+    )
+
+
+def close(actual: Range, wanted: Range) -> None:
+    assert (actual.low, actual.high, actual.finite) == (wanted.low, wanted.high, wanted.finite)
+    assert actual.mean_abs == pytest.approx(wanted.mean_abs, rel=1e-4) or (
+        wanted.absmax == actual.mean_abs > FP32_MAX / 100  # the sum of such values is infinite
+    )
+
+
+# -- against the tensors themselves ----------------------------------------------------------
+
+CASES = [
+    "nafnet",
+    "convnext",
+    "bert",
+    "llama_block",
+    "rtdetr",
+    "t5_encoder",
+    "qdq",
+    "mixed_casts",
+    "mismatch",
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_tensor_of_a_case_has_its_range(name: str) -> None:
+    model = load(MODELS / f"{name}.onnx")
+    model = reference(model, tensor_facts.infer(model))
+    facts = tensor_facts.infer(model)
+    feeds = dict(np.load(MODELS / f"{name}.npz"))
+    found = measure(model, [feeds], facts)
+    floats = [
+        out
+        for node in model.proto.graph.node
+        for out in node.output
+        if out in facts.main and facts.main[out].dtype == onnx.TensorProto.FLOAT
+    ]
+    assert floats
+    exposed = model.copy()
+    del exposed.proto.graph.output[:]
+    exposed.proto.graph.output.extend(onnx.helper.make_tensor_value_info(n, 1, None) for n in floats)
+    with Session(exposed) as session:
+        for tensor, array in session.run(feeds).items():
+            if np.isfinite(array).all():
+                close(found[0, tensor], expected(array))
+            else:
+                assert not found[0, tensor].finite
+    for weight in model.proto.graph.initializer:
+        if weight.data_type == onnx.TensorProto.FLOAT:
+            close(found[0, weight.name], expected(model.array(weight)))
+
+
+def test_many_tensors_are_packed_in_blocks() -> None:
+    """More tensors than a block holds, small and large, of several shapes."""
+    count, wide = 2 * BLOCK + 7, SMALL + 1
+    lines = [f"t{i} = Add(t{i - 1}, one)" for i in range(1, count)]
+    body = f"""g (float[3,2] t0, float[{wide}] v0) => (float[3,2] t{count - 1}, float[{wide}] v{count - 1})
+        <float one = {{1}}> {{ {" ".join(lines)} {" ".join(lines).replace("t", "v")} }}"""
+    small, large = (
+        np.array([[-1, 0], [2, 3], [0.5, 0]], np.float32),
+        np.linspace(-4, 4, SMALL + 1, dtype=np.float32),
+    )
+    found = ranges(body, {"t0": small, "v0": large})
+    for i in (0, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, count - 1):
+        close(found[0, f"t{i}"], expected(small + i))
+        assert (found[0, f"v{i}"].low, found[0, f"v{i}"].high) == (i - 4, i + 4)
+
+
+@pytest.mark.parametrize("opset", [pytest.param(n, id=f"opset {n}") for n in (7, 9, 11, 13, 17, 18, 21)])
+@pytest.mark.parametrize("shape", ["2,3", "N,3", "?,?"], ids=["static", "named", "unknown"])
+def test_every_operator_set_and_kind_of_shape(opset: int, shape: str) -> None:
+    x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
+    found = ranges(f"g (float[{shape}] x) => (float[{shape}] y) {{ y = Neg(x) }}", {"x": x}, opset=opset)
+    close(found[0, "x"], expected(x))
+    close(found[0, "y"], expected(-x))
+
+
+def test_a_tensor_of_unknown_rank() -> None:
+    model = graphs.graph("g (float[2,3] x) => (float y) { [relu] t = Relu(x) y = ReduceMax<keepdims=0>(t) }")
+    facts = tensor_facts.infer(model)
+    facts.main["t"] = tensor_facts.TensorFacts(onnx.TensorProto.FLOAT, None)
+    x = np.array([[-1, 2, 3], [4, -5, 6]], np.float32)
+    close(measure(model, [{"x": x}], facts)[0, "t"], expected(np.maximum(x, 0)))
+
+
+# -- what is not a number --------------------------------------------------------------------
+
+PLACES = [pytest.param(0, id="first"), pytest.param(4, id="in the middle"), pytest.param(9, id="last")]
+SHAPES = [
+    pytest.param("10", 10, id="stacked"),
+    pytest.param(str(SMALL + 6), SMALL + 6, id="alone"),
+    pytest.param("N", 10, id="dynamic"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("dim", "size"), SHAPES)
+def test_one_nan_is_never_in_range(dim: str, size: int, place: int) -> None:
+    """ONNX Runtime's ReduceMax and ReduceMin lose it."""
+    x = np.ones(size, np.float32)
+    x[place] = -1
+    lines = " ".join(f"t{i} = Sqrt(x)" for i in range(4))
+    found = ranges(f"g (float[{dim}] x) => (float[{dim}] t0) {{ {lines} }}", {"x": x})
+    assert found[0, "x"].finite
+    assert not found[0, "t0"].finite
+    assert math.isnan(found[0, "t0"].mean_abs)
+    assert found[0, "t0"].absmax == math.inf
+
+
+def test_nothing_but_nan() -> None:
+    found = ranges("g (float[2] x) => (float[2] y) { y = Log(x) }", {"x": [-1, -2]})
+    assert not found[0, "y"].finite
+
+
+def test_a_nan_in_one_sample_stays() -> None:
+    found = ranges(
+        "g (float[2] x) => (float[2] y) { y = Sqrt(x) }", {"x": [1, 4]}, {"x": [1, -4]}, {"x": [9, 4]}
+    )
+    assert not found[0, "y"].finite
+    assert found[0, "y"].high == 3
+
+
+def test_infinities_show_as_such() -> None:
+    """A mask of -inf is told from a NaN: hazards treat them differently."""
+    found = ranges("g (float[3] x) => (float[3] y) { y = Neg(x) }", {"x": [1, np.inf, 2]})
+    masked = found[0, "y"]
+    assert (masked.low, masked.high, masked.finite) == (-math.inf, -1, False)
+    assert masked.mean_abs == math.inf
+
+
+def test_large_finite_values_are_finite_though_their_sum_is_not() -> None:
+    found = ranges("g (float[4] x) => (float[4] y) { y = Neg(x) }", {"x": [3e38, 3e38, 3e38, 1]})
+    assert found[0, "y"].finite
+    assert found[0, "y"].low == np.float32(-3e38)
+    assert math.isfinite(found[0, "y"].mean_abs)
+
+
+EMPTY = [
+    pytest.param("g (float[N] x) => (float[N] y) { y = Relu(x) }", id="dynamic"),
+    pytest.param("g (float[0] x) => (float[0] y) { y = Relu(x) }", id="static"),
+]
+
+
+@pytest.mark.parametrize("body", EMPTY)
+def test_a_tensor_without_elements_is_in_range(body: str) -> None:
+    assert ranges(body, {"x": []})[0, "y"] == Range(0, 0, 0, True)
+
+
+def test_an_empty_sample_does_not_hide_the_others() -> None:
+    found = ranges("g (float[N] x) => (float[N] y) { y = Neg(x) }", {"x": []}, {"x": [1, 2]})
+    assert (found[0, "y"].low, found[0, "y"].high) == (-2, -1)
+
+
+# -- constants and copies --------------------------------------------------------------------
+
+
+def test_constants_are_read_without_running() -> None:
+    body = """g (float[2] x) => (float[2] y) <float[2] w = {-3, 5}, int64[1] i = {7}> {
+        c = Constant<value = float {70000}>()
+        f = Constant<value_floats = [1.0, -8.0]>()
+        a = Add(x, w) b = Add(a, c) y = Add(b, f) }"""
+    found = ranges(body)
+    assert found[0, "w"] == Range(-3, 5, 4, True)
+    assert found[0, "c"].high == 70000
+    assert found[0, "f"].low == -8
+    assert found.keys() == {(0, "w"), (0, "c"), (0, "f")}, "nothing was run, so nothing else is known"
+
+
+@pytest.mark.parametrize(
+    ("array", "wanted"),
+    [
+        pytest.param(np.array([1, -3], np.float16), Range(-3, 1, 2, True), id="float16"),
+        pytest.param(np.array([1, -3], ml_dtypes.bfloat16), Range(-3, 1, 2, True), id="bfloat16"),
+        pytest.param(np.array(-2.0), Range(-2, -2, 2, True), id="a float64 scalar"),
+        pytest.param(np.zeros((0, 3), np.float32), Range(0, 0, 0, True), id="no elements"),
+        pytest.param(np.full(3, LARGE, np.float32), Range(LARGE, LARGE, LARGE, True), id="a large sum"),
+    ],
+)
+def test_range_of_an_array(array: Array, wanted: Range) -> None:
+    close(range_of(array), wanted)
+
+
+def test_range_of_an_array_larger_than_a_block() -> None:
+    array = np.ones(2**20 + 5, np.float32)
+    array[[3, -1]] = -2, 9
+    close(range_of(array), expected(array))
+    array[-2] = np.nan
+    assert not range_of(array).finite
+
+
+@pytest.mark.parametrize(
+    ("values", "high", "mean"),
+    [
+        pytest.param([np.nan, np.nan], math.nan, math.nan, id="nothing but NaN"),
+        pytest.param([1.0, np.nan], 1.0, math.nan, id="one NaN"),
+        pytest.param([1.0, np.inf], math.inf, math.inf, id="one infinity"),
+        pytest.param([1.0, 1e300], math.inf, math.inf, id="beyond FP32"),
+    ],
+)
+def test_range_of_an_array_that_is_not_finite(values: list[float], high: float, mean: float) -> None:
+    found = range_of(np.array(values))
+    assert not found.finite
+    np.testing.assert_equal((found.high, found.mean_abs), (high, mean))
+
+
+def test_names_of_statistics_keep_clear_of_the_model() -> None:
+    model = graphs.graph(NEG)
+    model.proto.graph.input[0].name = model.proto.graph.node[0].input[0] = "range:1"
+    model.proto.graph.output[0].name = model.proto.graph.node[0].output[0] = "range::2"
+    found = measured(model, {"range:1": [1, 2]})
+    assert (found[0, "range:1"].high, found[0, "range::2"].low) == (2, -2)
+
+
+VIEWS = [
+    pytest.param("y = Reshape(t, two)", id="Reshape"),
+    pytest.param("y = Transpose<perm=[1,0]>(t)", id="Transpose"),
+    pytest.param("y = Identity(t)", id="Identity"),
+    pytest.param("y = Flatten(t)", id="Flatten"),
+    pytest.param("y = Cast<to=1>(t)", id="a Cast to the same type"),
+    pytest.param("y = Cast<to=11>(t)", id="a Cast to a wider type"),
+]
+
+
+def _measured_keys(model: Model) -> tuple[tuple[int, str], ...]:
+    return instrument(model, tensor_facts.infer(model), lambda node, scope: False).keys
+
+
+@pytest.mark.parametrize("line", VIEWS)
+def test_views_share_the_range_of_their_source(line: str) -> None:
+    dtype = "double" if "to=11" in line else "float"
+    model = graphs.graph(
+        f"g (float[2,2] x) => ({dtype}[2,2] y) <int64[2] two = {{2, 2}}> {{ t = Neg(x) {line} }}"
+    )
+    assert _measured_keys(model) == ((0, "x"), (0, "t"))
+    found = measured(model, {"x": [[1, 2], [3, 4]]})
+    assert found[0, "y"] == found[0, "t"] == Range(-4, -1, 2.5, True)
+
+
+NOT_VIEWS = [
+    pytest.param("y = Cast<to=10>(t)", "float16", id="a Cast that narrows"),
+    pytest.param("y = Slice(t, one, two)", "float", id="Slice"),
+    pytest.param("y = Relu(t)", "float", id="Relu"),
+]
+
+
+@pytest.mark.parametrize(("line", "dtype"), NOT_VIEWS)
+def test_what_changes_or_drops_values_is_measured(line: str, dtype: str) -> None:
+    constants = "int64[1] one = {1}, int64[1] two = {2}"
+    body = f"g (float[4] x) => ({dtype}[N] y) <{constants}> {{ t = Neg(x) {line} }}"
+    assert (0, "y") in _measured_keys(graphs.graph(body))
+
+
+def test_a_view_of_a_constant() -> None:
+    found = ranges("g (float[2] x) => (float[2] y) <float[1,2] w = {3, -4}> { v = Squeeze(w) y = Add(x, v) }")
+    assert found[0, "v"] == found[0, "w"]
+
+
+def test_other_float_types_are_measured() -> None:
+    body = """g (float16[2] h, double[2] d, bfloat16[2] b) => (float16[2] x, double[2] y, bfloat16[2] z) {
+        x = Neg(h) y = Neg(d) z = Transpose(b) }"""
+    feeds = {
+        "h": np.array([1, 65504], np.float16),
+        "d": np.array([1e5, -1e300]),
+        "b": np.array([3e38, 1], ml_dtypes.bfloat16),
+    }
+    found = ranges(body, feeds)
+    assert found[0, "x"].low == -65504
+    assert not found[0, "y"].finite, "beyond FP32"
+    assert found[0, "z"].high == pytest.approx(3e38, rel=1e-2)
+
+
+# -- samples ---------------------------------------------------------------------------------
+
+NEG = "g (float[2] x) => (float[2] y) { y = Neg(x) }"
+
+
+def test_samples_are_taken_one_at_a_time() -> None:
+    made: list[int] = []
+    done: list[int] = []
+
+    def samples() -> Iterator[dict[str, Array]]:
+        for i in range(3):
+            assert done == list(range(1, i + 1)), "the sample before is measured"
+            made.append(i)
+            yield {"x": np.full(2, i, np.float32)}
+
+    model = graphs.graph(NEG)
+    found = measure(model, samples(), tensor_facts.infer(model), progress=done.append)
+    assert (made, done, found.samples) == ([0, 1, 2], [1, 2, 3], 3)
+    assert found[0, "y"] == Range(-2, 0, 1, True)
+
+
+def test_a_sample_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(ArithmeticRunError, match="Expected: 2"):
+        ranges(NEG, {"x": [1, 2, 3]})
+
+
+# -- operators without a kernel --------------------------------------------------------------
+
+CUSTOM = [
+    pytest.param("p = Plugin(a)", "Plugin", id="no schema"),
+    pytest.param("p = acme.Plugin(a)", "acme.Plugin", id="another domain"),
+    pytest.param(
+        "h = Cast<to=16>(a) s = Sigmoid(h) p = Cast<to=1>(s)", "Sigmoid", id="no kernel for the type"
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "op"), CUSTOM)
+def test_what_does_not_depend_on_it_is_measured(line: str, op: str) -> None:
+    text = f"""<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
+        g (float[2] x) => (float[2] y, float[2] z) {{
+            a = Neg(x) f = Sigmoid(a) {line} y = Relu(p) z = Abs(a) }}"""
+    model = Model(onnx.parser.parse_model(text))
+    facts = tensor_facts.infer(model)
+    for name in "py":
+        facts.main[name] = tensor_facts.TensorFacts(onnx.TensorProto.FLOAT, (2,))
+    found = measure(model, [{"x": np.array([1, 2], np.float32)}], facts)
+    assert found.unsupported == (op,)
+    assert {name for _, name in found} >= {"x", "a", "f", "z"}
+    assert {name for _, name in found}.isdisjoint({"p", "y"})
+
+
+def test_nothing_can_be_run() -> None:
+    body = "g (int64[2] x) => (float[2] y) <float[1] w = {4}> { y = Plugin(x, w) }"
+    model = Model(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}'))
+    found = measure(model, [{"x": np.ones(2, np.int64)}], tensor_facts.infer(model))
+    assert dict(found) == {(0, "w"): Range(4, 4, 4, True)}
+    assert found.unsupported == ("Plugin",)
+
+
+def test_a_local_function_is_not_a_missing_operator() -> None:
+    found = measured(
+        graphs.model(
+            """<ir_version: 8, opset_import: ["" : 17, "f" : 1]>
+            g (float[2] x) => (float[2] y) { y = f.Twice(x) }
+            <domain: "f", opset_import: ["" : 17]> Twice (a) => (b) { b = Add(a, a) }"""
+        ),
+        {"x": [1, 2]},
+    )
+    assert found.unsupported == ()
+    assert found[0, "x"].high == 2
+
+
+# -- subgraphs -------------------------------------------------------------------------------
+
+BRANCHES = """g (float[2] x, bool c) => (float[2] y) {
+    a = Neg(x)
+    y = If(c) <
+        then_branch = yes () => (float[2] r) { s = Add(a, a) r = Mul(s, s) },
+        else_branch = no () => (float[2] r) { r = Abs(a) }
+    >
+    z = Neg(y)
+}"""
+TRUE, FALSE = np.array(True), np.array(False)
+
+
+def test_only_the_branch_that_ran_has_ranges() -> None:
+    found = ranges(BRANCHES, {"x": [1, 2], "c": TRUE})
+    assert (found[1, "s"].low, found[1, "s"].high) == (-4, -2)
+    assert found[1, "r"].high == 16
+    assert (2, "r") not in found
+    assert (found[0, "y"].high, found[0, "z"].low) == (16, -16)
+
+
+def test_both_branches_over_two_samples() -> None:
+    found = ranges(BRANCHES, {"x": [1, 2], "c": TRUE}, {"x": [3, 5], "c": FALSE}, {"x": [1, 1], "c": FALSE})
+    assert found[1, "r"] == Range(4, 16, 10, True)
+    assert found[2, "r"] == Range(1, 5, 2.5, True), "the mean is over the two samples that ran it"
+
+
+def test_a_branch_that_holds_no_float() -> None:
+    body = """g (float[2] x, bool c) => (int64[1] y) {
+        y = If(c) <
+            then_branch = yes () => (int64[1] r) {
+                s = Neg(x) t = Cast<to=7>(s) z = Constant<value_ints=[0]>() r = Gather(t, z) },
+            else_branch = no () => (int64[1] r) { r = Constant<value_ints=[1]>() }
+        >
+    }"""
+    assert ranges(body, {"x": [1, 2], "c": FALSE}).keys() == {(0, "x")}
+    assert ranges(body, {"x": [1, 2], "c": TRUE})[1, "s"].low == -2
+
+
+LOOP = """g (float[2] x, int64 n) => (float[2] y) {
+    go = Constant<value = bool {1}>()
+    y = Loop(n, go, x) <
+        body = step (int64 i, bool on, float[2] v) => (bool on_out, float[2] w) {
+            on_out = Identity(on) d = Add(v, v) w = Neg(d) }
+    >
+}"""
+OPSETS = [pytest.param(n, id=f"opset {n}") for n in (11, 13, 17, 18, 21)]
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_a_loop_is_measured_over_its_iterations(opset: int) -> None:
+    found = ranges(LOOP, {"x": [1, 2], "n": np.array(3)}, opset=opset)
+    close(found[1, "v"], Range(-4, 8, (1.5 + 3 + 6) / 3, True))
+    assert (found[1, "w"].low, found[1, "w"].high) == (-16, 8)
+    assert found[0, "y"].low == -16
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_a_loop_without_iterations_has_no_ranges_inside(opset: int) -> None:
+    found = ranges(LOOP, {"x": [1, 2], "n": np.array(0)}, opset=opset)
+    assert {scope for scope, _ in found} == {0}
+    assert found[0, "y"].high == 2
+
+
+def test_a_nan_in_one_iteration_is_seen() -> None:
+    body = LOOP.replace("w = Neg(d)", "r = Sqrt(d) w = Neg(r)")
+    found = ranges(body, {"x": [1, 2], "n": np.array(3)})
+    assert not found[1, "r"].finite
+    assert found[1, "r"].high == 2
+
+
+SCAN = """g (float[2] s0, float[3,2] x) => (float[2] s, float[2,3] y) {
+    s, y = Scan <num_scan_inputs = 1, scan_output_axes = [1], scan_output_directions = [0],
+        body = step (float[2] a, float[2] e) => (float[2] b, float[2] o) { b = Add(a, e) o = Mul(b, e) }
+    > (s0, x)
+}"""
+
+
+def test_a_scan_with_output_axes() -> None:
+    found = ranges(SCAN, {"s0": [0, 0], "x": [[1, 2], [3, 4], [5, -6]]})
+    assert (found[1, "b"].low, found[1, "b"].high) == (0, 9)
+    assert (found[1, "o"].low, found[1, "o"].high) == (0, 45)
+    assert found[0, "y"].high == 45
+
+
+def test_branches_inside_a_loop() -> None:
+    body = """g (float[2] x, int64 n) => (float[2] y) {
+        go = Constant<value = bool {1}>() two = Constant<value = int64 {2}>()
+        y = Loop(n, go, x) <
+            body = step (int64 i, bool on, float[2] v) => (bool on_out, float[2] w) {
+                on_out = Identity(on) late = Less(two, i)
+                w = If(late) <
+                    then_branch = yes () => (float[2] r) { r = Mul(v, x) },
+                    else_branch = no () => (float[2] r) { r = Add(v, x) }
+                >
+            }
+        >
+        t = Neg(y)
+    }"""
+    found = ranges(body, {"x": [1, 2], "n": np.array(3)})
+    assert found[3, "r"].high == 8, "2 + 2 three times"
+    assert (2, "r") not in found
+    assert ranges(body, {"x": [1, 2], "n": np.array(5)})[2, "r"].high == 32
+
+
+def test_a_loop_that_hides_one_of_its_outputs() -> None:
+    body = """g (float[2] x, int64 n) => (float[2] y) {
+        go = Constant<value = bool {1}>()
+        y, gathered = Loop(n, go, x) <
+            body = step (int64 i, bool on, float[2] v) => (bool on_out, float[2] w, float[2] o) {
+                on_out = Identity(on) w = Add(v, v) o = Neg(v) }
+        >
+    }"""
+    model = graphs.graph(body)
+    loop = model.proto.graph.node[1]
+    del loop.output[1]
+    found = measured(model, {"x": [1, 2], "n": np.array(2)})
+    assert found[1, "o"].low == -4
+    assert found[0, "y"].high == 8
+
+
+def test_an_unknown_operator_in_a_subgraph_hides_the_whole_node() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> """ + BRANCHES.replace("r = Abs(a)", "r = Plugin(a)")
+    model = Model(onnx.parser.parse_model(text))
+    found = measured(model, {"x": [1, 2], "c": TRUE})
+    assert set(found) == {(0, "x"), (0, "a")}
+    assert found.unsupported == ("Plugin",)
+
+
+def test_scopes_count_on_after_a_node_that_is_left_out() -> None:
+    lost = """q = If(c) <
+        then_branch = p () => (float[2] r) { r = Plugin(x) },
+        else_branch = o () => (float[2] r) { r = Abs(x) }
+    >"""
+    text = """<ir_version: 8, opset_import: ["" : 17]> """ + BRANCHES.replace(
+        "a = Neg(x)", f"{lost} a = Neg(x)"
+    )
+    found = measured(Model(onnx.parser.parse_model(text)), {"x": [1, 2], "c": TRUE})
+    assert found[3, "s"].low == -4
+    assert not any(scope in (1, 2) for scope, _ in found)
+
+
+def test_the_case_with_if_loop_and_scan() -> None:
+    model = load(MODELS / "if_loop.onnx")
+    model = reference(model, tensor_facts.infer(model))
+    facts = tensor_facts.infer(model)
+    feeds = dict(np.load(MODELS / "if_loop.npz"))
+    both = [feeds, {**feeds, "wide": ~feeds["wide"]}]
+    found = measure(model, both, facts)
+    wanted = {
+        (scope, name)
+        for scope, names in enumerate(facts.scopes)
+        for name, known in names.items()
+        if known.dtype == onnx.TensorProto.FLOAT
+    }
+    assert wanted <= found.keys()
+    assert all(found[key].finite for key in wanted)
+
+
+# -- memory ----------------------------------------------------------------------------------
+
+CHAIN = """
+import resource, sys, numpy as np
+from graphs import graph
+from rewriter.model import facts
+from rewriter.data.ranges import measure
+import onnxruntime
+side, nodes = 1448, 60  # 8 MiB each
+lines = " ".join(f"t{i} = {('Sigmoid', 'Neg', 'Exp')[i % 3]}(t{i - 1})" for i in range(1, nodes))
+model = graph(f"g (float[{side},{side}] t0) => (float[{side},{side}] t{nodes - 1}) {{ {lines} }}")
+x = np.zeros((side, side), np.float32)
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+before = peak()
+found = measure(model, ({"t0": x} for _ in range(3)), facts.infer(model))
+assert len(found) == nodes
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss in KiB is Linux's")
+def test_memory_grows_neither_with_tensors_nor_with_samples() -> None:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    run = subprocess.run(
+        [sys.executable, "-c", CHAIN],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) < 100, "MiB; all tensors together are 480"

@@ -1,0 +1,431 @@
+"""FP16 accumulators: what was measured on a GPU, partial sums bit for bit, and every geometry of Conv."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import graphs
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+import rewriter
+from rewriter.emulation import Accumulation, emulation
+from rewriter.emulation.accumulate import DOMAIN
+from rewriter.emulation.kernel_chunks import CHUNK, boxes
+from rewriter.figures.compare import relative_l2
+from rewriter.model import Array, Model, facts, load
+from rewriter.plan import Plan
+from rewriter.verification.checks import run_all
+
+
+def emulated(source: Model, feeds: dict[str, Array], accumulation: Accumulation = "fp16") -> Array:
+    (outputs,) = run_all(emulation(source, facts.infer(source), accumulation), [feeds])
+    return next(iter(outputs.values()))
+
+
+def split_nodes(source: Model) -> int:
+    made = emulation(source, facts.infer(source), "fp16")
+    return sum(n.domain == DOMAIN for g in [made.proto.graph] for n in g.node)
+
+
+def low(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(np.float16)
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
+@pytest.mark.parametrize(("depth", "measured"), [(768, 1.05e-3), (3072, 2.05e-3), (4096, 2.36e-3)])
+def test_errs_as_measured_on_an_h200(op: str, depth: int, measured: float) -> None:
+    source = graphs.graph(f"""
+        g (float16[64,{depth}] x, float16[{depth},128] w) => (float16[64,128] y) {{ y = {op}(x, w) }}""")
+    rng = np.random.default_rng(0)
+    feeds = {"x": low(rng, 64, depth), "w": low(rng, depth, 128)}
+    exact = feeds["x"].astype(np.float64) @ feeds["w"].astype(np.float64)
+    assert relative_l2(exact, emulated(source, feeds)) == pytest.approx(measured, rel=0.05)
+    assert relative_l2(exact, emulated(source, feeds, "fp32")) < 2.5e-4
+
+
+@pytest.mark.parametrize("depth", [1, 15, 16, 17, 40, 333])
+def test_partial_sums_are_rounded_after_every_sixteen_products(depth: int) -> None:
+    """Integers keep FP32 exact, so that the order within a chunk plays no part."""
+    source = graphs.graph(f"""
+        g (float16[2,3,{depth}] x, float16[2,{depth},4] w) => (float16[2,3,4] y) {{ y = MatMul(x, w) }}""")
+    rng = np.random.default_rng(depth)
+    x, w = (rng.integers(-40, 41, s).astype(np.float16) for s in ((2, 3, depth), (2, depth, 4)))
+    expected = np.zeros((2, 3, 4), np.float16)
+    for start in range(0, depth, CHUNK):
+        part = np.s_[start : start + CHUNK]
+        partial = x[..., part].astype(np.float32) @ w[:, part].astype(np.float32)
+        expected = (expected.astype(np.float32) + partial).astype(np.float16)
+    np.testing.assert_array_equal(emulated(source, {"x": x, "w": w}), expected)
+
+
+def test_partial_sums_overflow_though_the_result_is_one() -> None:
+    source = graphs.graph("g (float16[1,48] x, float16[48,1] w) => (float16[1,1] y) { y = MatMul(x, w) }")
+    x = np.zeros((1, 48), np.float16)
+    x[0, [0, 16, 32]] = 60000, 60000, 1
+    w = np.ones((48, 1), np.float16)
+    feeds = {"x": x, "w": w}
+    assert np.isinf(emulated(source, feeds)).all()
+    x[0, [17, 33]] = -60000, -60000
+    assert emulated(source, feeds)[0, 0] == 1.0, "within sixteen products nothing is rounded"
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "kernel", "group", "stride", "dilation", "pad"),
+    [
+        pytest.param(3, 4, (3, 3), 1, 1, 1, 1, id="few channels"),
+        pytest.param(40, 4, (3, 3), 1, 1, 1, 1, id="channels that 16 does not divide"),
+        pytest.param(16, 4, (3, 2), 1, 2, 2, 3, id="strides and dilations"),
+        pytest.param(32, 4, (1, 1), 1, 2, 1, 0, id="pointwise"),
+        pytest.param(6, 6, (7, 7), 6, 1, 1, 3, id="depthwise"),
+        pytest.param(8, 4, (3, 5), 2, 1, 2, 2, id="groups"),
+        pytest.param(3, 4, (8, 8), 1, 8, 1, 0, id="patches"),
+    ],
+)
+def test_conv_sums_every_product_once(
+    channels: int, filters: int, kernel: tuple[int, int], group: int, stride: int, dilation: int, pad: int
+) -> None:
+    """With small integers all partial sums are exact in FP16: both accumulators agree to the bit."""
+    height, width = kernel
+    source = graphs.graph(f"""
+        g (float16[2,{channels},16,17] x, float16[{filters},{channels // group},{height},{width}] w,
+           float16[{filters}] b) => (float16[n,c,h,v] y) {{
+            y = Conv<strides = [{stride},{stride}], dilations = [{dilation},{dilation}],
+                     pads = [{pad},{pad - pad // 2},{pad},{pad}], group = {group}>(x, w, b)
+        }}""")
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, channels, 16, 17), "w": (filters, channels // group, *kernel), "b": (filters,)}
+    feeds: dict[str, Array] = {n: rng.integers(-2, 3, s).astype(np.float16) for n, s in shapes.items()}
+    assert split_nodes(source) == 1
+    np.testing.assert_array_equal(emulated(source, feeds), emulated(source, feeds, "fp32"))
+
+
+@pytest.mark.parametrize("dims", ["64,8", "64,4,4", "64,4,4,4"], ids=["1-D", "2-D", "3-D"])
+def test_conv_of_any_rank_rounds_partial_sums(dims: str) -> None:
+    spatial = dims.count(",")
+    kernel = ",".join(["1"] * spatial)
+    source = graphs.graph(f"""
+        g (float16[1,{dims}] x, float16[1,64,{kernel}] w) => (float16[1,1,{dims[3:]}] y) {{
+            y = Conv(x, w)
+        }}""")
+    sizes = [int(d) for d in dims.split(",")]
+    x = np.ones((1, *sizes), np.float16)
+    x[:, 0] = 2048
+    x[:, 16:] = 0.0625
+    feeds = {"x": x, "w": np.ones((1, 64, *[1] * spatial), np.float16)}
+    found = emulated(source, feeds).flat[0]
+    assert found == 2064.0, "2048 + 15 ties to 2064, and three times 1, half the spacing there, is lost"
+    assert emulated(source, feeds, "fp32").flat[0] == 2066.0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "group"), [((40, 3, 3), 1), ((3, 7, 7), 1), ((1, 7, 7), 9), ((32, 3, 3), 4)]
+)
+def test_boxes_cover_a_kernel_once(sizes: tuple[int, ...], group: int) -> None:
+    seen = [point for box in boxes(sizes, group) for point in product(*(range(*span) for span in box))]
+    assert sorted(seen) == list(product(*map(range, sizes)))
+
+
+GEMM = """
+    g (float16[{x}] x, float16[{w}] w, float16[3] c) => (float16[2,3] y) {{
+        y = Gemm<alpha = 0.5, beta = 2.0, transA = {a}, transB = {b}>(x, w, c)
+    }}"""
+
+
+@pytest.mark.parametrize(("a", "b"), list(product((0, 1), (0, 1))))
+def test_gemm_keeps_its_attributes(a: int, b: int) -> None:
+    source = graphs.graph(GEMM.format(x="20,2" if a else "2,20", w="3,20" if b else "20,3", a=a, b=b))
+    rng = np.random.default_rng(1)
+    shapes = {p.name: tuple(d for d in p.shape or () if isinstance(d, int)) for p in source.signature.inputs}
+    feeds: dict[str, Array] = {n: rng.integers(-3, 4, s).astype(np.float16) for n, s in shapes.items()}
+    np.testing.assert_array_equal(emulated(source, feeds), emulated(source, feeds, "fp32"))
+
+
+@pytest.mark.parametrize(
+    ("body", "opset"),
+    [
+        pytest.param(
+            "g (float[2,32] x, float[32,2] w) => (float[2,2] y) { y = MatMul(x, w) }", 17, id="FP32"
+        ),
+        pytest.param(
+            "g (bfloat16[2,32] x, bfloat16[32,2] w) => (bfloat16[2,2] y) { y = MatMul(x, w) }", 17, id="BF16"
+        ),
+        pytest.param(
+            "g (float16[2,8] x, float16[8,2] w) => (float[2,2] y) { m = MatMul(x, w)\n y = Cast<to = 1>(m) }",
+            17,
+            id="a result that is read as FP32",
+        ),
+        pytest.param(
+            "g (float16[2,32] x, float16[32] w) => (float16[2] y) { y = MatMul(x, w) }", 17, id="a vector"
+        ),
+        pytest.param(
+            "g (float16[1,2,8] x, float16[1,2,3] w) => (float16[1,1,8] y) "
+            '{ y = Conv<auto_pad = "SAME_UPPER">(x, w) }',
+            17,
+            id="auto_pad",
+        ),
+        pytest.param(
+            "g (float16[2,32] x, float16[32,2] w) => (float16[2,2] y) { y = MatMul(x, w) }", 12, id="opset 12"
+        ),
+    ],
+)
+def test_what_keeps_fp32_accumulators(body: str, opset: int) -> None:
+    source = graphs.graph(body, opset=opset)
+    assert split_nodes(source) == 0
+    assert emulation(source, facts.infer(source), "fp16").same_as(emulation(source, facts.infer(source)))
+
+
+EPILOGUE = """
+    g (float16[64,{depth}] x, float16[{depth},128] w, float[128] b) => (float16[64,128] y) {{
+        m = {op}(x, w)
+        c = Cast<to = 1>(m)
+        a = Add(c, b)
+        y = Cast<to = 10>(a)
+    }}"""
+
+
+@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
+@pytest.mark.parametrize("depth", [768, 3072])
+def test_an_fp32_bias_leaves_the_final_rounding_alone(op: str, depth: int) -> None:
+    """Measured on an H200: 2.07e-4 at both depths."""
+    rng = np.random.default_rng(0)
+    x, w = low(rng, 64, depth), (rng.standard_normal((depth, 128)) / np.sqrt(depth)).astype(np.float16)
+    b = rng.standard_normal(128).astype(np.float32)
+    proto = graphs.graph(EPILOGUE.format(op=op, depth=depth)).proto
+    del proto.graph.input[1:]
+    proto.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")])
+    source = load(proto)
+    exact = x.astype(np.float64) @ w.astype(np.float64) + b
+    both: tuple[Accumulation, ...] = ("fp16", "fp32")
+    for accumulation in both:
+        error = relative_l2(exact, emulated(source, {"x": x}, accumulation))
+        assert error == pytest.approx(2.07e-4, rel=0.03)
+
+
+SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}, int64[4] ones = {1,1,1,1}"
+
+
+@pytest.mark.parametrize(
+    ("body", "split"),
+    [
+        pytest.param("m = MatMul(x, w)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 0, id="a bias"),
+        pytest.param("m = MatMul(x, w)\n c = Cast<to = 1>(m)\n y = Relu(c)", 0, id="an activation"),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n s = Split<axis = 0>(c)\n y = Mul(s, s)", 0, id="Split"
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n s = Identity(c)\n y = Add(s, b)", 1, id="a view between"
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n a = Add(c, b)\n d = Cast<to = 10>(a)\n"
+            " r = Reshape(d, ones)\n s = Split<axis = -2>(r)\n y = Cast<to = 1>(s)",
+            0,
+            id="a bias, then heads by Reshape and Split",
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n r = Reshape(c, ones)\n s = Split<axis = -2>(r)\n"
+            " y = Add(s, b)",
+            1,
+            id="heads by Reshape and Split before the bias",
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n d = Cast<to = 10>(c)\n y = Cast<to = 1>(d)",
+            1,
+            id="a Cast up and down again",
+        ),
+        pytest.param("m = MatMul(x, x)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 1, id="attention's product"),
+        pytest.param(
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n d = Add(c, b)\n"
+            " n = MatMul(x, w)\n e = Cast<to = 1>(n)\n f = Add(e, b)\n y = Add(d, f)",
+            2,
+            id="merged projections",
+        ),
+        pytest.param(
+            "m = MatMul(x, w)\n n = MatMul(x, w)\n y = Cast<to = 1>(m)\n z = Add(n, n)",
+            2,
+            id="merged projections whose result is FP32",
+        ),
+        pytest.param("m = Conv(x, k)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 1, id="Conv"),
+    ],
+)
+def test_what_an_fp32_reader_changes(body: str, split: int) -> None:
+    source = graphs.graph(f"g (float16[1,1,1,1] x) => (float[1,1,1,1] y) <{SQUARE}> {{ {body} }}")
+    assert split_nodes(source) == split
+
+
+NORMED = f"""
+    g (float16[1,1,1,1] x) => (OUTPUTS) <{SQUARE}> {{
+        m = MatMul(x, w)
+        c = Cast<to = 1>(m)
+        a = Add(c, b)
+        s = Relu(a)
+        y = LayerNormalization(s, b)
+    }}"""
+
+
+@pytest.mark.parametrize(
+    ("outputs", "split"),
+    [
+        pytest.param("y", 1, id="the norm's kernel takes bias and activation"),
+        pytest.param("y s", 0, id="not if what the norm reads is an output"),
+        pytest.param("y a", 1, id="what it does not read says nothing"),
+    ],
+)
+def test_a_norm_in_fp32_takes_the_sums_into_its_kernel(outputs: str, split: int) -> None:
+    ports = ", ".join(f"float[1,1,1,1] {name}" for name in outputs.split())
+    assert split_nodes(graphs.graph(NORMED.replace("OUTPUTS", ports))) == split
+
+
+@pytest.mark.parametrize(
+    ("norm", "outputs", "split"),
+    [
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = LayerNormalization(h, d)", "float16 y", 1, id="it alone reads the sum"
+        ),
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = LayerNormalization(h, d)\n z = Neg(s)",
+            "float16 y, float z",
+            0,
+            id="others do",
+        ),
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = LayerNormalization(h, d)\n z = Neg(h)",
+            "float16 y, float16 z",
+            0,
+            id="others read what it reads",
+        ),
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = Transpose(h)", "float16 y", 1, id="a Transpose alone reads it"
+        ),
+        pytest.param(
+            "h = Cast<to = 10>(s)\n y = Transpose(h)\n z = Neg(h)",
+            "float16 y, float16 z",
+            0,
+            id="a Transpose and others",
+        ),
+        pytest.param(
+            "u = Unsqueeze(s, i)\n n = LayerNormalization(u, b)\n y = Squeeze(n, i)",
+            "float y",
+            0,
+            id="a view between",
+        ),
+    ],
+)
+def test_what_a_norm_takes_with_a_cast_or_a_view_between(norm: str, outputs: str, split: int) -> None:
+    ports = outputs.replace(" ", "[1,1,1,1] ").replace(",[1,1,1,1]", ",")
+    text = NORMED.replace("y = LayerNormalization(s, b)", norm).replace("OUTPUTS", ports)
+    assert (
+        split_nodes(
+            graphs.graph(text.replace(SQUARE, f"{SQUARE}, float16[1] d = {{15360}}, int64[1] i = {{0}}"))
+        )
+        == split
+    )
+
+
+def test_a_product_sums_in_fp32_for_the_view_of_a_norm() -> None:
+    text = NORMED.replace("a = Add(c, b)\n        s = Relu(a)", "s = Unsqueeze(c, i)").replace(
+        "OUTPUTS", "float[1,1,1,1,1] y"
+    )
+    assert split_nodes(graphs.graph(text.replace(SQUARE, f"{SQUARE}, int64[1] i = {{0}}"))) == 0
+
+
+ATTENTION = """
+    g (float16[1,2,{tokens},64] q, float16[1,2,64,{tokens}] k, float16[1,2,{tokens},64] v)
+        => (float16[1,2,{tokens},64] y) <float[1] f = {{0.125}}, float16[1] h = {{12288}}> {{
+        m = MatMul(q, k)
+        {softmax}
+        y = MatMul(p, v)
+    }}"""
+SOFTMAX = {
+    "fp16": "s = Mul(m, h)\n p = Softmax<axis = -1>(s)",
+    "alone": "s = Mul(m, h)\n t = Cast<to = 1>(s)\n u = Softmax<axis = -1>(t)\n p = Cast<to = 10>(u)",
+    "scaled": "t = Cast<to = 1>(m)\n s = Mul(t, f)\n u = Softmax<axis = -1>(s)\n p = Cast<to = 10>(u)",
+}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "softmax", "measured"),
+    [
+        (128, "fp16", 7.43e-4),
+        (128, "alone", 4.64e-4),
+        (197, "fp16", 7.92e-4),
+        (197, "alone", 4.95e-4),
+        (197, "scaled", 4.95e-4),
+        (1500, "fp16", 1.14e-3),
+        (1500, "alone", 9.11e-4),
+    ],
+)
+def test_attention_errs_as_measured_on_an_h200(tokens: int, softmax: str, measured: float) -> None:
+    text = ATTENTION.format(tokens=tokens, softmax=SOFTMAX[softmax])
+    rng = np.random.default_rng(0)
+    q, v = low(rng, 1, 2, tokens, 64), low(rng, 1, 2, tokens, 64)
+    k = low(rng, 1, 2, 64, tokens)
+    scores = q.astype(np.float64) @ k.astype(np.float64) / 8
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    exact = shares / shares.sum(-1, keepdims=True) @ v.astype(np.float64)
+    found = emulated(graphs.graph(text), {"q": q, "k": k, "v": v})
+    assert relative_l2(exact, found) == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        pytest.param(
+            "t = Cast<to = 1>(m)\n s = Add(t, t)\n u = Softmax<axis = -1>(s)\n p = Cast<to = 10>(u)", id="Add"
+        ),
+        pytest.param(
+            "t = Cast<to = 1>(m)\n s = Softmax<axis = -1>(t)\n u = Neg(s)\n p = Cast<to = 10>(u)", id="Neg"
+        ),
+        pytest.param(SOFTMAX["fp16"], id="FP16"),
+    ],
+)
+def test_what_is_no_fp32_softmax_of_attention(softmax: str) -> None:
+    assert split_nodes(graphs.graph(ATTENTION.format(tokens=4, softmax=softmax))) == 2
+
+
+def test_a_subgraphs_products_accumulate_in_fp16_too() -> None:
+    source = graphs.graph("""
+        g (float16[1,48] x, float16[48,1] w, bool c) => (float16[1,1] y) {
+            y = If(c) <
+                then_branch = t () => (float16[1,1] p) { p = MatMul(x, w) },
+                else_branch = e () => (float16[1,1] q) { a = MatMul(x, w)\n q = Neg(a) }
+            >
+        }""")
+    x = np.zeros((1, 48), np.float16)
+    x[0, [0, 16, 32]] = 60000, 60000, -60000
+    feeds: dict[str, Array] = {"x": x, "w": np.ones((48, 1), np.float16)}
+    for branch, expected in ((True, np.inf), (False, -np.inf)):
+        assert emulated(source, {**feeds, "c": np.asarray(branch)})[0, 0] == expected
+
+
+ONES = ", ".join(["1.0"] * 48)
+PEAK = f"""
+    g (float[1,48] x) => (float[1,1] y) <float[48,1] w = {{{ONES}}}> {{
+        m = MatMul(x, w)
+        y = Relu(m)
+    }}"""
+
+
+@pytest.mark.parametrize(("accumulation", "passed"), [("fp32", True), ("fp16", False)])
+def test_the_verdict_sees_partial_sums_overflow(accumulation: Accumulation, passed: bool) -> None:
+    """Every tensor is in range, and 90000 comes up in between; the rules would keep the product in FP32."""
+    x = np.zeros((1, 48), np.float32)
+    x[0, [0, 1, 2, 16]] = 20000, 20000, 20000, 30000
+    x[0, [32, 33]] = -30000, -30000
+    result = rewriter.fix(
+        graphs.graph(PEAK).whole(),
+        inputs={"x": x},
+        build=False,
+        skip=("simplify",),
+        plan=Plan("fp16"),
+        accumulation=accumulation,
+    )
+    assert result.verdict is not None and result.verdict.passed is passed
+
+
+def test_the_given_model_is_not_changed() -> None:
+    source = graphs.graph("g (float16[2,32] x, float16[32,2] w) => (float16[2,2] y) { y = MatMul(x, w) }")
+    before = source.copy()
+    emulation(source, facts.infer(source), "fp16")
+    assert source.same_as(before)

@@ -1,0 +1,206 @@
+"""Which tensor leaves the original first, and what each node adds, against numpy and against whole runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import graphs
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+import rewriter
+from rewriter.base import Context
+from rewriter.emulation import Accumulation, emulation, reference
+from rewriter.emulation.divergence import Divergence, NodeError, diverge
+from rewriter.figures.compare import relative_l2
+from rewriter.model import Array, Model, facts, load, save
+from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.plan import Decision, InputsOutputs, Plan
+from rewriter.verification.checks import run_all
+
+
+def lowered(source: Model, *fp32: str, io: InputsOutputs = "keep") -> Model:
+    """In FP16, but for the nodes of the main graph with these outputs."""
+    decisions = tuple(Decision(name, "", f"0:{name}", "user", "") for name in fp32)
+    return graphs.apply(MixedPrecision(), source, Context(plan=Plan("fp16", io, decisions)))[0]
+
+
+def diverged(source: Model, *fp32: str, accumulation: Accumulation = "fp32") -> Divergence:
+    return diverge(source, lowered(source, *fp32), [graphs.random_feeds(source)], accumulation)
+
+
+def rows(found: Divergence) -> dict[tuple[str, str], NodeError]:
+    return {(n.tensor, n.op): n for n in found.nodes}
+
+
+def half(array: Array) -> Array:
+    return array.astype(np.float16).astype(np.float32)
+
+
+CHAIN = """
+    g (float[64] x) => (float[64] y) <float k = {3.1}> {
+        [scale] a = Mul(x, k)
+        [turn] b = Neg(a)
+        [bend] y = Tanh(b)
+    }"""
+
+
+def test_every_nodes_own_error_is_that_of_its_arithmetic_on_exact_inputs() -> None:
+    source = graphs.graph(CHAIN)
+    x = graphs.random_feeds(source)["x"]
+    found = rows(diverged(source))
+    exact = x * np.float32(3.1)
+    assert found["x", "Input"].added == pytest.approx(relative_l2(x, half(x)), rel=1e-4)
+    own = relative_l2(exact, half(x * np.float32(np.float16(3.1))))
+    assert found["a", "Mul"].added == pytest.approx(own, rel=1e-4)
+    assert found["b", "Neg"].added == 0.0, "a value that is only moved is not rounded again"
+    bent = np.tanh(-exact)
+    assert found["y", "Tanh"].added == pytest.approx(relative_l2(bent, half(bent)), rel=1e-3)
+
+
+def test_the_total_is_what_a_whole_emulation_gives() -> None:
+    source = graphs.graph(CHAIN)
+    feeds = graphs.random_feeds(source)
+    fixed = lowered(source)
+    (exact,) = run_all(reference(source, facts.infer(source)), [feeds])
+    (rounded,) = run_all(emulation(fixed, facts.infer(fixed)), [feeds])
+    found = rows(diverged(source))["y", "Tanh"]
+    assert found.total == pytest.approx(relative_l2(exact["y"], rounded["y"]), rel=1e-4)
+    assert (found.node, found.key) == ("bend", "0:y")
+
+
+def test_an_island_adds_nothing_and_its_border_is_told() -> None:
+    found = rows(diverged(graphs.graph(CHAIN), "a"))
+    assert found["a", "Mul"].added == found["a", "Mul"].total == 0.0
+    assert found["a", "Cast"].added > 1e-4
+    assert ("x", "Input") not in found
+
+
+NORM = """
+    g (float[2,8] x) => (float[2,8] y) <float k = {300.0}, int64[1] last = {1}> {
+        s = Mul(x, k)
+        q = Mul(s, s)
+        m = ReduceMean<axes = [1]>(q)
+        d = Sqrt(m)
+        y = Div(s, d)
+    }"""
+
+
+def test_the_first_tensor_that_diverges_is_named() -> None:
+    found = diverged(graphs.graph(NORM))
+    first = found.first(1e-2)
+    assert first is not None and (first.tensor, first.op, first.total) == ("q", "Mul", math.inf)
+    assert found.worst(1)[0] == first
+    assert rows(found)["d", "Sqrt"].added < 1e-3, "on exact inputs it is in order"
+    assert found.nodes[-1].total == pytest.approx(1.0, abs=0.2), "some rows are x / inf = 0"
+    assert diverged(graphs.graph(NORM), "q", "m", "d").first(1e-2) is None
+
+
+@pytest.mark.parametrize(("accumulation", "least", "most"), [("fp32", 1e-4, 5e-4), ("fp16", 1.5e-3, 3e-3)])
+def test_accumulators_count_as_the_nodes_own(accumulation: Accumulation, least: float, most: float) -> None:
+    source = graphs.graph("""
+        g (float[8,3072] x, float[3072,8] w) => (float[8,8] y) { m = MatMul(x, w)\n y = Relu(m) }""")
+    found = rows(diverged(source, accumulation=accumulation))
+    assert least < found["m", "MatMul"].added < most
+
+
+def test_conv_with_detached_weights_and_bias(tmp_path: Path) -> None:
+    weights = ", ".join(f"{v:.3f}" for v in np.random.default_rng(0).standard_normal(4 * 32 * 9))
+    written = graphs.graph(f"""
+        g (float[1,32,6,6] x) => (float[1,4,6,6] y)
+        <float[4,32,3,3] w = {{{weights}}}, float[4] b = {{1,2,3,4}}> {{
+            c = Conv<pads = [1,1,1,1]>(x, w, b)
+            y = Relu(c)
+        }}""")
+    tensor = written.proto.graph.initializer[0]
+    tensor.CopyFrom(written.detached_tensor("w", numpy_helper.to_array(tensor)))
+    source = load(save(written, tmp_path / "m.onnx"))
+    assert source.weights.keys() == {"w"}
+    exact, low = (rows(diverged(source, accumulation=a))["c", "Conv"].added for a in ("fp32", "fp16"))
+    assert 1e-4 < exact < low < 2e-3
+
+
+def test_equal_infinities_are_no_error() -> None:
+    source = graphs.graph("""
+        g (float[4] x) => (float[4] y) <float k = {-1e9}, float one = {1.0}> {
+            h = Abs(x)
+            l = Log(h)
+            e = Exp(l)
+            y = Add(e, one)
+        }""")
+    feeds = {"x": np.asarray([0.0, 1.0, 2.0, 0.5], np.float32)}
+    found = diverge(source, lowered(source), [feeds])
+    assert all(math.isfinite(n.total) for n in found.nodes)
+
+
+BRANCHES = """
+    g (float[8] x, bool c) => (float[8] y) <float k = {3.1}> {
+        a = Mul(x, k)
+        b = If(c) <
+            then_branch = t () => (float[8] p) { h = Sin(a)\n p = Add(h, k) },
+            else_branch = e () => (float[8] p) { p = Identity(a) }
+        >
+        y = Neg(b)
+    }"""
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_a_node_with_subgraphs_is_one_node(condition: bool) -> None:
+    source = graphs.graph(BRANCHES)
+    feeds: dict[str, Array] = {"x": graphs.random_feeds(source)["x"], "c": np.asarray(condition)}
+    fixed = lowered(source)
+    found = diverge(source, fixed, [feeds], "fp32")
+    (exact,) = run_all(reference(source, facts.infer(source)), [feeds])
+    (rounded,) = run_all(emulation(fixed, facts.infer(fixed)), [feeds])
+    assert found.nodes[-1].total == pytest.approx(relative_l2(exact["y"], rounded["y"]), rel=1e-4)
+    assert (rows(found)["b", "If"].added > 0.0) is condition
+
+
+@pytest.mark.parametrize("io", ["keep", "fp32", "fp16"])
+def test_any_type_of_inputs_and_outputs(io: InputsOutputs) -> None:
+    source = graphs.graph(CHAIN)
+    found = diverge(source, lowered(source, io=io), [graphs.random_feeds(source)], "fp32")
+    assert 1e-5 < rows(found)["y", "Tanh"].total < 1e-3
+    assert found.nodes[0].added > 0.0, "the input's rounding, or its Cast"
+
+
+def test_samples_count_together() -> None:
+    source = graphs.graph(CHAIN)
+    feeds = [graphs.random_feeds(source, seed, 10.0**seed) for seed in range(3)]
+    together = rows(diverge(source, lowered(source), feeds, "fp32"))["a", "Mul"].added
+    x = np.concatenate([f["x"] for f in feeds])
+    own = relative_l2(x * np.float32(3.1), half(x * np.float32(np.float16(3.1))))
+    assert together == pytest.approx(own, rel=1e-4)
+
+
+def test_a_failed_emulation_says_where_it_went_wrong() -> None:
+    source = graphs.graph(NORM)
+    feeds = graphs.random_feeds(source)
+    bare = Plan("fp16")
+    result = rewriter.fix(
+        source.whole(), inputs=feeds, plan=bare, build=False, skip=("simplify", "fuse-rms-norm")
+    )
+    assert result.verdict is not None
+    check = next(c for c in result.verdict.checks if c.name == "emulation")
+    assert check.passed is False
+    assert check.details[0] == "first beyond 0.005: q of Mul(q) (Mul), inf"
+    assert check.details[1].startswith("adds inf: q of")
+
+
+def test_what_the_model_rounds_on_purpose_is_compared_with_the_same_rounding() -> None:
+    """The rounded tensor is FP16 in the original and FP32 in the emulation, and a Where takes one type."""
+    source = graphs.graph(
+        """
+        g (float[2,32] x) => (float[2,32] y) <bool[2,1] c = {0, 1}> {
+            a = Exp(x)
+            h = Cast<to = 10>(a)
+            r = Cast<to = 1>(h)
+            d = Sub(a, r)
+            y = Where(c, d, r)
+        }"""
+    )
+    found = rows(diverged(source, "a", "d", "y"))
+    assert found["y", "Where"].total == 0.0
+    assert found["d", "Sub"].total == 0.0

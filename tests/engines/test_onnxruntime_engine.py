@@ -1,0 +1,210 @@
+"""ONNX Runtime as an engine: weights by reference, types, and failures that name the node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import graphs
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from paths import ROOT
+
+from rewriter.engines.onnxruntime import Session
+from rewriter.engines.ort_errors import NoKernelError
+from rewriter.errors import ArithmeticRunError, TimeUpError
+from rewriter.model import Array, Model, load
+
+
+def linear() -> tuple[Model, Array]:
+    """relu(x @ w), with a weight that is large enough to be detached."""
+    array = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    body = "g (float[2,64] x, float[64,64] w) => (float[2,64] y) { [mm] t = MatMul(x, w) y = Relu(t) }"
+    proto = graphs.graph(body).proto
+    del proto.graph.input[1:]
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(array, "w"))
+    return load(proto), array
+
+
+@pytest.mark.parametrize(
+    "optimize", [pytest.param(False, id="as written"), pytest.param(True, id="optimised")]
+)
+def test_detached_weights_reach_the_session(optimize: bool) -> None:
+    model, weight = linear()
+    x = np.ones((2, 64), np.float32)
+    assert "w" in model.weights
+    with Session(model, optimize=optimize) as session:
+        result = session.run({"x": x})
+    np.testing.assert_allclose(result["y"], np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_are_listed_as_inputs_are_found_too() -> None:
+    model, weight = linear()
+    model.proto.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [64, 64]))
+    with Session(model) as session:
+        result = session.run({"x": np.ones((2, 64), np.float32)})
+    np.testing.assert_allclose(result["y"][0], np.maximum(weight.sum(0), 0), rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_ends_when_its_time_is_up_and_the_session_lives_on() -> None:
+    size = "float[1400,1400]"
+    model = graphs.graph(f"g ({size} x) => ({size} y) {{ a = MatMul(x, x) y = MatMul(a, x) }}")
+    feeds = graphs.random_feeds(model)
+    with Session(model, threads=1) as session:
+        session.run({"x": feeds["x"]})
+        start = time.monotonic()
+        with pytest.raises(TimeUpError, match="time was up"):
+            session.run(feeds, until=time.monotonic() + 1e-3)
+        cut = time.monotonic() - start
+        assert session.run(feeds, until=time.monotonic() + 60.0)["y"].shape == (1400, 1400)
+        assert cut < time.monotonic() - start - cut, "one product of the two"
+
+
+def test_only_the_outputs_asked_for() -> None:
+    model = graphs.graph("g (float[2] x) => (float[2] a, float[2] b) { a = Abs(x) b = Neg(x) }")
+    with Session(model) as session:
+        assert session.outputs == ("a", "b")
+        assert list(session.run({"x": np.ones(2, np.float32)}, ["b"])) == ["b"]
+
+
+def test_bfloat16_goes_in_and_comes_out() -> None:
+    model = graphs.graph(
+        "g (bfloat16[3] x) => (bfloat16[3] y, float[3] z) { y = Identity(x) z = Cast<to=1>(x) }"
+    )
+    x = np.array([1, -2.5, 3e38], ml_dtypes.bfloat16)
+    with Session(model) as session:
+        result = session.run({"x": x})
+    assert result["y"].dtype == x.dtype
+    np.testing.assert_array_equal(result["y"], x)
+    np.testing.assert_array_equal(result["z"], x.astype(np.float32))
+
+
+def test_non_contiguous_arrays_are_fed() -> None:
+    model = graphs.graph("g (float[2,3] x) => (float[2,3] y) { y = Neg(x) }")
+    x = np.arange(6, dtype=np.float32).reshape(3, 2).T
+    with Session(model) as session:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], -x)
+
+
+def test_the_model_is_left_alone() -> None:
+    model, _ = linear()
+    before = model.copy()
+    Session(model).close()
+    assert model.same_as(before)
+
+
+def test_a_closed_session_says_so() -> None:
+    model, _ = linear()
+    session = Session(model)
+    session.close()
+    with pytest.raises(ArithmeticRunError, match="closed"):
+        session.run({"x": np.ones((2, 64), np.float32)})
+
+
+NO_KERNEL = [
+    pytest.param("g (float[3] x) => (float[3] y) { [p] y = MyPlugin(x) }", "MyPlugin", id="no such operator"),
+    pytest.param(
+        "g (float[3] x) => (float[3] y) { y = acme.MyPlugin(x) }", "acme.MyPlugin", id="another domain"
+    ),
+    pytest.param(
+        "g (bfloat16[3] x) => (bfloat16[3] y) { [s] y = Sigmoid(x) }", "Sigmoid", id="no kernel for the type"
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "op"), NO_KERNEL)
+def test_an_operator_without_kernel_is_named(body: str, op: str) -> None:
+    text = f'<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>\n{body}'
+    model = Model(onnx.parser.parse_model(text))
+    with pytest.raises(NoKernelError) as caught:
+        Session(model)
+    assert caught.value.op == op
+    assert op in str(caught.value)
+
+
+BROKEN = [
+    pytest.param(
+        "g (float[N] x, float[M] z) => (float[K] y) { [add1] y = Add(x, z) }",
+        {"x": np.ones(3, np.float32), "z": np.ones(4, np.float32)},
+        "node add1 (Add)",
+        "3 by 4",
+        id="a named node",
+    ),
+    pytest.param(
+        "g (float[N] x, int64[1] z) => (float[K] y) { y = Gather(x, z) }",
+        {"x": np.ones(3, np.float32), "z": np.array([7])},
+        "node Gather(y) (Gather)",
+        "idx=7",
+        id="an unnamed node is called by its output",
+    ),
+    pytest.param(
+        "g (float[3] x) => (float[3] y) { y = Abs(x) }",
+        {"x": np.ones(4, np.float32)},
+        None,
+        "Got: 4 Expected: 3",
+        id="a feed of the wrong shape",
+    ),
+    pytest.param(
+        "g (float[3] x) => (float[3] y) { y = Abs(x) }", {}, None, "['x']) are missing", id="no feed"
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "feeds", "where", "why"), BROKEN)
+def test_a_failed_run_names_the_node(body: str, feeds: dict[str, Array], where: str | None, why: str) -> None:
+    with Session(graphs.graph(body)) as session, pytest.raises(ArithmeticRunError) as caught:
+        session.run(feeds)
+    assert caught.value.where == where
+    assert why in str(caught.value)
+    assert "onnxruntime_src" not in str(caught.value)
+    assert "\n" not in caught.value.what
+
+
+def test_the_file_stands_before_the_node() -> None:
+    model = graphs.graph("g (float[N] x, float[M] z) => (float[K] y) { [add1] y = Add(x, z) }")
+    model.path = Path("dir/model.onnx")
+    with Session(model) as session, pytest.raises(ArithmeticRunError, match=r"^dir/model\.onnx: node add1 "):
+        session.run({"x": np.ones(3, np.float32), "z": np.ones(4, np.float32)})
+
+
+MEMORY = """
+import gc, numpy as np, onnx
+from rewriter.engines.onnxruntime import Session
+from rewriter.model import Model
+def resident():
+    return int(next(l for l in open("/proc/self/status") if l.startswith("RssAnon")).split()[1]) // 1024
+size = 4096
+info = onnx.helper.make_tensor_value_info
+tensor = onnx.TensorProto(name="w", data_type=1, dims=[size, size], data_location=1)
+graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+                               [info("x", 1, [1, size])], [info("y", 1, [1, size])], [tensor])
+model = Model(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8),
+              {"w": np.ones((size, size), np.float32)})
+import onnxruntime
+before = resident()
+with Session(model) as session:
+    assert session.run({"x": np.ones((1, size), np.float32)})["y"][0, 0] == size
+    print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_weights_are_not_copied() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", MEMORY], capture_output=True, text=True, env=environment, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) < 32, "MiB, of a weight of 64"
+
+
+def test_a_type_that_the_operator_does_not_take_names_the_node() -> None:
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (int8[3] x) => (int8[3] y) { [bad] y = Erf(x) }'
+    with pytest.raises(ArithmeticRunError, match=r"node bad \(Erf\)") as caught:
+        Session(Model(onnx.parser.parse_model(text)))
+    assert "tensor(int8)" in caught.value.what

@@ -1,0 +1,387 @@
+"""Probes: their models run, build and are judged; the answers are kept, recorded and used."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import graphs
+import numpy as np
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from passes.isolate_clip import IsolateClip
+from rewriter.base import Context, Target
+from rewriter.cli import app
+from rewriter.data.ranges import measure as measure_ranges
+from rewriter.engines import host
+from rewriter.engines.nvidia_driver import Gpu
+from rewriter.engines.probe import answers as store
+from rewriter.engines.probe.ask import (
+    PROBES,
+    UNKNOWN,
+    Answer,
+    Answers,
+    Probe,
+    ask,
+    build_all,
+    known_here,
+    recorded,
+    remember,
+)
+from rewriter.engines.probe.question import Case, Seen
+from rewriter.errors import OutputError
+from rewriter.hazards.survey import Settings
+from rewriter.model import facts as tensor_facts
+from rewriter.planning.planner import Wish, make_plan
+
+ALL_CASES = [(probe, case) for probe in PROBES for case in probe.cases]
+IDS = [f"{probe.name}: {case.name}" for probe, case in ALL_CASES]
+NO_GPU = host.choose().engine is None
+
+
+def named(name: str) -> Probe:
+    return next(probe for probe in PROBES if probe.name == name)
+
+
+def test_there_are_enough_and_their_names_are_their_own() -> None:
+    assert len(PROBES) >= 15
+    assert len({probe.name for probe in PROBES}) == len(PROBES)
+    assert all(len({case.name for case in probe.cases}) == len(probe.cases) for probe in PROBES)
+    assert all(probe.used and probe.question.endswith("?") for probe in PROBES)
+
+
+@pytest.mark.parametrize(("probe", "case"), ALL_CASES, ids=IDS)
+def test_every_model_is_valid_and_its_data_fits(probe: Probe, case: Case) -> None:
+    model = case.proto()
+    onnx.checker.check_model(model, full_check=True)
+    assert {value.name for value in model.graph.input} == case.feeds.keys()
+    (output,) = model.graph.output
+    shape = tuple(dim.dim_value for dim in output.type.tensor_type.shape.dim)
+    if case.expected is not None:
+        assert case.expected.shape == shape
+        assert np.isfinite(case.expected).all()
+    without = ("matmul-accumulation", "cast-round-trip", "masked-softmax")
+    assert case.expected is not None or case.timed or probe.name in without
+
+
+def test_on_the_cpu_all_that_is_not_timed_is_answered() -> None:
+    """ONNX Runtime computes FP16 in FP32 and rounds once, and where it has no FP16 kernel it drops the Casts:
+    its answers are known beforehand."""
+    probes = [probe for probe in PROBES if not any(case.timed for case in probe.cases)]
+    found = ask("onnxruntime", probes)
+    expected = {probe.name: "fp32" if "fp32" in probe.values else "right" for probe in probes}
+    expected |= {
+        "tf32": "unused",
+        "cast-round-trip": "kept",
+        "masked-softmax": "nan",
+        "grid-sample": "accurate",
+    }
+    assert found.values == expected
+    assert found.library == "onnxruntime"
+
+
+def test_models_build_without_a_gpu() -> None:
+    probes = [named("layer-normalization"), named("conv-clip"), named("rms-normalization")]
+    assert [(b.probe, b.problem) for b in build_all(probes)] == [
+        ("layer-normalization", ""),
+        ("conv-clip", ""),
+        ("conv-clip", ""),
+        ("rms-normalization", ""),
+    ]
+
+
+EXACT = np.ones((4, 4))
+
+
+def seen(error: float = 0.0, us: float | None = None) -> Seen:
+    return Seen(EXACT * (1.0 + error), EXACT, us=us)
+
+
+PARTIAL = "partial sums of 204800"
+JUDGED: dict[str, tuple[str, dict[str, Seen], str]] = {
+    "FP16 accumulators err": (
+        "matmul-accumulation",
+        {"depth 768": seen(1.05e-3), "depth 3072": seen(2e-3), "depth 4096": seen(2.4e-3), PARTIAL: seen()},
+        "fp16",
+    ),
+    "FP16 accumulators overflow": (
+        "matmul-accumulation",
+        {
+            "depth 768": seen(2e-4),
+            "depth 3072": seen(2e-4),
+            "depth 4096": seen(2e-4),
+            PARTIAL: seen(math.inf),
+        },
+        "fp16",
+    ),
+    "FP32 accumulators": (
+        "conv-accumulation",
+        {"depth 576": seen(2e-4), "depth 2304": seen(2e-4), "depth 4608": seen(3e-4)},
+        "fp32",
+    ),
+    "FP32 accumulators of a ConvTranspose": (
+        "conv-transpose-accumulation",
+        {"depth 576": seen(2.9e-4), "depth 2304": seen(2.9e-4), "depth 4608": seen(2.9e-4)},
+        "fp32",
+    ),
+    "FP16 accumulators of a ConvTranspose": (
+        "conv-transpose-accumulation",
+        {"depth 576": seen(9e-4), "depth 2304": seen(1.7e-3), "depth 4608": seen(2.5e-3)},
+        "fp16",
+    ),
+    "a norm that overflows": ("rms-normalization", {"deviation 1000": seen(math.nan)}, "fp16"),
+    "TF32 that stays": ("tf32", {"as it comes": seen(2.9e-4), "switched off": seen(2.9e-4)}, "stays"),
+    "TF32 that goes": ("tf32", {"as it comes": seen(2.9e-4), "switched off": seen(3.8e-6)}, "off"),
+    "a lost bound": ("conv-clip", {"float32": seen(), "float16": seen(0.3)}, "wrong"),
+    "results that are written as FP16 and read as FP32": (
+        "cast-round-trip-output",
+        {"FP16 product, FP32 bias": seen(5.64), "FP32 product": seen(5.64), "Convs": seen(math.inf)},
+        "wrong",
+    ),
+    "coordinates": (
+        "grid-sample",
+        {"FP16, opset 16": seen(1e-2), "FP32 island": seen(2e-4), "FP16, opset 20": Seen(problem="?")},
+        "inaccurate",
+    ),
+    "masked rows": ("masked-softmax", {"-inf": seen(math.nan), "-65504": seen()}, "nan"),
+    "attention": (
+        "attention-islands",
+        {"FP16": seen(us=139), "FP32 Softmax": seen(us=141), "FP32 QK^T and Softmax": seen(us=471)},
+        "softmax",
+    ),
+    "an expensive island": (
+        "conv-island",
+        {
+            f"{c}, {t}": seen(us=u)
+            for c, t, u in (
+                (64, "FP16", 23),
+                (64, "FP32", 26),
+                (256, "FP16", 21),
+                (256, "FP32", 29),
+                (512, "FP16", 26),
+                (512, "FP32", 54),
+            )
+        },
+        "expensive",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "given", "value"), JUDGED.values(), ids=JUDGED.keys())
+def test_what_is_seen_becomes_an_answer(name: str, given: dict[str, Seen], value: str) -> None:
+    probe = named(name)
+    assert given.keys() == {case.name for case in probe.cases}
+    answer = probe.answer(given)
+    assert answer.value == value
+    assert value in probe.values
+
+
+def test_a_case_that_did_not_run_leaves_the_answer_unknown() -> None:
+    answer = named("tf32").answer({"as it comes": seen(), "switched off": Seen(problem="it hung")})
+    assert (answer.value, answer.problem) == (UNKNOWN, "switched off: it hung")
+
+
+# -- keeping and recording ----------------------------------------------------------------------
+
+
+def test_recorded_answers_name_their_source_and_answer_real_probes() -> None:
+    for answers in recorded():
+        assert answers.recorded
+        assert answers.source
+        for name, answer in answers.answers.items():
+            assert answer.value in {*named(name).values, UNKNOWN}
+
+
+def test_the_h200_answered_every_probe() -> None:
+    (answers,) = (a for a in recorded() if "H200" in a.gpu)
+    assert answers.values.keys() == {probe.name for probe in PROBES}
+
+
+def test_recorded_answers_serve_their_own_library_and_release(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    known = store.known_target(Target("tensorrt-rtx"))
+    assert (known.answers["conv-clip"], known.answers["reduce-log-sum-exp"]) == ("right", "wrong")
+    assert store.known_target(Target("tensorrt-rtx", (1, 6))).answers
+    assert not store.known_target(Target("tensorrt-rtx", (1, 4))).answers
+    assert not store.known_target(Target("tensorrt")).answers
+    assert known == Target("tensorrt-rtx")
+    assert known.known_from == (
+        "recorded of tensorrt-rtx 1.6.1.120 on NVIDIA H200, driver 580.159.04, CUDA 13.0, not measured here"
+    )
+    assert store.known_target(Target("tensorrt")).known_from == ""
+
+
+MINE = Answers(
+    "tensorrt-rtx",
+    "1.6.1.120",
+    "Some GPU",
+    "CUDA 13.0",
+    "a test",
+    answers={"conv-clip": Answer("wrong", {"e": 0.5})},
+)
+
+
+def test_measured_answers_are_kept_and_go_before_recorded_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
+    assert store.measured() is None
+    path = remember(MINE)
+    assert path.is_relative_to(tmp_path)
+    assert store.measured(Target("tensorrt-rtx", (1, 6))) == MINE
+    here = store.known_target(Target("tensorrt-rtx"))
+    assert here.answers == {"conv-clip": "wrong"}
+    assert here.known_from == "measured here: tensorrt-rtx 1.6.1.120 on Some GPU, driver CUDA 13.0"
+    assert store.measured(Target("tensorrt")) is None
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Another GPU", (9, 0), (13, 0)))
+    assert store.measured() is None
+
+
+def test_all_is_asked_anew_if_a_question_has_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
+    assert known_here("tensorrt-rtx") is None
+    every = replace(MINE, answers={probe.name: Answer(UNKNOWN, problem="it hung") for probe in PROBES})
+    remember(every)
+    assert known_here("tensorrt-rtx") == every
+    remember(replace(every, answers=dict(list(every.answers.items())[1:])))
+    assert known_here("tensorrt-rtx") is None
+
+
+def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.65.06"))
+    mine = replace(MINE, driver="580.65.06, CUDA 13.0")
+    remember(mine)
+    assert store.measured() == mine
+    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.95.05"))
+    assert store.measured() is None
+
+
+def test_a_broken_cache_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
+    remember(MINE).write_text('{"schema_version": 1, "library"')
+    assert store.measured() is None
+
+
+def test_what_is_written_can_be_recorded(tmp_path: Path) -> None:
+    store.write(MINE, tmp_path / "answers.json")
+    assert store._parsed(json.loads((tmp_path / "answers.json").read_text())) == MINE
+    with pytest.raises(OutputError):
+        store.write(MINE, tmp_path / "nowhere" / "answers.json")
+
+
+# -- use ----------------------------------------------------------------------------------------
+
+CLIPPED = """
+    g (float[1,2,8,8] x, float[2,2,3,3] w) => (float[1,2,6,6] y) <float low = {0.0}, float high = {6.0}>
+    { c = Conv(x, w) y = Clip(c, low, high) }"""
+
+
+def answering(library: str = "tensorrt", **answers: str) -> Target:
+    return Target(library, (10, 0), {name.replace("_", "-"): value for name, value in answers.items()})
+
+
+CLIPS = {
+    "not asked, a release with the defect": (answering(), True),
+    "seen to be right": (answering(conv_clip="right"), False),
+    "seen to be wrong, whatever the release": (replace(answering(conv_clip="wrong"), version=(10, 9)), True),
+    "the answer about MatMul says nothing": (answering(matmul_add_clip="right"), True),
+}
+
+
+@pytest.mark.parametrize(("target", "isolated"), CLIPS.values(), ids=CLIPS.keys())
+def test_clip_is_isolated_only_where_needed(target: Target, isolated: bool) -> None:
+    fixed, _ = graphs.apply(IsolateClip(), graphs.graph(CLIPPED), Context(target=target))
+    assert ("Clip" not in graphs.ops(fixed)) == isolated
+
+
+def rules_of(body: str, target: Target) -> list[str]:
+    source = graphs.graph(body)
+    facts = tensor_facts.infer(source)
+    feeds = {"x": np.full((1, 4096), 40.0, np.float32), "w": np.full((4096, 2), 0.5, np.float32)}
+    feeds = {port.name: feeds[port.name] for port in source.signature.inputs}
+    plan = make_plan(source, facts, measure_ranges(source, [feeds], facts), Wish(target=target))
+    return [decision.rule for decision in plan.decisions]
+
+
+SUMS = "g (float[1,4096] x, float[4096,2] w) => (float[1,2] y) { m = MatMul(x, w) y = Mul(m, m) }"
+NORM = """
+    g (float[1,4096] x) => (float[1,4096] y) <float[4096] s = {ONES}>
+    { y = LayerNormalization<axis = -1>(x, s) }""".replace("ONES", ", ".join(["1.0"] * 4096))
+
+
+def test_the_plan_keeps_a_norm_in_fp32_where_it_was_seen_to_need_it() -> None:
+    assert "internal-overflow" not in rules_of(NORM, answering())
+    assert "internal-overflow" not in rules_of(NORM, answering(layer_normalization="fp32"))
+    assert "internal-overflow" in rules_of(NORM, answering(layer_normalization="fp16"))
+
+
+def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
+    from rewriter.hazards.accumulation import accumulator_error
+    from rewriter.planning.planner import surveys
+
+    deep = graphs.graph("g (float[1,9000] x, float[9000,2] w) => (float[1,2] y) { y = MatMul(x, w) }")
+    facts = tensor_facts.infer(deep)
+
+    def told(target: Target) -> int:
+        (survey,) = surveys(deep, facts, {}, Settings(onnx.TensorProto.FLOAT16, target=target))
+        return len(list(accumulator_error(survey)))
+
+    assert told(answering()) == 1
+    assert told(answering(matmul_accumulation="fp16")) == 1
+    assert told(answering(matmul_accumulation="fp32")) == 0
+
+
+def test_a_stable_log_sum_exp_is_no_hazard() -> None:
+    body = "g (float[1,4096] x) => (float[1,1] y) { y = ReduceLogSumExp<axes = [1]>(x) }"
+    assert "internal-overflow" in rules_of(body, answering())
+    assert "internal-overflow" in rules_of(body, answering(reduce_log_sum_exp="wrong"))
+    assert "internal-overflow" not in rules_of(body, answering(reduce_log_sum_exp="right"))
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def test_the_command_measures_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import rewriter.engines.probe.ask as room
+
+    monkeypatch.setattr(room, "ask", lambda engine, progress: ask(engine, [named("cast-round-trip")]))
+    written = tmp_path / "answers.json"
+    result = CliRunner().invoke(app, ["probe", "--engine", "onnxruntime", "--json", str(written)])
+    assert (result.exit_code, "Measured on this machine" in result.output) == (0, True)
+    assert json.loads(written.read_text())["answers"]["cast-round-trip"]["value"] == "kept"
+
+
+@pytest.mark.skipif(not NO_GPU, reason="there is a GPU with TensorRT here")
+def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import rewriter.engines.probe.ask as room
+
+    monkeypatch.setattr(room, "build_all", lambda progress: build_all([named("cast-round-trip")]))
+    result = CliRunner().invoke(app, ["probe"])
+    assert result.exit_code == 0
+    for text in (
+        "Nothing can be measured here",
+        "builds 1 of 1 probe models",
+        "Recorded answers",
+        "--target tensorrt-rtx alone",
+    ):
+        assert text in result.output
+    refused = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])
+    assert (refused.exit_code, (tmp_path / "answers.json").exists()) == (2, False)
+
+
+@pytest.mark.skipif(NO_GPU, reason="needs a GPU with TensorRT: the probes run there")
+def test_on_a_gpu_every_probe_is_answered() -> None:
+    engine = host.choose().engine
+    assert engine is not None
+    assert UNKNOWN not in {answer.value for answer in ask(engine).answers.values()}

@@ -1,0 +1,71 @@
+"""Kernel timings between builds: where they lie, and that nothing fails for their sake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rewriter.engines import nvidia_driver as driver
+from rewriter.engines.nvidia_driver import Gpu
+from rewriter.engines.timing_cache import TimingCache, open_cache
+
+
+class Config:
+    """The three calls of TensorRT's builder config that concern its cache; the cache is bytes here."""
+
+    def __init__(self) -> None:
+        self.cache = b""
+
+    def create_timing_cache(self, stored: bytes) -> bytes:
+        return stored
+
+    def set_timing_cache(self, cache: bytes, ignore_mismatch: bool) -> bool:
+        self.cache = cache
+        return not ignore_mismatch
+
+    def get_timing_cache(self) -> Any:
+        return SimpleNamespace(serialize=lambda: self.cache + b" and more")
+
+
+TENSORRT = SimpleNamespace(__name__="tensorrt", __version__="10.13.3")
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(driver, "gpus", lambda: [Gpu("NVIDIA L4", (8, 9), (13, 0))])
+    return tmp_path / "cache" / "timing"
+
+
+def test_what_a_build_measured_is_there_for_the_next_one(folder: Path) -> None:
+    first = open_cache(TENSORRT, Config())
+    assert first is not None and first.config.cache == b""
+    first.keep()
+    (file,) = folder.iterdir()
+    assert file.name == "tensorrt_10.13.3_NVIDIA_L4.cache"
+    again = open_cache(TENSORRT, Config())
+    assert again is not None and again.config.cache == b" and more"
+
+
+def test_another_release_has_a_file_of_its_own(folder: Path) -> None:
+    for version in ("10.13.3", "11.0.0"):
+        cache = open_cache(SimpleNamespace(__name__="tensorrt", __version__=version), Config())
+        assert cache is not None
+        cache.keep()
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert open_cache(SimpleNamespace(__name__="tensorrt_rtx", __version__="1.6"), Config()) is None
+    monkeypatch.setattr(driver, "gpus", list)
+    assert open_cache(TENSORRT, Config()) is None
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    TimingCache(Config(), tmp_path / "gone" / "tensorrt.cache").keep()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,157 @@
+"""Comparison by value: what counts as equal, what never does, and rows as sets."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rewriter.figures.compare import MOST_ROWS, OutputComparison, compare, relative_l2, worst
+from rewriter.model import Array
+
+NAN, INF = np.nan, np.inf
+
+
+def floats(*values: float) -> Array:
+    return np.asarray(values, np.float32)
+
+
+def one(expected: Array, actual: Array, tolerance: float = 1e-3) -> OutputComparison:
+    return compare({"y": expected}, {"y": actual}, tolerance)[0]
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "passed"),
+    [
+        pytest.param(floats(1, 2), floats(1, 2), True, id="equal"),
+        pytest.param(floats(1, 2), floats(1, 2.001), True, id="within the tolerance"),
+        pytest.param(floats(1, 2), floats(1, 2.1), False, id="beyond the tolerance"),
+        pytest.param(floats(1, 2), floats(0, 0), False, id="finite, and wholly wrong"),
+        pytest.param(floats(1, 2), floats(1, NAN), False, id="a NaN that the reference has not"),
+        pytest.param(floats(1, 2), floats(1, INF), False, id="an infinity that the reference has not"),
+        pytest.param(floats(1, -INF), floats(1, -INF), True, id="a mask's -inf is a value"),
+        pytest.param(floats(1, -INF), floats(1, INF), False, id="an infinity of the other sign"),
+        pytest.param(floats(1, -INF), floats(1, -65504), False, id="a finite number for an infinity"),
+        pytest.param(floats(1, NAN), floats(1, NAN), True, id="NaN in both"),
+        pytest.param(floats(NAN, NAN), floats(NAN, NAN), True, id="nothing but NaN in both"),
+        pytest.param(floats(NAN, 1), floats(0, 1), False, id="a number for a NaN"),
+        pytest.param(floats(0, 0), floats(0, 0), True, id="zeros"),
+        pytest.param(floats(0, 0), floats(0, 1e-4), True, id="zero reference: absolute, small"),
+        pytest.param(floats(0, 0), floats(0, 1), False, id="zero reference: absolute, large"),
+        pytest.param(floats(), floats(), True, id="no elements"),
+        pytest.param(floats(1, 2), floats(1), False, id="another shape"),
+        pytest.param(floats(1, 2), floats(1, 2).reshape(1, 2), False, id="another rank that would broadcast"),
+        pytest.param(np.arange(4), np.arange(4), True, id="equal integers"),
+        pytest.param(np.arange(4), np.asarray([0, 1, 2, 9]), False, id="one integer of four differs"),
+        pytest.param(np.arange(2000), np.r_[np.arange(1999), 0], True, id="one integer of 2000 differs"),
+        pytest.param(np.zeros(0, np.int64), np.zeros(0, np.int64), True, id="no integers"),
+        pytest.param(np.asarray([True]), np.asarray([False]), False, id="booleans"),
+        pytest.param(np.asarray(["a"], object), np.asarray(["a"], object), True, id="strings"),
+        pytest.param(floats(1, 2), floats(1, 2).astype(ml_dtypes.bfloat16), True, id="BF16 against FP32"),
+        pytest.param(floats(3e38, 1), floats(3e38, 1), True, id="squares beyond FP32"),
+    ],
+)
+def test_one_output(expected: Array, actual: Array, passed: bool) -> None:
+    assert one(expected, actual).passed is passed
+
+
+def test_the_figures() -> None:
+    found = one(floats(3, 4), floats(3, 5), tolerance=0.1)
+    assert found.relative_l2 == pytest.approx(0.2)
+    assert found.max_abs == 1.0
+    assert found.cosine == pytest.approx(29 / (5 * np.sqrt(34)))
+    assert relative_l2(floats(0, 0), floats(3, 4)) == 5.0
+
+
+def test_integers_are_counted() -> None:
+    found = one(np.arange(4), np.asarray([0, 1, 2, 9]), 0.1)
+    assert (found.relative_l2, found.note) == (0.25, "share of differing elements")
+
+
+def test_the_worst_of_several_samples() -> None:
+    good, bad = one(floats(1), floats(1)), one(floats(1), floats(1.5))
+    broken = one(floats(1), floats(NAN))
+    assert worst([(good,), (bad,), (good,)]) == (bad,)
+    assert worst([(bad,), (broken,)]) == (broken,)
+
+
+def detections(rows: int = 40, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {
+        "boxes": rng.random((2, rows, 4)).astype(np.float32),
+        "scores": rng.random((2, rows)).astype(np.float32),
+        "labels": rng.integers(0, 80, (2, rows)),
+    }
+
+
+def permuted(outputs: dict[str, Array], seed: int = 1) -> dict[str, Array]:
+    order = np.random.default_rng(seed).permutation(outputs["boxes"].shape[1])
+    return {name: array[:, order] for name, array in outputs.items()}
+
+
+class TestRowsAsSets:
+    def passed(self, actual: dict[str, Array], rows: int = 40, as_sets: bool = True) -> bool:
+        return all(c.passed for c in compare(detections(rows), actual, 1e-3, as_sets=as_sets))
+
+    def test_permuted_rows_are_equal_as_sets_only(self) -> None:
+        assert self.passed(permuted(detections()))
+        assert not self.passed(permuted(detections()), as_sets=False)
+
+    def test_the_note_says_how_it_was_compared(self) -> None:
+        found = compare(detections(), permuted(detections()), 1e-3, as_sets=True)
+        assert {c.note.split(";")[0] for c in found} == {"rows matched as sets, best 38 of 40"}
+
+    def test_rows_are_matched_over_all_outputs_together(self) -> None:
+        actual = permuted(detections())
+        actual["scores"] = actual["scores"][:, ::-1]
+        assert not self.passed(actual)
+
+    def test_another_row_set_fails(self) -> None:
+        assert not self.passed(detections(seed=7))
+
+    def test_two_rows_of_forty_may_be_others(self) -> None:
+        actual = permuted(detections())
+        actual["boxes"][:, :2] += 1
+        assert self.passed(actual)
+
+    def test_three_rows_of_forty_may_not(self) -> None:
+        actual = permuted(detections())
+        actual["boxes"][:, :3] += 1
+        assert not self.passed(actual)
+
+    def test_of_few_rows_none_is_left_out(self) -> None:
+        actual = permuted(detections(3))
+        assert self.passed(actual, rows=3)
+        actual["boxes"][:, 0] += 1
+        assert not self.passed(actual, rows=3)
+
+    def test_a_single_nan_is_never_left_out(self) -> None:
+        actual = permuted(detections())
+        actual["boxes"][0, 0, 0] = NAN
+        assert not self.passed(actual)
+
+    def test_feature_maps_are_no_sets(self) -> None:
+        expected = np.random.default_rng(0).random((1, 8, 3, 3)).astype(np.float32)
+        found = compare({"y": expected}, {"y": expected[:, ::-1]}, 1e-3, as_sets=True)
+        assert not found[0].passed
+
+    def test_too_many_rows_are_compared_in_order(self) -> None:
+        expected = np.arange(MOST_ROWS + 1, dtype=np.float32)[None]
+        found = compare({"y": expected}, {"y": expected[:, ::-1]}, 1e-3, as_sets=True)
+        assert (found[0].passed, found[0].note) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("expected", "note"),
+    [
+        pytest.param(floats(0, 0), "the original gives 0 throughout", id="zeros"),
+        pytest.param(floats(1e-40, -2e-40), "the original gives no value above 2e-40", id="subnormal"),
+        pytest.param(floats(0, 1e-30), "", id="small, but normal"),
+        pytest.param(floats(NAN, NAN), "", id="nothing finite"),
+        pytest.param(floats(), "", id="no elements"),
+        pytest.param(np.zeros(2, np.int64), "", id="integers, for which 0 is a value"),
+    ],
+)
+def test_an_output_that_nothing_can_be_relative_to_is_told(expected: Array, note: str) -> None:
+    assert one(expected, expected).note.startswith(note)
+    assert bool(one(expected, expected).note) == bool(note) or expected.dtype.kind == "i"

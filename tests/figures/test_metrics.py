@@ -1,0 +1,137 @@
+"""Every metric on outputs whose value is known."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rewriter.errors import UsageError
+from rewriter.figures.metrics import METRICS, named
+from rewriter.model import Array
+
+A = np.asarray([[3.0, 4.0], [0.0, 0.0]], np.float32)
+ROWS = np.asarray([[5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)
+SWAPPED = np.asarray([[4, 5, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "actual", "value"),
+    [
+        pytest.param("relative-l2", A, A + np.asarray([[0, 0], [0, 0.5]], np.float32), 0.1, id="relative L2"),
+        pytest.param(
+            "max-abs", A, A - np.asarray([[0.5, 0.25], [0, 0]], np.float32), 0.5, id="largest difference"
+        ),
+        pytest.param("max-abs", A[:0], A[:0], 0.0, id="nothing to differ"),
+        pytest.param("cosine", A, 7 * A, 1.0, id="a multiple has the same direction"),
+        pytest.param("cosine", A, A[:, ::-1], 24 / 25, id="an angle"),
+        pytest.param("cosine", 0 * A, 0 * A, 1.0, id="two zeros agree"),
+        pytest.param("cosine", 0 * A, A, 0.0, id="zero and something do not"),
+        pytest.param("psnr", A, A + np.float32(0.04), 40.0, id="1 percent of the span is 40 dB"),
+        pytest.param("psnr", A, A, math.inf, id="equal images"),
+        pytest.param("top-1", ROWS, SWAPPED, 0.5, id="one of two rows has another winner"),
+        pytest.param("top-5", ROWS, SWAPPED, 1.0, id="the same five in another order"),
+        pytest.param("top-1", ROWS[0], SWAPPED[0], 0.0, id="one row"),
+        pytest.param("relative-l2", np.asarray([3, 4]), np.asarray([3, 3]), 0.2, id="integers"),
+    ],
+)
+def test_values(name: str, expected: Array, actual: Array, value: float) -> None:
+    found = METRICS[name].worst({"y": expected}, {"y": actual})
+    assert found == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_worst_output_counts_and_nan_is_worse(name: str) -> None:
+    metric = METRICS[name]
+    good, bad = {"a": ROWS, "b": ROWS}, {"a": ROWS, "b": -ROWS}
+    assert metric.worst(good, good) != metric.worst(good, bad)
+    assert metric.meets(metric.worst(good, good), metric.worst(good, bad))
+    assert not metric.meets(metric.worst(good, bad), metric.worst(good, good))
+    broken = {"a": ROWS, "b": np.where(ROWS == 3, np.float32(np.nan), ROWS)}
+    assert not metric.meets(metric.worst(good, broken), metric.worst(good, bad))
+
+
+def test_an_infinity_of_the_original_is_a_value() -> None:
+    mask = np.asarray([-np.inf, 1.0], np.float32)
+    assert METRICS["relative-l2"].worst({"y": mask}, {"y": mask}) == 0.0
+    assert METRICS["relative-l2"].worst({"y": mask}, {"y": np.asarray([-65504, 1], np.float32)}) == math.inf
+
+
+BOXES = np.random.default_rng(0).standard_normal((1, 20, 4)).astype(np.float32)
+SCORES = BOXES[:, :, 0].copy()
+
+
+def test_detections_are_matched_as_a_set() -> None:
+    order = np.random.default_rng(1).permutation(20)
+    expected, shuffled = {"b": BOXES, "s": SCORES}, {"b": BOXES[:, order], "s": SCORES[:, order]}
+    metric = METRICS["detections"]
+    assert metric.worst(expected, shuffled) == 0.0
+    assert METRICS["relative-l2"].worst(expected, shuffled) > 0.5
+    moved = {name: array + np.float32(0.01) for name, array in shuffled.items()}
+    assert 0.001 < metric.worst(expected, moved) < 0.02
+    assert metric.worst(expected, {**shuffled, "s": SCORES * np.float32(np.nan)}) == math.inf
+
+
+OWN = """
+import numpy as np
+
+def largest(expected, actual):
+    return max(float(np.abs(expected[k] - actual[k]).max()) for k in expected)
+
+def agreement(expected, actual):
+    return float(np.mean(expected["y"].argmax(-1) == actual["y"].argmax(-1)))
+
+agreement.least = True
+
+def failing(expected, actual):
+    return expected["nothing"]
+
+def nan(expected, actual):
+    return float("nan")
+
+nan.least = True
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own metric.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_function_of_the_user_s_from_a_file(own: Path) -> None:
+    expected, actual = {"y": ROWS}, {"y": SWAPPED}
+    assert named(f"{own}:largest").worst(expected, actual) == 1.0
+    assert not named(f"{own}:largest").least
+    more = named(f"{own}:agreement")
+    assert (more.worst(expected, actual), more.least) == (0.5, True)
+    assert more.meets(0.9, 0.8) and not more.meets(0.7, 0.8)
+    assert named(f"{own}:nan").worst(expected, actual) == -math.inf
+
+
+def test_a_function_of_the_user_s_from_a_module() -> None:
+    assert named("math:dist").least is False
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        pytest.param("mse", "relative-l2", id="no metric of that name"),
+        pytest.param("/nowhere/own.py:f", "no such file", id="no file"),
+        pytest.param("no.such.module:f", "cannot be imported.*no", id="no module"),
+        pytest.param("OWN:nothing", "no function nothing", id="no function"),
+        pytest.param("OWN:number", "no function number", id="no function but a number"),
+    ],
+)
+def test_what_names_no_metric_is_refused(name: str, words: str, own: Path) -> None:
+    with pytest.raises(UsageError, match=rf"(?s)--metric.*{words}|{words}.*--metric"):
+        named(name.replace("OWN", str(own)))
+
+
+def test_a_function_that_fails_is_named_with_its_error(own: Path) -> None:
+    with pytest.raises(UsageError, match=r"(?s)own metric.py:failing.*KeyError"):
+        named(f"{own}:failing").worst({"y": ROWS}, {"y": ROWS})

@@ -1,0 +1,490 @@
+"""GraphEditor: every question, every edit, and that what it commits is a valid graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph, ops, random_feeds, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import NodeProto, TensorProto
+
+from rewriter.graph import TAG, GraphEditor, attribute, captured, constant_value, label, open_graphs, reads
+from rewriter.model import Model, check, facts
+
+BRANCHES = """
+    g (float[4] x, bool c) => (float[4] y) <float[4] w = {1, 2, 3, 4}> {
+        a = Relu(x)
+        y = If (c) <
+            then_branch = t () => (float[4] u) { b = Add(a, w) u = Neg(b) },
+            else_branch = e () => (float[4] v) { a2 = Abs(x) v = Mul(a2, w) }
+        >
+    }"""
+"""Both branches read tensors of the outer graph."""
+
+
+def _editors(source: Model, tag: str = "") -> list[GraphEditor]:
+    return open_graphs(source, facts.infer(source), tag=tag)
+
+
+def _editor(text: str, tag: str = "") -> GraphEditor:
+    return _editors(graph(text), tag)[0]
+
+
+def _node(editor: GraphEditor, op_type: str) -> NodeProto:
+    (found,) = (n for n in editor.nodes if n.op_type == op_type)
+    return found
+
+
+AXES = [
+    pytest.param("y = ReduceMean<axes = [1, -1]>(x)", 17, (1, -1), id="an attribute"),
+    pytest.param("y = ReduceSum(x, i)", 17, (0, 1), id="an input"),
+    pytest.param("y = ReduceSum(x, z)", 17, None, id="a computed input"),
+    pytest.param("y = ReduceSum(x)", 17, (), id="none"),
+    pytest.param("y = ReduceMean(x, i)", 18, (0, 1), id="an input from opset 18 on"),
+    pytest.param("y = LayerNormalization<axis = 1>(x, f)", 17, (1,), id="axis of a LayerNormalization"),
+    pytest.param("y = LayerNormalization(x, f)", 17, (), id="a scale is no axis"),
+]
+
+VALUES = [
+    pytest.param({"value": onnx.numpy_helper.from_array(np.array([1.5]))}, [1.5], np.float64, id="a tensor"),
+    pytest.param({"value_float": 0.1}, np.float32(0.1), np.float32, id="a float"),
+    pytest.param({"value_floats": [1.0, 2.0]}, [1, 2], np.float32, id="floats"),
+    pytest.param({"value_int": 3}, 3, np.int64, id="an int"),
+    pytest.param({"value_ints": [3, 4]}, [3, 4], np.int64, id="ints"),
+]
+
+
+class TestQuestions:
+    CHAIN = (
+        "g (float[2,n] x, float[2,n] k) => (float[2,n] y, float[2,n] a) "
+        "<float[3] w = {1, 2, 3}, float s = {2.5}> {"
+        " a = Relu(x) b = Mul(a, s) c = Neg(a) y = Sub(b, c) }"
+    )
+
+    def test_producers_and_consumers(self) -> None:
+        editor = _editor(self.CHAIN)
+        assert editor.producer("a") is _node(editor, "Relu")
+        assert editor.producer("x") is editor.producer("w") is editor.producer("nowhere") is None
+        assert [n.op_type for n in editor.consumers("a")] == ["Mul", "Neg"]
+        assert editor.consumers("y") == editor.consumers("nowhere") == []
+
+    def test_only_consumer(self) -> None:
+        editor = _editor(self.CHAIN)
+        assert editor.only_consumer("b") is _node(editor, "Sub")
+        assert editor.only_consumer("a") is None
+        assert editor.only_consumer("y") is None
+
+    def test_a_graph_output_has_no_only_consumer(self) -> None:
+        editor = _editor("g (float[2] x) => (float[2] y, float[2] a) { a = Relu(x) y = Neg(a) }")
+        assert len(editor.consumers("a")) == 1
+        assert editor.only_consumer("a") is None
+
+    def test_one_node_that_reads_a_tensor_twice_is_one_consumer(self) -> None:
+        editor = _editor("g (float[2] x) => (float[2] y) { a = Relu(x) y = Mul(a, a) }")
+        assert editor.only_consumer("a") is _node(editor, "Mul")
+
+    def test_kinds_of_tensors(self) -> None:
+        editor = _editor(self.CHAIN)
+        assert editor.is_input("x")
+        assert not editor.is_input("w")
+        assert editor.is_initializer("w")
+        assert not editor.is_initializer("a")
+        assert [name for name in ("x", "a", "b", "y") if editor.is_output(name)] == ["a", "y"]
+
+    def test_an_initializer_that_is_listed_as_an_input_is_no_input(self) -> None:
+        source = graph("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }")
+        editor = _editors(source)[0]
+        assert not editor.is_input("w")
+        assert editor.is_initializer("w")
+
+    def test_types_and_shapes(self) -> None:
+        editor = _editor(self.CHAIN)
+        assert editor.dtype("a") == TensorProto.FLOAT
+        assert editor.shape("a") == (2, "n")
+        assert (editor.rank("a"), editor.rank("s")) == (2, 0)
+        assert [editor.dtype("nowhere"), editor.shape("nowhere"), editor.rank("nowhere")] == [None] * 3
+
+    def test_constants(self) -> None:
+        editor = _editor(
+            "g (float[2] x) => (float[2] y) <float[1,1] w = {3}, float[2] v = {1, 2}> {"
+            " c = Constant<value_float = 0.5>() i = Identity(w) j = Identity(i) z = Neg(w)"
+            " a = Add(x, c) b = Add(a, j) d = Add(z, v) e = Squeeze(d) y = Add(b, e) }"
+        )
+        assert editor.scalar("c") == 0.5
+        assert editor.scalar("w") == editor.scalar("j") == 3.0
+        assert editor.constant("z") is None
+        assert editor.constant("x") is None
+        assert editor.scalar("v") is None
+        assert editor.scalar("") is None
+        np.testing.assert_array_equal(editor.constant("v"), [1, 2])
+
+    @pytest.mark.parametrize(("line", "opset", "axes"), AXES)
+    def test_axes(self, line: str, opset: int, axes: tuple[int, ...] | None) -> None:
+        text = (
+            "g (float[2,3] x, int64[2] k) => (float[a,b] y) <int64[2] i = {0, 1}, float[3] f = {1, 2, 3}> {"
+            f" z = Neg(k) {line} }}"
+        )
+        editor = _editors(graph(text, opset=opset))[0]
+        assert editor.axes(editor.nodes[-1]) == axes
+
+
+class TestScopes:
+    def test_editors_come_outer_ones_first_and_know_their_parents(self) -> None:
+        main, then_branch, else_branch = _editors(graph(BRANCHES))
+        assert main.is_main
+        assert then_branch.parent is else_branch.parent is main
+        assert not then_branch.is_main
+
+    def test_a_tensor_that_a_branch_reads_has_a_consumer(self) -> None:
+        main = _editor(BRANCHES)
+        assert [n.op_type for n in main.consumers("a")] == ["If"]
+        assert captured(_node(main, "If")) == {"a", "w", "x"}
+        assert list(reads(_node(main, "If"))) == ["c", "a", "w", "x"]
+
+    def test_outer_tensors_are_known_inside(self) -> None:
+        _, then_branch, _ = _editors(graph(BRANCHES))
+        assert then_branch.dtype("a") == TensorProto.FLOAT
+        assert then_branch.shape("w") == (4,)
+        assert then_branch.producer("a") is None
+        np.testing.assert_array_equal(then_branch.constant("w"), [1, 2, 3, 4])
+
+    def test_redirect_reaches_into_branches(self) -> None:
+        source = graph(BRANCHES)
+        main = _editors(source)[0]
+        main.redirect("a", "x")
+        main.sweep("a")
+        main.commit()
+        check(source)
+        assert ops(source) == ["If"]
+        assert captured(source.proto.graph.node[0]) == {"w", "x"}
+
+    def test_redirect_leaves_a_name_that_a_loop_body_binds_itself(self) -> None:
+        source = graph(
+            """
+            g (float[4] x, int64 n, bool c) => (float[4] y) {
+                a = Relu(x)
+                y = Loop (n, c, a) <body = b (int64 i, bool k, float[4] s) => (bool kk, float[4] o) {
+                    kk = Identity(k)
+                    o = Add(s, a)
+                }>
+            }"""
+        )
+        main = _editors(source)[0]
+        loop = _node(main, "Loop")
+        loop.attribute[0].g.input[2].name = "a"  # now the body's own state has that name
+        loop.attribute[0].g.node[1].input[0] = "a"
+        main.refresh()
+        main.redirect("a", "x")
+        main.commit()
+        body = source.proto.graph.node[1].attribute[0].g
+        assert list(body.node[1].input) == ["a", "a"]
+        assert source.proto.graph.node[1].input[2] == "x"
+
+    def test_a_branch_may_hand_an_outer_tensor_straight_out(self) -> None:
+        text = BRANCHES.replace("{ a2 = Abs(x) v = Mul(a2, w) }", "{ v = Identity(x) }")
+        source = graph(text)
+        branch = source.proto.graph.node[1].attribute[1].g
+        del branch.node[:]
+        branch.output[0].name = "a"
+        main = _editors(source)[0]
+        assert "a" in captured(_node(main, "If"))
+        main.redirect("a", "x")
+        main.commit()
+        assert source.proto.graph.node[1].attribute[1].g.output[0].name == "x"
+
+    def test_edits_inside_reach_the_model(self) -> None:
+        source = graph(BRANCHES)
+        main, then_branch, _ = _editors(source, tag="t")
+        then_branch.substitute("u", then_branch.make("Exp", ["b"], ["u"]))
+        then_branch.add_constant("unread", np.zeros(2, np.float32))
+        then_branch.commit()
+        main.refresh()
+        main.commit()
+        check(source)
+        branch = source.proto.graph.node[1].attribute[0].g
+        assert [n.op_type for n in branch.node] == ["Add", "Exp"]
+        assert not branch.initializer
+
+    def test_a_large_constant_inside_is_not_detached(self) -> None:
+        source = graph(BRANCHES)
+        _, then_branch, _ = _editors(source)
+        name = then_branch.add_constant("big", np.ones((4, 512), np.float32))
+        then_branch.set_input(_node(then_branch, "Add"), 1, name)
+        then_branch.commit()
+        assert not source.weights
+        assert len(source.proto.graph.node[1].attribute[0].g.initializer[0].raw_data) == 4 * 512 * 4
+
+
+class TestEdits:
+    def test_nothing_reaches_the_model_before_commit(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y) { a = Relu(x) y = Neg(a) }")
+        untouched = source.copy()
+        editor = _editors(source)[0]
+        editor.substitute("a", editor.make("Abs", ["x"], ["a"]))
+        assert source.same_as(untouched)
+        editor.commit()
+        assert ops(source) == ["Abs", "Neg"]
+
+    def test_commit_without_an_edit_changes_nothing(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y) <float[2] unread = {1, 2}> { y = Neg(x) }")
+        untouched = source.copy()
+        editor = _editors(source)[0]
+        editor.commit()
+        assert source.same_as(untouched)
+
+    def test_new_nodes_are_tagged_and_have_names_of_their_own(self) -> None:
+        editor = _editor("g (float[2] x) => (float[2] y) { y = Neg(x) }", tag="some-pass")
+        first, second = (editor.make("Relu", ["x"], ["r"], name="r") for _ in range(2))
+        assert {first.name, second.name} == {"r", "r_1"}
+        assert {(p.key, p.value) for p in first.metadata_props} == {(TAG, "some-pass")}
+
+    def test_fresh_names_avoid_those_inside_branches(self) -> None:
+        main, then_branch, _ = _editors(graph(BRANCHES))
+        assert main.fresh("b") == "b_1"
+        assert then_branch.fresh("b") == "b_2"
+        assert main.fresh("unused") == "unused"
+
+    def test_fresh_names_avoid_tensors_that_are_gone_but_still_have_a_type(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+        source.proto.graph.value_info.add(name="gone")
+        assert _editors(source)[0].fresh("gone") == "gone_1"
+
+    def test_a_tensor_may_take_the_facts_of_another(self) -> None:
+        editor = _editor("g (float[2,n] x) => (float[2,n] y) { y = Neg(x) }")
+        name = editor.tensor("x", like="x", dtype=TensorProto.FLOAT16)
+        assert (name, editor.dtype(name), editor.shape(name)) == ("x_1", TensorProto.FLOAT16, (2, "n"))
+
+    def test_substitute_sweeps_what_only_the_old_node_needed(self) -> None:
+        source = graph(
+            "g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> {"
+            " a = Exp(x) b = Neg(a) c = Add(b, w) y = Relu(c) }"
+        )
+        editor = _editors(source)[0]
+        editor.substitute("c", editor.make("Abs", ["x"], ["c"]))
+        editor.commit()
+        assert ops(source) == ["Abs", "Relu"]
+        assert not source.proto.graph.initializer
+
+    def test_substitute_keeps_what_others_read_or_what_leaves_the_graph(self) -> None:
+        source = graph(
+            "g (float[2] x) => (float[2] y, float[2] a, float[2] z) {"
+            " a = Exp(x) b = Neg(a) c = Relu(b) y = Abs(c) z = Sqrt(b) }"
+        )
+        editor = _editors(source)[0]
+        editor.substitute("c", editor.make("Sin", ["x"], ["c"]))
+        editor.commit()
+        assert sorted(ops(source)) == ["Abs", "Exp", "Neg", "Sin", "Sqrt"]
+
+    def test_substitute_may_read_what_the_old_node_read(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }")
+        editor = _editors(source)[0]
+        middle = editor.tensor("m", like="y")
+        editor.substitute("y", editor.make("Relu", ["a"], [middle]), editor.make("Abs", [middle], ["y"]))
+        editor.commit()
+        assert ops(source) == ["Exp", "Relu", "Abs"]
+
+    def test_one_of_several_outputs_in_use_keeps_a_node(self) -> None:
+        source = graph("g (float[4] x) => (float[2] y) { a, b = Split(x) c = Neg(a) y = Add(c, b) }")
+        editor = _editors(source)[0]
+        editor.substitute("c", editor.make("Identity", ["b"], ["c"]))
+        editor.commit()
+        assert ops(source) == ["Split", "Identity", "Add"]
+
+    def test_insert_at_the_end(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+        editor = _editors(source)[0]
+        editor.insert(editor.make("Relu", ["y"], ["z"]), before=None)
+        editor.commit()
+        assert ops(source) == ["Neg", "Relu"]
+
+    def test_commit_brings_nodes_into_topological_order(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y, float[2] z) { y = Neg(x) a = Exp(x) z = Abs(a) }")
+        editor = _editors(source)[0]
+        editor.set_input(_node(editor, "Neg"), 0, "z")
+        editor.commit()
+        check(source)
+        assert ops(source) == ["Exp", "Abs", "Neg"]
+
+    def test_order_follows_what_branches_read(self) -> None:
+        source = graph(BRANCHES)
+        editor = _editors(source)[0]
+        exp = editor.make("Exp", ["x"], ["late"])
+        editor.insert(exp, before=None)
+        editor.redirect("a", "late")
+        editor.commit()
+        check(source)
+        assert ops(source) == ["Relu", "Exp", "If"]
+
+    def test_redirect_of_some_consumers(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y, float[2] z) { a = Exp(x) y = Neg(a) z = Abs(a) }")
+        editor = _editors(source)[0]
+        editor.redirect("a", "x", only=[_node(editor, "Neg")])
+        assert editor.only_consumer("a") is _node(editor, "Abs")
+        editor.commit()
+        assert [list(n.input) for n in source.proto.graph.node] == [["x"], ["x"], ["a"]]
+
+    def test_set_input_of_a_tensor_that_is_read_twice(self) -> None:
+        editor = _editor("g (float[2] x) => (float[2] y) { a = Exp(x) y = Mul(a, a) }")
+        product = _node(editor, "Mul")
+        editor.set_input(product, 1, "x")
+        assert editor.consumers("a") == [product]
+        editor.set_input(product, 0, "x")
+        assert editor.consumers("a") == []
+
+    def test_sweep_goes_upstream_and_stops_where_something_is_read(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y) { a = Exp(x) b = Neg(a) c = Abs(b) y = Relu(a) }")
+        editor = _editors(source)[0]
+        editor.sweep("a")
+        editor.sweep("x")
+        assert len(editor.nodes) == 4
+        editor.sweep("c")
+        editor.commit()
+        assert ops(source) == ["Exp", "Relu"]
+
+    def test_rename_lets_an_output_keep_its_name(self) -> None:
+        source = graph(
+            "g (float[2] x) => (float[2] y, float[2] z) { a = Exp(x) y = Cast<to = 1>(a) z = Neg(a) }"
+        )
+        editor = _editors(source)[0]
+        cast = _node(editor, "Cast")
+        editor.rename("a", "y")
+        editor.remove(cast)
+        editor.commit()
+        check(source)
+        assert ops(source) == ["Exp", "Neg"]
+        assert source.proto.graph.node[1].input[0] == "y"
+
+    def test_new_constants_small_and_large(self) -> None:
+        source = graph("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+        editor = _editors(source)[0]
+        small = editor.add_constant("x", np.array(2, np.float32))
+        large = editor.add_constant("big", np.ones(512, np.float32))
+        unread = editor.add_constant("unread", np.ones(512, np.float32))
+        assert (small, large, unread) == ("x_1", "big", "unread")
+        assert editor.scalar(small) == 2
+        assert editor.shape(large) == (512,)
+        wide = editor.tensor("wide")
+        editor.insert(editor.make("Add", [small, large], [wide]), before=None)
+        editor.commit()
+        assert source.weights.keys() == {"big"}
+        assert [t.name for t in source.proto.graph.initializer] == ["x_1", "big"]
+
+    def test_an_unread_initializer_goes_with_its_input_and_its_weight(self) -> None:
+        values = ", ".join(["1"] * 512)
+        source = graph(
+            f"g (float[512] x, float[512] w) => (float[512] y) "
+            f"<float[512] w = {{{values}}}> {{ a = Add(x, w) y = Neg(a) }}"
+        )
+        tensor = source.proto.graph.initializer[0]
+        tensor.CopyFrom(source.detached_tensor("w", np.ones(512, np.float32)))
+        editor = _editors(source)[0]
+        editor.substitute("a", editor.make("Relu", ["x"], ["a"]))
+        editor.commit()
+        check(source)
+        assert not source.weights
+        assert not source.proto.graph.initializer
+        assert [v.name for v in source.proto.graph.input] == ["x"]
+
+
+class TestFunctions:
+    def test_attribute(self) -> None:
+        node = onnx.helper.make_node("Op", [], ["y"], mode="linear", axes=[1, 2], alpha=0.5)
+        assert attribute(node, "mode") == "linear"
+        assert list(attribute(node, "axes")) == [1, 2]
+        assert attribute(node, "alpha") == 0.5
+        assert attribute(node, "beta") is None
+        assert attribute(node, "beta", 7) == 7
+
+    @pytest.mark.parametrize(("attributes", "wanted", "dtype"), VALUES)
+    def test_constant_value(self, attributes: dict[str, object], wanted: object, dtype: type) -> None:
+        found = constant_value(onnx.helper.make_node("Constant", [], ["c"], **attributes))  # type: ignore[arg-type]
+        assert found is not None
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, wanted)
+
+    def test_a_string_constant_has_no_array(self) -> None:
+        assert constant_value(onnx.helper.make_node("Constant", [], ["c"], value_string="s")) is None
+
+    def test_label(self) -> None:
+        assert label(onnx.helper.make_node("Op", ["x"], ["y"], name="mine")) == "mine"
+        assert label(onnx.helper.make_node("Op", ["x"], ["", "y"])) == "Op(y)"
+
+
+UNARY = ["Relu", "Neg", "Abs", "Tanh"]
+
+
+@st.composite
+def _graphs(draw: st.DrawFn) -> Model:
+    """Unary and binary nodes over all that came before, some of it read by a branch or given out."""
+    names = ["x"]
+    lines = []
+    for index in range(draw(st.integers(2, 12))):
+        first, second = (draw(st.sampled_from(names)) for _ in range(2))
+        kind = draw(st.sampled_from(["unary", "binary", "branch"]))
+        name = f"t{index}"
+        if kind == "unary":
+            lines.append(f"{name} = {draw(st.sampled_from(UNARY))}({first})")
+        elif kind == "binary":
+            lines.append(f"{name} = Add({first}, {second})")
+        else:
+            lines.append(
+                f"{name} = If (c) <"
+                f" then_branch = b{index} () => (float[3] u{index}) {{ u{index} = Neg({first}) }},"
+                f" else_branch = e{index} () => (float[3] v{index}) {{ v{index} = Abs({second}) }}>"
+            )
+        names.append(name)
+    outputs = draw(st.lists(st.sampled_from(names[1:]), min_size=1, unique=True))
+    listed = ", ".join(f"float[3] {name}" for name in outputs)
+    return graph(f"g (float[3] x, bool c) => ({listed}) {{ {' '.join(lines)} }}")
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(_graphs(), st.data())
+def test_random_substitutes_leave_a_valid_graph_that_computes_what_it_should(
+    source: Model, data: st.DataObject
+) -> None:
+    """Nodes are replaced by pairs of Negs round themselves: the values must stay as they are."""
+    before = source.copy()
+    editor = _editors(source, tag="test")[0]
+    for node in data.draw(st.lists(st.sampled_from(editor.nodes), unique_by=id)):
+        if node.op_type == "If" or editor.producer(node.output[0]) is not node:
+            continue
+        inner, negative = editor.tensor("inner"), editor.tensor("negative")
+        editor.substitute(
+            node.output[0],
+            editor.make(node.op_type, list(node.input), [inner]),
+            editor.make("Neg", [inner], [negative]),
+            editor.make("Neg", [negative], [node.output[0]]),
+        )
+    editor.commit()
+    check(source)
+    assert source.signature == before.signature
+    for condition in (True, False):
+        feeds = random_feeds(before) | {"c": np.array(condition)}
+        for a, b in zip(run(before, feeds), run(source, feeds), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(_graphs(), st.data())
+def test_the_index_stays_true_under_edits(source: Model, data: st.DataObject) -> None:
+    """After any redirects, producers and consumers are those that a fresh editor finds."""
+    editor = _editors(source)[0]
+    tensors = ["x", *(name for node in editor.nodes for name in node.output)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        later, earlier = sorted(data.draw(st.tuples(*[st.integers(0, len(tensors) - 1)] * 2)), reverse=True)
+        if earlier == 0 or editor.producer(tensors[earlier]) is not None:
+            editor.redirect(tensors[later], tensors[earlier])
+            editor.sweep(tensors[later])
+    editor.commit()
+    check(source)
+    fresh = GraphEditor(source, source.proto.graph, {})
+    for name in tensors:
+        assert _shown(editor.producer(name)) == _shown(fresh.producer(name))
+        assert sorted(map(label, editor.consumers(name))) == sorted(map(label, fresh.consumers(name)))
+
+
+def _shown(node: NodeProto | None) -> str | None:
+    return None if node is None else label(node)

@@ -1,0 +1,612 @@
+"""Each rule in a graph where it must speak, and in one much like it where it must not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import graphs
+import numpy as np
+import pytest
+from onnx import TensorProto
+
+from rewriter.graph import open_graphs
+from rewriter.hazards import RULES, Settings, Survey
+from rewriter.model import facts
+from rewriter.plan import Range
+
+FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
+NAMES = {rule.__name__: rule for rule in RULES}
+
+
+def found(
+    rule: str,
+    text: str,
+    ranges: Mapping[str, Range | tuple[float, float]] | None = None,
+    *,
+    settings: Settings | None = None,
+    mixed: bool = False,
+    opset: int = 17,
+    scope: int = 0,
+) -> str:
+    """Outputs of the nodes of one graph that a rule names, sorted; ranges are (low, high) or whole."""
+    source = graphs.graph(text, opset=opset, ir=10 if opset > 17 else 8)
+    measured = {
+        (scope, name): r if isinstance(r, Range) else Range(r[0], r[1], max(map(abs, r)) / 2, True)
+        for name, r in (ranges or {}).items()
+    }
+    graph = open_graphs(source, facts.infer(source))[scope]
+    survey = Survey(graph, scope, measured, {"": opset}, settings or Settings(FP16), mixed)
+    return " ".join(sorted({h.node.output[0] for h in NAMES[rule](survey)}))
+
+
+class TestWishes:
+    TEXT = """
+        g (float[2] x) => (float[2] y) {
+            enc_a = Exp(x)
+            enc_b = Neg(enc_a)
+            y = Exp(enc_b)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("settings", "expected"),
+        [
+            pytest.param(Settings(FP16, keep_nodes=("enc_*",)), "enc_a enc_b", id="a pattern"),
+            pytest.param(Settings(FP16, keep_nodes=("enc_b", "y")), "enc_b y", id="two names"),
+            pytest.param(Settings(FP16, keep_nodes=("enc",)), "", id="a pattern is no prefix"),
+            pytest.param(Settings(FP16, keep_ops=("Exp",)), "enc_a y", id="an operator"),
+            pytest.param(Settings(FP16), "", id="nothing asked for"),
+        ],
+    )
+    def test_user_choice(self, settings: Settings, expected: str) -> None:
+        assert found("user_choice", self.TEXT, settings=settings) == expected
+
+    MIXED = """
+        g (float16[2] x, int64 n) => (float16[2] y) {
+            a = Neg(x)
+            f = Cast<to = 1>(a)
+            b = Exp(f)
+            p = Cast<to = 1>(n)
+            c = Mul(b, p)
+            h = Cast<to = 10>(c)
+            y = Abs(h)
+        }"""
+
+    def test_an_island_of_the_author(self) -> None:
+        assert found("user_island", self.MIXED, mixed=True) == "b c p"
+
+    def test_in_an_fp32_model_nobody_chose(self) -> None:
+        assert found("user_island", self.TEXT) == ""
+
+
+class TestTypes:
+    @pytest.mark.parametrize(
+        ("text", "opset", "low", "expected"),
+        [
+            pytest.param(
+                "g (float a, float b, float c) => (float[n] y) { y = Range(a, b, c) }",
+                17,
+                FP16,
+                "y",
+                id="Range",
+            ),
+            pytest.param("g (float[2] x) => (float[2] y) { y = Exp(x) }", 17, FP16, "", id="Exp"),
+            pytest.param(
+                "g (float[1,1,4,4] x, float[1,1,3,3] w) => (float[1,1,2,2] y) { y = Conv(x, w) }",
+                17,
+                BF16,
+                "y",
+                id="Conv in BF16 below opset 22",
+            ),
+            pytest.param(
+                "g (float[2] x) => (int64[1] y) { y = Shape(x) }",
+                17,
+                FP16,
+                "",
+                id="Shape computes in no precision",
+            ),
+            pytest.param(
+                """g (float[4] x, int64 i) => (float[2] y) {
+                    s = SplitToSequence<axis = 0>(x)
+                    y = SequenceAt(s, i)
+                }""",
+                17,
+                FP16,
+                "s y",
+                id="sequences",
+            ),
+        ],
+    )
+    def test_no_lower_type(self, text: str, opset: int, low: int, expected: str) -> None:
+        assert found("no_lower_type", text, opset=opset, settings=Settings(low)) == expected
+
+    def test_unmeasured(self) -> None:
+        text = "g (float[2] x) => (float[2] y) { a = Exp(x)\n y = Neg(a) }"
+        assert found("unmeasured", text, {"x": (0, 1), "y": (0, 1)}) == "a"
+
+    def test_random_numbers(self) -> None:
+        text = "g (float[2] x) => (float[2] y) { r = RandomNormalLike(x)\n y = Add(x, r) }"
+        assert found("generated", text) == "r"
+
+
+class TestSmallWeights:
+    TEXT = """
+        g (float[2,4] x) => (float[2,2] y)
+        <float[4,2] w = {3.3e-6, -2.1e-6, 1.3e-6, 4.7e-6, -3.7e-6, 1.9e-6, 2.9e-6, -4.1e-6}>
+        { y = MatMul(x, w) }"""
+
+    @pytest.mark.parametrize(
+        ("text", "low", "expected"),
+        [
+            pytest.param(TEXT, FP16, "y", id="subnormal in FP16"),
+            pytest.param(TEXT, BF16, "", id="normal in BF16"),
+            pytest.param(TEXT.replace("e-6", "e-4"), FP16, "", id="normal in FP16"),
+            pytest.param(TEXT.replace("3.3e-6", "3.3e-2"), FP16, "", id="small beside a large one"),
+            pytest.param(
+                TEXT.replace("3.3e-6", "3.3e6"), FP16, "", id="too large is the overflow's business"
+            ),
+            pytest.param(TEXT.replace("e-6", "e-30"), FP16, "y", id="zero in FP16"),
+            pytest.param(
+                "g (float[2,4] x) => (float[2,4] y) <float[4] w = {3e-6, 2e-6, 1e-6, 5e-6}> {y = Add(x, w)}",
+                FP16,
+                "",
+                id="an addend loses nothing that counts",
+            ),
+        ],
+    )
+    def test_small_weights(self, text: str, low: int, expected: str) -> None:
+        assert found("small_weights", text, settings=Settings(low)) == expected
+
+    def test_the_range_alone_can_say_that_nothing_is_lost(self) -> None:
+        ranges = {"w": Range(-5.0, 5.0, 1.0, True)}
+        assert found("small_weights", self.TEXT, ranges) == ""
+
+
+class TestUnderflow:
+    @pytest.mark.parametrize(
+        ("largest", "low", "expected"),
+        [
+            pytest.param(1e-8, FP16, "a b", id="below the smallest number: producer and consumer"),
+            pytest.param(5e-6, FP16, "a b", id="a few bits are left"),
+            pytest.param(2.0**-17, FP16, "", id="eight bits are left"),
+            pytest.param(0.0, FP16, "", id="zero is exact"),
+            pytest.param(1e-8, BF16, "", id="BF16 has FP32's exponents"),
+        ],
+    )
+    def test_measured_ranges(self, largest: float, low: int, expected: str) -> None:
+        ranges = {"a": (0.0, largest), "x": (0.0, 1.0), "b": (0.0, 1.0)}
+        assert found("underflow", TestOverflow.TEXT, ranges, settings=Settings(low)) == expected
+
+    def test_a_factor_that_fp16_flushes(self) -> None:
+        text = "g (float[2] x) => (float[2] y) <float tiny = {1e-9}> { y = Mul(x, tiny) }"
+        assert found("underflow", text, {"x": (0, 1e9), "y": (0, 1)}) == "y"
+
+
+class TestOverflow:
+    TEXT = "g (float[2] x) => (float[2] y) { a = Exp(x)\n b = Neg(a)\n y = Tanh(b) }"
+
+    @pytest.mark.parametrize(
+        ("ranges", "low", "expected"),
+        [
+            pytest.param({"a": (0, 32752)}, FP16, "", id="at the limit"),
+            pytest.param({"a": (0, 32753)}, FP16, "a b", id="beyond it: producer and consumer"),
+            pytest.param({"b": (-1e5, 0)}, FP16, "b y", id="negative"),
+            pytest.param({"a": (0, 1e30)}, BF16, "", id="BF16 holds it"),
+            pytest.param({"a": (0, 3e38)}, BF16, "a b", id="BF16 has limits, too"),
+            pytest.param({"a": Range(0, 1, math.nan, False)}, FP16, "a b", id="NaN is never in range"),
+            pytest.param({"a": Range(0, math.inf, math.inf, False)}, FP16, "a b", id="nor is infinity"),
+        ],
+    )
+    def test_measured_ranges(
+        self, ranges: Mapping[str, Range | tuple[float, float]], low: int, expected: str
+    ) -> None:
+        assert found("overflow", self.TEXT, ranges, settings=Settings(low)) == expected
+
+    @pytest.mark.parametrize(
+        ("constant", "low", "expected"),
+        [
+            pytest.param("6e4", FP16, "", id="a constant needs no head-room"),
+            pytest.param("7e4", FP16, "y", id="but room"),
+            pytest.param("-3.4028234e38", FP16, "y", id="-FLT_MAX"),
+            pytest.param("3.4028234e38", BF16, "y", id="FLT_MAX in BF16"),
+        ],
+    )
+    def test_constants(self, constant: str, low: int, expected: str) -> None:
+        text = f"g (float[2] x) => (float[2] y) <float c = {{{constant}}}> {{ y = Min(x, c) }}"
+        assert (
+            found("overflow", text, {"c": (float(constant), float(constant))}, settings=Settings(low))
+            == expected
+        )
+
+    def test_behind_a_cast_the_range_is_that_before_it(self) -> None:
+        text = """
+            g (float[2] x) => (float[2] y) {
+                a = Exp(x)
+                h = Cast<to = 10>(a)
+                b = Neg(h)
+                y = Cast<to = 1>(b)
+            }"""
+        assert found("overflow", text, {"a": (0, 1e5)}, mixed=True) == "a b"
+
+    MASKED = """
+        g (float[2,2] q, float[2,2] k, float[2,2] mask) => (float[2,2] y) {
+            s = MatMul(q, k)
+            t = Add(s, mask)
+            y = Softmax<axis = 1>(t)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("text", "mask", "expected"),
+        [
+            pytest.param(
+                MASKED, Range(-math.inf, 9, math.inf, False), "", id="-inf before Softmax is a value"
+            ),
+            pytest.param(MASKED, Range(-65504, 9, 3e4, True), "", id="FP16's lowest number, too"),
+            pytest.param(MASKED, Range(-3.4e38, 9, 3e37, True), "t y", id="-FLT_MAX is not"),
+            pytest.param(MASKED, Range(-math.inf, 9, math.nan, False), "t y", id="NaN among it"),
+            pytest.param(MASKED, Range(-math.inf, 1e5, math.inf, False), "t y", id="large scores beside it"),
+            pytest.param(
+                MASKED.replace("y = Softmax", "r = Exp(t)\n y = Softmax"),
+                Range(-math.inf, 9, math.inf, False),
+                "r t y",
+                id="another reader besides",
+            ),
+            pytest.param(
+                MASKED.replace("Softmax<axis = 1>(t)", "Exp(t)"),
+                Range(-math.inf, 9, math.inf, False),
+                "t y",
+                id="no Softmax",
+            ),
+        ],
+    )
+    def test_masks(self, text: str, mask: Range, expected: str) -> None:
+        assert found("overflow", text, {"s": (-9, 9), "t": mask, "mask": (0, 0)}) == expected
+
+
+class TestNormsAndEpsilons:
+    def test_unfused_norm(self) -> None:
+        text = """
+            g (float[2,4] x) => (float[2,4] y)
+            <float two = {2.0}, float eps = {0.00001}, float[4] w = {1,2,3,4}> {
+                s = Pow(x, two)
+                m = ReduceMean<axes = [-1]>(s)
+                e = Add(m, eps)
+                d = Sqrt(e)
+                n = Div(x, d)
+                o = Mul(n, w)
+                y = Relu(o)
+            }"""
+        assert found("unfused_norm", text) == "d e m n o s"
+
+    def test_a_mean_alone_is_no_norm(self) -> None:
+        assert (
+            found("unfused_norm", "g (float[2,4] x) => (float[2,1] y) { y = ReduceMean<axes = [-1]>(x) }")
+            == ""
+        )
+
+    @pytest.mark.parametrize(
+        ("body", "expected"),
+        [
+            pytest.param("d = Add(x, e)\n y = Div(w, d)", "d y", id="in a denominator"),
+            pytest.param("d = Add(e, x)\n y = Reciprocal(d)", "d y", id="on the left, before Reciprocal"),
+            pytest.param("d = Add(x, e)\n y = Div(d, w)", "", id="a numerator needs no guard"),
+            pytest.param("d = Max(x, e)\n y = Log(d)", "d y", id="Max before Log"),
+            pytest.param("d = Clip(x, e)\n y = Div(w, d)", "d y", id="Clip from below"),
+            pytest.param("d = Clip(x, , e)\n y = Div(w, d)", "", id="Clip from above"),
+            pytest.param("c = Less(x, w)\n d = Where(c, e, x)\n y = Div(w, d)", "d y", id="Where"),
+            pytest.param("d = Add(x, e)\n r = Sqrt(d)\n y = Div(w, r)", "d r y", id="through Sqrt"),
+            pytest.param("d = Add(x, e)\n y = Pow(d, half)", "d y", id="a root as Pow"),
+            pytest.param("d = Add(x, e)\n y = Pow(d, two)", "", id="a square"),
+            pytest.param("d = Add(x, e)\n z = Neg(d)\n y = Div(w, d)", "d y", id="not what else reads it"),
+            pytest.param("d = Add(x, large)\n y = Div(w, d)", "", id="1e-3 is a normal number"),
+            pytest.param("d = Add(x, e)\n y = Mul(w, d)", "", id="guards nothing"),
+            pytest.param("d = Sub(x, e)\n y = Div(w, d)", "", id="a difference is no guard"),
+            pytest.param(
+                "s = Mul(x, x)\n m = ReduceSum<keepdims = 1>(s)\n d = Add(m, e)\n y = Div(w, d)",
+                "d m s y",
+                id="with the sum of squares",
+            ),
+        ],
+    )
+    def test_lost_epsilon(self, body: str, expected: str) -> None:
+        text = f"""
+            g (float[2] x, float[2] w) => (float[2] y)
+            <float e = {{1e-6}}, float large = {{1e-3}}, float half = {{0.5}}, float two = {{2.0}}>
+            {{ {body} }}"""
+        assert found("lost_epsilon", text) == expected
+
+    TEXT = "g (float[2] x, float[2] w) => (float[2] y) <float e = {1e-6}> { d = Add(x, e)\n y = Div(w, d) }"
+
+    @pytest.mark.parametrize(
+        ("low", "range_", "expected"),
+        [
+            pytest.param(FP16, (0.0, 5.0), "d y", id="a small divisor"),
+            pytest.param(FP16, (1.5, 5.0), "", id="a divisor far above it"),
+            pytest.param(BF16, (0.0, 5.0), "", id="BF16 has FP32's exponents"),
+        ],
+    )
+    def test_where_the_epsilon_decides(self, low: int, range_: tuple[float, float], expected: str) -> None:
+        assert found("lost_epsilon", self.TEXT, {"x": range_}, settings=Settings(low)) == expected
+
+
+class TestPositions:
+    TIMESTEP = """
+        g (int64[1] t) => (float[1,4] y) <float[1,4] f = {1, 0.1, 0.01, 0.001}> {
+            c = Cast<to = 1>(t)
+            a = Mul(c, f)
+            s = Sin(a)
+            y = Neg(s)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("text", "angle", "expected"),
+        [
+            pytest.param(TIMESTEP, (0, 981), "a c s", id="a timestep of 981"),
+            pytest.param(TIMESTEP, (0, 3.2), "", id="half a turn"),
+            pytest.param(
+                TIMESTEP.replace("Mul(c, f)", "MatMul(c2, f)").replace(
+                    "Cast<to = 1>(t)",
+                    "Cast<to = 1>(t)\nz = Constant<value = int64[1] {0}>()\n c2 = Unsqueeze(c, z)",
+                ),
+                (0, 981),
+                "a c c2 s",
+                id="an outer product",
+            ),
+            pytest.param(
+                "g (float[1,8] x, float[8,4] w) => (float[1,4] s) { a = MatMul(x, w)\n s = Sin(a) }",
+                (0, 30),
+                "",
+                id="features through a MatMul (SIREN)",
+            ),
+            pytest.param(
+                """g (float[1,2,9] x, float[2,2,3] w, float[1,2,1] k) => (float[1,2,7] y) {
+                    h = Conv(x, w)
+                    a = Mul(h, k)
+                    s = Sin(a)
+                    y = Add(h, s)
+                }""",
+                (0, 30),
+                "",
+                id="features through a Conv (Snake)",
+            ),
+        ],
+    )
+    def test_phase(self, text: str, angle: tuple[float, float], expected: str) -> None:
+        assert found("phase", text, {"a": angle}) == expected
+
+    COUNTED = """
+        g (int64[4] p, float[4] h) => (float[4] y) <float n = {5000.0}, float two = {2.0}> {
+            c = Cast<to = 1>(p)
+            d = Add(c, two)
+            e = Div(d, n)
+            y = Add(e, h)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("high", "low", "expected"),
+        [
+            pytest.param(2048, FP16, "", id="2048 is exact"),
+            pytest.param(5000, FP16, "c d e", id="until it is small again"),
+            pytest.param(300, BF16, "c d e", id="BF16 counts to 256"),
+            pytest.param(256, BF16, "", id="256 is exact"),
+        ],
+    )
+    def test_positions(self, high: float, low: int, expected: str) -> None:
+        ranges = {"c": (0, high), "d": (0, high), "e": (0, high / 5000), "h": (-1, 1), "y": (-1, 2)}
+        assert found("positions", self.COUNTED, ranges, settings=Settings(low)) == expected
+
+    @pytest.mark.parametrize(
+        ("to", "expected"),
+        [
+            pytest.param(7, "a b c", id="a size computed in floats"),
+            pytest.param(9, "", id="a condition"),
+            pytest.param(11, "", id="a wider float"),
+        ],
+    )
+    def test_integers(self, to: int, expected: str) -> None:
+        kind = {7: "int64", 9: "bool", 11: "double"}[to]
+        text = f"""
+            g (int64[2] n, float[1,1,3,3] w, float[1,1,4,4] x) => ({kind}[2] y, float[1,1,2,2] z)
+            <float s = {{0.6}}> {{
+                a = Cast<to = 1>(n)
+                b = Mul(a, s)
+                c = Floor(b)
+                y = Cast<to = {to}>(c)
+                z = Conv(x, w)
+            }}"""
+        assert found("integers", text) == expected
+
+    def test_the_float_arithmetic_is_exact_that_the_rule_protects(self) -> None:
+        assert math.floor(np.float32(1333) * np.float32(0.6)) == 799
+        assert math.floor(np.float16(1333) * np.float16(0.6)) == 800
+
+
+class TestCoordinatesAndOrder:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            pytest.param(
+                """g (float[1,2,4,4] x, float[1,4,4,8] h, float[8,2] w, float[1,4,4,2] base)
+                => (float[1,2,4,4] y) {
+                    o = MatMul(h, w)
+                    t = Tanh(o)
+                    g0 = Add(base, t)
+                    i = Relu(x)
+                    y = GridSample(i, g0)
+                }""",
+                "g0 t y",
+                id="GridSample: the grid up to the MatMul, not the image",
+            ),
+            pytest.param(
+                """g (float[1,1,3,3] x, float[4] f) => (float y) {
+                    s = Div(f, f)
+                    r = Resize(x, , s)
+                    y = ReduceMax<keepdims = 0>(r)
+                }""",
+                "s",
+                id="Resize: what computes the scales, not Resize itself",
+            ),
+            pytest.param("g (float[2] x) => (float[2] y) { y = Neg(x) }", "", id="no sampling"),
+        ],
+    )
+    def test_coordinates(self, text: str, expected: str) -> None:
+        assert found("coordinates", text) == expected
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            pytest.param(
+                """g (float[1,9,8] h, float[8,4] w, int64[1] k) => (float[1,2] v, int64[1,2] i) {
+                    l = MatMul(h, w)
+                    s = Sigmoid(l)
+                    m = ReduceMax<axes = [2], keepdims = 0>(s)
+                    v, i = TopK(m, k)
+                }""",
+                "m s v",
+                id="scores up to the MatMul",
+            ),
+            pytest.param(
+                """g (float[1,8] h, float[8,8] w) => (int64[1,1] i, float[1,8] z) {
+                    a = Add(h, h)
+                    r = Relu(a)
+                    i = ArgMax<axis = 1>(r)
+                    z = MatMul(r, w)
+                }""",
+                "i",
+                id="the stream of features is left alone",
+            ),
+            pytest.param(
+                "g (float[1,8] h) => (float[1,8] y) { y = Softmax(h) }", "", id="nothing is ordered"
+            ),
+        ],
+    )
+    def test_order(self, text: str, expected: str) -> None:
+        assert found("order", text) == expected
+
+
+class TestOthers:
+    QDQ = """
+        g (float[2] x) => (float[2] y) <float s = {SCALE}, int8 z = {0}> {
+            q = QuantizeLinear(x, s, z)
+            y = DequantizeLinear(q, s, z)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("scale", "low", "expected"),
+        [
+            pytest.param("1e-5", FP16, "q y", id="a scale below FP16's normal range"),
+            pytest.param("1e-2", FP16, "", id="an ordinary scale"),
+            pytest.param("1e-5", BF16, "", id="BF16 has FP32's exponents"),
+        ],
+    )
+    def test_quantized(self, scale: str, low: int, expected: str) -> None:
+        text = self.QDQ.replace("SCALE", scale)
+        assert found("quantized", text, settings=Settings(low), opset=19) == expected
+
+    def test_accumulation(self) -> None:
+        text = """
+            g (int64 n, bool c, float[2] x) => (float[2] y, float[2] z) <int64 a = {0}> {
+                y = Loop(n, c, x) <
+                    body = b (int64 i, bool ci, float[2] s) => (bool co, float[2] t) {
+                        co = Identity(ci)
+                        t = Neg(s)
+                    }
+                >
+                u = CumSum(x, a)
+                z = If(c) <then_branch = p () => (float[2] r) { r = Neg(u) },
+                           else_branch = q () => (float[2] r) { r = Abs(u) }>
+            }"""
+        assert found("accumulation", text) == "u y"
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            pytest.param(
+                """g (int64 n, bool c, float[1,2] x, float[2,2] w) => (float[1,2] y, float[k,1,2] s) {
+                    y, s = Loop(n, c, x) <body = b (int64 i, bool ci, float[1,2] st) =>
+                        (bool co, float[1,2] t, float[1,2] o) {
+                            co = Identity(ci)
+                            m = MatMul(st, w)
+                            a = Neg(m)
+                            t = Add(st, a)
+                            o = Exp(st)
+                        }>
+                }""",
+                "a t",
+                id="Loop: up to the MatMul, without the scan output",
+            ),
+            pytest.param(
+                """g (float[2] x, float[3,2] v) => (float[2] y, float[3,2] s) {
+                    y, s = Scan<num_scan_inputs = 1, body = b (float[2] st, float[2] e) =>
+                        (float[2] t, float[2] o) { t = Add(st, e)\n o = Neg(e) }>(x, v)
+                }""",
+                "t",
+                id="Scan",
+            ),
+            pytest.param(
+                """g (bool c, float[2] x) => (float[2] y) {
+                    y = If(c) <then_branch = p () => (float[2] r) { r = Neg(x) },
+                               else_branch = q () => (float[2] r) { r = Abs(x) }>
+                }""",
+                "",
+                id="If has no states",
+            ),
+        ],
+    )
+    def test_state_update(self, text: str, expected: str) -> None:
+        assert found("state_update", text, scope=1) == expected
+
+
+class TestMasks:
+    TIMES = """
+        g (float[2,4] s, float[2,4] m) => (float[2,4] y) <float c = {-1e9}> {
+            b = Mul(m, c)
+            a = Add(s, b)
+            y = Softmax<axis = -1>(a)
+        }"""
+
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            pytest.param(TIMES, "a b y", id="from the product to the Softmax"),
+            pytest.param(TIMES.replace("-1e9", "-1e4"), "", id="a constant in range"),
+            pytest.param(TIMES.replace("Softmax<axis = -1>", "Relu"), "", id="no Softmax: overflow's matter"),
+        ],
+    )
+    def test_a_mask_that_could_not_be_clamped(self, text: str, expected: str) -> None:
+        assert found("unbounded_masks", text, {"b": (0, 0), "a": (-1, 1)}) == expected
+
+
+class TestPartialSums:
+    def test_what_needs_the_worst_case_is_left_to_scan(self) -> None:
+        text = "g (float[2,4096] a, float[4096,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
+        assert found("likely_partial_sums", text, {"a": (-10, 10), "b": (-10, 10), "y": (-1, 1)}) == "y"
+        assert found("likely_partial_sums", text, {"a": (-6, 6), "b": (-6, 6), "y": (-1, 1)}) == ""
+
+
+def test_every_rule_is_tried_here() -> None:
+    tried = {
+        "user_choice",
+        "user_island",
+        "no_lower_type",
+        "overflow",
+        "unfused_norm",
+        "lost_epsilon",
+        "underflow",
+        "small_weights",
+        "phase",
+        "positions",
+        "integers",
+        "coordinates",
+        "order",
+        "quantized",
+        "accumulation",
+        "state_update",
+        "generated",
+        "unmeasured",
+        "unbounded_masks",
+        "likely_partial_sums",
+    }
+    shared = {"hidden_sums", "long_softmax"}  # with `scan`: in test_hazard_rules.py
+    asked = {"norm_operators"}  # of `rewriter probe`: in test_probe.py
+    assert tried | shared | asked == NAMES.keys()

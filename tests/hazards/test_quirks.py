@@ -1,0 +1,180 @@
+"""The table of TensorRT's known defects: which releases it concerns, and where a graph meets them."""
+
+from __future__ import annotations
+
+import re
+
+import graphs
+import pytest
+
+from rewriter.base import Target
+from rewriter.graph import open_graphs
+from rewriter.hazards import Settings, Survey
+from rewriter.hazards.quirks import known_defects, places, table
+from rewriter.model import facts
+from rewriter.planning.planner import LOW_TYPES
+
+BY_ID = {quirk.id: quirk for quirk in table()}
+
+
+@pytest.mark.parametrize("quirk", table(), ids=lambda q: q.id)
+def test_every_row_is_complete(quirk: object) -> None:
+    row = BY_ID[getattr(quirk, "id")]  # noqa: B009
+    assert re.fullmatch(r"https://github\.com/\S+/\d+", row.link) or (not row.link and row.probe)
+    assert row.chain and row.title and row.workaround
+    assert not row.last or Target.parse(row.last).version >= Target.parse(row.first).version
+
+
+def test_no_two_rows_share_a_name() -> None:
+    assert len(BY_ID) == len(table())
+
+
+@pytest.mark.parametrize(
+    ("quirk", "target", "expected"),
+    [
+        pytest.param("clip-maximum-lost", "10.12", True, id="the first release"),
+        pytest.param("clip-maximum-lost", "10.13.3", True, id="a patch of the last one"),
+        pytest.param("clip-maximum-lost", "10.14", False, id="behind the last one"),
+        pytest.param("clip-maximum-lost", "10.9", False, id="numbers, not text: 9 is before 12"),
+        pytest.param("clip-maximum-lost", "10", True, id="some release of 10"),
+        pytest.param("clip-maximum-lost", "tensorrt", None, id="an unknown release"),
+        pytest.param("clip-maximum-lost", "tensorrt-rtx 1.6", False, id="TensorRT-RTX counts its own"),
+        pytest.param("cumsum-shared-axis", "11.2", True, id="open to the end"),
+        pytest.param("cumsum-shared-axis", "10.7", False, id="but not to the beginning"),
+        pytest.param("round-trip-lost", "tensorrt-rtx 1.6", True, id="a release of TensorRT-RTX"),
+        pytest.param("round-trip-lost", "tensorrt-rtx 1.5", False, id="an earlier one, which nobody tried"),
+        pytest.param("round-trip-lost", "tensorrt-rtx", None, id="an unknown one"),
+        pytest.param("round-trip-lost", "tensorrt", False, id="TensorRT, of which it is not known"),
+        pytest.param("naive-log-sum-exp", "8.6", True, id="all releases"),
+        pytest.param("naive-log-sum-exp", "tensorrt", True, id="all releases, the unknown one, too"),
+    ],
+)
+def test_which_releases_a_defect_concerns(quirk: str, target: str, expected: bool | None) -> None:
+    assert BY_ID[quirk].concerns(Target.parse(target)) is expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        pytest.param("wrong", True, id="seen, whatever the release"),
+        pytest.param("right", False, id="not there, although the release is listed"),
+        pytest.param("unknown", None, id="asked in vain: the table decides"),
+    ],
+)
+def test_what_a_probe_saw_comes_before_the_table(answer: str, expected: bool | None) -> None:
+    quirk = BY_ID["cumsum-shared-axis"]
+    assert quirk.concerns(Target("tensorrt", (), {quirk.probe: answer})) is expected
+    if expected is not None:
+        assert quirk.concerns(Target("tensorrt-rtx", (1, 6), {quirk.probe: answer})) is expected
+
+
+def test_a_probe_that_a_row_names_is_one_that_there_is() -> None:
+    from rewriter.engines.probe.ask import PROBES
+
+    known = {probe.name: probe.values for probe in PROBES}
+    named = {quirk.probe for quirk in table() if quirk.probe}
+    assert named
+    assert all(set(known[name]) == {"right", "wrong"} for name in named)
+
+
+def conv(kernel: int, stride: int, more: str = "y = Relu(c)") -> str:
+    return f"""
+        g (float[1,1,64,64] x, float[1,1,{kernel},{kernel}] w) => (float y) {{
+            c = Conv<kernel_shape = [{kernel},{kernel}], strides = [{stride},{stride}]>(x, w)
+            {more}
+        }}"""
+
+
+CLIP = """
+    g (float[2,2] x) => (float[2,2] y) <float low = {0.0}, float high = {6.0}> {
+        BODY
+        y = Clip(a, low, high)
+    }"""
+SUMS = """
+    g (float[4,4] x) => (float[4,4] y) <int64 i = {0}, int64 j = {J}> {
+        a = CumSum(x, i)
+        y = CumSum(a, j)
+    }"""
+ATTENTION = """
+    g (float[2,2] q, float[2,2] k, float[2,2] v) => (float[2,2] y) <float c = {0.5}> {
+        s = MatMul(q, k)
+        BODY
+        p = Softmax<axis = -1>(t)
+        y = MatMul(p, v)
+    }"""
+
+SCALED = """
+    g (float[4] x) => (float[4] y) {
+        low = ReduceMin(x)
+        high = ReduceMax(x)
+        span = Sub(high, low)
+        y = Mul(x, span)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("quirk", "text", "expected"),
+    [
+        pytest.param("clip-maximum-lost", CLIP.replace("BODY", "a = MatMul(x, x)"), "y", id="MatMul, Clip"),
+        pytest.param(
+            "clip-maximum-lost",
+            CLIP.replace("BODY", "m = MatMul(x, x)\n a = Add(m, x)"),
+            "y",
+            id="MatMul, Add, Clip",
+        ),
+        pytest.param(
+            "clip-maximum-lost", CLIP.replace("BODY", "a = Mul(x, x)"), "", id="no product before Clip"
+        ),
+        pytest.param("conv-clip", conv(3, 1, "l = Sub(c, c)\n y = Clip(c, l)"), "y", id="Conv, Clip"),
+        pytest.param("conv-clip", conv(3, 1), "", id="Conv, Relu"),
+        pytest.param("patch-embedding", conv(16, 16), "c", id="a kernel of 16 with a stride of 16"),
+        pytest.param("patch-embedding", conv(16, 8), "", id="patches that overlap"),
+        pytest.param("patch-embedding", conv(2, 2), "", id="a kernel of 2 is no patch"),
+        pytest.param("cumsum-shared-axis", SUMS.replace("J", "0"), "a y", id="two sums along one axis"),
+        pytest.param("cumsum-shared-axis", SUMS.replace("J", "1"), "", id="along two axes"),
+        pytest.param(
+            "fused-attention-sm120",
+            ATTENTION.replace("BODY", "r = Mul(s, c)\n t = Add(r, c)"),
+            "y",
+            id="attention with scale and mask",
+        ),
+        pytest.param("fused-attention-sm120", ATTENTION.replace("BODY", "t = Neg(s)"), "", id="no attention"),
+        pytest.param("minimum-maximum-fusion", SCALED, "y", id="scaled by the span"),
+        pytest.param("minimum-maximum-fusion", SCALED.replace("Mul", "Max"), "", id="a maximum of the span"),
+    ],
+)
+def test_where_a_graph_meets_a_defect(quirk: str, text: str, expected: str) -> None:
+    source = graphs.graph(text)
+    graph = open_graphs(source, facts.infer(source))[0]
+    assert " ".join(sorted(n.output[0] for n in places(graph, BY_ID[quirk]))) == expected
+
+
+@pytest.mark.parametrize(
+    ("opset", "target", "expected"),
+    [
+        pytest.param(20, "10.13.3", {"error"}, id="opset 20 on that release"),
+        pytest.param(20, "tensorrt", {"note"}, id="on an unknown release"),
+        pytest.param(20, "10.12", set(), id="on another one"),
+        pytest.param(17, "10.13.3", set(), id="opset 17"),
+    ],
+)
+def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[str]) -> None:
+    text = """
+        g (float[1,1,4,4] x, float[1,2,2,2] grid) => (float[1,1,2,2] y) {
+            y = GridSample(x, grid)
+        }"""
+    source = graphs.graph(text, opset=opset, ir=10)
+    graph = open_graphs(source, facts.infer(source))[0]
+    settings = Settings(LOW_TYPES["fp16"], target=Target.parse(target))
+    found = list(known_defects(Survey(graph, 0, {}, {"": opset}, settings)))
+    assert {h.severity for h in found if "opset 20" in h.reason} == expected
+
+
+def test_a_finding_says_that_it_was_seen() -> None:
+    source = graphs.graph(CLIP.replace("BODY", "a = MatMul(x, x)"))
+    graph = open_graphs(source, facts.infer(source))[0]
+    target = Target("tensorrt-rtx", (1, 6), {"matmul-add-clip": "wrong"})
+    settings = Settings(LOW_TYPES["fp16"], target=target)
+    (finding,) = known_defects(Survey(graph, 0, {}, {"": 17}, settings))
+    assert finding.reason.endswith("(seen by `rewriter probe` on tensorrt-rtx 1.6)")
+    assert finding.severity == "error"

@@ -1,0 +1,147 @@
+"""Imports point one way, and `import rewriter` stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from paths import ROOT
+
+PACKAGE = ROOT / "rewriter"
+
+ROOMS = (
+    "errors",
+    "model",
+    "plan",
+    "graph",
+    "base",
+    "figures",
+    "patterns",
+    "engines",
+    "hazards",
+    "planning",
+    "emulation",
+    "data",
+    "rewriting",
+    "passes",
+    "pipeline",
+    "verification",
+    "search",
+    "jobs",
+    "report",
+    "hooks",
+    "cli",
+    "__main__",
+)
+"""From the ground up: a room imports from itself and from those below it (docs/architecture.md)."""
+
+HEAVY = (
+    "onnxruntime",
+    "onnxsim",
+    "scipy",
+    "onnx_graphsurgeon",
+    "polygraphy",
+    "tensorrt",
+    "tensorrt_rtx",
+    "torch",
+    "cuda",
+)
+LIGHT_IMPORT_SECONDS = 0.3
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    """The room that a file belongs to: its top-level module or package below `rewriter`."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """Modules that a file imports, and whether it does so when it is imported itself."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    inside = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) not in inside) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            if node.module == "rewriter":
+                yield from ((f"rewriter.{alias.name}", id(node) not in inside) for alias in node.names)
+            else:
+                yield node.module, id(node) not in inside
+
+
+HEIGHT = {name: height for height, name in enumerate(ROOMS)}
+
+
+def test_every_room_has_its_place() -> None:
+    assert {room(path) for path in modules()} - {"__init__"} == HEIGHT.keys()
+
+
+def test_imports_point_down() -> None:
+    upward = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in modules()
+        if room(path) != "__init__"
+        for name, _ in imported(path)
+        if name.startswith("rewriter.") and name != "rewriter.__version__"
+        if HEIGHT[name.split(".")[1]] > HEIGHT[room(path)]
+    ]
+    assert upward == []
+
+
+def test_heavy_libraries_load_when_used() -> None:
+    at_import = [
+        f"{path.relative_to(PACKAGE)} imports {name}"
+        for path in modules()
+        for name, early in imported(path)
+        if early and name.split(".")[0] in HEAVY
+    ]
+    assert at_import == []
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.strip()
+
+
+def test_importing_rewriter_is_quick() -> None:
+    code = "import time; s = time.perf_counter(); import rewriter; print(time.perf_counter() - s)"
+    assert min(float(python(code)) for _ in range(3)) < LIGHT_IMPORT_SECONDS
+
+
+def test_importing_the_api_loads_no_heavy_library() -> None:
+    code = f"import sys, rewriter; rewriter.fix; print([m for m in {HEAVY} if m in sys.modules])"
+    assert python(code) == "[]"
+
+
+def test_public_names_load_on_demand() -> None:
+    code = """
+import sys, rewriter
+assert "onnx" not in sys.modules
+assert dir(rewriter) == sorted(rewriter.__all__)
+for name in rewriter.__all__:
+    getattr(rewriter, name)
+try:
+    rewriter.nothing
+except AttributeError as error:
+    print(error)
+"""
+    assert python(code) == "module 'rewriter' has no attribute 'nothing'"

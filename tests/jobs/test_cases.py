@@ -1,0 +1,171 @@
+"""Every case of models/cases.toml, from the committed file through `fix` to a real build."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import run
+from paths import MODELS
+
+import rewriter
+from models import measure
+from rewriter.graph import open_graphs
+from rewriter.jobs.fix.result import FixResult
+from rewriter.model import Array, facts, load
+from rewriter.patterns.round_trips import lost_round_trips
+from rewriter.verification import checks
+from rewriter.verification.verdict import Check
+
+CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())
+DEFAULT_BOUND = 5e-3
+
+
+@functools.cache
+def fixed(name: str) -> FixResult:
+    """One run of `fix` for each case, with its own data; the build is real."""
+    case = CASES[name]
+    return rewriter.fix(MODELS / case["file"], inputs=MODELS / case["inputs"])
+
+
+def check(name: str, which: str) -> Check:
+    verdict = fixed(name).verdict
+    assert verdict is not None
+    return next(c for c in verdict.checks if c.name == which)
+
+
+def feeds(name: str) -> dict[str, Array]:
+    with np.load(MODELS / CASES[name]["inputs"]) as archive:
+        return dict(archive)
+
+
+def naive_error(name: str) -> float:
+    """Worst relative L2 error when every tensor is FP16, emulated; infinity where anything is not finite."""
+    model = onnx.load(MODELS / CASES[name]["file"])
+    worst = max(measure.errors(model, feeds(name)).values())
+    return float(worst) if np.isfinite(worst) else np.inf
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case_is_fixed_and_verified(name: str) -> None:
+    result = fixed(name)
+    assert result.verdict is not None
+    assert result.verdict.passed, [c.summary for c in result.verdict.checks]
+    lacking = check(name, "build").summary.endswith("has no INT8 Conv")  # TensorRT-RTX 1.6
+    assert [c.passed for c in result.verdict.checks] == [True, True, None if lacking else True]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_left_that_scan_calls_an_error(name: str) -> None:
+    result = rewriter.scan(fixed(name).proto, inputs=MODELS / CASES[name]["inputs"])
+    assert not [f for f in result.findings if f.severity == "error"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_result_of_a_product_goes_to_fp16_and_back(name: str) -> None:
+    model = fixed(name).model
+    opened = open_graphs(model, facts.infer(model))
+    assert not [trip.down.name for graph in opened for trip in lost_round_trips(graph)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_emulated_error_is_within_the_case_s_bound(name: str) -> None:
+    bound = CASES[name].get("fixed_error_below", DEFAULT_BOUND)
+    outputs = check(name, "emulation").outputs
+    assert outputs
+    assert all(o.finite and o.relative_l2 <= bound for o in outputs), outputs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_signature_is_kept_and_nothing_but_floats_changed(name: str) -> None:
+    original = load(MODELS / CASES[name]["file"])
+    assert fixed(name).model.signature == original.signature
+    assert fixed(name).model.opset == max(17, original.opset)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c["naive_fp16"] in ("garbage", "nan")])
+def test_naive_fp16_is_wrong_where_the_table_says_so(name: str) -> None:
+    assert naive_error(name) > CASES[name].get("naive_fp16_error_above", 0.1)
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.get("layer_norms")])
+def test_every_last_axis_layer_norm_becomes_the_op(name: str) -> None:
+    case = CASES[name]
+    ops = [n.op_type for n in fixed(name).proto.graph.node]
+    assert ops.count("LayerNormalization") == case["layer_norms"] + case.get("layer_normalization_ops", 0)
+
+
+OTHER_NORMS = [n for n, c in CASES.items() if c.get("rms_norms") or c.get("channel_layer_norms")]
+
+
+@pytest.mark.parametrize("name", OTHER_NORMS)
+def test_every_other_norm_is_one_island(name: str) -> None:
+    case = CASES[name]
+    plan = fixed(name).plan
+    assert plan is not None
+    ends = {d.reason for d in plan.decisions if d.rule == "unfused-norm"}
+    assert len(ends) == case.get("rms_norms", 0) + case.get("channel_layer_norms", 0)
+
+
+def test_control_keeps_nothing_in_fp32_but_its_head() -> None:
+    plan = fixed("resnet").plan
+    assert plan is not None
+    assert {decision.rule for decision in plan.decisions} == {"dot-product"}
+
+
+def test_mixed_casts_keep_their_rounding_detours_and_lose_the_rest() -> None:
+    refusals = [r.reason for p in fixed("mixed_casts").passes if p.name == "clean-casts" for r in p.refusals]
+    assert len(refusals) >= CASES["mixed_casts"]["casts"]["rounding_detours"]
+
+
+def test_clips_behind_matrix_products_are_isolated() -> None:
+    for name in ("conv_clip", "matmul_clip", "mobilenet_v2"):
+        ops = [n.op_type for n in fixed(name).proto.graph.node]
+        assert "Clip" not in ops
+        assert ops.count("Max") == ops.count("Min") == CASES[name]["clips"]
+
+
+def test_quantized_biases_are_folded_so_that_tensorrt_parses_them() -> None:
+    result = fixed("qdq")
+    initializers = {t.name: t.data_type for t in result.model.proto.graph.initializer}
+    dequantized = [n.input[0] for n in result.model.proto.graph.node if n.op_type == "DequantizeLinear"]
+    assert not [name for name in dequantized if initializers.get(name) == onnx.TensorProto.INT32]
+
+
+def test_mismatch_is_fine_on_its_data_and_random_data_is_named_as_such() -> None:
+    assert fixed("mismatch").verdict.passed  # type: ignore[union-attr]
+    random = rewriter.fix(MODELS / CASES["mismatch"]["file"], verify=False)
+    assert random.data is not None and not random.data.real
+    assert any("no real data" in w for w in random.warnings)
+
+
+@pytest.mark.parametrize("name", ["vit", "t5_encoder", "resnet"])
+def test_a_second_fix_changes_nothing(name: str) -> None:
+    again = rewriter.fix(fixed(name).proto, inputs=MODELS / CASES[name]["inputs"], verify=False)
+    assert again.model.proto.SerializeToString(deterministic=True) == fixed(
+        name
+    ).model.proto.SerializeToString(deterministic=True)
+
+
+def test_two_runs_give_the_same_bytes() -> None:
+    again = rewriter.fix(MODELS / "vit.onnx", inputs=MODELS / "vit.npz", verify=False)
+    assert again.proto.SerializeToString(deterministic=True) == fixed("vit").proto.SerializeToString(
+        deterministic=True
+    )
+
+
+def test_bf16_model_builds_and_stays_close() -> None:
+    result = rewriter.fix(MODELS / "vit.onnx", inputs=MODELS / "vit.npz", precision="bf16")
+    assert result.verdict is not None and result.verdict.passed
+    assert result.model.opset == 22
+
+
+def test_outputs_of_the_reference_are_the_original_s() -> None:
+    original = load(MODELS / "resnet.onnx")
+    (expected,) = checks.expected_outputs(original, [feeds("resnet")]).exact
+    for mine, plain in zip(expected.values(), run(original, feeds("resnet")), strict=True):
+        np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)

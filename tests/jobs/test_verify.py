@@ -1,0 +1,296 @@
+"""`verify`: figures that are checked by hand, and verdicts on sound and broken models."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import graph
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter.cli import app
+from rewriter.engines.protocol import Outcome
+from rewriter.engines.tensors import write_tensors
+from rewriter.errors import UsageError
+from rewriter.figures.statistics import DECADES, statistics
+from rewriter.figures.tolerances import Tolerance
+from rewriter.model import Array, save
+from rewriter.report.verification import bars
+from rewriter.verification.judge import Known, judge
+from rewriter.verification.stage import MOST_SAMPLES
+
+ORIGINAL = """
+    g (float[n,4] x) => (float[n,4] y, float[n] total) {
+        a = Mul(x, x)
+        total = ReduceSum<keepdims = 0>(a, axis)
+        y = Sqrt(a)
+    }"""
+
+FIXED = """
+    g (float[n,4] x) => (float[n,4] y, float[n] total) {
+        h = Cast<to = 10>(x)
+        b = Mul(h, h)
+        a = Cast<to = 1>(b)
+        total = ReduceSum<keepdims = 0>(a, axis)
+        y = Sqrt(a)
+    }"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """An original, and a version that squares in FP16: fine up to 255, infinite from 256 on."""
+    paths = []
+    for name, text in (("original", ORIGINAL), ("fixed", FIXED)):
+        source = graph(text.replace("{\n", "\n<int64[1] axis = {1}> {\n", 1))
+        paths.append(save(source, tmp_path / f"{name}.onnx"))
+    return paths[0], paths[1]
+
+
+def feeds(*scales: float) -> list[dict[str, Array]]:
+    return [{"x": np.linspace(0.5, scale, 8, dtype=np.float32).reshape(2, 4)} for scale in scales]
+
+
+def test_figures_of_an_output() -> None:
+    expected = np.array([[3.0, 4.0], [0.0, 12.0]], np.float32)
+    actual = np.array([[3.0, 4.0], [0.0, 13.0]], np.float16)
+    found = statistics("y", expected, actual, sample=2, build=1)
+    assert (found.name, found.shape, found.dtype) == ("y", (2, 2), "float16")
+    assert (found.sample, found.build, found.not_finite) == (2, 1, 0)
+    assert found.relative_l2 == pytest.approx(1 / 13)
+    assert (found.max_abs, found.at, found.expected, found.actual) == (1.0, (1, 1), 12.0, 13.0)
+    assert found.cosine == pytest.approx((9 + 16 + 156) / (13 * math.sqrt(194)))
+    assert found.psnr == pytest.approx(20 * math.log10(12 / 0.5))
+    assert found.rms == pytest.approx(6.5)
+    assert found.percentiles["50"] == 0.0
+    assert found.percentiles["99.9"] == pytest.approx(1.0, rel=0.01)
+    assert found.histogram == (3, 0, 0, 0, 0, 0, 0, 1, 0)
+    assert len(found.histogram) == len(DECADES) + 1
+
+
+def test_what_is_not_finite_is_found_and_an_equal_infinity_is_none() -> None:
+    expected = np.array([1.0, -np.inf, np.nan, 2.0])
+    same = statistics("y", expected, np.array([1.0, -np.inf, np.nan, 2.5]))
+    assert (same.not_finite, same.max_abs, same.at) == (0, 0.5, (3,))
+    broken = statistics("y", expected, np.array([1.0, np.inf, np.nan, np.nan]))
+    assert (broken.not_finite, broken.max_abs, broken.relative_l2) == (2, math.inf, math.inf)
+    assert broken.at == (1,)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3)], ids=["a scalar", "nothing"])
+def test_figures_of_small_outputs(shape: tuple[int, ...]) -> None:
+    found = statistics("y", np.ones(shape, np.float32), np.ones(shape, np.float32))
+    assert (found.relative_l2, found.max_abs, found.psnr) == (0.0, 0.0, math.inf)
+
+
+def test_integers_and_booleans_have_figures() -> None:
+    found = statistics("y", np.array([1, 2, 3]), np.array([1, 2, 5]))
+    assert (found.max_abs, found.at) == (2.0, (2,))
+    assert statistics("y", np.array([True, False]), np.array([True, True])).max_abs == 1.0
+
+
+def test_bars_show_every_bin_that_is_not_empty() -> None:
+    assert bars((0, 1, 1000, 500)) == " ▁█▄"
+    assert bars((0, 0)) == ""
+
+
+def outcomes(folder: Path, *builds: list[dict[str, Array]]) -> list[Outcome]:
+    return [
+        Outcome(
+            "fixed",
+            number,
+            "ok",
+            outputs=tuple(write_tensors(folder / f"{number}-{i}", one) for i, one in enumerate(samples)),
+        )
+        for number, samples in enumerate(builds)
+    ]
+
+
+def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
+    truth = Known([{"y": np.ones(4)}, {"y": np.ones(4)}], selects_rows=False)
+    builds = [[{"y": np.full(4, 1.01)}, {"y": np.full(4, 1.02)}], [{"y": np.full(4, 1.2)}, {"y": np.ones(4)}]]
+    found = judge(truth, outcomes(tmp_path, *builds), Tolerance(0.1, "relative-l2", "a test"))
+    assert not found.passed
+    assert [run.error for run in found.builds] == pytest.approx([0.02, 0.2])
+    assert (found.error, found.best) == pytest.approx((0.2, 0.02))
+    assert (found.outputs[0].build, found.outputs[0].sample) == (1, 0)
+    assert judge(truth, outcomes(tmp_path, builds[0]), Tolerance(0.1, "relative-l2", "a test")).passed
+
+
+def test_a_build_that_did_not_run_fails_the_others(tmp_path: Path) -> None:
+    truth = Known([{"y": np.ones(4)}], selects_rows=False)
+    made = [*outcomes(tmp_path, [{"y": np.ones(4)}]), Outcome("fixed", 1, "crashed", "SIGSEGV")]
+    found = judge(truth, made, Tolerance(0.1, "relative-l2", "a test"))
+    assert not found.passed
+    assert [run.status for run in found.builds] == ["ok", "crashed"]
+
+
+def test_detections_in_another_order_are_matched(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(1, 40, 4))
+    truth, same = {"boxes": rows}, outcomes(tmp_path, [{"boxes": rows[:, ::-1]}])
+    tolerance = Tolerance(1e-3, "relative-l2", "a test")
+    assert judge(Known([truth], selects_rows=True), same, tolerance).passed
+    assert not judge(Known([truth], selects_rows=False), same, tolerance).passed
+
+
+def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
+    truth = Known([{"y": np.ones(4)}], selects_rows=False)
+    found = judge(truth, outcomes(tmp_path, [{"y": np.ones(5)}]), Tolerance(0.1, "relative-l2", "a test"))
+    assert not found.passed
+    assert found.error == math.inf
+    assert "shape (5,), expected (4,)" in found.comparisons[0].note
+
+
+def test_a_metric_of_which_more_is_better(tmp_path: Path) -> None:
+    truth = Known([{"y": np.arange(4.0)}], selects_rows=False)
+    made = outcomes(tmp_path, [{"y": np.arange(4.0) + 0.03}])
+    assert judge(truth, made, Tolerance(39.9, "psnr", "a test")).passed
+    assert not judge(truth, made, Tolerance(40.1, "psnr", "a test")).passed
+
+
+def test_a_sound_model_is_verified_by_emulation_and_the_result_says_so(files: tuple[Path, Path]) -> None:
+    result = rewriter.verify(*files, inputs=feeds(3.0, 100.0), engine="emulation")
+    assert result.passed
+    assert (result.engine, result.device) == ("emulation", "CPU")
+    assert [check.name for check in result.checks] == ["emulation", "build"]
+    assert "NOT run on a GPU" in result.warnings[0]
+    assert "no GPU was used" in result.checks[0].summary
+    assert result.tolerance.value == 5e-3
+    assert "H200" in result.tolerance.source
+    assert [output.name for output in result.outputs] == ["y", "total"]
+    assert 1e-5 < result.outputs[1].relative_l2 < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("opset", "told"),
+    [
+        pytest.param(13, "sums of FP16 products in FP16)", id="as asked"),
+        pytest.param(
+            12, "in FP32, as FP16 sums are emulated from opset 13 on and the model has 12", id="too old"
+        ),
+    ],
+)
+def test_what_the_emulation_sums_in_is_told(tmp_path: Path, opset: int, told: str) -> None:
+    path = tmp_path / "half.onnx"
+    text = "g (float16[1,8] x, float16[8,2] w) => (float16[1,2] y) { y = MatMul(x, w) }"
+    save(graph(text, opset=opset), path)
+    sample = {"x": np.ones((1, 8), np.float16), "w": np.ones((8, 2), np.float16)}
+    result = rewriter.verify(path, path, inputs=[sample], engine="emulation")
+    assert told in result.checks[0].summary
+
+
+def test_an_overflow_in_one_sample_is_found(files: tuple[Path, Path]) -> None:
+    result = rewriter.verify(*files, inputs=feeds(3.0, 300.0), engine="emulation")
+    assert not result.passed
+    assert [check.passed for check in result.checks if check.name == "emulation"] == [False]
+    assert {(output.sample, output.not_finite > 0) for output in result.outputs} == {(1, True)}
+
+
+def test_onnx_runtime_runs_the_file_itself_several_times(files: tuple[Path, Path]) -> None:
+    result = rewriter.verify(*files, inputs=feeds(3.0), engine="onnxruntime", builds=2)
+    assert result.passed
+    assert [check.name for check in result.checks] == ["reference", "run"]
+    assert [check.passed for check in result.checks] == [True, True]
+    assert len(result.builds) == 2
+    assert result.latency is not None
+    assert result.reference_latency is not None
+    assert "over 2 builds" in result.checks[1].summary
+
+
+def test_the_user_sets_the_tolerance(files: tuple[Path, Path]) -> None:
+    strict = rewriter.verify(*files, inputs=feeds(3.0), engine="emulation", tolerance=1e-7)
+    assert not strict.passed
+    assert strict.tolerance == Tolerance(1e-7, "relative-l2", "--tolerance")
+    loose = rewriter.verify(
+        *files, inputs=feeds(3.0), engine="onnxruntime", tolerance=40.0, metric="psnr", timing=False
+    )
+    assert loose.passed
+
+
+def test_samples_that_are_left_out_are_told(files: tuple[Path, Path]) -> None:
+    result = rewriter.verify(
+        *files, inputs=feeds(*[3.0] * (MOST_SAMPLES + 1)), engine="onnxruntime", timing=False
+    )
+    assert f"the first {MOST_SAMPLES} of {MOST_SAMPLES + 1} samples were compared" in result.warnings
+
+
+def test_models_that_are_not_versions_of_each_other_are_refused(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    other = save(graph("g (float[n,4] image) => (float[n,4] y) { y = Relu(image) }"), tmp_path / "other.onnx")
+    with pytest.raises(UsageError, match="it lacks x and has image on top"):
+        rewriter.verify(files[0], other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"builds": 0}, "cannot be 0"),
+        ({"metric": "pnsr", "tolerance": 1.0}, "cannot be 'pnsr'"),
+        ({"metric": "psnr"}, "nothing says what psnr shall be"),
+        ({"min_shapes": {"x": (4, 4)}, "max_shapes": {"x": (2, 4)}}, "not in order"),
+        ({"max_shapes": {"image": (2, 4)}}, "no input 'image'"),
+        ({"max_shapes": {"x": (2, 5)}}, "2x5 does not fit input 'x', which is nx4"),
+        ({"inputs": feeds(3.0), "max_shapes": {"x": (1, 4)}}, "is 2x4 in the data, and the profile goes"),
+        ({"tolerance": math.nan}, "--tolerance: it cannot be nan"),
+        ({"tolerance": -1e-3}, "cannot be -0.001"),
+        ({"timeout": 0.0}, "--timeout: it cannot be 0"),
+        ({"plugin_lib": ["nowhere.so"]}, "no such file: .*nowhere.so"),
+    ],
+)
+def test_bad_options_are_refused(files: tuple[Path, Path], arguments: dict[str, object], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        rewriter.verify(*files, engine="emulation", **arguments)  # type: ignore[arg-type]
+
+
+def test_an_unknown_engine_is_refused(files: tuple[Path, Path]) -> None:
+    with pytest.raises(UsageError, match="no engine 'openvino'"):
+        rewriter.verify(*files, engine="openvino")
+
+
+def test_random_data_has_the_usual_shape_of_the_profile(files: tuple[Path, Path]) -> None:
+    found = rewriter.verify(
+        *files,
+        engine="emulation",
+        min_shapes={"x": (1, 4)},
+        opt_shapes={"x": (3, 4)},
+        max_shapes={"x": (5, 4)},
+    )
+    assert found.outputs[0].shape == (3, 4)
+
+
+def run_cli(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["verify", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_the_command_ends_with_the_verdict(files: tuple[Path, Path], tmp_path: Path) -> None:
+    for scale in (3.0, 300.0):
+        np.savez(tmp_path / f"{scale:g}.npz", x=feeds(scale)[0]["x"])
+    report = tmp_path / "report.json"
+    code, text = run_cli(
+        *files, "--inputs", tmp_path / "3.npz", "--engine", "onnxruntime", "--json", report, "--builds", 2
+    )
+    assert code == 0, text
+    assert text.splitlines()[-1].startswith("Verified (onnxruntime ")
+    assert "NO GPU" in text.splitlines()[-1]
+    told = json.loads(report.read_text())
+    assert told["passed"] is True
+    assert told["tolerance"]["source"]
+    assert len(told["builds"]) == 2
+    assert len(told["outputs"][0]["histogram"]) == len(told["histogram_decades"]) + 1
+    code, text = run_cli(*files, "--inputs", tmp_path / "300.npz", "--engine", "emulation", "-q")
+    assert code == 1
+    assert text.startswith("VERIFICATION FAILED (emulation; emulation, NO GPU)")
+
+
+def test_the_command_refuses_a_bad_shape(files: tuple[Path, Path]) -> None:
+    code, text = run_cli(*files, "--min-shapes", "x:0x4")
+    assert code == 2
+    assert "--min-shapes: 'x:0x4' is not a shape" in text
+    code, text = run_cli(*files, "--min-shapes", "x:1x4,y:2", "--max-shapes", "x:8x4", "--engine", "lost")
+    assert code == 2
+    assert "no engine 'lost'" in text

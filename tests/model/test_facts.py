@@ -1,0 +1,106 @@
+"""facts: element types and shapes of every scope."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import graph
+from onnx import TensorProto, helper
+
+from rewriter.errors import ModelError
+from rewriter.model import Model, facts, load
+from rewriter.model.facts import TensorFacts
+
+
+def test_inputs_initializers_results_and_outputs() -> None:
+    known = facts.infer(
+        graph(
+            "g (float16[n,3] x, int64[2] i) => (float[n,4] y) <float[3,4] w = {0,0,0,0,0,0,0,0,0,0,0,0}> {"
+            " a = Cast<to = 1>(x) y = MatMul(a, w) }"
+        )
+    ).main
+    assert known["x"] == TensorFacts(TensorProto.FLOAT16, ("n", 3))
+    assert known["i"] == TensorFacts(TensorProto.INT64, (2,))
+    assert known["w"] == TensorFacts(TensorProto.FLOAT, (3, 4))
+    assert known["a"] == TensorFacts(TensorProto.FLOAT, ("n", 3))
+    assert known["y"] == TensorFacts(TensorProto.FLOAT, ("n", 4))
+
+
+def test_a_scalar_has_rank_0_and_an_unknown_rank_is_none() -> None:
+    known = facts.infer(
+        graph("g (float x, int64[r] s) => (float[a,b] y) { z = Reshape(x, s) y = Expand(z, s) }")
+    ).main
+    assert known["x"].shape == ()
+    assert known["z"].shape is None
+
+
+def test_computed_shapes_are_followed() -> None:
+    known = facts.infer(
+        graph(
+            "g (float[2,3,4] x) => (float[m,n] y)"
+            " <int64[1] minus = {-1}, int64 zero = {0}, int64[1] at = {0}> {"
+            " s = Shape(x) d = Gather(s, zero) u = Unsqueeze(d, at) t = Concat<axis = 0>(u, minus)"
+            " z = Reshape(x, t) y = Relu(z) }"
+        )
+    ).main
+    assert known["t"].shape == (2,)
+    assert known["z"].shape == (2, 12)
+
+
+def test_a_detached_weight_is_known_like_any_other() -> None:
+    source = _big_weight()
+    assert source.weights
+    known = facts.infer(source).main
+    assert known["w"] == TensorFacts(TensorProto.FLOAT, (64, 64))
+    assert known["y"] == TensorFacts(TensorProto.FLOAT, (2, 64))
+
+
+def test_sibling_branches_may_use_one_name_for_two_tensors() -> None:
+    source = graph(
+        """
+        g (float[4] x, bool c) => (float[4] y) {
+            y = If (c) <
+                then_branch = t () => (float[4] u) { a = Cast<to = 10>(x) u = Cast<to = 1>(a) },
+                else_branch = e () => (float[4] v) { a = Cast<to = 11>(x) v = Cast<to = 1>(a) }
+            >
+        }"""
+    )
+    known = facts.infer(source)
+    assert len(known.scopes) == 3
+    assert known.main is known.scopes[0]
+    assert "a" not in known.main
+    assert [scope["a"].dtype for scope in known.scopes[1:]] == [TensorProto.FLOAT16, TensorProto.DOUBLE]
+
+
+def test_an_operator_without_schema_leaves_its_results_unknown() -> None:
+    known = facts.infer(graph("g (float[4] x) => (float[4] y) { a = NoSuchOp(x) y = Relu(a) }")).main
+    assert "a" not in known
+    assert known["y"].dtype == TensorProto.FLOAT
+
+
+def test_strict_inference_names_the_node_that_contradicts() -> None:
+    source = graph("g (float[2,3] x, float[4,5] w) => (float[2,5] y) { y = MatMul(x, w) }")
+    with pytest.raises(ModelError, match=r"types or shapes contradict each other: .*MatMul"):
+        facts.infer(source, strict=True)
+    assert facts.infer(source).main["y"].shape == (2, 5)
+
+
+def test_inference_leaves_the_model_as_it_was() -> None:
+    source = _big_weight()
+    untouched = source.copy()
+    facts.infer(source, strict=True)
+    assert source.same_as(untouched)
+
+
+def _big_weight() -> Model:
+    weight = helper.make_tensor(
+        "w", TensorProto.FLOAT, [64, 64], np.ones((64, 64), np.float32).tobytes(), raw=True
+    )
+    made = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 64])],
+        [weight],
+    )
+    return load(helper.make_model(made, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]))

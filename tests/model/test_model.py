@@ -1,0 +1,383 @@
+"""model: what goes in comes out, weights are mapped and not read, and failures leave no trace."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_graphsurgeon
+import pytest
+from graphs import graph, model, random_feeds, run
+from onnx import TensorProto, helper, numpy_helper
+from paths import ROOT
+
+from rewriter.errors import ModelError, OutputError
+from rewriter.model import DETACH_BYTES, UNKNOWN_DOMAIN, Array, Model, facts, load, save
+
+COMMITTED = [pytest.param(path, id=path.stem) for path in sorted((ROOT / "models").glob("*.onnx"))]
+
+
+def _with_weight(weight: onnx.TensorProto) -> onnx.ModelProto:
+    """y = Identity(w), with an opset that knows every type."""
+    made = helper.make_graph(
+        [helper.make_node("Identity", [weight.name], ["y"])],
+        "g",
+        [],
+        [helper.make_tensor_value_info("y", weight.data_type, list(weight.dims))],
+        [weight],
+    )
+    return helper.make_model(made, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
+
+
+def _float_weight(count: int = 1024) -> onnx.ModelProto:
+    return _with_weight(numpy_helper.from_array(np.arange(count, dtype=np.float32), "w"))
+
+
+def _external(folder: Path, name: str = "m.onnx", location: str = "m.weights", count: int = 1024) -> Path:
+    path = folder / name
+    onnx.save(_float_weight(count), path, save_as_external_data=True, location=location, size_threshold=0)
+    return path
+
+
+class TestRoundTrips:
+    @pytest.mark.parametrize("path", COMMITTED)
+    def test_a_plain_file_comes_back_byte_for_byte(self, path: Path, tmp_path: Path) -> None:
+        saved = save(load(path), tmp_path / path.name)
+        assert saved.read_bytes() == path.read_bytes()
+        assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+    def test_a_proto_is_copied_and_comes_back_whole(self) -> None:
+        proto = _float_weight()
+        before = proto.SerializeToString()
+        source = load(proto)
+        assert source.weights["w"].nbytes == 4096
+        assert not source.weights["w"].flags.writeable
+        assert source.proto.ByteSize() < 300
+        assert source.size > 4096
+        assert source.whole().SerializeToString() == before
+        assert proto.SerializeToString() == before
+
+    def test_small_constants_stay_in_the_graph(self) -> None:
+        source = load(_float_weight(DETACH_BYTES // 4 - 1))
+        assert not source.weights
+
+    def test_a_graphsurgeon_graph(self) -> None:
+        source = load(onnx_graphsurgeon.import_onnx(_float_weight()))
+        np.testing.assert_array_equal(run(source, {})[0], np.arange(1024, dtype=np.float32))
+
+    TYPES = ("BFLOAT16", "FLOAT16", "FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4", "INT8", "BOOL", "DOUBLE")
+
+    @pytest.mark.parametrize("name", TYPES)
+    @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
+    def test_every_element_type(self, name: str, external: bool, tmp_path: Path) -> None:
+        dtype = helper.tensor_dtype_to_np_dtype(getattr(TensorProto, name))
+        values = (np.arange(4097) % 7).astype(dtype)
+        proto = _with_weight(numpy_helper.from_array(values, "w"))
+        path = tmp_path / "m.onnx"
+        onnx.save(proto, path, save_as_external_data=external, location="m.data", size_threshold=0)
+        source = load(path)
+        saved = save(source, tmp_path / "saved.onnx")
+        again = onnx.load(saved)
+        np.testing.assert_array_equal(
+            numpy_helper.to_array(again.graph.initializer[0]).astype(np.float32), values.astype(np.float32)
+        )
+        np.testing.assert_array_equal(
+            source.array(source.proto.graph.initializer[0]).astype(np.float32), values.astype(np.float32)
+        )
+
+    @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
+    def test_weights_without_elements(self, external: bool, tmp_path: Path) -> None:
+        path = tmp_path / "m.onnx"
+        proto = _with_weight(numpy_helper.from_array(np.zeros((0, 1024), np.float32), "w"))
+        onnx.save(proto, path, save_as_external_data=external, location="m.data", size_threshold=0)
+        saved = load(save(load(path), tmp_path / "saved.onnx"))
+        assert run(saved, {})[0].shape == (0, 1024)
+
+    def test_initializers_as_inputs_stay_so_and_are_no_inputs_to_callers(self, tmp_path: Path) -> None:
+        proto = model(
+            """
+            <ir_version: 3, opset_import: ["" : 8]>
+            g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }"""
+        ).whole()
+        proto.graph.initializer[0].CopyFrom(numpy_helper.from_array(np.array([1, 2], np.float32), "w"))
+        source = load(proto)
+        assert [port.name for port in source.signature.inputs] == ["x"]
+        again = load(save(source, tmp_path / "m.onnx"))
+        assert [v.name for v in again.proto.graph.input] == ["x", "w"]
+
+    def test_a_detached_initializer_may_be_an_input_too(self) -> None:
+        proto = _float_weight()
+        proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [1024]))
+        source = load(proto)
+        assert source.weights
+        assert source.signature.inputs == ()
+        assert source.whole().SerializeToString() == proto.SerializeToString()
+
+
+class TestUnknownOperators:
+    TEXT = "g (float[2] x) => (float[2] y) { a = TheirPlugin<alpha = 0.5>(x) y = Relu(a) }"
+
+    def test_an_operator_without_schema_loads_and_stays(self, tmp_path: Path) -> None:
+        source = graph(self.TEXT)
+        again = load(save(source, tmp_path / "m.onnx"))
+        assert [(n.domain, n.op_type) for n in again.proto.graph.node] == [("", "TheirPlugin"), ("", "Relu")]
+        assert [o.domain for o in again.proto.opset_import] == [""]
+
+    def test_what_a_library_made_of_the_weightless_model_gets_everything_back(self) -> None:
+        source = load(_float_weight())
+        source.proto.graph.node.append(helper.make_node("TheirPlugin", ["y"], ["z"]))
+        loose = source.weightless()
+        assert not loose.graph.initializer
+        assert [v.name for v in loose.graph.input] == ["w"]
+        assert [n.domain for n in loose.graph.node] == ["", UNKNOWN_DOMAIN]
+        assert source.restore(loose).same_as(source)
+
+
+class TestExternalData:
+    def test_it_is_mapped_and_saved_beside_the_model(self, tmp_path: Path) -> None:
+        source = load(_external(tmp_path))
+        assert source.external
+        assert isinstance(source.weights["w"], np.memmap)
+        (tmp_path / "out").mkdir()
+        saved = save(source, tmp_path / "out" / "fixed.onnx")
+        assert {p.name for p in (tmp_path / "out").iterdir()} == {"fixed.onnx", "fixed.onnx.data"}
+        onnx.checker.check_model(str(saved))
+        np.testing.assert_array_equal(load(saved).weights["w"], np.arange(1024, dtype=np.float32))
+
+    def test_saving_over_the_model_that_is_mapped(self, tmp_path: Path) -> None:
+        path = tmp_path / "m.onnx"
+        source = load(_external(tmp_path, location="m.onnx.data"))
+        changed = source.copy()
+        changed.weights["v"] = np.ones(2048, np.float32)
+        changed.proto.graph.initializer.append(changed.detached_tensor("v", np.ones(2048, np.float32)))
+        save(changed, path)
+        assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
+        again = load(path)
+        np.testing.assert_array_equal(again.weights["w"], np.arange(1024, dtype=np.float32))
+        np.testing.assert_array_equal(again.weights["v"], np.ones(2048))
+        np.testing.assert_array_equal(source.weights["w"], np.arange(1024, dtype=np.float32))
+
+    def test_the_data_file_of_another_model_stays(self, tmp_path: Path) -> None:
+        source = load(_external(tmp_path))
+        other = tmp_path / "fixed.onnx.data"
+        other.write_bytes(b"not ours")
+        save(source, tmp_path / "fixed.onnx")
+        assert other.read_bytes() == b"not ours"
+        assert (tmp_path / "fixed.onnx.1.data").is_file()
+        save(source, tmp_path / "fixed.onnx")  # and once more: now the numbered one is its own
+        assert not (tmp_path / "fixed.onnx.2.data").exists()
+        np.testing.assert_array_equal(load(tmp_path / "fixed.onnx").weights["w"], np.arange(1024))
+
+    def test_tensors_of_branches_and_constants_are_read_in(self, tmp_path: Path) -> None:
+        proto = graph(
+            """
+            g (float[4] x, bool c) => (float[4] y) {
+                y = If (c) <
+                    then_branch = t () => (float[4] u) <float[4] w = {1, 2, 3, 4}> { u = Add(x, w) },
+                    else_branch = e () => (float[4] v) {
+                        k = Constant<value = float[4] {4, 3, 2, 1}>()
+                        v = Add(x, k)
+                    }
+                >
+            }"""
+        ).whole()
+        inner = proto.graph.node[0].attribute[0].g.initializer[0]
+        constant = proto.graph.node[0].attribute[1].g.node[0].attribute[0].t
+        for offset, tensor in enumerate((inner, constant)):
+            values = numpy_helper.to_array(tensor).tobytes()
+            (tmp_path / f"{offset}.bin").write_bytes(values)
+            _point(tensor, f"{offset}.bin")
+        (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+        source = load(tmp_path / "m.onnx")
+        assert not source.weights
+        feeds = random_feeds(source)
+        for condition, constant_values in ((True, [1, 2, 3, 4]), (False, [4, 3, 2, 1])):
+            found = run(source, feeds | {"c": np.array(condition)})[0]
+            np.testing.assert_array_equal(found, feeds["x"] + np.array(constant_values, np.float32))
+
+    def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
+        path = _external(tmp_path)
+        (tmp_path / "m.weights").unlink()
+        with pytest.raises(ModelError, match=r"m\.onnx: initializer 'w'.*'m\.weights' is missing"):
+            load(path)
+
+    def test_a_short_file_is_named(self, tmp_path: Path) -> None:
+        path = _external(tmp_path)
+        (tmp_path / "m.weights").write_bytes(b"\0" * 4095)
+        with pytest.raises(ModelError, match=r"'m\.weights' is too short"):
+            load(path)
+
+    @pytest.mark.parametrize("location", ["../secret", "a/../../secret", "/etc/passwd"])
+    def test_a_location_outside_the_folder_is_refused(self, location: str, tmp_path: Path) -> None:
+        (tmp_path / "secret").write_bytes(b"\0" * 4096)
+        folder = tmp_path / "model"
+        folder.mkdir()
+        proto = _float_weight()
+        _point(proto.graph.initializer[0], location)
+        (folder / "m.onnx").write_bytes(proto.SerializeToString())
+        with pytest.raises(ModelError, match="outside the model's folder"):
+            load(folder / "m.onnx")
+
+    def test_a_proto_alone_does_not_know_where_its_data_is(self, tmp_path: Path) -> None:
+        proto = onnx.load(_external(tmp_path), load_external_data=False)
+        with pytest.raises(ModelError, match="pass the path of the model"):
+            load(proto)
+
+    def test_more_than_two_gigabytes(self, tmp_path: Path) -> None:
+        """A sparse file: it takes no space on the disk and, mapped, none in memory."""
+        count = 2_200_000_000 // 4
+        proto = _float_weight(2)
+        weight = proto.graph.initializer[0]
+        weight.dims[0] = count
+        proto.graph.output[0].type.tensor_type.shape.dim[0].dim_value = count
+        _point(weight, "big.bin")
+        with (tmp_path / "big.bin").open("wb") as stream:
+            stream.truncate(count * 4)
+        (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+        source = load(tmp_path / "m.onnx")
+        assert source.copy().size > 2**31
+        assert facts.infer(source, strict=True).main["y"].shape == (count,)
+        with pytest.raises(ModelError, match=r"2\.0 GiB do not fit into one protobuf message"):
+            source.whole()
+
+
+def _point(tensor: onnx.TensorProto, location: str) -> None:
+    tensor.ClearField("raw_data")
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+
+
+class TestBadFiles:
+    def test_no_such_file(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match=r"nowhere\.onnx: no such file"):
+            load(tmp_path / "nowhere.onnx")
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match="not a file"):
+            load(tmp_path)
+
+    CONTENTS = (
+        pytest.param(b"", id="an empty file"),
+        pytest.param(
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n", id="a pointer of Git LFS"
+        ),
+        pytest.param(b"hello\n" * 100, id="text"),
+        pytest.param(b"\x89PNG\r\n\x1a\n" + bytes(range(256)), id="a picture"),
+        pytest.param(onnx.ModelProto(ir_version=8).SerializeToString(), id="a model without a graph"),
+    )
+
+    @pytest.mark.parametrize("content", CONTENTS)
+    def test_not_a_model(self, content: bytes, tmp_path: Path) -> None:
+        path = tmp_path / "m.onnx"
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match=r"m\.onnx: not an ONNX model"):
+            load(path)
+
+    @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
+    def test_a_truncated_model(self, share: float, tmp_path: Path) -> None:
+        content = (ROOT / "models" / "resnet.onnx").read_bytes()
+        path = tmp_path / "m.onnx"
+        path.write_bytes(content[: int(len(content) * share)])
+        with pytest.raises(ModelError, match=r"m\.onnx"):
+            load(path)
+
+    def test_an_invalid_graph_names_what_is_wrong(self) -> None:
+        proto = _float_weight()
+        proto.graph.node[0].input[0] = "nowhere"
+        with pytest.raises(ModelError, match=r"the graph is invalid: .*nowhere"):
+            load(proto)
+
+    def test_a_weight_that_does_not_fill_its_shape(self) -> None:
+        proto = _float_weight()
+        proto.graph.initializer[0].dims[0] = 1000
+        with pytest.raises(ModelError, match=r"initializer 'w' holds 4096 bytes.*\[1000\] of float32"):
+            load(proto)
+
+    def test_something_else(self) -> None:
+        with pytest.raises(ModelError, match="cannot load a model from a int"):
+            load(7)
+
+
+class TestFailingToSave:
+    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(OutputError, match=r"m\.onnx: cannot write the model: No such file"):
+            save(load(_float_weight()), tmp_path / "nowhere" / "m.onnx")
+
+    def test_a_target_that_is_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "m.onnx").mkdir()
+        with pytest.raises(OutputError, match="cannot write the model"):
+            save(load(_float_weight()), tmp_path / "m.onnx")
+        assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="limits of processes are POSIX")
+    @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
+    def test_a_full_disk_leaves_what_was_there_and_nothing_else(self, external: bool, tmp_path: Path) -> None:
+        """The kernel refuses to let a file grow beyond 64 KiB: to the writer that is a full disk."""
+        source = load(_float_weight(100_000))
+        source.external = external
+        saved = save(load(_float_weight()), tmp_path / "m.onnx")
+        content = saved.read_bytes()
+        big = save(source, tmp_path / "big.onnx")
+        names = {p.name for p in tmp_path.iterdir()}
+        script = """
+            import resource, sys
+            from rewriter.errors import OutputError
+            from rewriter.model import load, save
+            source = load(sys.argv[1])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+            try:
+                save(source, sys.argv[2])
+            except OutputError as error:
+                print(error)
+        """
+        command = [sys.executable, "-c", textwrap.dedent(script), str(big), str(saved)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+        assert "m.onnx: cannot write the model: File too large" in done.stdout
+        assert saved.read_bytes() == content
+        assert {p.name for p in tmp_path.iterdir()} == names
+
+    def test_a_file_has_the_usual_permissions(self, tmp_path: Path) -> None:
+        usual = tmp_path / "usual"
+        usual.touch()
+        saved = save(load(_float_weight()), tmp_path / "m.onnx")
+        assert saved.stat().st_mode == usual.stat().st_mode
+
+
+class TestCopies:
+    def test_a_copy_shares_arrays_and_nothing_else(self) -> None:
+        source = load(_float_weight())
+        other = source.copy()
+        assert other.same_as(source)
+        assert other.weights["w"] is source.weights["w"]
+        other.proto.graph.node[0].op_type = "Neg"
+        assert not other.same_as(source)
+        assert source.proto.graph.node[0].op_type == "Identity"
+
+    def test_another_array_with_equal_values_is_another_model(self) -> None:
+        source = load(_float_weight())
+        other = source.copy()
+        other.weights["w"] = source.weights["w"].copy()
+        assert not other.same_as(source)
+
+    def test_new_tensors_are_detached_by_size_and_type(self) -> None:
+        source = load(_float_weight())
+        small = source.detached_tensor("small", np.ones(8, np.float32))
+        large = source.detached_tensor("large", np.ones((16, 64), ml_dtypes.bfloat16))
+        packed = source.detached_tensor("packed", np.ones(4096, ml_dtypes.int4))
+        assert source.weights.keys() == {"w", "large"}
+        assert (large.data_type, list(large.dims)) == (TensorProto.BFLOAT16, [16, 64])
+        for tensor, shape in ((small, (8,)), (large, (16, 64)), (packed, (4096,))):
+            array: Array = source.array(tensor)
+            assert array.shape == shape
+            assert bool(np.all(array.astype(np.float32) == 1))
+
+
+def test_the_opset_of_a_model_without_one_is_0() -> None:
+    assert Model(onnx.ModelProto()).opset == 0
+    assert load(_float_weight()).opset == 21

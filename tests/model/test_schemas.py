@@ -1,0 +1,106 @@
+"""What schemas say of float types, and the exceptions that they do not tell of."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import NodeProto, TensorProto, helper
+
+from rewriter.model.schemas import Port, ports, schema_of, set_type_attributes
+
+FP16, BF16, FP32 = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
+F, S, A = Port.FOLLOWS, Port.FP32, Port.ANY
+
+
+def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **attributes: int) -> NodeProto:
+    made = helper.make_node(op, inputs.split(), outputs.split(), domain=domain)
+    made.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "opset", "low", "inputs", "outputs"),
+    [
+        pytest.param(node("Add", "a b"), 17, FP16, (F, F), (F,), id="Add follows"),
+        pytest.param(node("Concat", "a b c", axis=0), 17, FP16, (F, F, F), (F,), id="a variadic input"),
+        pytest.param(node("Conv", "x w"), 17, BF16, (S, S), (S,), id="Conv has no BF16 below 22"),
+        pytest.param(node("Conv", "x w"), 22, BF16, (F, F), (F,), id="Conv has BF16 from 22 on"),
+        pytest.param(node("Range", "a b c"), 17, FP16, (S, S, S), (S,), id="Range has no FP16"),
+        pytest.param(node("NonMaxSuppression", "b s"), 17, FP16, (S, S), (S,), id="boxes are FP32 by schema"),
+        pytest.param(node("Resize", "x r s"), 17, FP16, (F, S, S), (F,), id="Resize: roi and scales stay"),
+        pytest.param(node("Upsample", "x s"), 9, FP16, (F, S), (F,), id="Upsample: scales stay"),
+        pytest.param(node("Gather", "x i"), 17, FP16, (F, S), (F,), id="indices are no floats"),
+        pytest.param(node("Shape"), 17, FP16, (A,), (S,), id="Shape reads any type"),
+        pytest.param(node("Cast", to=FP32), 17, FP16, (A,), (F,), id="Cast reads any type"),
+        pytest.param(node("CastLike", "x l"), 17, FP16, (A, F), (F,), id="CastLike reads any type"),
+        pytest.param(node("RandomNormal", "", dtype=10), 17, FP16, (), (S,), id="RandomNormal is FP32"),
+        pytest.param(node("RandomNormalLike"), 17, FP16, (F,), (F,), id="RandomNormalLike inherits"),
+        pytest.param(
+            node("RandomNormalLike", dtype=1), 17, FP16, (F,), (S,), id="RandomNormalLike of a type"
+        ),
+        pytest.param(
+            node("LayerNormalization", "x s", "y m v"), 17, BF16, (F, F), (F, S, S), id="statistics are FP32"
+        ),
+        pytest.param(node("QuantizeLinear", "x s"), 17, FP16, (S, S), (S,), id="Q is FP32 below 19"),
+        pytest.param(node("QuantizeLinear", "x s"), 19, FP16, (F, F), (S,), id="Q has FP16 from 19 on"),
+        pytest.param(node("DequantizeLinear", "q s"), 19, FP16, (S, F), (F,), id="DQ has FP16 from 19 on"),
+        pytest.param(node("If"), 13, BF16, (S,), (S,), id="If has no BF16 below 16"),
+        pytest.param(node("Exp", domain="ai.onnx"), 17, FP16, (F,), (F,), id="the long name of the domain"),
+        pytest.param(node("Add", "a b"), 17, FP32, (F, F), (F,), id="everything may be FP32"),
+    ],
+)
+def test_ports(
+    made: NodeProto, opset: int, low: int, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+) -> None:
+    found = ports(made, opset, low)
+    assert found is not None
+    assert (found.inputs, found.outputs) == (inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    ("made", "opset"),
+    [
+        pytest.param(node("Plugin", domain="vendor"), 1, id="a domain that onnx does not know"),
+        pytest.param(node("EfficientNMS_TRT"), 17, id="a plugin in the default domain"),
+        pytest.param(node("LayerNormalization"), 16, id="an operator before its first version"),
+    ],
+)
+def test_no_schema(made: NodeProto, opset: int) -> None:
+    assert schema_of(made.op_type, made.domain, opset) is None
+    assert ports(made, opset, FP16) is None
+
+
+def test_can_follow() -> None:
+    follows = {op: ports(node(op), 17, FP16) for op in ("Relu", "NonMaxSuppression", "Shape")}
+    assert {op: p is not None and p.can_follow for op, p in follows.items()} == {
+        "Relu": True,
+        "NonMaxSuppression": False,
+        "Shape": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "dtype", "name", "expected"),
+    [
+        pytest.param(node("Cast", to=FP32), FP16, "to", FP16, id="Cast to a float"),
+        pytest.param(
+            node("Cast", to=TensorProto.INT64), FP16, "to", TensorProto.INT64, id="Cast to an integer"
+        ),
+        pytest.param(
+            node("Cast", to=TensorProto.DOUBLE), FP16, "to", TensorProto.DOUBLE, id="Cast to double"
+        ),
+        pytest.param(node("RandomUniform", "", dtype=FP16), FP32, "dtype", FP32, id="RandomUniform"),
+        pytest.param(
+            node("HannWindow", output_datatype=FP16), FP32, "output_datatype", FP32, id="HannWindow"
+        ),
+        pytest.param(node("ArgMax", axis=1), FP16, "axis", 1, id="an attribute that is no type"),
+        pytest.param(
+            node("LayerNormalization", "x s", "y m", stash_type=16), FP16, "stash_type", FP32, id="statistics"
+        ),
+        pytest.param(
+            node("LayerNormalization", "x s", "y", stash_type=16), FP16, "stash_type", 16, id="no statistics"
+        ),
+    ],
+)
+def test_type_attributes(made: NodeProto, dtype: int, name: str, expected: int) -> None:
+    set_type_attributes(made, dtype)
+    assert {item.name: item.i for item in made.attribute}[name] == expected

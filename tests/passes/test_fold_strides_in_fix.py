@@ -1,0 +1,150 @@
+"""fold-strides: any strided Conv, the case models, the presets, and `fix` with it."""
+
+from __future__ import annotations
+
+from paths import MODELS
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import apply, ops
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from stems import FOLDED, STEM, same_results, stem_model
+
+import rewriter
+from rewriter.model import Array, Model, load
+from rewriter.passes.fold_strides import FoldStrides
+from rewriter.passes.unfold_patches import UnfoldPatches
+from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
+from rewriter.pipeline.text import parse
+
+needs_rtx = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
+)
+ADDED = 1e-3
+"""Of the largest weight, what weights that were zeros may become when they are rounded together."""
+
+
+@st.composite
+def convs(draw: st.DrawFn) -> Model:
+    """A strided Conv of few channels whose windows overlap and whose strides divide the sizes."""
+    strides = [draw(st.sampled_from([2, 4])) for _ in range(2)]
+    kernel = [draw(st.integers(step + 1, 9)) for step in strides]
+    sizes = [
+        step * draw(st.integers(-(-size // step), 6)) for step, size in zip(strides, kernel, strict=True)
+    ]
+    pads = [draw(st.integers(0, kernel[axis % 2] - 1)) for axis in range(4)]
+    auto = draw(st.sampled_from(["NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"]))
+    padding: dict[str, Any] = {"pads": pads} if auto == "NOTSET" else {"auto_pad": auto}
+    read, out, batch = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    weights: dict[str, Array] = {"w": rng.standard_normal((out, read, *kernel))}
+    if draw(st.booleans()):
+        weights["b"] = rng.standard_normal(out)
+    node = helper.make_node("Conv", ["x", *weights], ["y"], strides=strides, **padding)
+    rows: int | str = batch if draw(st.booleans()) else "N"
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, read, *sizes])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    held = [numpy_helper.from_array(v.astype(np.float32), n) for n, v in weights.items()]
+    made = helper.make_graph([node], "g", [x], [y], held)
+    opset = draw(st.sampled_from([11, 13, 17, 22]))
+    source = helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return load(onnx.shape_inference.infer_shapes(source))
+
+
+@settings(max_examples=200, deadline=None)
+@given(convs())
+def test_any_strided_conv_keeps_its_results(before: Model) -> None:
+    step = FoldStrides(window=1)
+    after, report = apply(step, before)
+    assert ops(after) == FOLDED
+    assert len(report.changes) == 1
+    same_results(before, after, step)
+
+
+STEMS = {"resnet": 1, "mobilenet_v2": 0, "rtdetr": 0, "vit": 0, "nafnet": 0, "convnext": 0}
+"""Stems of the case models that are folded."""
+
+
+@pytest.mark.parametrize("name", STEMS)
+def test_stems_of_the_case_models(name: str) -> None:
+    _, report = apply(FoldStrides(), load(MODELS / f"{name}.onnx"))
+    assert len(report.changes) == STEMS[name]
+    assert not report.refusals
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_both_rewrites_of_images_or_neither(name: str) -> None:
+    """They were measured where FP16 is made with FP32 epilogues."""
+    steps = [step.name for step in parse(PRESETS[name].pipeline)]
+    wanted = name in {DEFAULT_PRESET, "accurate"}
+    assert [step.name in steps for step in (UnfoldPatches, FoldStrides)] == [wanted, wanted]
+    if wanted:
+        assert steps.index("fold-strides") < steps.index("rescale")
+
+
+def _net(body: str, outputs: str, scales: dict[str, float]) -> onnx.ModelProto:
+    source = stem_model(body, outputs).whole()
+    for tensor in source.graph.initializer:
+        value = numpy_helper.to_array(tensor) * np.float32(scales.get(tensor.name, 1.0))
+        tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return source
+
+
+def _samples(count: int) -> list[dict[str, Array]]:
+    """Smooth images: neighbouring pixels go together."""
+    rng = np.random.default_rng(1)
+    noise = rng.standard_normal((count, 2, 3, 8, 12)).cumsum(axis=3).cumsum(axis=4)
+    return [{"x": image.astype(np.float32)} for image in noise / 10]
+
+
+@pytest.mark.parametrize("passes", ["fold-strides,rescale", "rescale,fold-strides"])
+def test_a_stem_that_overflows_is_rescaled(passes: str) -> None:
+    """Its result leaves FP16; the Conv behind it takes the factor back."""
+    source = _net(f"{{ c = {STEM}(x, w) y = Conv(c, turn) }}", "float[N,2,4,6] y", {"w": 1e4, "turn": 1e-4})
+    result = rewriter.fix(source, passes=f"{passes},mixed-precision", inputs=_samples(1), build=False)
+    assert result.verdict is not None and result.verdict.passed
+    assert result.plan is not None
+    assert {"overflow"}.isdisjoint(decision.rule for decision in result.plan.decisions)
+    assert result.plan.exponents
+
+
+def test_weights_of_a_folded_stem_are_rounded_together() -> None:
+    source = _net(f"{{ c = {STEM}(x, w, b) r = Relu(c) y = Conv(r, turn) }}", "float[N,2,4,6] y", {})
+    result = rewriter.fix(source, inputs=_samples(6), build=False)
+    assert result.verdict is not None and result.verdict.passed
+    rounded = next(step for step in result.passes if step.name == "compensate-rounding")
+    assert [change.what[:27] for change in rounded.changes] == ["2 weights rounded together:"]
+    weight = next(
+        numpy_helper.to_array(t) for t in result.proto.graph.initializer if t.dims[:] == [5, 12, 4, 4]
+    )
+    added = weight.reshape(5, 3, 2, 2, 4, 4)[:, :, 0, :, 0].astype(np.float32)
+    assert np.abs(added).max() <= ADDED * np.abs(weight).max()
+
+
+def _build(result: Any) -> Any:
+    return next(check for check in result.verdict.checks if check.name == "build")
+
+
+@needs_rtx
+def test_tensorrt_builds_a_resnet_with_blocks_as_channels() -> None:
+    model = MODELS / "resnet.onnx"
+    result = rewriter.fix(model, inputs=model.with_suffix(".npz"))
+    assert any(node.name.endswith("convolution/Conv/folded") for node in result.proto.graph.node)
+    assert _build(result).passed
+    assert "types as planned" in _build(result).summary
+
+
+@needs_rtx
+def test_tensorrt_builds_blocks_of_4x4() -> None:
+    source = _net("{ y = Conv<strides = [4, 4], pads = [3, 3, 3, 3]>(x, w, b) }", "float[N,5,2,3] y", {})
+    result = rewriter.fix(source, inputs=_samples(3))
+    assert result.verdict is not None and result.verdict.passed
+    assert ops(load(result.proto)).count("Conv") == 1
+    assert _build(result).passed

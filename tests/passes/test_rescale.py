@@ -1,0 +1,497 @@
+"""rescale: overflow goes into the weights as a power of two, and not one bit of an FP32 result changes."""
+
+from __future__ import annotations
+
+from paths import MODELS
+
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import apply, graph, random_feeds, run
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+from rewriter.base import Context, Rescaled
+from rewriter.data.ranges import Ranges, measure
+from rewriter.data.ranges.binades import Binades, measure_binades
+from rewriter.model import Array, Model, load
+from rewriter.model.facts import infer
+from rewriter.passes.rescale import Rescale
+from rewriter.pipeline.driver import PassResult
+from rewriter.plan import Range
+from rewriter.rewriting.rescaling.rules import RULES
+
+FP16_LARGEST = 65504.0
+LIMIT = FP16_LARGEST / 2
+
+Feeds = dict[str, Array]
+
+
+def rescaled(source: Model, feeds: Feeds, *, norms: bool = False) -> tuple[Model, PassResult, Ranges]:
+    """The model after the pass with ranges of `feeds`, and the ranges that hold then by calculation."""
+    ranges, step = measure(source, [feeds], infer(source)), Rescale(norms=norms)
+    ranges.binades = measure_binades(source, [feeds], step.spread_of(source, ranges))
+    result, report = apply(step, source, Context(ranges=ranges))
+    exponents = [e for c in report.changes if isinstance(c, Rescaled) for e in c.exponents]
+    return result, report, ranges.rescaled(exponents)
+
+
+def assert_bit_equal(source: Model, result: Model, feeds: Feeds) -> None:
+    for wanted, found in zip(run(source, feeds), run(result, feeds), strict=True):
+        np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+def constant(source: Model, node: str, index: int) -> Array:
+    """The constant that an input of the node that writes `node` reads."""
+    inner = source.proto.graph
+    producer = next(n for n in inner.node if node in n.output)
+    found = next(t for t in inner.initializer if t.name == producer.input[index])
+    return np.asarray(source.array(found))
+
+
+SAVED = [
+    pytest.param("a = MatMul(x, big)  b = Relu(a)  y = MatMul(b, w)", "a", id="between two MatMul"),
+    pytest.param("a = Mul(x, big)  b = Add(a, bias)  y = Mul(b, w)", "b", id="a bias goes with the sum"),
+    pytest.param("a = Gemm(x, big, bias)  y = MatMul(a, w)", "a", id="Gemm with bias"),
+    pytest.param("a = Mul(x, big)  b = Mul(a, a)  c = Sqrt(b)  y = MatMul(c, w)", "b", id="a square"),
+    pytest.param(
+        "a = MatMul(x, big)  b = Mul(x, big)  c = Mul(a, b)  y = LpNormalization(c)", "c", id="a product"
+    ),
+    pytest.param(
+        "a = MatMul(x, big)  b = Mul(x, big)  c = Div(a, b)  d = Neg(c)  y = MatMul(d, w)",
+        "a",
+        id="a quotient",
+    ),
+    pytest.param("a = MatMul(x, big)  y = LayerNormalization(a, row)", "a", id="LayerNormalization"),
+    pytest.param(
+        "a = MatMul(x, big)  y = LayerNormalization(a, row, row)", "a", id="its scale and bias stay"
+    ),
+    pytest.param("a = MatMul(x, big)  y = LpNormalization(a)", "a", id="LpNormalization"),
+    pytest.param(
+        "a = MatMul(x, big)  b = Clip(a, low, high)  y = MatMul(b, w)", "b", id="the bounds of Clip follow"
+    ),
+    pytest.param(
+        "a = MatMul(x, big)  c = Greater(a, high)  b = Where(c, a, low)  y = MatMul(b, w)", "b", id="Where"
+    ),
+    pytest.param(
+        "i = Constant<value_ints = [1, 0, 3, 2]>()  a = Gather(big, i)  b = Mul(a, x)  y = MatMul(b, w)",
+        "b",
+        id="a table is scaled",
+    ),
+    pytest.param(
+        "a = MatMul(x, big)  b = PRelu(a, row)  c = Concat<axis = 0>(b, low1)  d = ReduceMean<axes = [0]>(c)"
+        "  y = Mul(d, w)",
+        "c",
+        id="PRelu keeps its slope, Concat's constant follows",
+    ),
+    pytest.param(
+        "a = MatMul(x, big)  p = Constant<value_ints = [0, 1, 0, 1]>()  b = Pad(a, p, high)"
+        "  c = ReduceMax<axes = [1]>(b)  y = Mul(c, w)",
+        "b",
+        id="Pad's constant follows",
+    ),
+    pytest.param(
+        "a = MatMul(x, big)  q = QuantizeLinear(a, step, zero)  b = DequantizeLinear(q, step, zero)"
+        "  y = MatMul(b, w)",
+        "b",
+        id="the scale of a quantiser follows",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "tensor"), SAVED)
+def test_what_overflows_comes_into_range(body: str, tensor: str) -> None:
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[m,n] y)
+        <{matrix("big", 1e5)}, {matrix("w", 0.001)}, float[4] row = {{1, 0.5, 2, -1}},
+         float[4] bias = {{1000, 1, -3, 70000}}, float low = {{-30000}}, float high = {{300000}},
+         float[1,4] low1 = {{1, 2, 3, 4}}, float step = {{2500}}, int8 zero = {{3}}> {{
+            {body}
+        }}"""
+    )
+    feeds = random_feeds(source)
+    result, report, ranges = rescaled(source, feeds)
+    assert measure(source, [feeds], infer(source))[0, tensor].absmax > FP16_LARGEST
+    assert ranges[0, tensor].absmax <= LIMIT
+    assert not report.refusals
+    assert [n.op_type for n in result.proto.graph.node] == [n.op_type for n in source.proto.graph.node]
+    assert_bit_equal(source, result, feeds)
+    measured = measure(result, [feeds], infer(result))
+    computed = {t for n in result.proto.graph.node if n.op_type != "Constant" for t in n.output}
+    assert {t: measured.get((0, t)) for t in computed} == {t: ranges.get((0, t)) for t in computed}
+    again, second = apply(Rescale(), result, Context(ranges=ranges))
+    assert again is result
+    assert not second.changes
+
+
+def matrix(name: str, size: float) -> str:
+    values = np.random.default_rng(len(name)).standard_normal(16) * size
+    return f"float[4,4] {name} = {{{', '.join(f'{v:.6f}' for v in values)}}}"
+
+
+def test_weights_that_fp16_would_round_away_are_raised() -> None:
+    """The stream before them takes the factor back, and the report has their range before and after."""
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[4,4] y) <{matrix("into", 1000.0)}, {matrix("out", 5e-6)}> {{
+            a = MatMul(x, into)
+            b = Relu(a)
+            y = MatMul(b, out)
+        }}"""
+    )
+    feeds = random_feeds(source)
+    result, report, _ = rescaled(source, feeds)
+    assert _fp16_error(constant(source, "y", 1)) > 1e-3
+    assert _fp16_error(constant(result, "y", 1)) < 3e-4
+    assert "out [" in report.changes[0].what
+    assert_bit_equal(source, result, feeds)
+    again, _, _ = rescaled(result, feeds)
+    assert again is result
+
+
+def _fp16_error(weights: Array) -> float:
+    return float(np.linalg.norm(weights - weights.astype(np.float16)) / np.linalg.norm(weights))
+
+
+def test_a_tensor_deep_among_the_subnormal_numbers_is_raised() -> None:
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[4,4] y) <{matrix("into", 1e-6)}, {matrix("out", 1e4)}> {{
+            a = MatMul(x, into)
+            b = Relu(a)
+            y = MatMul(b, out)
+        }}"""
+    )
+    feeds = random_feeds(source)
+    result, report, ranges = rescaled(source, feeds)
+    assert report.changes
+    assert ranges[0, "a"].mean_abs > 2**-14
+    assert_bit_equal(source, result, feeds)
+
+
+def test_how_values_spread_decides_who_gives_way() -> None:
+    """a * b overflows; a has one huge value and is tiny else, b is even: b has room to give, a has not."""
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[4,4] y) <{matrix("left", 1.0)}, {matrix("right", 1.0)}> {{
+            a = Mul(x, left)
+            b = Mul(x, right)
+            c = Mul(a, b)
+            y = LpNormalization(c)
+        }}"""
+    )
+    ranges = Ranges(
+        {
+            (0, "x"): Range(-1, 1, 0.5, True),
+            (0, "a"): Range(-1000, 1000, 1.0, True),
+            (0, "b"): Range(-1000, 1000, 1.0, True),
+            (0, "c"): Range(-1e6, 1e6, 1.0, True),
+        }
+    )
+    even, steep = Binades(-1, (0.5, 0.5)), Binades(-16, (0.9, *([0.0] * 24), 0.1))
+    for one, other in (("a", "b"), ("b", "a")):
+        ranges.binades = {one: steep, other: even, "c": even}
+        _, report = apply(Rescale(), source, Context(ranges=ranges))
+        (change,) = report.changes
+        assert isinstance(change, Rescaled)
+        exponents = {t: k for _, t, k in change.exponents}
+        assert exponents["c"] == -5
+        assert exponents[other] <= -5
+        assert exponents.get(one, 0) >= 0
+
+
+def test_many_groups_of_one_exponent_are_one_line() -> None:
+    source, feeds = load(MODELS / "nafnet.onnx"), dict(np.load(MODELS / "nafnet.npz"))
+    _, report, _ = rescaled(source, feeds, norms=True)
+    exponents = [re.findall(r"2\^(-?\d+):", change.what) for change in report.changes]
+    assert len(exponents) == len({k for (k,) in exponents}) < 5
+    assert "more like these" in report.changes[0].what
+
+
+LEFT = [
+    pytest.param(
+        "a = MatMul(x, big)  b = Sigmoid(a)  y = MatMul(b, w)", "Sigmoid", id="Sigmoid needs its scale"
+    ),
+    pytest.param("a = MatMul(x, big)  y = Relu(a)", "tied", id="a graph output keeps its scale"),
+    pytest.param(
+        "a = MatMul(x, big)  b = Add(a, x)  y = MatMul(b, w)", "tied", id="a graph input keeps it, too"
+    ),
+    pytest.param("a = MatMul(x, big)  b = Softmax(a)  y = MatMul(b, w)", "Softmax", id="Softmax"),
+    pytest.param(
+        "a = MatMul(x, big)  h = Cast<to = 10>(a)  b = Cast<to = 1>(h)  y = MatMul(b, w)",
+        "tied",
+        id="a Cast to FP16 rounds",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), LEFT)
+def test_what_cannot_be_scaled_is_left_and_said(body: str, reason: str) -> None:
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[4,4] y) <{matrix("big", 1e5)}, {matrix("w", 0.1)}> {{
+            {body}
+        }}"""
+    )
+    result, report, _ = rescaled(source, random_feeds(source))
+    assert result is source
+    assert reason in report.refusals[0].reason
+
+
+def test_what_is_in_range_stays() -> None:
+    source = graph(
+        f"g (float[4,4] x) => (float[4,4] y) <{matrix('w', 1.0)}> {{ a = MatMul(x, w)  y = MatMul(a, w) }}"
+    )
+    result, report, _ = rescaled(source, random_feeds(source))
+    assert result is source
+    assert not report.changes
+    assert not report.refusals
+
+
+RESIDUAL = f"""
+    g (float[4,4] x) => (float[4,4] y)
+    <{matrix("into", 3e4)}, {matrix("up", 2.0)}, {matrix("down", 3e4)}, {matrix("out", 1.0)},
+     float[4] gain = {{1, 2, 0.5, 1.5}}, float two = {{2}}, float eps = {{0.000001}}> {{
+        r0 = MatMul(x, into)
+        m0 = ReduceMean<axes = [-1]>(r0)
+        d0 = Sub(r0, m0)
+        q0 = Pow(d0, two)
+        v0 = ReduceMean<axes = [-1]>(q0)
+        e0 = Add(v0, eps)
+        s0 = Sqrt(e0)
+        n0 = Div(d0, s0)
+        g0 = Mul(n0, gain)
+        u0 = MatMul(g0, up)
+        h0 = Sigmoid(u0)
+        b0 = MatMul(h0, down)
+        r1 = Add(r0, b0)
+        l1 = LayerNormalization<axis = -1, epsilon = 0.00001>(r1, gain)
+        y = MatMul(l1, out)
+    }}"""
+"""A residual stream of 1e5 with a decomposed norm on it and a fused one."""
+
+
+def test_a_residual_stream_is_scaled_with_the_epsilons_of_its_norms() -> None:
+    source = graph(RESIDUAL)
+    feeds = random_feeds(source)
+    result, report, ranges = rescaled(source, feeds, norms=True)
+    exponents = {t: k for c in report.changes if isinstance(c, Rescaled) for _, t, k in c.exponents}
+    k = exponents["r0"]
+    assert k < 0
+    assert {t: exponents[t] for t in ("r0", "m0", "d0", "s0", "b0", "r1")} == dict.fromkeys(
+        ("r0", "m0", "d0", "s0", "b0", "r1"), k
+    )
+    assert {exponents[t] for t in ("q0", "v0", "e0")} == {2 * k}
+    assert exponents.keys().isdisjoint({"n0", "g0", "u0", "h0", "l1", "y"})
+    np.testing.assert_array_equal(constant(result, "r0", 1), constant(source, "r0", 1) * np.float32(2.0**k))
+    np.testing.assert_array_equal(constant(result, "b0", 1), constant(source, "b0", 1) * np.float32(2.0**k))
+    assert constant(result, "e0", 1) == constant(source, "e0", 1) * np.float32(4.0**k)
+    epsilon = next(a.f for n in result.proto.graph.node for a in n.attribute if a.name == "epsilon")
+    assert epsilon == np.float32(1e-5) * np.float32(4.0**k)
+    assert all(ranges[0, t].absmax <= LIMIT for t in exponents)
+    assert_bit_equal(source, result, feeds)
+
+
+def test_the_opposite_exponents_give_the_constants_back() -> None:
+    source = graph(RESIDUAL)
+    result, report, _ = rescaled(source, random_feeds(source))
+    k = {t: k for c in report.changes if isinstance(c, Rescaled) for _, t, k in c.exponents}["r0"]
+    for node, index, factor in (("r0", 1, -k), ("b0", 1, -k), ("e0", 1, -2 * k)):
+        back = np.ldexp(constant(result, node, index), factor)
+        np.testing.assert_array_equal(back, constant(source, node, index))
+
+
+def test_a_shared_weight_is_copied_for_those_who_want_another_scale() -> None:
+    source = graph(
+        f"""
+        g (float[4,4] x) => (float[4,4] y, float[4,4] z) <{matrix("big", 1e5)}> {{
+            a = MatMul(x, big)
+            b = Sigmoid(x)
+            y = LpNormalization(a)
+            z = MatMul(b, big)
+        }}"""
+    )
+    feeds = {"x": np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)}
+    result, _, _ = rescaled(source, feeds)
+    assert np.abs(constant(result, "a", 1)).max() < np.abs(constant(source, "a", 1)).max()
+    np.testing.assert_array_equal(constant(result, "z", 1), constant(source, "z", 1))
+    assert_bit_equal(source, result, feeds)
+
+
+def test_a_default_epsilon_is_written_down() -> None:
+    source = graph(
+        f"g (float[4,4] x) => (float[4,4] y) <{matrix('big', 1e5)}, float[4] s = {{1, 1, 1, 1}}> "
+        "{ a = MatMul(x, big)  y = LayerNormalization(a, s) }"
+    )
+    result, report, _ = rescaled(source, random_feeds(source))
+    (change,) = report.changes
+    assert isinstance(change, Rescaled)
+    ((_, _, k),) = change.exponents
+    node = result.proto.graph.node[1]
+    assert next(a.f for a in node.attribute if a.name == "epsilon") == np.float32(1e-5) * np.float32(4.0**k)
+
+
+def test_the_inside_of_a_branch_is_scaled_between_its_borders() -> None:
+    source = graph(
+        f"""
+        g (float[4,4] x, bool c) => (float[4,4] y) <{matrix("big", 1e5)}, {matrix("w", 1.0)}> {{
+            y = If (c) <
+                then_branch = t () => (float[4,4] u) {{ a = MatMul(x, big)  b = Relu(a)  u = MatMul(b, w) }},
+                else_branch = e () => (float[4,4] v) {{ v = MatMul(x, w) }}
+            >
+        }}"""
+    )
+    feeds = random_feeds(source)
+    result, report, ranges = rescaled(source, feeds)
+    assert report.changes
+    assert ranges[1, "b"].absmax <= LIMIT
+    assert_bit_equal(source, result, feeds)
+
+
+@pytest.mark.parametrize("norms", [False, True], ids=["norms in FP32", "norms, too"])
+@pytest.mark.parametrize("path", sorted(MODELS.glob("*.onnx")), ids=lambda path: path.stem)
+def test_every_case_is_bit_equal_with_its_measured_ranges(path: Path, norms: bool) -> None:
+    source = load(path)
+    samples = path.with_suffix(".npz")
+    feeds = dict(np.load(samples)) if samples.exists() else random_feeds(source)
+    result, report, _ = rescaled(source, feeds, norms=norms)
+    for wanted, found in zip(run(source, feeds), run(result, feeds), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    if norms and path.stem in {"nafnet", "t5_encoder"}:
+        assert report.changes
+
+
+def test_ranges_by_calculation_give_the_plan_that_measuring_again_gives() -> None:
+    path = MODELS / "nafnet.onnx"
+    feeds = dict(np.load(path.with_suffix(".npz")))
+    result, _, ranges = rescaled(load(path), feeds, norms=True)
+    measured = measure(result, [feeds], infer(result))
+    computed = {(0, t) for n in result.proto.graph.node if n.op_type != "Constant" for t in n.output}
+    for key in computed & measured.keys():
+        assert (ranges[key].low, ranges[key].high) == (measured[key].low, measured[key].high)
+        assert ranges[key].mean_abs == pytest.approx(measured[key].mean_abs, rel=1e-5)
+
+
+# -- random graphs -----------------------------------------------------------------------------
+
+UNARY = "Relu Neg Abs Transpose LeakyRelu Identity Sign Tanh".split()
+BINARY = "Add Sub Max Min Mul MatMul Div".split()
+CONSTANT = "Mul Add MatMul Div".split()
+NORMS = "LayerNormalization LpNormalization square mean root".split()
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Model:
+    """Branching graphs over [4,4] tensors that start beyond FP16, with constants from 0.01 to 1e5."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
+    tensors = ["x"]
+    grown = 0  # products of tensors: their exponents add up, and so do those of what is subnormal
+
+    def weight(shape: tuple[int, ...], size: float) -> str:
+        name = f"c{len(constants)}"
+        constants.append(
+            numpy_helper.from_array((rng.standard_normal(shape) * size).astype(np.float32), name)
+        )
+        return name
+
+    nodes.append(helper.make_node("MatMul", ["x", weight((4, 4), 1e5)], ["t"]))
+    tensors.append("t")
+    for index in range(draw(st.integers(3, 9))):
+        out = f"t{index}"
+        source = draw(st.sampled_from(tensors[-3:]))
+        kind = draw(st.sampled_from([*UNARY, *BINARY, *CONSTANT, *CONSTANT, *CONSTANT, *NORMS]))
+        size = 10.0 ** draw(st.integers(-2, 5))
+        grows = kind in {"square", "Mul", "MatMul", "Div"}
+        if kind in CONSTANT and (draw(st.booleans()) or grown >= 2):
+            nodes.append(helper.make_node(kind, [source, weight((4, 4), size)], [out]))
+        elif kind in BINARY and not (grows and grown >= 2):
+            nodes.append(helper.make_node(kind, [source, draw(st.sampled_from(tensors))], [out]))
+            grown += grows
+        elif kind in UNARY:
+            nodes.append(helper.make_node(kind, [source], [out]))
+        elif kind == "LayerNormalization":
+            nodes.append(helper.make_node(kind, [source, weight((4,), 1.0), weight((4,), 1.0)], [out]))
+        elif kind == "square" and grown < 2:
+            nodes.append(helper.make_node("Mul", [source, source], [out]))
+            grown += 1
+        elif kind == "mean":
+            nodes.append(helper.make_node("ReduceMean", [source], [f"{out}m"], axes=[-1]))
+            nodes.append(helper.make_node("Sub", [source, f"{out}m"], [out]))
+        elif kind == "root":
+            nodes.append(helper.make_node("Abs", [source], [f"{out}a"]))
+            nodes.append(helper.make_node("Sqrt", [f"{out}a"], [out]))
+        else:
+            nodes.append(helper.make_node("LpNormalization", [source], [out]))
+        tensors.append(out)
+    nodes.append(helper.make_node("LpNormalization", [tensors[-1]], ["z"]))
+    nodes.append(helper.make_node("MatMul", ["z", weight((4, 4), 1.0)], ["y"]))
+    square = [onnx.helper.make_tensor_value_info(name, 1, [4, 4]) for name in ("x", "y")]
+    body = helper.make_graph(nodes, "g", square[:1], square[1:], constants)
+    return load(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(source=networks())
+def test_random_graphs_are_bit_equal(source: Model) -> None:
+    feeds = {"x": np.random.default_rng(0).integers(-8, 9, (4, 4)).astype(np.float32)}
+    ranges = measure(source, [feeds], infer(source))
+    assume(all(r.absmax < 1e16 for r in ranges.values()))  # far within FP32, whatever the exponent
+    result, report, after = rescaled(source, feeds)
+    event("changed" if report.changes else "left alone")
+    assert_bit_equal(source, result, feeds)
+    overflows = {key for key, r in ranges.items() if r.absmax > LIMIT}
+    assert {key for key, r in after.items() if r.absmax > LIMIT} <= overflows
+
+
+OPERATOR = re.compile(r"`([A-Z][A-Za-z0-9]+)`")
+SECONDS = 10.0
+
+
+def test_twenty_thousand_nodes_are_solved_in_seconds() -> None:
+    """A residual network of 2,500 blocks whose stream overflows, and every block's inside for itself."""
+    weights = {
+        name: numpy_helper.from_array(
+            (np.random.default_rng(0).standard_normal((4, 4)) * size).astype(np.float32), name
+        )
+        for name, size in (("big", 4e4), ("w", 0.5))
+    }
+    gain = numpy_helper.from_array(np.ones(4, np.float32), "gain")
+    nodes = [helper.make_node("MatMul", ["x", "big"], ["r0"])]
+    for i in range(2500):
+        nodes += [
+            helper.make_node("LayerNormalization", [f"r{i}", "gain"], [f"n{i}"]),
+            helper.make_node("MatMul", [f"n{i}", "big"], [f"u{i}"]),
+            helper.make_node("Relu", [f"u{i}"], [f"a{i}"]),
+            helper.make_node("MatMul", [f"n{i}", "w"], [f"p{i}"]),
+            helper.make_node("Mul", [f"a{i}", f"p{i}"], [f"m{i}"]),
+            helper.make_node("MatMul", [f"m{i}", "w"], [f"d{i}"]),
+            helper.make_node("Tanh", [f"p{i}"], [f"h{i}"]),
+            helper.make_node("Add", [f"r{i}", f"d{i}"], [f"r{i + 1}"]),
+        ]
+    nodes.append(helper.make_node("LayerNormalization", ["r2500", "gain"], ["y"]))
+    square = [onnx.helper.make_tensor_value_info(name, 1, [4, 4]) for name in ("x", "y")]
+    body = helper.make_graph(nodes, "g", square[:1], square[1:], [*weights.values(), gain])
+    source = load(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    feeds = random_feeds(source)
+    ranges = measure(source, [feeds], infer(source))
+    start = time.process_time()  # what else the machine does, does not count
+    result, report = apply(Rescale(), source, Context(ranges=ranges))
+    assert time.process_time() - start < SECONDS
+    assert report.changes
+    assert_bit_equal(source, result, feeds)
+
+
+def test_the_documentation_has_every_rule() -> None:
+    page = (MODELS.parent / "docs" / "rescaling.md").read_text(encoding="utf-8")
+    table = page.split("## The rules")[1].split("\n## ")[0]
+    named = {op for line in table.splitlines() if line.startswith("|") for op in OPERATOR.findall(line)}
+    assert named >= RULES.keys()
+    assert all(onnx.defs.has(op) for op in named)

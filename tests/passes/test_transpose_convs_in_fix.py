@@ -1,0 +1,192 @@
+"""transpose-convs in `fix`: types, rounded weights, plans, emulation and a build."""
+
+from __future__ import annotations
+
+from paths import MODELS
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import apply, graph, ops, run
+from onnx import TensorProto, numpy_helper
+
+from rewriter.base import Context, Target
+from rewriter.emulation import emulation
+from rewriter.jobs.fix import api
+from rewriter.model import facts, load
+from rewriter.passes.transpose_convs import WANTED, TransposeConvs
+from rewriter.plan import Decision, Plan
+from rewriter.planning.planner import SEARCHED
+from rewriter.search.evaluate import Problem
+from rewriter.verification.checks import run_all
+
+PIPELINE = "compensate-rounding,transpose-convs{depth=1 work=0},mixed-precision,clean-casts"
+CHANGED = 10
+"""Convs of the ResNet case that become ConvTransposes."""
+
+
+def _fixed(source: Any, data: Any, **options: Any) -> Any:
+    return api.fix(source, inputs=data, target="tensorrt-rtx", **{"passes": PIPELINE, **options})
+
+
+def _case(name: str, **options: Any) -> Any:
+    return _fixed(MODELS / f"{name}.onnx", MODELS / f"{name}.npz", **options)
+
+
+def _weights(proto: onnx.ModelProto) -> dict[str, bytes]:
+    """The bytes of every FP16 Conv's weight in the layout of Conv, by its node."""
+    found = {}
+    held = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    for node in proto.graph.node:
+        if node.op_type in {"Conv", "ConvTranspose"}:
+            value = held[node.input[1]]
+            turned = value if node.op_type == "Conv" else np.flip(value, (2, 3)).swapaxes(0, 1)
+            found[node.name] = turned.tobytes()
+    return found
+
+
+def test_rounded_weights_are_turned_bit_for_bit() -> None:
+    with_it = _case("resnet", verify=False).proto
+    without = _case("resnet", verify=False, skip=["transpose-convs"]).proto
+    assert ops(load(with_it)).count("ConvTranspose") == CHANGED
+    assert _weights(with_it) == _weights(without)
+
+
+def test_an_fp16_conv_becomes_an_fp16_conv_transpose_and_the_emulation_gains() -> None:
+    results = [
+        _case("resnet", build=False, accumulation="fp16", skip=skip) for skip in ([], ["transpose-convs"])
+    ]
+    made = {t.name: t.data_type for t in results[0].proto.graph.initializer}
+    nodes = [n for n in results[0].proto.graph.node if n.op_type == "ConvTranspose"]
+    assert {made[node.input[1]] for node in nodes} == {TensorProto.FLOAT16}
+    assert all(result.verdict.passed for result in results)
+
+
+def test_the_emulation_sums_it_in_fp32() -> None:
+    """4608 products: 2.46e-3 was measured of a Conv, 2.93e-4 of a ConvTranspose and the bias behind it."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((1, 512, 6, 6)).astype(np.float16)
+    w = (rng.standard_normal((8, 512, 3, 3)) * 0.05).astype(np.float16)
+    source = graph(
+        "g (float16[1,512,6,6] x, float16[8,512,3,3] w) => (float16[1,8,4,4] y) { y = Conv(x, w) }"
+    ).proto
+    del source.graph.input[1:]
+    source.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    before = load(source)
+    after, _ = apply(TransposeConvs(depth=1, work=0), before, Context(target=Target(answers=WANTED)))
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3, 3), axis=(2, 3))
+    exact = np.einsum("nchwij,ocij->nohw", windows, w.astype(np.float64))
+    errors = []
+    for model in (before, after):
+        (found,) = run(emulation(model, facts.infer(model), "fp16"), {"x": x})
+        errors.append(float(np.linalg.norm(found - exact) / np.linalg.norm(exact)))
+    assert 2e-3 < errors[0] < 4e-3
+    assert errors[1] == pytest.approx(2.07e-4, rel=0.2)
+
+
+def test_the_presets_for_fp16_have_it_and_a_plain_target_does_nothing() -> None:
+    result = api.fix(MODELS / "resnet.onnx", inputs=MODELS / "resnet.npz", verify=False)
+    assert "ConvTranspose" not in ops(load(result.proto))
+    report = next(found for found in result.passes if found.name == "transpose-convs")
+    assert (report.changes, report.refusals) == ((), ())
+
+
+def _deep() -> onnx.ModelProto:
+    """Two Convs, the second without padding."""
+    rng = np.random.default_rng(0)
+    weights = {"w": (5, 3, 3, 2), "b": (5,), "v": (3, 5, 3, 2)}
+    source = graph(
+        """
+        g (float[N,3,6,8] x, float[5,3,3,2] w, float[5] b, float[3,5,3,2] v) => (float[N,3,4,7] y) {
+            c = Conv<pads = [1, 1, 1, 0]>(x, w, b)
+            r = Relu(c)
+            y = Conv(r, v)
+        }"""
+    ).proto
+    del source.graph.input[1:]
+    values = {n: rng.standard_normal(shape).astype(np.float32) for n, shape in weights.items()}
+    source.graph.initializer.extend(numpy_helper.from_array(v, n) for n, v in values.items())
+    return source
+
+
+def _samples(scale: float = 1.0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(1)
+    return [{"x": (rng.standard_normal((2, 3, 6, 8)) * scale).astype(np.float32)} for _ in range(2)]
+
+
+@pytest.mark.parametrize("option", [{"keep_fp32": ["c"]}, {"keep_fp32_op": ["Conv"]}], ids=str)
+def test_a_kept_conv_stays_by_the_saved_plan_too(option: dict[str, Any], tmp_path: Path) -> None:
+    source, plan = _deep(), tmp_path / "plan.json"
+    first = _fixed(source, _samples(), build=False, save_plan=plan, **option)
+    kept = [n for n in first.proto.graph.node if n.output[0].startswith("c")]
+    assert "Conv" in {n.op_type for n in kept}
+    told = next(found for found in first.passes if found.name == "transpose-convs").refusals
+    assert "Conv(c)" in {refusal.node for refusal in told}
+    assert all("kept in FP32 by" in refusal.reason for refusal in told)
+    again = _fixed(source, _samples(), build=False, plan=plan)
+    assert again.proto.SerializeToString() == first.proto.SerializeToString()
+
+
+def test_a_plan_of_a_search_gives_the_same_again(tmp_path: Path) -> None:
+    """It judges ConvTransposes; the plan names the Convs that they were, and those in FP32 stay Convs."""
+    plan = tmp_path / "plan.json"
+    source = _deep()
+    first = _fixed(source, _samples(), build=False, save_plan=plan, tolerance=5.2e-4)
+    assert first.plan is not None
+    searched = [d for d in first.plan.decisions if d.rule == SEARCHED]
+    assert "Conv" in {d.op for d in searched}
+    assert "ConvTranspose" in ops(load(first.proto))
+    again = _fixed(source, _samples(), build=False, plan=plan)
+    assert again.proto.SerializeToString() == first.proto.SerializeToString()
+
+
+def test_a_conv_whose_partial_sums_overflow_stays_a_conv_in_fp32() -> None:
+    """The rules judge it as the Conv that it is; what they keep is neither rounded together nor turned."""
+    source = graph("g (float[N,3,6,8] x, float[5,3,3,2] w) => (float[N,5,4,7] y) { y = Conv(x, w) }").proto
+    del source.graph.input[1:]
+    large = np.tile(np.asarray([300.0, -300.0], np.float32), 45).reshape(5, 3, 3, 2)
+    source.graph.initializer.append(numpy_helper.from_array(large, "w"))
+    samples = [{"x": np.full((1, 3, 6, 8), 60.0, np.float32)}]
+    result = _fixed(source, samples, build=False)
+    assert result.plan is not None
+    assert [d.rule for d in result.plan.decisions] == ["partial-sums"]
+    assert ops(load(result.proto)) == ["Conv"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
+)
+@pytest.mark.parametrize("name", ["resnet", "nafnet", "rtdetr"])
+def test_tensorrt_builds_what_is_transposed(name: str) -> None:
+    result = _case(name)
+    assert "ConvTranspose" in ops(load(result.proto))
+    assert result.verdict is not None
+    build = next(check for check in result.verdict.checks if check.name == "build")
+    assert build.passed
+    assert "types as planned" in build.summary
+
+
+def test_what_a_search_puts_in_fp32_is_a_conv_in_the_model_and_in_what_the_search_tries() -> None:
+    source = load(_deep())
+    structured, _ = apply(TransposeConvs(depth=1, work=0), source, Context(target=Target(answers=WANTED)))
+    assert ops(structured).count("ConvTranspose") == 2
+    samples = _samples()
+    plan = Plan("fp16", decisions=(Decision("", "ConvTranspose", "0:c", SEARCHED, ""),))
+    problem = Problem(structured, facts.infer(structured), samples, run_all(source, samples))
+    tried = problem.lowered(plan)
+    assert {n.output[0]: n.op_type for n in tried.proto.graph.node}["c"] == "Conv"
+    assert ops(tried).count("ConvTranspose") == 1
+    (wanted,) = (source.array(t) for t in source.proto.graph.initializer if t.name == "w")
+    conv = next(n for n in tried.proto.graph.node if n.op_type == "Conv")
+    (found,) = (tried.array(t) for t in tried.proto.graph.initializer if t.name == conv.input[1])
+    np.testing.assert_array_equal(found, wanted)
+    result = _fixed(_deep(), samples, build=False, tolerance=5.2e-4)
+    assert result.plan is not None
+    searched = {d.key for d in result.plan.decisions if d.rule == SEARCHED and d.op == "Conv"}
+    assert searched
+    made = {f"0:{n.output[0]}": n.op_type for n in result.proto.graph.node}
+    assert {made[key] for key in searched} == {"Conv"}

@@ -1,0 +1,164 @@
+"""unfold-dot-products: which products become sums, which stay, and what the plan then keeps in FP32."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import apply, graph, keeps_results, ops
+from test_planner import kept, planned
+from weighted import weighted, weights
+
+import rewriter
+from rewriter.base import Context, Kept
+from rewriter.model import Array, Model, load
+from rewriter.passes.unfold_dot_products import UnfoldDotProducts
+from rewriter.pipeline.presets import PRESETS
+from rewriter.planning.planner import Wish
+
+SUMS = ["Mul", "ReduceSum"]
+HEAD = "g (float[1,48] x) => (float[1,24] y)"
+
+
+@pytest.mark.parametrize(
+    ("body", "shapes", "left"),
+    [
+        pytest.param(
+            "{ y = Gemm<transB = 1>(x, w, b) }",
+            {"w": (24, 48), "b": (24,)},
+            [*SUMS, "Add", "Reshape"],
+            id="Gemm with transB, as exporters write it",
+        ),
+        pytest.param("{ y = Gemm(x, w) }", {"w": (48, 24)}, [*SUMS, "Reshape"], id="Gemm without a bias"),
+        pytest.param(
+            "{ y = Gemm(x, w, b) }",
+            {"w": (48, 24), "b": (1,)},
+            [*SUMS, "Add", "Reshape"],
+            id="one number for a bias",
+        ),
+        pytest.param("{ y = MatMul(x, w) }", {"w": (48, 24)}, [*SUMS, "Reshape"], id="MatMul"),
+    ],
+)
+@pytest.mark.parametrize("opset", [13, 17, 21])
+def test_a_product_of_one_row(
+    body: str, shapes: dict[str, tuple[int, ...]], left: list[str], opset: int
+) -> None:
+    before = weighted(f"{HEAD} {body}", **shapes)
+    before.proto.opset_import[0].version = opset
+    after, report = apply(UnfoldDotProducts(), before)
+    assert sorted(ops(after)) == sorted(left)
+    assert [change.what for change in report.changes] == ["24 sums of 48 products"]
+    keeps_results(before, after, UnfoldDotProducts())
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        pytest.param("g (float[2,48] x) => (float[2,24] y) { y = MatMul(x, w) }", (48, 24), id="two rows"),
+        pytest.param("g (float[N,48] x) => (float[N,24] y) { y = MatMul(x, w) }", (48, 24), id="any number"),
+        pytest.param(f"{HEAD} {{ p = MatMul(x, w) y = Relu(p) }}", (48, 24), id="no output"),
+        pytest.param("g (float[1,1,48] x) => (float[1,1,24] y) { y = MatMul(x, w) }", (48, 24), id="3 axes"),
+    ],
+)
+def test_left_alone(text: str, shapes: tuple[int, ...]) -> None:
+    before = weighted(text, w=shapes)
+    after, report = apply(UnfoldDotProducts(), before)
+    assert after is before
+    assert not report.refusals
+
+
+def test_a_large_weight_is_left_alone() -> None:
+    before = weighted(f"{HEAD} {{ y = MatMul(x, w) }}", w=(48, 24))
+    assert apply(UnfoldDotProducts(size=0), before)[0] is before
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "kept", "reason"),
+    [
+        pytest.param(
+            "y = Gemm<alpha = 2.0>(x, w)", 17, Kept(), "it scales or turns what it reads", id="alpha"
+        ),
+        pytest.param("y = MatMul(x, w)", 12, Kept(), "ReduceSum needs opset 13", id="opset 12"),
+        pytest.param(
+            "y = MatMul(x, w)", 17, Kept(ops=("MatMul",)), "kept in FP32 by", id="the user keeps it"
+        ),
+    ],
+)
+def test_declined(body: str, opset: int, kept: Kept, reason: str) -> None:
+    before = weighted(f"{HEAD} {{ {body} }}", w=(48, 24))
+    before.proto.opset_import[0].version = opset
+    after, report = apply(UnfoldDotProducts(), before, Context(kept=kept))
+    assert after is before
+    (refusal,) = report.refusals
+    assert reason in refusal.reason
+
+
+def _network() -> tuple[Model, list[dict[str, Array]]]:
+    """A Conv, pooling, a head."""
+    source = weighted(
+        "g (float[1,8,9,9] x) => (float[1,24] y)"
+        " { c = Conv(x, v) p = GlobalAveragePool(c) f = Flatten(p) y = Gemm<transB = 1>(f, w, b) }",
+        v=(48, 8, 1, 1),
+        w=(24, 48),
+        b=(24,),
+    )
+    rng = np.random.default_rng(3)
+    return source, [{"x": rng.standard_normal((1, 8, 9, 9)).astype(np.float32)} for _ in range(2)]
+
+
+def test_fix_keeps_the_head_in_fp32_with_its_pooling_and_nothing_before_it() -> None:
+    source, samples = _network()
+    result = rewriter.fix(source.whole(), inputs=samples)
+    assert result.verdict is not None
+    assert result.verdict.passed
+    assert result.plan is not None
+    rules = {d.op: d.rule for d in result.plan.decisions}
+    assert set(rules) == {"GlobalAveragePool", "Flatten", "Mul", "ReduceSum", "Add", "Reshape"}
+    assert set(rules.values()) == {"dot-product"}
+    model = load(result.proto)
+    (found,) = (model.array(t) for t in model.proto.graph.initializer if t.name == "w")
+    np.testing.assert_array_equal(found, weights(source)["w"])
+
+
+@pytest.mark.parametrize("preset", ["trt-fp16-rescaled", "trt-bf16"])
+def test_elsewhere_the_head_stays_a_product(preset: str) -> None:
+    source, samples = _network()
+    result = rewriter.fix(source.whole(), inputs=samples, build=False, preset=preset)
+    assert "Gemm" in ops(load(result.proto))
+    assert "ReduceSum" not in ops(load(result.proto))
+    assert result.plan is not None
+    assert not result.plan.decisions
+
+
+WRITTEN = "g (float[1,8,4,4] x, float[5,8] v) => (OUT) <float[5,8] w = {W}, int64[1] one = {1}> {"
+POOLED = "p = GlobalAveragePool(x) f = Flatten(p) m = Mul(f, w) s = ReduceSum<keepdims = 0>(m, one)"
+
+
+@pytest.mark.parametrize(
+    ("body", "outputs", "expected"),
+    [
+        pytest.param(f"{POOLED} y = Relu(s)", "float[5] y", "f m p s y", id="pooling to output"),
+        pytest.param(
+            f"{POOLED} n = Neg(p) y = Relu(s)",
+            "float[5] y, float[1,8,1,1] n",
+            "f m s y",
+            id="others read what is pooled",
+        ),
+        pytest.param(POOLED.replace("w)", "v)"), "float[5] s", "", id="the matrix is computed"),
+        pytest.param(f"{POOLED} n = Neg(m)", "float[5] s, float[5,8] n", "", id="others read the products"),
+        pytest.param(
+            f"r = Relu(x) {POOLED.replace('(x)', '(r)')}", "float[5] s", "f m p s", id="not what is before it"
+        ),
+    ],
+)
+def test_what_the_plan_keeps_of_sums_that_are_written_out(body: str, outputs: str, expected: str) -> None:
+    numbers = ", ".join(["0.5"] * 40)
+    text = WRITTEN.replace("OUT", outputs).replace("W}", numbers + "}") + body + "}"
+    source = graph(text)
+    found = kept(planned(source, Wish(epilogues=True)))
+    assert " ".join(sorted(name for name, rule in found.items() if rule == "dot-product")) == expected
+    assert not any(rule == "dot-product" for rule in kept(planned(source)).values())
+
+
+def test_it_is_a_part_of_the_presets_that_have_epilogues() -> None:
+    having = {name for name, preset in PRESETS.items() if "unfold-dot-products" in preset.pipeline}
+    assert having == {"trt-fp16", "accurate"}

@@ -1,0 +1,59 @@
+"""The catalogue page: fresh, complete, and true to the passes."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from rewriter.base import Pass
+from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.pipeline.catalogue import passes as catalogue
+from rewriter.pipeline.catalogue.__main__ import PAGES, ROOT, main
+from rewriter.pipeline.pass_options import options_of
+from rewriter.pipeline.registry import own_passes
+
+KINDS = list(own_passes().values())
+
+
+def test_the_pages_are_fresh() -> None:
+    assert main(["--check"]) == 0, "run `python -m rewriter.pipeline.catalogue`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_stale_page_fails_and_is_mended(page: Path, tmp_path: Path) -> None:
+    for name in PAGES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
+    assert main(["--check"], tmp_path) == 0
+    fresh = (tmp_path / page).read_text(encoding="utf-8")
+    (tmp_path / page).write_text(fresh.replace("|---|", "|---|---|by hand", 1), encoding="utf-8")
+    assert main(["--check"], tmp_path) == 1
+    assert main([], tmp_path) == 0
+    assert (tmp_path / page).read_text(encoding="utf-8") == fresh
+
+
+def test_no_pass_file_is_forgotten() -> None:
+    files = {path.stem for path in Path(inspect.getfile(IsolateClip)).parent.glob("*.py")} - {"__init__"}
+    assert files == {kind.__module__.rpartition(".")[2] for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_pass_documents_itself(kind: type[Pass]) -> None:
+    assert kind.__module__ == "rewriter.passes." + kind.name.replace("-", "_")
+    assert catalogue.summary(kind).endswith("."), "its docstring begins with a sentence that says why"
+    text = catalogue.page(kind)
+    for option in options_of(kind).values():
+        (line,) = [line for line in text.splitlines() if line.startswith(f"- `{option.name}` (")]
+        assert "): " in line, f"option {option.name} is not explained under Options: in the docstring"
+
+
+def test_a_page_holds_what_a_user_asks_for() -> None:
+    text = catalogue.page(IsolateClip)
+    assert "lose a bound" in text
+    assert "FP32 result: bit-equal" in text
+    assert "- `when` (auto | always | never; default auto): `auto` rewrites" in text
+    assert "- its bounds are computed: TensorRT does not fuse such a Clip" in text
+    assert "    y = Clip(c, low, high)" in text
+    assert "    y = Min(m, high)" in text

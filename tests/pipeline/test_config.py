@@ -1,0 +1,598 @@
+"""Configuration: where options come from, in which order, and what is refused with which words."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph
+from paths import DOCS
+from typer.testing import CliRunner
+
+from rewriter import cli
+from rewriter.errors import UsageError
+from rewriter.jobs import scan as scanner
+from rewriter.jobs.fix import api
+from rewriter.jobs.verify import verify
+from rewriter.model import save
+from rewriter.pipeline.config import KEYS, Configuration, Settings, load
+from rewriter.pipeline.config.settings import Shapes
+from rewriter.pipeline.config.values import from_text, to_text
+from rewriter.pipeline.presets import OTHERWISE
+
+ABOUT_ONE_RUN = {
+    "model",
+    "output",
+    "save_plan",
+    "dry_run",
+    "in_place",
+    "progress",
+    "pareto",
+    "search",
+    "original",
+    "fixed",
+    "timing",
+    "timeout",
+    "search_seconds",
+}
+"""Arguments of `fix`, `scan` and `verify` that no file may set."""
+
+OF_THE_COMMANDS = {"report", "fail_on"}
+"""Options that the commands handle themselves."""
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variables of the developer's, and a folder of its own."""
+    for name in [name for name in os.environ if name.startswith("REWRITER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def pyproject(folder: Path, text: str) -> Path:
+    path = folder / "pyproject.toml"
+    path.write_text(f"[project]\nname = 'x'\n\n[tool.rewriter]\n{text}", encoding="utf-8")
+    return path
+
+
+def own(folder: Path, text: str) -> Path:
+    path = folder / "rewriter.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def loaded(near: Path, **variables: str) -> Configuration:
+    return load(near, variables)
+
+
+def quick(*arguments: str | Path) -> tuple[int, str, str]:
+    outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "160"})
+    return outcome.exit_code, outcome.stdout, outcome.stderr
+
+
+# One declaration
+
+
+@pytest.mark.parametrize(
+    ("function", "command"),
+    [(api.fix, "fix"), (scanner.scan, "scan"), (verify, "verify")],
+    ids=["fix", "scan", "verify"],
+)
+def test_every_option_of_a_command_can_be_configured(function: Any, command: Any) -> None:
+    """A new argument of `fix`, `scan` or `verify` needs a field of `Settings`, or a word above why not."""
+    arguments = set(inspect.signature(function).parameters) - ABOUT_ONE_RUN
+    known = {name for name, key in KEYS.items() if command in key.of} - OF_THE_COMMANDS
+    assert known - {"preset"} == arguments - {"preset"}
+
+
+def test_defaults_are_those_of_fix_and_verify() -> None:
+    signature = {**inspect.signature(verify).parameters, **inspect.signature(api.fix).parameters}
+    for field in fields(Settings):
+        if field.name not in OF_THE_COMMANDS:
+            assert field.default == signature[field.name].default, field.name
+
+
+def test_what_presets_decide_has_no_default_of_its_own() -> None:
+    assert all(KEYS[name].default is None for name in OTHERWISE)
+
+
+# Values
+
+
+VALUES = [
+    pytest.param('preset = "trt-bf16"', "preset", "trt-bf16", id="a text"),
+    pytest.param(
+        'passes = "isolate-clip{when=never}"', "passes", "isolate-clip{when=never}", id="a pipeline"
+    ),
+    pytest.param(
+        'passes = ["isolate-clip", "clean-casts"]', "passes", "isolate-clip,clean-casts", id="its parts"
+    ),
+    pytest.param('skip = ["simplify"]', "skip", ("simplify",), id="a list"),
+    pytest.param("opset = 18", "opset", 18, id="a whole number"),
+    pytest.param("tolerance = 1e-3", "tolerance", 1e-3, id="a number"),
+    pytest.param("tolerance = 40", "tolerance", 40.0, id="a whole number for a number"),
+    pytest.param("strict = true", "strict", True, id="a switch"),
+    pytest.param("verify = false", "verify", False, id="a switch turned off"),
+    pytest.param('io = "fp16"', "io", "fp16", id="a choice"),
+    pytest.param('engine = "emulation"', "engine", "emulation", id="an engine"),
+    pytest.param(
+        "[input-shapes]\nx = [1, 3]\n'a:b' = []", "input_shapes", {"x": (1, 3), "a:b": ()}, id="shapes"
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "value"), VALUES)
+def test_reads_a_file(tmp_path: Path, text: str, name: str, value: object) -> None:
+    own(tmp_path, text)
+    in_force = loaded(tmp_path).with_options()
+    assert getattr(in_force.settings, name) == value
+    assert in_force.origins[name].text == "rewriter.toml"
+    assert in_force.arguments("fix") == {name: value}
+
+
+TEXTS = [
+    pytest.param("REWRITER_PRESET", "accurate", "accurate", id="a text"),
+    pytest.param("REWRITER_SKIP", "simplify, rescale", ("simplify", "rescale"), id="a list"),
+    pytest.param("REWRITER_OPSET", "18", 18, id="a whole number"),
+    pytest.param("REWRITER_TOLERANCE", "1e-3", 1e-3, id="a number"),
+    pytest.param("REWRITER_STRICT", "1", True, id="a switch"),
+    pytest.param("REWRITER_VERIFY", "Off", False, id="a switch turned off"),
+    pytest.param("REWRITER_INPUT_SHAPES", "x:1x3,a:b:", {"x": (1, 3), "a:b": ()}, id="shapes"),
+    pytest.param("REWRITER_INPUTS", "data.npz", Path("data.npz"), id="a path"),
+    pytest.param("REWRITER_IO", "fp32", "fp32", id="a choice"),
+    pytest.param("REWRITER_PLUGIN_LIB", "a.so, b.so", (Path("a.so"), Path("b.so")), id="paths"),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "value"), TEXTS)
+def test_reads_the_environment(tmp_path: Path, variable: str, text: str, value: object) -> None:
+    in_force = loaded(tmp_path, **{variable: text}).with_options()
+    (name,) = [name for name, key in KEYS.items() if key.variable == variable]
+    assert getattr(in_force.settings, name) == value
+    assert in_force.origins[name].text == f"environment ({variable})"
+
+
+def test_an_empty_variable_sets_nothing(tmp_path: Path) -> None:
+    assert loaded(tmp_path, REWRITER_PRESET=" ").with_options().arguments("fix") == {}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.key)
+def test_every_key_reads_from_a_text(key: Any) -> None:
+    examples = {bool: "true", int: "3", float: "0.5", Path: "x", Shapes: "x:1x2"}
+    examples |= {tuple[str, ...]: "a,b", tuple[Path, ...]: "a.so,b.so"}
+    text = examples.get(key.kind, getattr(key.kind, "__args__", "x")[0])
+    assert from_text(key, text) not in (None, "")
+
+
+SHOWN = [
+    pytest.param(None, "-", id="nothing"),
+    pytest.param((), "-", id="an empty list"),
+    pytest.param(True, "true", id="a switch"),
+    pytest.param(("a", "b"), '["a", "b"]', id="a list"),
+    pytest.param(Path("a/b"), '"a/b"', id="a path"),
+    pytest.param({"x": (1, 3), "a:b": ()}, '{ x = [1, 3], "a:b" = [] }', id="shapes"),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), SHOWN)
+def test_shows_values_as_a_file_would_have_them(value: object, text: str) -> None:
+    assert to_text(value) == text
+
+
+# Files
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "models" / "deep").mkdir(parents=True)
+    pyproject(tmp_path, 'inputs = "data/a.npz"\nreport = "/tmp/r.json"\n')
+    settings = loaded(tmp_path / "models" / "deep" / "m.onnx").with_options().settings
+    assert settings.inputs == tmp_path / "data" / "a.npz"
+    assert settings.report == Path("/tmp/r.json")
+
+
+def test_the_nearest_file_counts_alone(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    pyproject(tmp_path, "opset = 18\nstrict = true\n")
+    own(tmp_path / "models", "opset = 19\n")
+    assert loaded(tmp_path / "models" / "m.onnx").with_options().arguments("fix") == {"opset": 19}
+
+
+def test_a_pyproject_without_a_table_does_not_count(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    pyproject(tmp_path, "opset = 18\n")
+    (tmp_path / "models" / "pyproject.toml").write_text("[tool.ruff]\nline-length = 99\n")
+    assert loaded(tmp_path / "models" / "m.onnx").with_options().arguments("fix") == {"opset": 18}
+
+
+def test_of_two_files_in_a_folder_one_is_read_and_the_other_told(tmp_path: Path) -> None:
+    pyproject(tmp_path, "opset = 18\n")
+    own(tmp_path, "opset = 19\n")
+    configuration = loaded(tmp_path)
+    assert configuration.with_options().settings.opset == 19
+    assert configuration.warnings == (
+        "pyproject.toml [tool.rewriter] is not read: rewriter.toml beside it comes first",
+    )
+
+
+def test_a_path_with_dots_is_searched_from_where_it_leads(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        own(tmp_path / folder, f"seed = {ord(folder)}\n")
+    assert load(Path("a", "..", "b", "m.onnx"), {}).with_options().settings.seed == ord("b")
+
+
+def test_a_linked_model_is_configured_where_the_link_lies(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "cache" / "m.onnx").touch()
+    (tmp_path / "repository" / "m.onnx").symlink_to(tmp_path / "cache" / "m.onnx")
+    own(tmp_path / "repository", "seed = 7\n")
+    assert loaded(tmp_path / "repository" / "m.onnx").with_options().settings.seed == 7
+
+
+def test_a_variable_names_another_file_or_none(tmp_path: Path) -> None:
+    own(tmp_path, "seed = 1\n")
+    (tmp_path / "other.toml").write_text("seed = 2\n")
+    other = loaded(tmp_path, REWRITER_CONFIG="other.toml")
+    assert other.with_options().settings.seed == 2
+    assert loaded(tmp_path, REWRITER_CONFIG="none").with_options().settings.seed == 0
+    with pytest.raises(UsageError, match=r"REWRITER_CONFIG: there is no file gone\.toml"):
+        loaded(tmp_path, REWRITER_CONFIG="gone.toml")
+
+
+# Precedence
+
+
+def test_the_order_of_the_sources(tmp_path: Path) -> None:
+    pyproject(tmp_path, 'preset = "accurate"\nopset = 18\nio = "fp16"\nseed = 1\n')
+    in_force = loaded(tmp_path, REWRITER_OPSET="19", REWRITER_IO="fp32").with_options(io="keep", skip=[])
+    told = {name: (getattr(in_force.settings, name), in_force.origins[name].text) for name in KEYS}
+    assert told["io"] == ("keep", "command line")
+    assert told["opset"] == (19, "environment (REWRITER_OPSET)")
+    assert told["seed"] == (1, "pyproject.toml [tool.rewriter]")
+    assert told["max_latency_cost"] == (0.16, "preset accurate")
+    assert told["accumulation"] == ("fp16", "preset accurate")
+    assert told["build"] == (True, "default")
+    assert told["skip"] == ((), "default")
+
+
+def test_a_preset_puts_the_passes_of_later_sources_out_of_force(tmp_path: Path) -> None:
+    own(tmp_path, 'passes = "clean-casts"\n')
+    configuration = loaded(tmp_path, REWRITER_PRESET="structure-only")
+    assert configuration.with_options().arguments("fix") == {"preset": "structure-only"}
+    assert configuration.with_options().hidden == (
+        "rewriter.toml, key 'passes' is not used: REWRITER_PRESET takes its place",
+    )
+    assert configuration.with_options(passes="simplify").settings.passes == "simplify"
+
+
+def test_a_plan_puts_the_wishes_of_later_sources_out_of_force(tmp_path: Path) -> None:
+    own(tmp_path, 'keep-fp32 = ["*"]\ntolerance = 1e-3\nio = "fp16"\nseed = 3\n')
+    arguments = loaded(tmp_path).with_options(plan=Path("plan.json")).arguments("fix")
+    assert arguments == {"plan": Path("plan.json"), "seed": 3}
+
+
+def test_a_goal_puts_the_other_goal_of_later_sources_out_of_force(tmp_path: Path) -> None:
+    own(tmp_path, "tolerance = 1e-3\n")
+    in_force = loaded(tmp_path).with_options(max_latency_cost=0.05)
+    assert in_force.arguments("fix") == {"max_latency_cost": 0.05}
+    own(tmp_path, "max-latency-cost = 0.1\n")
+    assert loaded(tmp_path).with_options(tolerance=1e-4).arguments("fix") == {"tolerance": 1e-4}
+
+
+def test_shapes_on_the_command_line_ask_for_random_data(tmp_path: Path) -> None:
+    own(tmp_path, 'inputs = "data.npz"\n')
+    assert loaded(tmp_path).with_options(input_shapes={"x": (1,)}).settings.inputs is None
+
+
+def test_passes_and_preset_of_one_file_go_together(tmp_path: Path) -> None:
+    own(tmp_path, 'passes = "clean-casts"\npreset = "trt-bf16"\n')
+    assert set(loaded(tmp_path).with_options().arguments("fix")) == {"passes", "preset"}
+
+
+@pytest.mark.parametrize(
+    ("preset", "precision"),
+    [("trt-bf16", "bf16"), ("structure-only", None), ("accurate", "fp16")],
+    ids=["bf16", "nothing to scan for", "fp16"],
+)
+def test_scan_asks_for_the_precision_of_the_preset(
+    tmp_path: Path, preset: str, precision: str | None
+) -> None:
+    own(tmp_path, f'preset = "{preset}"\nopset = 18\nfail-on = "error"\n')
+    in_force = loaded(tmp_path).with_options()
+    assert in_force.arguments("scan").get("precision") == precision
+    assert set(in_force.arguments("scan")) <= set(inspect.signature(scanner.scan).parameters)
+    assert in_force.settings.fail_on == "error"
+
+
+# Errors
+
+
+REFUSED = [
+    pytest.param('presett = "x"', "unknown key 'presett'", "did you mean 'preset'?", id="an unknown key"),
+    pytest.param(
+        "keep_fp32 = []", "unknown key 'keep_fp32'", "did you mean 'keep-fp32'?", id="an underscore"
+    ),
+    pytest.param("data = 'a'", "unknown key 'data'", "did you mean 'inputs'?", id="what others call it"),
+    pytest.param("zzz = 1", "unknown key 'zzz'", "choose from preset, passes", id="nothing like it"),
+    pytest.param(
+        "opset = 'x'", "key 'opset': it cannot be \"x\"", "it takes a whole number", id="a text for a number"
+    ),
+    pytest.param(
+        "opset = true", "key 'opset': it cannot be true", "it takes a whole number", id="a switch for one"
+    ),
+    pytest.param("opset = 99", "key 'opset': it cannot be 99", "choose from 1 to", id="no such operator set"),
+    pytest.param(
+        "strict = 1", "key 'strict': it cannot be 1", "it takes true or false", id="a number for a switch"
+    ),
+    pytest.param(
+        "skip = 'simplify'", "key 'skip': it cannot be", "it takes a list of texts", id="a text for a list"
+    ),
+    pytest.param(
+        "skip = [1]", "key 'skip': it cannot be [1]", "it takes a list of texts", id="a list of numbers"
+    ),
+    pytest.param(
+        "io = 'fp61'", "key 'io': it cannot be \"fp61\"", "did you mean 'fp16'?", id="no such choice"
+    ),
+    pytest.param(
+        "io = 16", "key 'io': it cannot be 16", "it takes keep, fp32 or fp16", id="a number for a choice"
+    ),
+    pytest.param("tolerance = nan", "key 'tolerance': it cannot be NaN", "such as 1e-3", id="no number"),
+    pytest.param("build-timeout = 0", "key 'build-timeout': it cannot be 0", "above 0", id="no time"),
+    pytest.param("seed = -1", "key 'seed': it cannot be -1", "from 0 on", id="a seed below 0"),
+    pytest.param("inputs = ''", "key 'inputs': it cannot be \"\"", "it takes a path", id="no path"),
+    pytest.param(
+        "metric = 'pnsr'", "key 'metric': it cannot be", "did you mean 'psnr'?", id="no such metric"
+    ),
+    pytest.param("target = 'trt'", "key 'target': unknown target 'trt'", "tensorrt-rtx", id="no such target"),
+    pytest.param(
+        "preset = 'acurate'", "key 'preset': unknown preset", "did you mean 'accurate'?", id="no such preset"
+    ),
+    pytest.param(
+        "skip = ['simplfy']", "key 'skip': unknown pass", "did you mean 'simplify'?", id="no such pass"
+    ),
+    pytest.param(
+        "passes = 'isolate-clip{when=now}'",
+        "key 'passes': isolate-clip: option 'when' cannot be 'now' (pipeline",
+        "choose from auto, always, never",
+        id="a pipeline that does not parse",
+    ),
+    pytest.param("engine = 'trt'", "key 'engine': it cannot be \"trt\"", "tensorrt", id="no such engine"),
+    pytest.param("builds = 0", "key 'builds': it cannot be 0", "from 1 on", id="no build"),
+    pytest.param(
+        "plugin-lib = 'a.so'", "key 'plugin-lib'", "a list of paths", id="a path for a list of them"
+    ),
+    pytest.param("[input-shapes]\nx = [0]", "key 'input-shapes'", "sizes from 1", id="a shape without room"),
+    pytest.param("x = ", "it is no TOML: Invalid value", "REWRITER_CONFIG", id="no TOML"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), REFUSED)
+def test_refuses_and_names_the_file(tmp_path: Path, text: str, message: str, hint: str) -> None:
+    own(tmp_path, text)
+    with pytest.raises(UsageError) as caught:
+        loaded(tmp_path)
+    first, rest = str(caught.value).split("\n", 1)
+    assert first.startswith("rewriter.toml")
+    assert message in first
+    assert hint in rest
+
+
+def test_a_table_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("tool.rewriter = 3\n")
+    with pytest.raises(UsageError, match=r"pyproject\.toml: tool\.rewriter is no table"):
+        loaded(tmp_path)
+
+
+def test_an_error_in_a_pyproject_names_the_table(tmp_path: Path) -> None:
+    pyproject(tmp_path, "opsett = 1\n")
+    with pytest.raises(UsageError, match=r"^pyproject\.toml \[tool\.rewriter\]: unknown key 'opsett'"):
+        loaded(tmp_path)
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    own(tmp_path, "seed = 1\n").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"rewriter\.toml: it is no TOML"):
+        loaded(tmp_path)
+
+
+BAD_VARIABLES = [
+    pytest.param("REWRITER_OPSET", "x", "it takes a whole number", id="no number"),
+    pytest.param("REWRITER_STRICT", "maybe", "it takes true or false", id="no switch"),
+    pytest.param("REWRITER_IO", "fp61", "did you mean 'fp16'?", id="no such choice"),
+    pytest.param("REWRITER_INPUT_SHAPES", "x", "NAME:1x3x224x224", id="no shape"),
+    pytest.param("REWRITER_PRESET", "acurate", "did you mean 'accurate'?", id="no such preset"),
+]
+
+
+@pytest.mark.parametrize(("variable", "text", "hint"), BAD_VARIABLES)
+def test_refuses_and_names_the_variable(tmp_path: Path, variable: str, text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        loaded(tmp_path, **{variable: text})
+    assert caught.value.where == variable
+    assert caught.value.hint is not None and hint in caught.value.hint
+
+
+def test_a_misspelt_variable_is_a_warning_and_another_programs_is_not(tmp_path: Path) -> None:
+    assert loaded(tmp_path, REWRITER_TOLERENCE="1", REWRITER_VERSION="1.2").warnings == (
+        "the variable REWRITER_TOLERENCE is unknown and not used: did you mean REWRITER_TOLERANCE?",
+    )
+
+
+# The command line
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save(graph("g (float[2,8] x) => (float[2,8] y) { y = Sigmoid(x) }"), tmp_path / "m.onnx")
+
+
+def test_fix_is_configured_and_the_command_line_comes_first(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 8), np.float32))
+    pyproject(
+        tmp_path,
+        'passes = "upgrade-opset"\nopset = 18\ninputs = "data.npz"\nreport = "r.json"\nbuild = false',
+    )
+    code, out, error = quick("fix", model, "-o", tmp_path / "f.onnx", "-v")
+    assert code == 0, error
+    assert "random" not in out
+    assert "upgrade-opset" in out and "simplify" not in out
+    assert json.loads((tmp_path / "r.json").read_text())["pipeline"] == "upgrade-opset"
+    assert onnx_opset(tmp_path / "f.onnx") == 18
+    code, _, error = quick("fix", model, "-o", tmp_path / "f.onnx", "--opset", "19")
+    assert code == 0, error
+    assert onnx_opset(tmp_path / "f.onnx") == 19
+
+
+def onnx_opset(path: Path) -> int:
+    return int(onnx.load(path).opset_import[0].version)
+
+
+def test_stderr_tells_what_was_configured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(tmp_path, 'passes = "clean-casts"\nverify = false\nseed = 1\n')
+    monkeypatch.setenv("REWRITER_BUILD", "false")
+    _, _, error = quick("fix", model, "--dry-run", "--seed", "2")
+    assert error.splitlines() == [
+        "configuration: rewriter.toml sets passes, verify",
+        "configuration: the environment sets build",
+    ]
+    assert quick("fix", model, "--dry-run", "-q")[2] == ""
+
+
+def test_a_switch_is_turned_back_on(model: Path, tmp_path: Path) -> None:
+    own(tmp_path, 'passes = "clean-casts"\nverify = false\nbuild = false\n')
+    assert "NOT verified" in quick("fix", model, "--dry-run")[1]
+    assert "Fixed and verified" in quick("fix", model, "--dry-run", "--verify")[1]
+
+
+def test_scan_is_configured(tmp_path: Path) -> None:
+    """1e6 is no number of FP16, and one of BF16."""
+    text = "g (float[2,8] x) => (float[2,8] y) <float big = {1000000.0}> { y = Mul(x, big) }"
+    large = save(graph(text), tmp_path / "large.onnx")
+    assert quick("scan", large)[0] == 0
+    own(tmp_path, 'fail-on = "warning"\n')
+    assert quick("scan", large)[0] == 1
+    assert quick("scan", large, "--precision", "bf16")[0] == 0
+    own(tmp_path, 'fail-on = "warning"\npreset = "trt-bf16"\n')
+    assert quick("scan", large)[0] == 0
+
+
+def test_an_error_about_an_option_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
+    own(tmp_path, 'preset = "structure-only"\ntolerance = 1e-3\n')
+    code, _, error = quick("fix", model, "--dry-run")
+    assert code == 2
+    assert "rewriter.toml, key 'tolerance': no plan is needed" in error
+
+
+def test_a_report_that_cannot_be_written_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
+    own(tmp_path, 'report = "gone/r.json"\n')
+    code, _, error = quick("fix", model, "--dry-run")
+    assert code == 2
+    assert f"rewriter.toml, key 'report' {tmp_path / 'gone/r.json'}: its folder does not exist" in error
+
+
+def test_a_contradiction_with_a_plan_names_the_file_that_set_it(model: Path, tmp_path: Path) -> None:
+    code, _, error = quick("fix", model, "--dry-run", "--no-build", "--save-plan", tmp_path / "plan.json")
+    assert code == 0, error
+    own(tmp_path, 'plan = "plan.json"\n')
+    code, _, error = quick("fix", model, "--dry-run", "--keep-fp32", "*")
+    assert code == 2
+    assert "--keep-fp32: the plan says that already" in error
+    assert "(plan is set by rewriter.toml, key 'plan')" in error
+
+
+def test_a_broken_file_is_2_and_nothing_is_written(model: Path, tmp_path: Path) -> None:
+    own(tmp_path, "sed = 1\n")
+    code, _, error = quick("fix", model, "-o", tmp_path / "f.onnx")
+    assert code == 2
+    assert "rewriter.toml: unknown key 'sed'" in error and "did you mean 'seed'?" in error
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "rewriter.toml"]
+
+
+def test_config_shows_what_is_in_force(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyproject(tmp_path, 'preset = "accurate"\npasses = "simplify"\n')
+    monkeypatch.setenv("REWRITER_OPSET", "18")
+    monkeypatch.setenv("REWRITER_TOLERENCE", "1")
+    code, out, _ = quick("config", model)
+    assert code == 0
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()}
+    assert rows["File:"] == "pyproject.toml"
+    assert rows["preset"] == '"accurate" pyproject.toml [tool.rewriter]'
+    assert rows["opset"] == "18 environment (REWRITER_OPSET)"
+    assert rows["max-latency-cost"] == "0.16 preset accurate"
+    assert rows["seed"] == "0 default"
+    assert {key.key for key in KEYS.values()} <= set(rows)
+    assert "REWRITER_TOLERENCE is unknown" in out
+
+
+def test_config_without_a_file_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWRITER_CONFIG", "none")
+    code, out, _ = quick("config")
+    assert code == 0
+    assert "No file" in out
+
+
+def test_the_library_reads_no_configuration(model: Path, tmp_path: Path) -> None:
+    own(tmp_path, "nonsense = 1\n")
+    result = api.fix(model, passes="clean-casts", verify=False)
+    assert result.pipeline == "clean-casts"
+
+
+# The page
+
+
+def test_the_page_explains_every_key_once() -> None:
+    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    for key in KEYS.values():
+        assert page.count(f"| `{key.key}` |") == 1
+
+
+def test_the_example_of_the_page_is_read(tmp_path: Path) -> None:
+    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    example = page.split("```toml\n")[1].split("```")[0]
+    (tmp_path / "pyproject.toml").write_text(example)
+    in_force = loaded(tmp_path).with_options()
+    assert in_force.settings.keep_fp32 == ("*/head/*",)
+    assert in_force.settings.inputs == tmp_path / "calibration"
+
+
+# verify
+
+
+def test_verify_reads_its_data_and_its_tolerance_from_a_file(tmp_path: Path) -> None:
+    model = save(graph("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=np.ones((1, 4), np.float32))
+    own(tmp_path, 'inputs = "data.npz"\nengine = "onnxruntime"\nbuilds = 2\ntolerance = 2e-3\n')
+    report = tmp_path / "report.json"
+    code, _, error = quick("verify", model, model, "--json", report)
+    assert code == 0, error
+    assert "configuration: rewriter.toml sets tolerance, inputs, engine, builds" in error
+    told = json.loads(report.read_text())
+    assert told["tolerance"] == {
+        "value": 2e-3,
+        "metric": "relative-l2",
+        "source": "rewriter.toml, key 'tolerance'",
+    }
+    assert (len(told["builds"]), told["data"]["real"]) == (2, True)
+    quick("verify", model, model, "--json", report, "--tolerance", "0.1", "--builds", "1")
+    told = json.loads(report.read_text())
+    assert (told["tolerance"]["source"], len(told["builds"])) == ("--tolerance", 1)
+
+
+def test_what_a_file_says_of_verify_is_blamed_on_the_file(tmp_path: Path) -> None:
+    model = save(graph("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"), tmp_path / "model.onnx")
+    own(tmp_path, 'plugin-lib = ["gone.so"]\nmetric = "psnr"\n')
+    code, _, error = quick("verify", model, model, "--engine", "onnxruntime")
+    assert code == 2
+    assert f"error: rewriter.toml, key 'plugin-lib': no such file: {tmp_path / 'gone.so'}" in error
+    own(tmp_path, 'metric = "psnr"\n')
+    assert quick("verify", model, model, "--engine", "onnxruntime")[0] == 0, "a goal of fix, not of verify"

@@ -1,0 +1,258 @@
+"""The driver's contract: what a broken pass does is caught, named, and for imported passes rolled back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import graph, ops
+
+from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Target
+from rewriter.errors import PassError, UsageError
+from rewriter.graph import TAG, GraphEditor, label
+from rewriter.model import Model, load, save
+from rewriter.pipeline.driver import Driver
+
+TEXT = "g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }"
+
+Rewrite = Callable[[Model], Iterator[Event]]
+
+
+@dataclass(frozen=True)
+class _Inline(ModelPass):
+    """A pass out of a function."""
+
+    name = "broken"
+    body: Rewrite = field(default=lambda model: iter(()))
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        yield from self.body(model)
+
+
+@dataclass(frozen=True)
+class _Imported(_Inline):
+    name = "imported"
+    imported = True
+
+
+@dataclass(frozen=True)
+class _FreeSignature(_Inline):
+    name = "free-signature"
+    keeps_signature = False
+
+
+@dataclass(frozen=True)
+class _NegToAbs(GraphPass):
+    """Replaces Neg, and refuses Exp."""
+
+    name = "neg-to-abs"
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for node in graph.nodes:
+            if node.op_type == "Neg":
+                graph.substitute(node.output[0], graph.make("Abs", node.input, node.output))
+                yield Change(label(node), "Neg became Abs")
+            elif node.op_type == "Exp":
+                yield Refusal(label(node), "Exp stays")
+
+
+def _run(source: Model, *passes: Pass) -> tuple[Model, list[str]]:
+    result, reports = Driver().run(source, passes, Context())
+    return result, [r.reason for report in reports for r in report.refusals]
+
+
+def _renames_an_output(model: Model) -> Iterator[Event]:
+    model.proto.graph.output[0].name = model.proto.graph.node[1].output[0] = "z"
+    yield Change("y", "renamed")
+
+
+def _changes_an_outputs_type(model: Model) -> Iterator[Event]:
+    model.proto.graph.node[1].op_type = "IsNaN"
+    model.proto.graph.output[0].type.tensor_type.elem_type = 9
+    yield Change("y", "became bool")
+
+
+def _changes_an_inputs_shape(model: Model) -> Iterator[Event]:
+    model.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+    yield Change("x", "longer")
+
+
+def _makes_a_dangling_input(model: Model) -> Iterator[Event]:
+    model.proto.graph.node[1].input[0] = "nowhere"
+    yield Change("y", "reads nothing")
+
+
+def _contradicts_a_shape(model: Model) -> Iterator[Event]:
+    model.proto.graph.node[1].op_type = "Transpose"
+    model.proto.graph.node[1].attribute.add(name="perm", type=7, ints=[1, 0])
+    yield Change("y", "transposed")
+
+
+def _changes_in_silence(model: Model) -> Iterator[Event]:
+    model.proto.graph.node[1].op_type = "Sqrt"
+    yield Refusal("y", "nothing done")
+
+
+def _unsorts(model: Model) -> Iterator[Event]:
+    first, second = (type(n).FromString(n.SerializeToString()) for n in model.proto.graph.node)
+    del model.proto.graph.node[:]
+    model.proto.graph.node.extend([second, first])
+    yield Change("y", "unsorted")
+
+
+BROKEN = [
+    pytest.param(_renames_an_output, "inputs or outputs changed", id="renames an output"),
+    pytest.param(_changes_an_outputs_type, "inputs or outputs changed", id="changes an output's type"),
+    pytest.param(_changes_an_inputs_shape, "inputs or outputs changed", id="changes an input's shape"),
+    pytest.param(_makes_a_dangling_input, "the graph is invalid", id="reads a tensor that is not there"),
+    pytest.param(_contradicts_a_shape, "types or shapes contradict", id="contradicts a shape"),
+    pytest.param(_changes_in_silence, "it reports no change, but the model differs", id="changes in silence"),
+    pytest.param(_unsorts, "topologically sorted", id="leaves nodes unsorted"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BROKEN)
+def test_a_broken_pass_is_named_with_those_before_it(body: Rewrite, message: str) -> None:
+    source = graph(TEXT)
+    untouched = source.copy()
+    with pytest.raises(PassError) as caught:
+        _run(source, _NegToAbs(), _FreeSignature(), _Inline(body))
+    text = str(caught.value)
+    assert message in text
+    assert "pass broken broke its contract" in text
+    assert "--skip broken" in text
+    assert "passes before it: neg-to-abs, free-signature" in text
+    assert source.same_as(untouched)
+
+
+@pytest.mark.parametrize(("body", "message"), BROKEN)
+def test_an_imported_pass_is_rolled_back(body: Rewrite, message: str) -> None:
+    source = graph(TEXT)
+    result, refusals = _run(source, _Imported(body), _NegToAbs())
+    assert ops(result) == ["Exp", "Abs"]
+    assert refusals[0].startswith("rolled back: ")
+    assert message in refusals[0]
+
+
+def test_the_error_names_the_file(tmp_path: Path) -> None:
+    path = save(graph(TEXT), tmp_path / "model.onnx")
+    with pytest.raises(PassError, match=r"model\.onnx: pass broken .*"):
+        _run(load(path), _Inline(_unsorts))
+
+
+def test_a_pass_without_predecessors() -> None:
+    with pytest.raises(PassError, match="passes before it: none"):
+        _run(graph(TEXT), _Inline(_unsorts))
+
+
+def test_an_exception_inside_a_pass_is_not_swallowed() -> None:
+    def fails(model: Model) -> Iterator[Event]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        _run(graph(TEXT), _Inline(fails))
+
+
+def test_a_pass_may_change_the_signature_if_it_says_so() -> None:
+    result, _ = _run(graph(TEXT), _FreeSignature(_renames_an_output))
+    assert result.signature.outputs[0].name == "z"
+
+
+def test_a_model_that_contradicts_itself_is_not_held_against_a_pass() -> None:
+    source = graph("g (float[2,3] x) => (float[7] y) { a = Relu(x) y = Neg(a) }")
+    result, _ = _run(source, _NegToAbs())
+    assert ops(result) == ["Relu", "Abs"]
+
+
+def test_results_come_in_order_with_their_events() -> None:
+    source = graph(TEXT)
+    seen: list[str] = []
+    driver = Driver(on_pass=lambda step: seen.append(step.name))
+    result, reports = driver.run(source, [_Inline(), _NegToAbs(), _NegToAbs()], Context())
+    assert [r.name for r in reports] == seen == ["broken", "neg-to-abs", "neg-to-abs"]
+    assert [len(r.changes) for r in reports] == [0, 1, 0]
+    assert [len(r.refusals) for r in reports] == [0, 1, 1]
+    assert all(r.seconds >= 0 for r in reports)
+    assert ops(result) == ["Exp", "Abs"]
+    assert ops(source) == ["Exp", "Neg"]
+
+
+def test_no_passes_give_the_model_back() -> None:
+    source = graph(TEXT)
+    assert _run(source) == (source, [])
+
+
+def test_every_subgraph_is_visited_once() -> None:
+    source = graph(
+        """
+        g (float[2] x, bool c, int64 n) => (float[2] y, float[2] z) {
+            z = Neg(x)
+            y = If (c) <
+                then_branch = t () => (float[2] u) {
+                    u = Loop (n, c, x) <body = b (int64 i, bool k, float[2] s) => (bool kk, float[2] o) {
+                        kk = Identity(k)
+                        o = Neg(s)
+                    }>
+                },
+                else_branch = e () => (float[2] v) { v = Neg(z) }
+            >
+        }"""
+    )
+    result, reports = Driver().run(source, [_NegToAbs()], Context())
+    assert len(reports[0].changes) == 3
+    text = str(result.proto.graph)
+    assert "Neg" not in text
+    assert text.count(TAG) == 3
+
+
+def test_names_made_in_one_subgraph_are_not_made_in_another() -> None:
+    @dataclass(frozen=True)
+    class Naming(GraphPass):
+        """Gives every Neg a constant, always asking for the same name."""
+
+        name = "naming"
+
+        def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+            for node in graph.nodes:
+                if node.op_type == "Neg":
+                    one = graph.add_constant("one", np.ones(2, np.float32))
+                    graph.substitute(node.output[0], graph.make("Mul", [node.input[0], one], node.output))
+                    yield Change(label(node), "Neg became Mul")
+
+    source = graph(
+        """
+        g (float[2] x, bool c) => (float[2] y, float[2] z) {
+            z = Neg(x)
+            y = If (c) <
+                then_branch = t () => (float[2] u) { u = Neg(x) },
+                else_branch = e () => (float[2] v) { v = Neg(z) }
+            >
+        }"""
+    )
+    result, _ = Driver().run(source, [Naming()], Context())
+    (outer,) = (t.name for t in result.proto.graph.initializer)
+    inner = [t.name for a in result.proto.graph.node[1].attribute for t in a.g.initializer]
+    assert len({outer, *inner}) == 3
+
+
+TARGETS = [
+    pytest.param("tensorrt", "tensorrt", (), "tensorrt", id="a library"),
+    pytest.param("10.0.1", "tensorrt", (10, 0, 1), "tensorrt 10.0.1", id="a version"),
+    pytest.param("tensorrt-rtx 1.6", "tensorrt-rtx", (1, 6), "tensorrt-rtx 1.6", id="both"),
+    pytest.param("TensorRT=11", "tensorrt", (11,), "tensorrt 11", id="in another spelling"),
+]
+
+
+@pytest.mark.parametrize(("text", "library", "version", "shown"), TARGETS)
+def test_targets(text: str, library: str, version: tuple[int, ...], shown: str) -> None:
+    target = Target.parse(text)
+    assert (target.library, target.version, str(target)) == (library, version, shown)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "onnxruntime", "10.", "tensorrt-rtx-1.6x"])
+def test_unknown_targets(text: str) -> None:
+    with pytest.raises(UsageError, match="unknown target"):
+        Target.parse(text)

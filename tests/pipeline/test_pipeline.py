@@ -1,0 +1,229 @@
+"""Pipelines as text: what parses, what prints, and what is refused with which words."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewriter import passes as catalogue
+from rewriter.base import Context, Event, GraphPass, Pass
+from rewriter.errors import UsageError
+from rewriter.graph import GraphEditor
+from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.pipeline.pass_options import options_of
+from rewriter.pipeline.presets import PRESETS, preset_named
+from rewriter.pipeline.registry import own_passes
+from rewriter.pipeline.text import parse, render, select
+
+
+@dataclass(frozen=True)
+class Sample(GraphPass):
+    """One option of every type."""
+
+    name = "sample-pass"
+    before = after = ""
+
+    flag: bool = False
+    count: int = 3
+    factor: float = 0.5
+    label: str = "plain"
+    mode: Literal["island", "transpose"] = "island"
+    keep: tuple[str, ...] = ()
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        yield from ()
+
+
+@pytest.fixture(autouse=True)
+def _with_sample(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`sample-pass` beside the real passes."""
+    before = catalogue.ALL
+    catalogue.ALL = (*before, Sample)
+    yield
+    catalogue.ALL = before
+
+
+READ = [
+    pytest.param("", (), id="an empty text is an empty pipeline"),
+    pytest.param("isolate-clip", (IsolateClip(),), id="a name alone has its defaults"),
+    pytest.param(" isolate-clip , sample-pass ", (IsolateClip(), Sample()), id="spaces do not matter"),
+    pytest.param("isolate-clip{}", (IsolateClip(),), id="empty braces"),
+    pytest.param("isolate-clip{when=never}", (IsolateClip("never"),), id="a choice"),
+    pytest.param("sample-pass{flag=true}", (Sample(flag=True),), id="a bool"),
+    pytest.param("sample-pass{count=-7}", (Sample(count=-7),), id="a negative int"),
+    pytest.param("sample-pass{factor=1e-5}", (Sample(factor=1e-5),), id="a float with an exponent"),
+    pytest.param("sample-pass{factor=inf}", (Sample(factor=float("inf")),), id="an infinite float"),
+    pytest.param("sample-pass{factor=2}", (Sample(factor=2.0),), id="an int for a float"),
+    pytest.param(
+        'sample-pass{label="a, b}"}', (Sample(label="a, b}"),), id="quotes shield commas and braces"
+    ),
+    pytest.param(r'sample-pass{label="a\"b"}', (Sample(label='a"b'),), id="an escaped quote"),
+    pytest.param('sample-pass{label=""}', (Sample(label=""),), id="an empty string"),
+    pytest.param("sample-pass{keep=a,b/c}", (Sample(keep=("a", "b/c")),), id="a list"),
+    pytest.param("sample-pass{keep=}", (Sample(),), id="an empty list"),
+    pytest.param("sample-pass{keep= count=4}", (Sample(count=4),), id="an empty list before another option"),
+    pytest.param(
+        "sample-pass{keep=a,b count=4},isolate-clip",
+        (Sample(count=4, keep=("a", "b")), IsolateClip()),
+        id="a list ends at the next option",
+    ),
+    pytest.param("isolate-clip,isolate-clip", (IsolateClip(), IsolateClip()), id="a pass may run twice"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), READ)
+def test_reads(text: str, expected: tuple[Pass, ...]) -> None:
+    assert parse(text) == expected
+
+
+REFUSED = [
+    pytest.param(
+        "isolate-clop", "column 1: unknown pass 'isolate-clop'", "did you mean 'isolate-clip'", id="a slip"
+    ),
+    pytest.param("isolate-clip,zzz", "column 14: unknown pass 'zzz'", "choose from", id="nothing near"),
+    pytest.param(
+        "isolate-clip{whem=auto}", "column 14: isolate-clip has no option 'whem'", "'when'", id="an option"
+    ),
+    pytest.param("isolate-clip{when=alway}", "cannot be 'alway'", "did you mean 'always'", id="a choice"),
+    pytest.param("sample-pass{flag=yes}", "cannot be 'yes'", "true, false", id="a bool is true or false"),
+    pytest.param(
+        "sample-pass{count=1.5}", "cannot be '1.5'", "type int, such as 3", id="an int has no fraction"
+    ),
+    pytest.param("sample-pass{factor=much}", "cannot be 'much'", "type float, such as 0.5", id="a float"),
+    pytest.param("sample-pass{factor=nan}", "cannot be 'nan'", "type float", id="NaN is not a setting"),
+    pytest.param("sample-pass{count=1,2}", "cannot be '1,2'", "takes one value", id="two values for one"),
+    pytest.param("sample-pass{count=}", "cannot be ''", "takes one value", id="no value"),
+    pytest.param(
+        "sample-pass{count=1 count=2}",
+        "column 21: sample-pass: option 'count' is given twice",
+        "",
+        id="an option twice",
+    ),
+    pytest.param(
+        "sample-pass{count}", "column 18: expected = after option 'count', found '}'", "", id="no ="
+    ),
+    pytest.param(
+        "sample-pass{count=1", "column 20: expected an option or }, found the end", "", id="open brace"
+    ),
+    pytest.param(
+        "isolate-clip,", "column 14: expected the name of a pass, found the end", "", id="a last comma"
+    ),
+    pytest.param(
+        "isolate-clip,,x", "column 14: expected the name of a pass, found ','", "", id="a double comma"
+    ),
+    pytest.param(
+        "isolate-clip sample-pass", "column 14: expected a comma or the end, found 's'", "", id="no comma"
+    ),
+    pytest.param(r'sample-pass{label="\q"}', "cannot be", "escape", id="an unknown escape"),
+    pytest.param('sample-pass{label="a}', "column 19: expected a value, found", "", id="an open quote"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "hint"), REFUSED)
+def test_refuses(text: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    first, *rest = str(caught.value).splitlines()
+    assert message in first
+    assert hint in "".join(rest)
+
+
+CANONICAL = [
+    pytest.param("isolate-clip{when=auto}", "isolate-clip", id="defaults are left out"),
+    pytest.param(
+        " sample-pass{ count=4   flag = true }", "sample-pass{flag=true count=4}", id="in order of the fields"
+    ),
+    pytest.param('sample-pass{label="abc"}', "sample-pass{label=abc}", id="needless quotes go"),
+    pytest.param("sample-pass{factor=1e0}", "sample-pass{factor=1.0}", id="numbers as Python prints them"),
+    pytest.param("sample-pass{keep=a, b}", "sample-pass{keep=a,b}", id="a list without spaces"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), CANONICAL)
+def test_prints_canonically(text: str, expected: str) -> None:
+    assert render(parse(text)) == expected
+    assert render(parse(expected)) == expected
+
+
+SAMPLES = st.builds(
+    Sample,
+    flag=st.booleans(),
+    count=st.integers(),
+    factor=st.floats(allow_nan=False),
+    label=st.text(),
+    mode=st.sampled_from(["island", "transpose"]),
+    keep=st.lists(st.text(string.printable)).map(tuple),
+)
+CLIPS = st.builds(IsolateClip, when=st.sampled_from(["auto", "always", "never"]))
+
+
+@given(st.lists(SAMPLES | CLIPS, max_size=3).map(tuple))
+def test_what_is_printed_reads_back(passes: tuple[Pass, ...]) -> None:
+    assert parse(render(passes)) == passes
+
+
+def test_every_pass_prints_and_reads_back_with_its_defaults() -> None:
+    everything = tuple(kind() for kind in own_passes().values())
+    assert parse(render(everything)) == everything
+
+
+def test_an_option_of_a_type_without_text_is_a_defect_of_the_pass() -> None:
+    @dataclass(frozen=True)
+    class Odd(Sample):
+        table: dict[str, int] | None = None
+
+    with pytest.raises(TypeError, match=r"Odd\.table"):
+        options_of(Odd)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_canonical_text(name: str) -> None:
+    text = PRESETS[name].pipeline
+    assert render(select(name)) == text
+
+
+def test_structure_only_leaves_types_alone() -> None:
+    mixed = [step.name for step in select("trt-fp16")]
+    cut = mixed.index("mixed-precision")
+    images, products = ("unfold-patches", "fold-strides"), ("unfold-dot-products", "unflatten-products")
+    sums = ("merge-projections", "keep-epilogues", "compensate-rounding", "transpose-convs")
+    precise = (*images, *products, "postpone-resize", "rescale", *sums)
+    assert [step.name for step in select("structure-only")] == [n for n in mixed[:cut] if n not in precise]
+    assert {PRESETS[p].precision for p in ("trt-fp16", "trt-bf16", "structure-only")} == {
+        "fp16",
+        "bf16",
+        "fp32",
+    }
+
+
+def test_passes_replace_the_preset_and_skip_drops() -> None:
+    chosen = select("trt-fp16", "isolate-clip,sample-pass,isolate-clip", skip=["isolate-clip"])
+    assert chosen == (Sample(),)
+
+
+def test_passes_may_be_objects_and_texts() -> None:
+    assert select(passes=[Sample(count=1), "isolate-clip{when=always}"]) == (
+        Sample(count=1),
+        IsolateClip("always"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        pytest.param(lambda: preset_named("trt-fp61"), "--preset: unknown preset 'trt-fp61'", id="a preset"),
+        pytest.param(
+            lambda: select(passes="", skip=["isolate"]), "--skip: unknown pass 'isolate'", id="a skip"
+        ),
+    ],
+)
+def test_selection_names_the_option_at_fault(call: object, message: str) -> None:
+    assert callable(call)
+    with pytest.raises(UsageError, match=message):
+        call()

@@ -1,0 +1,137 @@
+"""Prices: what nodes cost by their size, and what plans cost by what is next to what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import graphs
+import pytest
+
+from rewriter.base import Target
+from rewriter.model import facts
+from rewriter.plan import Decision, Plan
+from rewriter.planning.costs.kernels import LOW_US, MORE_US
+from rewriter.planning.costs.prices import Prices
+from rewriter.planning.costs.pricing import BROKEN_ATTENTION_US, priced
+from rewriter.planning.planner import SEARCHED
+
+
+def prices(text: str, target: Target | None = None) -> Prices:
+    source = graphs.graph(text)
+    return priced(source, facts.infer(source), target)
+
+
+def plan(*names: str, rule: str = SEARCHED) -> Plan:
+    return Plan("fp16", decisions=tuple(Decision("", "", f"0:{name}", rule, "r") for name in names))
+
+
+CONVS = """
+    g (float[1,4,8,8] x) => (float[1,4,8,8] y)
+    <float[4,4,1,1] v = {0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.1,1.2,1.3,1.4,1.5,1.6,1.7},
+     float[4,4,1,1] w = {0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.1,1.2,1.3,1.4,1.5,1.6,1.7}, float k = {0.5}> {
+        a = Conv(x, v)
+        b = Mul(a, k)
+        c = Relu(b)
+        y = Conv(c, w)
+    }"""
+
+
+KERNEL_US = LOW_US["kernel"] + 6 * 256 / 4.8e6
+"""Of a kernel that reads and writes a tensor of `CONVS`."""
+
+
+@pytest.mark.parametrize("names", [("b",), ("c",), ("b", "c")], ids=" ".join)
+def test_behind_a_conv_in_fp16_what_is_elementwise_in_fp32_is_a_kernel(names: tuple[str, ...]) -> None:
+    found = prices(CONVS)
+    assert found.own["0:b"] == found.own["0:c"] == 0.0
+    assert found.total_us(plan(*names)) - found.total_us(Plan("fp16")) == pytest.approx(KERNEL_US)
+    assert found.extra["0:b"] == pytest.approx(KERNEL_US)
+
+
+def test_behind_a_conv_in_fp32_it_costs_nothing() -> None:
+    found = prices(CONVS)
+    assert found.total_us(plan("a", "b", "c")) == pytest.approx(found.total_us(plan("a")))
+
+
+TRANSPOSED = CONVS.replace("= Conv(", "= ConvTranspose(")
+SHARED = TRANSPOSED.replace("y = ConvTranspose(c, w)", "d = ConvTranspose(c, w)\n e = Add(d, c)\n y = Neg(e)")
+BANDWIDTH_US = 6 * 256 / 4.8e6
+
+
+@pytest.mark.parametrize("names", [("b",), ("b", "c")], ids=" ".join)
+def test_behind_a_conv_transpose_it_costs_bandwidth(names: tuple[str, ...]) -> None:
+    found = prices(TRANSPOSED)
+    assert found.total_us(plan(*names)) - found.total_us(Plan("fp16")) == pytest.approx(BANDWIDTH_US)
+
+
+def test_what_both_types_read_costs_a_cast() -> None:
+    """A product in FP16 reads c, and a sum; what one type alone reads is cast where it is made."""
+    found = prices(SHARED)
+    base = found.total_us(Plan("fp16"))
+    assert found.total_us(plan("b", "c", "e")) - base == pytest.approx(2 * BANDWIDTH_US + KERNEL_US)
+    assert found.total_us(plan("b", "c")) - base == pytest.approx(BANDWIDTH_US)
+
+
+def test_a_cast_for_what_the_rules_keep_costs_no_more_unless_a_search_reads_it_too() -> None:
+    found = prices(SHARED)
+    rules = plan("b", "c", "e", rule="epilogue")
+    assert found.total_us(rules) == found.total_us(Plan("fp16"))
+    mixed = replace(rules, decisions=(*plan("b", "c", rule="epilogue").decisions, *plan("e").decisions))
+    assert found.total_us(mixed) - found.total_us(rules) == pytest.approx(BANDWIDTH_US + KERNEL_US)
+
+
+def test_what_the_rules_keep_behind_a_conv_costs_no_more() -> None:
+    found = prices(CONVS)
+    assert found.total_us(plan("b", "c", rule="unfused-norm")) == found.total_us(Plan("fp16"))
+
+
+def test_behind_a_matrix_product_it_costs_nothing() -> None:
+    found = prices(
+        "g (float[8,4] x, float k) => (float[8,4] y)"
+        " <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}> { a = MatMul(x, w) y = Mul(a, k) }"
+    )
+    assert found.total_us(plan("y")) == found.total_us(Plan("fp16"))
+
+
+def test_a_product_in_fp32_pays_for_the_cast_before_it_unless_that_is_fp32_too() -> None:
+    found = prices(CONVS)
+    own, base = MORE_US["channels"] * 4 + MORE_US["conv-products"] * 1024, found.total_us(Plan("fp16"))
+    assert found.total_us(plan("y")) - base == pytest.approx(own + KERNEL_US)
+    assert found.total_us(plan("a", "b", "c", "y")) - found.total_us(plan("a", "b", "c")) == pytest.approx(
+        own
+    )
+    assert found.extra["0:y"] == pytest.approx(own + KERNEL_US)
+
+
+ATTENTION = """
+    g (float[8,64,64] q, float[8,64,64] k, float[8,64,64] v) => (float[8,64,64] y) <float h = {0.125}> {
+        a = Mul(q, h)
+        t = Transpose<perm = [0,2,1]>(k)
+        s = MatMul(a, t)
+        p = Softmax<axis = -1>(s)
+        y = MatMul(p, v)
+    }"""
+
+
+@pytest.mark.parametrize("names", [("s",), ("y",), ("a",), ("s", "p", "y")], ids=" ".join)
+def test_attention_that_is_broken_costs_its_loss_once(names: tuple[str, ...]) -> None:
+    found = prices(ATTENTION)
+    own = sum(found.own[f"0:{name}"] for name in names)
+    lost = found.total_us(plan(*names)) - found.total_us(Plan("fp16")) - own
+    assert lost == pytest.approx(BROKEN_ATTENTION_US)
+
+
+def test_softmax_alone_in_fp32_is_free_where_the_target_fuses_it() -> None:
+    found = prices(ATTENTION)
+    assert found.total_us(plan("p")) == found.total_us(Plan("fp16"))
+    none = prices(ATTENTION, replace(Target(), answers={"attention-islands": "none"}))
+    assert none.total_us(plan("p")) - none.total_us(Plan("fp16")) == pytest.approx(BROKEN_ATTENTION_US)
+    fused = prices(ATTENTION, replace(Target(), answers={"attention-islands": "any"}))
+    assert fused.total_us(plan("s")) == fused.total_us(Plan("fp16"))
+
+
+def test_what_was_measured_of_a_target_s_attention_is_its_price() -> None:
+    slow = {"FP16": 30.0, "FP32 QK^T and Softmax": 30_030.0}
+    found = prices(ATTENTION, replace(Target(), figures={"attention-islands": slow}))
+    products = 2 * 8 * 64 * 64 * 64
+    assert found.attentions[0].us == pytest.approx(30_000.0 * products / (2 * 12 * 1024 * 1024 * 64))

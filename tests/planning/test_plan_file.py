@@ -1,0 +1,320 @@
+"""Plans as files: what is written is what is read, and what does not fit is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import graphs
+import numpy as np
+import onnx
+import pytest
+from paths import DOCS
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter import cli
+from rewriter.cli import exits
+from rewriter.errors import OutputError, UsageError
+from rewriter.model import Model, facts, save
+from rewriter.plan import Decision, Plan, Range
+from rewriter.planning import plan_file
+from rewriter.planning.epilogues import FREE
+from rewriter.planning.plan_fit import fit
+
+PAGE = DOCS / "plans.md"
+
+DECISION = Decision("n", "Mul", "0:y", "overflow", "y exceeds 3e4", "y", Range(-1.5, 9e4, 0.1, True))
+OPEN = Range(-math.inf, math.inf, math.nan, False)
+
+CHAIN = """
+    g (float[4] x) => (float[4] y) {
+        [first] a = Exp(x)
+        [twin] b = Neg(a)
+        [twin] c = Abs(b)
+        y = Sqrt(c)
+    }"""
+
+
+def chain() -> Model:
+    return graphs.graph(CHAIN, opset=17, ir=10)
+
+
+def fitted(plan: Plan, source: Model | None = None) -> Plan:
+    model = source or chain()
+    return fit(model, facts.infer(model), plan, "p.json")
+
+
+def plan_of(*entries: dict[str, Any], **fields: Any) -> str:
+    head = {"schema": "rewriter-plan", "version": 1, "precision": "fp16"}
+    return json.dumps({**head, "fp32": list(entries), **fields})
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(Plan("fp16"), id="nothing in FP32"),
+        pytest.param(Plan("bf16", "fp32", (DECISION,), 12), id="evidence and all"),
+        pytest.param(Plan("fp16", "keep", (Decision("n", "Exp", "1:é", "user", "ü"),), 1), id="not ASCII"),
+    ],
+)
+def test_what_is_written_is_read(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan_file.write(plan, path)
+    assert plan_file.read(path) == plan
+    assert path.read_text(encoding="utf-8") == plan_file.to_text(plan)
+
+
+def test_infinities_survive_in_standard_json() -> None:
+    text = plan_file.to_text(Plan("fp16", decisions=(Decision("n", "Exp", "0:y", "r", "why", "y", OPEN),)))
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    found = plan_file.from_text(text).decisions[0].range
+    assert found is not None and (found.low, found.high) == (-math.inf, math.inf)
+    assert math.isnan(found.mean_abs)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("{", "not JSON line 1", id="no JSON"),
+        pytest.param("[]", "not a plan --save-plan", id="another JSON"),
+        pytest.param(plan_of(version=2), "version 2", id="a newer version"),
+        pytest.param(plan_of(precision="fp8"), "'precision' 'fp8' fp16, bf16", id="an unknown precision"),
+        pytest.param(plan_of(precision="fp32"), "'precision' 'fp32'", id="FP32 is no plan"),
+        pytest.param(plan_of(io="fp64"), "'io' 'fp64' keep, fp32, fp16", id="unknown types of inputs"),
+        pytest.param(plan_of(float_nodes=True), "'float_nodes' True int", id="a wrong type"),
+        pytest.param(plan_of(fp16=[]), "no field 'fp16'", id="a field that does not exist"),
+        pytest.param(plan_of({"nod": "first"}), "fp32[0] no field 'nod'", id="a field of a node"),
+        pytest.param(plan_of({"op": "Exp"}), "fp32[0] which node", id="no node"),
+        pytest.param(plan_of("first"), "fp32[0] object", id="a bare name"),  # type: ignore[arg-type]
+        pytest.param(plan_of({"node": "n", "range": {"low": 1}}), "fp32[0] range high", id="half a range"),
+        pytest.param(
+            plan_of({"node": "n", "range": {"low": "a", "high": 1, "mean_abs": 1, "finite": True}}),
+            "fp32[0] range 'a'",
+            id="no number",
+        ),
+    ],
+)
+def test_what_is_no_plan_is_refused(text: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_file.from_text(text, "p.json")
+    assert all(word in str(caught.value) for word in ["p.json", *words.split()])
+
+
+@pytest.mark.parametrize("content", [pytest.param(None, id="absent"), pytest.param(b"\xff\xfe", id="binary")])
+def test_a_file_that_cannot_be_read_is_named(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=re.escape("plan.json")):
+        plan_file.read(path)
+
+
+def test_a_plan_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="cannot write the plan"):
+        plan_file.write(Plan("fp16"), tmp_path / "absent" / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("entry", "keys"),
+    [
+        pytest.param({"key": "0:b"}, {"0:b"}, id="by key"),
+        pytest.param({"node": "first"}, {"0:a"}, id="by name"),
+        pytest.param({"node": "Sqrt(y)"}, {"0:y"}, id="without a name, as messages call it"),
+        pytest.param({"node": "twin", "key": "0:c", "op": "Abs"}, {"0:c"}, id="the key decides"),
+    ],
+)
+def test_nodes_are_found(entry: dict[str, str], keys: set[str]) -> None:
+    found = fitted(plan_file.from_text(plan_of(entry)))
+    assert found.fp32 == keys
+    assert found.float_nodes == 4
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        pytest.param({"node": "frist"}, "no float node frist, did you mean first", id="a typing error"),
+        pytest.param({"key": "0:zzz", "node": "gone"}, "no float node gone (key 0:zzz)", id="another model"),
+        pytest.param({"node": "twin"}, "2 nodes are called twin 0:b, 0:c", id="an ambiguous name"),
+        pytest.param({"key": "0:a", "op": "Log"}, "0:a Log Exp", id="another operator of that name"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_named(entry: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        fitted(plan_file.from_text(plan_of(entry)))
+    text = str(caught.value)
+    assert text.startswith("p.json: ")
+    assert all(word.strip(",") in text for word in words.split())
+
+
+def test_a_plan_without_nodes_knows_its_model_by_their_number() -> None:
+    with pytest.raises(UsageError, match="7 float nodes, and this one has 4"):
+        fitted(Plan("fp16", float_nodes=7))
+
+
+def test_entries_are_put_in_the_models_order_once() -> None:
+    text = plan_of({"key": "0:y"}, {"node": "first"}, {"key": "0:a"})
+    assert [d.key for d in fitted(plan_file.from_text(text)).decisions] == ["0:a", "0:y"]
+
+
+def test_subgraphs_have_keys_of_their_own() -> None:
+    source = graphs.graph("""
+        g (float[2] x, bool c) => (float[2] y) {
+            y = If(c) <
+                then_branch = t () => (float[2] p) { h = Exp(x)\n p = Neg(h) },
+                else_branch = e () => (float[2] p) { h = Exp(x)\n p = Neg(h) }
+            >
+        }""")
+    assert [
+        d.op for d in fitted(Plan("fp16", decisions=(Decision("", "", "2:h", "", ""),)), source).decisions
+    ] == ["Exp"]
+
+
+# -- through fix ---------------------------------------------------------------------------------
+
+LARGE = """
+    g (float[1,4] x) => (float[1,4] y)
+    <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}, float k = {200.0}> {
+        [gemm] m = MatMul(x, w)
+        [large] s = Mul(m, k)
+        [root] r = Abs(s)
+        [back] y = Div(r, k)
+    }"""
+FEEDS = {"x": np.full((1, 4), 10, np.float32)}
+QUICK = {"inputs": FEEDS, "build": False, "skip": ("simplify", "rescale")}
+
+
+def fix(source: Model, output: Path | None = None, **options: Any) -> rewriter.FixResult:
+    return rewriter.fix(source.whole(), output, **{**QUICK, **options})
+
+
+def test_a_saved_plan_applied_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = graphs.graph(LARGE)
+    first = fix(source, tmp_path / "1.onnx", save_plan=tmp_path / "1.json")
+    again = fix(source, tmp_path / "2.onnx", save_plan=tmp_path / "2.json")
+    applied = fix(source, tmp_path / "3.onnx", plan=tmp_path / "1.json", save_plan=tmp_path / "3.json")
+    assert first.plan is not None and first.plan.fp32 and first.plan == again.plan == applied.plan
+    for kind in ("onnx", "json"):
+        assert len({(tmp_path / f"{n}.{kind}").read_bytes() for n in (1, 2, 3)}) == 1
+    assert "ranges" in first.seconds and "ranges" not in applied.seconds
+
+
+def test_an_edited_plan_is_applied_exactly(tmp_path: Path) -> None:
+    source = graphs.graph(LARGE)
+    path = tmp_path / "plan.json"
+    fix(source, save_plan=path)
+    fields = json.loads(path.read_text())
+    fields["fp32"] = [{"node": "gemm"}]
+    path.write_text(json.dumps(fields))
+    result = fix(source, plan=path)
+    assert result.plan is not None and [d.node for d in result.plan.decisions] == ["gemm"]
+    types = {name: f.dtype for name, f in facts.infer(result.model).main.items()}
+    assert (types["m"], types["s"], types["r"]) == (1, 10, 10)
+    assert result.verdict is not None and not result.verdict.passed, "the overflow that the rules had seen"
+
+
+def test_what_was_rescaled_is_a_part_of_the_plan(tmp_path: Path) -> None:
+    source = graphs.graph(LARGE)
+    first = fix(source, tmp_path / "1.onnx", save_plan=tmp_path / "1.json", skip=("simplify",))
+    assert first.plan is not None and first.plan.exponents
+    assert not [d for d in first.plan.decisions if d.rule not in FREE]
+    applied = fix(
+        source,
+        tmp_path / "2.onnx",
+        plan=tmp_path / "1.json",
+        save_plan=tmp_path / "2.json",
+        skip=("simplify",),
+    )
+    assert applied.plan == first.plan
+    assert "ranges" not in applied.seconds
+    for kind in ("onnx", "json"):
+        assert (tmp_path / f"1.{kind}").read_bytes() == (tmp_path / f"2.{kind}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("exponents", "message"),
+    [
+        pytest.param({"0:nobody": -3}, "nobody, which the model does not compute", id="an unknown tensor"),
+        pytest.param(
+            {"0:s": -3}, "scales r by 2\\^0 and s by 2\\^-3: they go together", id="one of two that are tied"
+        ),
+        pytest.param({"0:y": -3}, "they go together", id="an output"),
+        pytest.param({"m": -3}, "not an exponent: 'm': -3", id="no graph"),
+        pytest.param({"0:m": 0.5}, "not an exponent: '0:m': 0.5", id="no integer"),
+    ],
+)
+def test_exponents_that_do_not_fit_are_refused(
+    tmp_path: Path, exponents: dict[str, float], message: str
+) -> None:
+    fields = json.loads(plan_file.to_text(Plan("fp16"))) | {"rescaled": exponents}
+    (tmp_path / "plan.json").write_text(json.dumps(fields))
+    with pytest.raises(UsageError, match=message):
+        fix(graphs.graph(LARGE), plan=tmp_path / "plan.json", skip=("simplify",))
+
+
+def test_a_plan_may_be_handed_over_as_data() -> None:
+    result = fix(graphs.graph(LARGE), plan=Plan("bf16", "keep", (Decision("root", "", "", "user", "why"),)))
+    types = {name: f.dtype for name, f in facts.infer(result.model).main.items()}
+    assert types["s"] == onnx.TensorProto.BFLOAT16
+    assert types["r"] == onnx.TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"keep_fp32": ("gemm",)}, "--keep-fp32", id="--keep-fp32"),
+        pytest.param({"keep_fp32_op": ("Mul",)}, "--keep-fp32-op", id="--keep-fp32-op"),
+        pytest.param({"precision": "bf16"}, "--precision", id="another precision"),
+        pytest.param({"io": "fp32"}, "--io", id="other types of inputs"),
+        pytest.param({"passes": "isolate-clip"}, "mixed-precision", id="no pass that uses it"),
+    ],
+)
+def test_options_that_contradict_a_plan_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        fix(graphs.graph(LARGE), plan=Plan("fp16"), **options)
+
+
+def test_a_plan_of_another_model_writes_nothing(tmp_path: Path) -> None:
+    path = save(graphs.graph(LARGE), tmp_path / "m.onnx")
+    (tmp_path / "p.json").write_text(plan_of({"key": "0:elsewhere", "node": "/enc/Softmax"}))
+    arguments = ["fix", path, "-o", tmp_path / "f.onnx", "--plan", tmp_path / "p.json", "--no-build"]
+    outcome = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    assert outcome.exit_code == exits.BAD_INPUT
+    assert "/enc/Softmax" in outcome.stderr and "p.json" in outcome.stderr
+    assert not (tmp_path / "f.onnx").exists()
+
+
+def test_a_plan_must_not_overwrite_the_model(tmp_path: Path) -> None:
+    path = save(graphs.graph(LARGE), tmp_path / "m.onnx")
+    outcome = CliRunner().invoke(cli.app, ["fix", str(path), "--dry-run", "--save-plan", str(path)])
+    assert outcome.exit_code == exits.BAD_INPUT
+    assert "would overwrite" in outcome.stderr
+
+
+def test_the_documentation_shows_a_plan_and_every_field() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    (example,) = re.findall(r"```json\n(.*?)```", text, re.S)
+    assert plan_file.from_text(example).decisions[0].rule == "overflow"
+    for name in (*plan_file.FIELDS, *plan_file.NODE_FIELDS):
+        assert f"`{name}`" in text
+    for name in plan_file.RANGE_FIELDS:
+        assert f'"{name}"' in text
+
+
+def test_bf16_islands_and_norms_in_range_survive() -> None:
+    decision = Decision("m", "MatMul", "0:m", "overflow", "r", None, None, "bf16")
+    plan = Plan("fp16", decisions=(decision,), norms_in_range=frozenset({"b", "a"}))
+    assert plan_file.from_text(plan_file.to_text(plan)) == plan
+    assert json.loads(plan_file.to_text(plan))["bf16"][0]["node"] == "m"
+    with pytest.raises(UsageError, match="names of tensors"):
+        plan_file.from_text(plan_file.to_text(plan).replace('"a"', "1"))
+
+
+def test_bf16_where_the_operator_has_none_is_refused() -> None:
+    source = graphs.graph("g (float[1,1,4,4] x, float[1,1,3,3] w) => (float[1,1,2,2] y) { y = Conv(x, w) }")
+    plan = Plan("fp16", decisions=(Decision("", "Conv", "0:y", "user", "", None, None, "bf16"),))
+    with pytest.raises(UsageError, match=r"(?s)Conv has no BF16.*22"):
+        fit(source, facts.infer(source), plan)

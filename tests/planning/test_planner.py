@@ -1,0 +1,201 @@
+"""From hazards to a plan: precedence, islands that grow together, Q/DQ, scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import graphs
+import pytest
+
+from rewriter.model import Model, facts, walk_graphs
+from rewriter.plan import Plan, Range
+from rewriter.planning.planner import Wish, make_plan, node_key
+
+SMALL = Range(-1.0, 1.0, 0.5, True)
+
+
+def planned(
+    source: Model, wish: Wish | None = None, ranges: Mapping[tuple[int, str], Range] | None = None
+) -> Plan:
+    """The plan if every tensor lies within [-1, 1], but for those in `ranges`."""
+    known = facts.infer(source)
+    measured = {(scope, name): SMALL for scope, names in enumerate(known.scopes) for name in names}
+    return make_plan(source, known, {**measured, **(ranges or {})}, wish or Wish())
+
+
+def kept(plan: Plan) -> dict[str, str]:
+    """Rule by first output, of the main graph."""
+    return {d.key.partition(":")[2]: d.rule for d in plan.decisions if d.key.startswith("0:")}
+
+
+CHAIN = """
+    g (float[2] x) => (float[2] y) {
+        a = MatMul(x, x)
+        b = Exp(a)
+        c = Neg(b)
+        d = Abs(c)
+        y = MatMul(d, d)
+    }"""
+
+
+def test_without_hazards_nothing_is_kept() -> None:
+    plan = planned(graphs.graph(CHAIN))
+    assert (plan.precision, plan.decisions, plan.float_nodes) == ("fp16", (), 5)
+
+
+def test_fp32_is_no_plan() -> None:
+    assert planned(graphs.graph(CHAIN), Wish("fp32", keep_ops=("Exp",))) == Plan("fp32")
+
+
+def test_a_decision_tells_node_rule_and_evidence() -> None:
+    plan = planned(graphs.graph(CHAIN), ranges={(0, "d"): Range(0, 1e5, 10, True)})
+    decision = next(d for d in plan.decisions if d.key == "0:d")
+    assert (decision.op, decision.rule, decision.tensor) == ("Abs", "overflow", "d")
+    assert decision.range == Range(0, 1e5, 10, True)
+    assert "3.275e+04" in decision.reason
+
+
+def test_the_users_word_comes_first() -> None:
+    plan = planned(graphs.graph(CHAIN), Wish(keep_ops=("Abs",)), {(0, "d"): Range(0, 1e5, 10, True)})
+    assert kept(plan) == {"d": "user", "y": "overflow"}
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        pytest.param(
+            ("b", "d"), {"b": "user", "c": "between-islands", "d": "user"}, id="a cheap node between two"
+        ),
+        pytest.param(("b",), {"b": "user"}, id="an island does not spread by itself"),
+        pytest.param(("a", "d"), {"a": "user", "d": "user"}, id="nor over two nodes"),
+        pytest.param(("d",), {"d": "user"}, id="nor over a MatMul to the output"),
+    ],
+)
+def test_islands_grow_together(keep: tuple[str, ...], expected: dict[str, str]) -> None:
+    assert kept(planned(graphs.graph(CHAIN), Wish(keep_nodes=keep))) == expected
+
+
+def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:
+    text = """
+        g (float[1,4,2,2] x) => (float[1,1,4,4] y) {
+            a = Exp(x)
+            d = DepthToSpace<blocksize = 2>(a)
+            y = Exp(d)
+        }"""
+    found = kept(planned(graphs.graph(text), Wish(keep_ops=("Exp",))))
+    assert found == {"a": "user", "d": "between-islands", "y": "user"}
+
+
+@pytest.mark.parametrize(
+    ("node", "high", "expected"),
+    [
+        pytest.param("ReduceLogSumExp(a)", 20.0, {"y": "internal-overflow"}, id="exp(20) inside"),
+        pytest.param("ReduceLogSumExp(a)", 2.0, {}, id="exp(2) inside"),
+        pytest.param("LpNormalization(a)", 300.0, {"y": "internal-overflow"}, id="300 squared inside"),
+        pytest.param("LpNormalization(a)", 3.0, {}, id="3 squared inside"),
+        pytest.param("Softplus(a)", 20.0, {}, id="what was measured to be right stays"),
+    ],
+)
+def test_what_overflows_inside_is_kept_though_emulation_does_not_see_it(
+    node: str, high: float, expected: dict[str, str]
+) -> None:
+    source = graphs.graph(f"g (float[8,8] x) => (float[k,l] y) {{ a = MatMul(x, x)\n y = {node} }}")
+    assert kept(planned(source, ranges={(0, "a"): Range(-1.0, high, 1.0, True)})) == expected
+
+
+def test_a_softmax_over_more_than_fp16_can_count_is_kept() -> None:
+    text = "g (float[1,KEYS] x) => (float[1,KEYS] y) { y = Softmax<axis = -1>(x) }"
+    assert kept(planned(graphs.graph(text.replace("KEYS", "65536")))) == {"y": "internal-overflow"}
+    assert kept(planned(graphs.graph(text.replace("KEYS", "65500")))) == {}
+
+
+ENDS = """
+    g (float[2] x) => (float[2] y) {
+        a = Neg(x)
+        b = Exp(a)
+        y = Abs(b)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("io", "expected"),
+    [
+        pytest.param("keep", {"a": "between-islands", "b": "user", "y": "between-islands"}, id="FP32 ends"),
+        pytest.param("fp16", {"b": "user"}, id="FP16 ends"),
+    ],
+)
+def test_between_an_island_and_the_ends_of_the_model(io: str, expected: dict[str, str]) -> None:
+    wish = Wish(keep_nodes=("b",), io="fp16" if io == "fp16" else "keep")
+    assert kept(planned(graphs.graph(ENDS), wish)) == expected
+
+
+def test_a_cheap_model_without_hazards_is_lowered() -> None:
+    assert kept(planned(graphs.graph(ENDS))) == {}
+
+
+def test_existing_casts_do_not_part_islands() -> None:
+    source = graphs.graph("""
+        g (float16[2] x) => (float16[2] y) {
+            a = Exp(x)
+            f = Cast<to = 1>(a)
+            h = Cast<to = 10>(f)
+            b = Neg(h)
+            y = Exp(b)
+        }""")
+    plan = planned(source, Wish(keep_ops=("Exp",)))
+    assert kept(plan) == {"a": "user", "b": "between-islands", "y": "user"}
+    assert plan.float_nodes == 3, "a Cast between floats is no node of the plan"
+
+
+@pytest.mark.parametrize(
+    ("opset", "scale", "wish", "expected"),
+    [
+        pytest.param(17, "0.1", Wish(), "a q d t y", id="FP32 operators below opset 19"),
+        pytest.param(19, "0.1", Wish(), "", id="FP16 from opset 19 on"),
+        pytest.param(19, "1e-5", Wish(), "a q d t y", id="a scale that FP16 would flush"),
+        pytest.param(19, "0.1", Wish(keep_ops=("Abs",)), "d t y", id="what reads DQ, through a view"),
+        pytest.param(19, "0.1", Wish(keep_ops=("Relu",)), "a q", id="what Q reads"),
+    ],
+)
+def test_q_dq_and_their_operators_have_one_type(opset: int, scale: str, wish: Wish, expected: str) -> None:
+    source = graphs.graph(
+        f"""g (float[2,2] x, float[2,2] w) => (float[2,2] y)
+        <float s = {{{scale}}}, int8 z = {{0}}, int64[2] shape = {{2, 2}}> {{
+            m = MatMul(x, w)
+            a = Relu(m)
+            q = QuantizeLinear(a, s, z)
+            d = DequantizeLinear(q, s, z)
+            t = Reshape(d, shape)
+            y = Abs(t)
+        }}""",
+        opset=opset,
+        ir=9 if opset > 17 else 8,
+    )
+    names = kept(planned(source, wish)).keys()
+    assert names == set(expected.split())
+
+
+def test_scopes_have_decisions_of_their_own() -> None:
+    source = graphs.graph("""
+        g (float[2] x, bool c) => (float[2] y) {
+            y = If(c) <
+                then_branch = t () => (float[2] p) { h = Exp(x)\n p = Neg(h) },
+                else_branch = e () => (float[2] p) { h = Exp(x)\n p = Neg(h) }
+            >
+        }""")
+    plan = planned(source, ranges={(2, "h"): Range(0, 1e5, 10, True)})
+    assert plan.fp32 == {"2:h", "2:p"}
+
+
+def test_missing_ranges_count_as_unmeasured() -> None:
+    source = graphs.graph(ENDS)
+    plan = make_plan(source, facts.infer(source), {}, Wish())
+    assert kept(plan) == dict.fromkeys("aby", "unmeasured")
+
+
+def test_a_key_survives_a_change_of_types() -> None:
+    source = graphs.graph(ENDS)
+    nodes = [n for g in walk_graphs(source.proto.graph) for n in g.node]
+    before = [node_key(0, n) for n in nodes]
+    nodes[-1].output[0] = "y/fp16"
+    assert [node_key(0, n) for n in nodes] == before == ["0:a", "0:b", "0:y"]

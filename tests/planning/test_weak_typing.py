@@ -1,0 +1,252 @@
+"""Weak typing: the constraints name the layers that a real parser makes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import graphs
+import numpy as np
+import pytest
+from onnx import TensorProto
+from paths import MODELS
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter import cli
+from rewriter.errors import UsageError
+from rewriter.model import Model, facts, load, save, walk_graphs
+from rewriter.plan import Decision, Plan
+from rewriter.planning import weak_typing
+from rewriter.report.next_step import next_command, remark
+from rewriter.verification.checks import run_all
+
+SOURCE = """
+    g (float[4,64] x, float[64,8] w) => (float[4,8] y)
+    <float[64] s = {SCALES}, float[64] b = {ZEROS}, float[8] c = {0,0,0,0,0,0,0,0}> {
+        n = LayerNormalization(x, s, b)
+        e = Mul(n, n)
+        q = Softmax<axis = -1>(e)
+        r = Gemm(q, w, c)
+        y = Relu(r)
+    }"""
+
+
+def source() -> Model:
+    text = SOURCE.replace("SCALES", ",".join(["1.0"] * 64)).replace("ZEROS", ",".join(["0.0"] * 64))
+    made = graphs.graph(
+        text.replace(", float[64,8] w,", ",").replace("float[4,64] x)", "float[4,64] x, float[64,8] w)")
+    )
+    names = ["", "mul:0, 'quoted' [x]", "soft max", "mul;0, 'quoted' [x]", "relu"]
+    for node, name in zip(made.proto.graph.node, names, strict=True):
+        node.name = name
+    return made
+
+
+KEPT = tuple(
+    Decision("", op, f"0:{key}", "user", "", None, None, repair)  # type: ignore[arg-type]
+    for key, op, repair in (("e", "Mul", "fp32"), ("q", "Softmax", "fp32"), ("r", "Gemm", "bf16"))
+)
+
+
+def test_names_become_unique_and_safe_and_nothing_else_changes() -> None:
+    given = source()
+    made = weak_typing.named(given)
+    names = [node.name for node in made.proto.graph.node]
+    assert names == [
+        "n/LayerNormalization",
+        "mul_0___quoted___x_",
+        "soft_max",
+        "mul_0___quoted___x_.2",
+        "relu",
+    ]
+    feeds = graphs.random_feeds(given)
+    assert np.array_equal(graphs.run(made, feeds)[0], graphs.run(given, feeds)[0])
+
+
+def test_arguments_for_trtexec() -> None:
+    made = weak_typing.named(source())
+    wanted = weak_typing.constraints(made, facts.infer(made), Plan("fp16", decisions=KEPT))
+    mul, soft, gemm = "mul_0___quoted___x_", "soft_max", "mul_0___quoted___x_.2"
+    assert weak_typing.trtexec_arguments(wanted) == (
+        "--fp16 --bf16 --precisionConstraints=obey "
+        f"--layerPrecisions={mul}:fp32,{soft}:fp32,{gemm}:bf16 "
+        f"--layerOutputTypes={mul}:fp32,{soft}:fp32,{gemm}:bf16"
+    )
+    assert weak_typing.trtexec_arguments(()) == "--fp16"
+
+
+def test_integer_outputs_get_no_float_type() -> None:
+    made = weak_typing.named(
+        graphs.graph(
+            "g (float[1,9] x) => (float[1,3] y, int64[1,3] i) <int64[1] k = {3}> { y, i = TopK(x, k) }"
+        )
+    )
+    plan = Plan("fp16", decisions=(Decision("", "TopK", "0:y", "order", ""),))
+    arguments = weak_typing.trtexec_arguments(weak_typing.constraints(made, facts.infer(made), plan))
+    assert arguments == "--fp16 --precisionConstraints=obey --layerPrecisions=y/TopK:fp32"
+
+
+# -- against a real parser ---------------------------------------------------------------------------
+
+
+def module_of(code: str) -> ModuleType:
+    module = ModuleType("constraints")
+    exec(compile(code, "constraints.py", "exec"), module.__dict__)
+    return module
+
+
+def parsed(path: Path) -> tuple[Any, Any]:
+    """TensorRT-RTX's network of a file, and what must outlive it."""
+    trt = pytest.importorskip("tensorrt_rtx")
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
+    assert parser.parse_from_file(str(path))
+    return network, (builder, parser)
+
+
+class Typed:
+    """A layer of a weakly typed network: the real one, with the two setters that TensorRT-RTX lacks."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = layer
+        self.precision = ""
+        self.types: dict[int, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+    def set_output_type(self, index: int, kind: str) -> None:
+        self.types[index] = kind
+
+
+class Network:
+    def __init__(self, network: Any) -> None:
+        self.layers = [Typed(network.get_layer(i)) for i in range(network.num_layers)]
+        self.num_layers = len(self.layers)
+
+    def get_layer(self, index: int) -> Typed:
+        return self.layers[index]
+
+
+class Config:
+    def __init__(self) -> None:
+        self.flags: list[str] = []
+
+    def set_flag(self, flag: str) -> None:
+        self.flags.append(flag)
+
+
+class Names:
+    """Stands for TensorRT 8 to 10's enums, which TensorRT-RTX has only in part: each member is its name."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+def constrained(path: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Network, Config]:
+    network, alive = parsed(path)
+    proxy, config, library = Network(network), Config(), ModuleType("tensorrt")
+    library.BuilderFlag = library.DataType = Names()  # type: ignore[attr-defined]
+    monkeypatch.setitem(__import__("sys").modules, "tensorrt", library)
+    module_of(code).constrain(proxy, config)
+    del alive
+    return proxy, config
+
+
+def test_the_code_finds_every_layer_of_its_nodes_in_a_real_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = weak_typing.named(source())
+    path = save(made, tmp_path / "m.onnx")
+    files = weak_typing.write(made, facts.infer(made), Plan("fp16", decisions=KEPT), path)
+    network, config = constrained(path, files.python.read_text(), monkeypatch)
+    assert config.flags == ["FP16", "BF16", "OBEY_PRECISION_CONSTRAINTS"]
+    given = {layer.name: (layer.precision, layer.types) for layer in network.layers if layer.precision}
+    gemm = {name for name in given if name.startswith("mul_0___quoted___x_.2")}
+    assert len(gemm) > 1, "the parser makes a product and a sum of Gemm"
+    assert given.keys() - gemm == {"mul_0___quoted___x_", "soft_max"}
+    assert all(given[name] == ("BF16", {0: "BF16"}) for name in gemm)
+    assert given["soft_max"] == ("FLOAT", {0: "FLOAT"})
+
+
+def test_a_network_of_another_model_is_refused(tmp_path: Path) -> None:
+    other = graphs.graph("g (float[4] x) => (float[4] y) { y = Relu(x) }")
+    network, _alive = parsed(save(other, tmp_path / "m.onnx"))
+    code = weak_typing.python_code([weak_typing.Constraint("/a/Softmax", "fp32", True, 1)], "m.onnx")
+    with pytest.raises(ValueError, match="/a/Softmax"):
+        module_of(code).chosen(network)
+
+
+FOLDED = {"if_loop": {"same/Mul"}}
+"""Nodes of which the parser makes no layer of that name: in a branch of If."""
+
+
+@pytest.mark.filterwarnings("ignore:these nodes have no layer")
+@pytest.mark.parametrize("name", ["t5_encoder", "nafnet", "rtdetr", "if_loop"])
+def test_every_constraint_of_a_case_names_a_layer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / f"{name}.onnx"
+    result = rewriter.fix(
+        MODELS / f"{name}.onnx", output, inputs=MODELS / f"{name}.npz", weak_typing=True, build=False
+    )
+    assert result.plan is not None and result.plan.fp32
+    made = load(output)
+    low = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    assert not any(f.dtype in low for scope in facts.infer(made).scopes for f in scope.values())
+    files = weak_typing.Files.beside(output)
+    network, _ = constrained(output, files.python.read_text(), monkeypatch)
+    layers = {layer.name for layer in network.layers}
+    listed = re.search(r"--layerPrecisions=(\S+)", files.trtexec.read_text())
+    assert listed is not None
+    wanted = [entry.rpartition(":")[0] for entry in listed[1].split(",")]
+    assert len(wanted) == sum(d.op not in {"Loop", "Scan"} for d in result.plan.decisions)
+    assert set(wanted) - layers <= FOLDED.get(name, set())
+    nodes = [n.name for g in walk_graphs(made.proto.graph) for n in g.node]
+    assert len(set(nodes)) == len(nodes)
+
+
+def test_the_written_model_is_the_original_in_fp32(tmp_path: Path) -> None:
+    output = tmp_path / "m.onnx"
+    path = MODELS / "t5_encoder.onnx"
+    rewriter.fix(path, output, inputs=path.with_suffix(".npz"), weak_typing=True, build=False)
+    with np.load(path.with_suffix(".npz")) as archive:
+        feeds = dict(archive)
+    expected, actual = (run_all(load(p), [feeds])[0] for p in (path, output))
+    for key in expected:
+        assert np.abs(expected[key] - actual[key]).max() <= 1e-4 * np.abs(expected[key]).max()
+
+
+def test_on_the_command_line_and_where_there_is_no_plan(tmp_path: Path) -> None:
+    path = save(source(), tmp_path / "m.onnx")
+    arguments = [
+        "fix",
+        str(path),
+        "-o",
+        str(tmp_path / "out.onnx"),
+        "--weak-typing",
+        "--no-build",
+        "--no-verify",
+    ]
+    outcome = CliRunner().invoke(cli.app, arguments)
+    assert outcome.exit_code == 0, outcome.output
+    assert "out.trtexec.txt" in outcome.output.replace("\n", "")
+    assert (tmp_path / "out_constraints.py").exists()
+    with pytest.raises(UsageError, match="--weak-typing"):
+        rewriter.fix(path, weak_typing=True, precision="fp32")
+
+
+def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:
+    case = MODELS / "t5_encoder.onnx"
+    output = tmp_path / "m.onnx"
+    result = rewriter.fix(
+        case, output, inputs=case.with_suffix(".npz"), preset="weak-typing", build=False, verify=False
+    )
+    files = weak_typing.Files.beside(output)
+    assert files.trtexec.exists() and files.python.exists()
+    assert next_command(result) == f"trtexec --onnx={output} $(cat {files.trtexec})"
+    assert remark(result) is None, "nothing about --stronglyTyped"

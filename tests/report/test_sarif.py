@@ -1,0 +1,156 @@
+"""The SARIF log against the structure that OASIS published for version 2.1.0 (JSON schema of errata 01)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import graph
+
+import rewriter
+from rewriter.hazards.kinds import KINDS
+from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.plan import Range
+from rewriter.report import sarif
+
+LEVELS = ("none", "note", "warning", "error")
+
+STRUCTURE: dict[str, dict[str, object]] = {
+    "sarifLog": {"$schema": str, "version!": ("2.1.0",), "runs!": ["run"]},
+    "run": {
+        "tool!": "tool",
+        "artifacts": ["artifact"],
+        "results": ["result"],
+        "columnKind": ("utf16CodeUnits", "unicodeCodePoints"),
+        "properties": dict,
+    },
+    "tool": {"driver!": "toolComponent"},
+    "toolComponent": {"name!": str, "semanticVersion": str, "rules": ["reportingDescriptor"]},
+    "reportingDescriptor": {
+        "id!": str,
+        "shortDescription": "multiformatMessageString",
+        "help": "multiformatMessageString",
+        "defaultConfiguration": "reportingConfiguration",
+        "properties": dict,
+    },
+    "reportingConfiguration": {"level": LEVELS},
+    "multiformatMessageString": {"text!": str},
+    "artifact": {"location": "artifactLocation"},
+    "artifactLocation": {"uri": str, "index": int},
+    "result": {
+        "ruleId": str,
+        "ruleIndex": int,
+        "level": LEVELS,
+        "message!": "message",
+        "locations": ["location"],
+        "partialFingerprints": dict,
+        "properties": dict,
+    },
+    "message": {"text!": str},
+    "location": {"physicalLocation": "physicalLocation", "logicalLocations": ["logicalLocation"]},
+    "physicalLocation": {"artifactLocation": "artifactLocation"},
+    "logicalLocation": {"fullyQualifiedName": str, "name": str, "kind": str},
+}
+"""Of each object the properties that we use, `!` behind those that are required. None allows others."""
+
+
+def faults(value: Any, kind: object, where: str = "log") -> Iterator[str]:
+    """Where a value departs from the structure."""
+    if isinstance(kind, str):
+        names = {name.rstrip("!"): part for name, part in STRUCTURE[kind].items()}
+        yield from (f"{where}.{name} is unknown" for name in value.keys() - names.keys())
+        required = {name[:-1] for name in STRUCTURE[kind] if name.endswith("!")}
+        yield from (f"{where}.{name} is missing" for name in required - value.keys())
+        for name, part in names.items():
+            if name in value:
+                yield from faults(value[name], part, f"{where}.{name}")
+    elif isinstance(kind, list):
+        for index, part in enumerate(value):
+            yield from faults(part, kind[0], f"{where}[{index}]")
+    elif isinstance(kind, tuple):
+        if value not in kind:
+            yield f"{where} is {value!r}"
+    elif isinstance(kind, type) and not isinstance(value, kind):
+        yield f"{where} is a {type(value).__name__}"
+
+
+@pytest.fixture(scope="module")
+def result() -> ScanResult:
+    """One finding of each kind, and those of a model in which two nodes overflow."""
+    source = graph("g (float[2] x) => (float[2] y) <float k = {1e5}> { a = Mul(x, k)\n y = Neg(a) }")
+    found = rewriter.scan(source.proto, inputs={"x": np.ones(2, np.float32)})
+    odd = Range(float("-inf"), 1.0, float("nan"), False)
+    each = [
+        Finding(name, kind.severity, "it is so", kind.repair, ("/a/b c", "n[1]"), ("Add", "Mul"), "t", odd)
+        for name, kind in KINDS.items()
+    ]
+    bare = Finding("random-data", "note", "random inputs.", "take real ones", (), ())
+    return replace(found, path=Path("a folder/model.onnx"), findings=(*found.findings, *each, bare))
+
+
+def test_every_kind_of_finding_has_the_published_structure(result: ScanResult) -> None:
+    assert list(faults(sarif.as_sarif(result), "sarifLog")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "fault"),
+    [
+        pytest.param((), "version", "2.0", "log.version is '2.0'", id="another version"),
+        pytest.param(("runs", 0), "tool", None, "log.runs[0].tool is missing", id="no tool"),
+        pytest.param(("runs", 0, "results", 0), "level", "fatal", "level is 'fatal'", id="no such level"),
+        pytest.param(("runs", 0, "results", 0), "node", "a", "node is unknown", id="a property of our own"),
+        pytest.param(
+            ("runs", 0, "results", 0), "ruleIndex", "1", "ruleIndex is a str", id="text for a number"
+        ),
+    ],
+)
+def test_the_check_sees_what_is_wrong(
+    result: ScanResult, path: tuple[str | int, ...], name: str, value: object, fault: str
+) -> None:
+    log = sarif.as_sarif(result)
+    place: Any = log
+    for step in path:
+        place = place[step]
+    if value is None:
+        del place[name]
+    else:
+        place[name] = value
+    assert any(text.endswith(fault) for text in faults(log, "sarifLog"))
+
+
+def test_indices_point_at_the_rules_and_the_file(result: ScanResult) -> None:
+    (run,) = sarif.as_sarif(result)["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert all(rules[r["ruleIndex"]]["id"] == r["ruleId"] for r in run["results"])
+    assert len({rule["id"] for rule in rules}) == len(rules)
+    assert [a["location"]["uri"] for a in run["artifacts"]] == ["a%20folder/model.onnx"]
+
+
+def test_a_result_names_level_nodes_and_what_to_do(result: ScanResult) -> None:
+    found = next(r for r in sarif.as_sarif(result)["runs"][0]["results"] if r["ruleId"] == "overflow")
+    assert found["level"] == "error"
+    assert "What to do: " in found["message"]["text"] and found["message"]["text"].endswith(".")
+    logical = found["locations"][0]["logicalLocations"]
+    assert [place["kind"] for place in logical] == ["Mul", "Neg"]
+
+
+def test_a_model_without_a_file_has_no_physical_location(result: ScanResult) -> None:
+    (run,) = sarif.as_sarif(replace(result, path=None))["runs"]
+    assert run["artifacts"] == []
+    assert not any("physicalLocation" in place for r in run["results"] for place in r["locations"])
+
+
+def test_an_absolute_path_is_a_file_uri(result: ScanResult, tmp_path: Path) -> None:
+    (run,) = sarif.as_sarif(replace(result, path=tmp_path / "m.onnx"))["runs"]
+    assert run["artifacts"][0]["location"]["uri"] == (tmp_path / "m.onnx").as_uri()
+
+
+def test_the_file_is_json_of_the_standard(result: ScanResult, tmp_path: Path) -> None:
+    sarif.write(result, tmp_path / "out.sarif")
+    text = (tmp_path / "out.sarif").read_text(encoding="utf-8")
+    assert json.loads(text, parse_constant=pytest.fail) == json.loads(json.dumps(sarif.as_sarif(result)))

@@ -1,0 +1,54 @@
+"""The operator set follows a model's RMSNorms where the target maps RMSNormalization."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from paths import MODELS
+
+import rewriter
+from rewriter.base import Target
+from rewriter.model import load
+from rewriter.rewriting.norm_opset import needed_opset
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("tensorrt", 17),
+        ("tensorrt 10.14", 17),
+        ("tensorrt 10.15", 23),
+        ("11", 23),
+        ("tensorrt-rtx", 23),
+        ("tensorrt-rtx 1.4", 17),
+        ("tensorrt-rtx 1.6.1", 23),
+    ],
+)
+def test_which_targets_raise_it(target: str, expected: int) -> None:
+    assert needed_opset(load(MODELS / "t5_encoder.onnx"), 17, Target.parse(target)) == expected
+
+
+def test_other_norms_do_not() -> None:
+    assert needed_opset(load(MODELS / "vit.onnx"), 17, Target("tensorrt-rtx")) == 17
+
+
+def test_a_higher_one_stays() -> None:
+    assert needed_opset(load(MODELS / "t5_encoder.onnx"), 24, Target("tensorrt-rtx")) == 24
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 23), (17, 17)], ids=["free", "asked for"])
+def test_fix(asked: int | None, expected: int, tmp_path: Path) -> None:
+    out = tmp_path / "fixed.onnx"
+    result = rewriter.fix(
+        MODELS / "t5_encoder.onnx",
+        out,
+        inputs=MODELS / "t5_encoder.npz",
+        target="tensorrt-rtx 1.6.1",
+        opset=asked,
+    )
+    assert result.verdict is not None and result.verdict.passed
+    fixed = onnx.load(out)
+    assert [o.version for o in fixed.opset_import if o.domain == ""] == [expected]
+    assert ("RMSNormalization" in {n.op_type for n in fixed.graph.node}) == (expected == 23)

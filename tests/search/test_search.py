@@ -1,0 +1,363 @@
+"""The search: the cheapest plan that meets a tolerance, or the number that says why there is none."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import graphs
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter import cli
+from rewriter.cli import exits
+from rewriter.emulation import reference
+from rewriter.errors import UsageError
+from rewriter.model import Array, Model, facts, save
+from rewriter.plan import Decision, InputsOutputs, Plan
+from rewriter.planning.planner import extend_plan
+from rewriter.search import (
+    Budget,
+    Found,
+    Goal,
+    Problem,
+    Trials,
+    begin,
+    frontier,
+    most_accurate,
+    most_emulations,
+    reach,
+    search,
+)
+from rewriter.verification.checks import run_all
+
+CANCELLING = """
+    g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
+        p = Sin(x)
+        a = Add(p, big)
+        s = Sub(a, big)
+        b = Mul(s, k)
+        c = Tanh(b)
+        d = Exp(c)
+        e = Atan(d)
+        f = Cos(e)
+        y = Exp(f)
+    }"""
+"""The spacing of FP16 at 64 is 1/16: what is added there is lost, and all else rounds harmlessly."""
+
+
+def searched(
+    source: Model, goal: Goal, plan: Plan | None = None, feeds: dict[str, Array] | None = None
+) -> Found:
+    known = facts.infer(source)
+    samples = [feeds or graphs.random_feeds(source)]
+    expected = run_all(reference(source, known), samples)
+    return search(Problem(source, known, samples, expected), plan or Plan("fp16"), goal)
+
+
+def test_the_culprit_is_found_and_the_rest_stays_low() -> None:
+    found = searched(graphs.graph(CANCELLING), Goal(2e-3))
+    assert found.met
+    assert found.before > 2e-3 >= found.value
+    assert {"0:a", "0:s"} <= found.plan.fp32
+    assert not found.plan.fp32 & {"0:d", "0:e", "0:f", "0:y"}
+    assert {d.rule for d in found.plan.decisions} <= {"tolerance", "between-islands"}
+    assert found.emulations <= most_emulations(9)
+    assert found.cost_us > 0.0
+
+
+def test_a_tolerance_that_is_met_costs_one_emulation() -> None:
+    found = searched(graphs.graph(CANCELLING), Goal(0.5))
+    assert (found.met, found.emulations, found.plan, found.cost_us) == (True, 1, Plan("fp16"), 0.0)
+
+
+def test_two_searches_find_the_same() -> None:
+    first, again = (searched(graphs.graph(CANCELLING), Goal(1e-3)) for _ in range(2))
+    assert first == again
+
+
+@pytest.mark.parametrize(
+    ("metric", "tolerance"), [("max-abs", 2e-3), ("cosine", 0.999999), ("psnr", 55.0)], ids=str
+)
+def test_every_metric_can_be_the_goal(metric: str, tolerance: float) -> None:
+    found = searched(graphs.graph(CANCELLING), Goal(tolerance, metric))
+    assert found.met
+    assert not Goal(tolerance, metric).meets(found.before)
+    assert {"0:a", "0:s"} <= found.plan.fp32
+
+
+def test_what_the_rules_keep_stays_kept() -> None:
+    kept = Decision("Exp(y)", "Exp", "0:y", "overflow", "a reason")
+    found = searched(graphs.graph(CANCELLING), Goal(2e-3), Plan("fp16", decisions=(kept,)))
+    assert found.met
+    assert kept in found.plan.decisions
+
+
+ILL = """
+    g (float[1,2] x) => (float[1,1] y) <float[2,1] w = {1.0004, -1.0001}> { m = MatMul(x, w)
+        y = Relu(m) }"""
+
+
+def test_weights_that_break_it_alone_are_told_with_the_number() -> None:
+    found = searched(graphs.graph(ILL), Goal(1e-2), feeds={"x": np.ones((1, 2), np.float32)})
+    assert not found.met
+    assert found.weights == pytest.approx(1.0, abs=0.01), "both weights round to 1: the result is 0"
+    assert found.plan == Plan("fp16"), "and not everything in FP32"
+    assert found.summary.startswith(
+        "relative-l2 at most 0.01 cannot be met: rounding the weights alone gives 1"
+    )
+
+
+def test_outputs_in_fp16_set_a_limit() -> None:
+    source = graphs.graph("g (float[8] x) => (float[8] y) { a = Exp(x)\n y = Tanh(a) }")
+    feeds: dict[str, Array] = {"x": np.arange(8, dtype=np.float32) / 8}
+    io: InputsOutputs = "fp16"
+    found = searched(source, Goal(1e-6), Plan("fp16", io), feeds)
+    assert not found.met
+    assert "with every node in FP32" in found.summary
+    assert 1e-5 < found.value < 1e-3
+
+
+@pytest.mark.parametrize("length", [1, 5, 40])
+def test_the_number_of_emulations_is_bounded(length: int) -> None:
+    names = ["x", *(f"t{i}" for i in range(length - 1)), "y"]
+    body = "\n".join(f"{out} = Tanh({name})" for name, out in pairwise(names))
+    found = searched(graphs.graph(f"g (float[32] x) => (float[32] y) {{ {body} }}"), Goal(1e-5))
+    assert found.met
+    assert found.emulations <= most_emulations(length)
+
+
+def test_extending_merges_islands() -> None:
+    source = graphs.graph(CANCELLING)
+    plan = extend_plan(source, facts.infer(source), Plan("fp16", float_nodes=9), {"0:a": "why", "0:b": "why"})
+    assert {d.key: d.rule for d in plan.decisions} == {
+        "0:p": "between-islands",
+        "0:a": "tolerance",
+        "0:s": "between-islands",
+        "0:b": "tolerance",
+    }
+    assert plan.float_nodes == 9
+
+
+# -- through fix ---------------------------------------------------------------------------------
+
+
+def fixed(source: Model, **options: Any) -> rewriter.FixResult:
+    return rewriter.fix(
+        source.whole(), inputs=graphs.random_feeds(source), build=False, skip=("simplify",), **options
+    )
+
+
+def test_fix_searches_and_tells() -> None:
+    result = fixed(graphs.graph(CANCELLING), tolerance=2e-3)
+    assert result.verdict is not None and result.verdict.passed
+    check = next(c for c in result.verdict.checks if c.name == "tolerance")
+    assert "relative-l2 at most 0.002 is met" in check.summary and "emulations" in check.summary
+    assert result.plan is not None and {"0:a", "0:s"} <= result.plan.fp32
+
+
+def test_a_searched_plan_can_be_saved_and_applied(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    first = fixed(graphs.graph(CANCELLING), tolerance=2e-3, save_plan=path)
+    again = fixed(graphs.graph(CANCELLING), plan=path)
+    assert first.plan == again.plan
+    assert first.proto == again.proto
+
+
+def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> None:
+    path = save(graphs.graph(ILL), tmp_path / "m.onnx")
+    np.savez(tmp_path / "d.npz", x=np.ones((1, 2), np.float32))
+    arguments = [path, "--inputs", tmp_path / "d.npz", "--dry-run", "--no-build", "--skip", "simplify"]
+    outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), "--tolerance", "1e-2"])
+    assert outcome.exit_code == exits.FAILED
+    assert "rounding the weights alone" in " ".join(outcome.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        pytest.param({"metric": "mse"}, "--metric.*relative-l2", id="an unknown metric"),
+        pytest.param({"tolerance": -1.0}, "--tolerance", id="a negative error"),
+        pytest.param({"tolerance": float("nan")}, "--tolerance", id="no number"),
+        pytest.param({"tolerance": 1.0, "plan": Plan("fp16")}, "--tolerance", id="a plan that is given"),
+        pytest.param({"tolerance": 1.0, "passes": "isolate-clip"}, "--tolerance", id="nothing to plan"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=rf"(?s){words}"):
+        fixed(graphs.graph(CANCELLING), **options)
+
+
+# -- a budget, and the frontier ----------------------------------------------------------------------
+
+
+def trials_of(source: Model, goal: Goal | Budget) -> Trials:
+    known, samples = facts.infer(source), [graphs.random_feeds(source)]
+    problem = Problem(source, known, samples, run_all(reference(source, known), samples))
+    return begin(problem, Plan("fp16"), goal)
+
+
+def test_a_budget_buys_the_most_accurate_plan() -> None:
+    source = graphs.graph(CANCELLING)
+    values = {}
+    for share in (0.0, 0.3, 0.6, 10.0):
+        found = reach(trials_of(source, Budget(share)), Budget(share))
+        assert found.cost_us <= share * found.base_us * (1 + 1e-9)
+        assert found.emulations <= most_emulations(9)
+        values[share] = found.value
+    assert list(values.values()) == sorted(values.values(), reverse=True)
+    assert values[10.0] < values[0.0] / 100, "everything in FP32"
+
+
+def test_a_budget_of_nothing_changes_nothing() -> None:
+    found = reach(trials_of(graphs.graph(CANCELLING), Budget(0.0)), Budget(0.0))
+    assert (found.plan, found.cost_us, found.value) == (Plan("fp16"), 0.0, found.before)
+
+
+def test_more_is_better_for_psnr_in_a_budget_too() -> None:
+    budget = Budget(10.0, "psnr")
+    found = reach(trials_of(graphs.graph(CANCELLING), budget), budget)
+    assert found.value > found.before + 40
+
+
+def test_a_budget_s_search_evaluates_no_more_plans_than_it_may() -> None:
+    budget, trials = Budget(10.0), trials_of(graphs.graph(CANCELLING), Budget(10.0))
+    assert most_accurate(trials, budget, most=2).emulations <= 3, "two plans, and the ranking"
+
+
+@pytest.mark.parametrize("metric", ["relative-l2", "psnr"])
+def test_no_point_of_the_frontier_is_beaten(metric: str) -> None:
+    made = frontier(trials_of(graphs.graph(CANCELLING), Budget(0.0, metric)), metric)
+    values = [p.value for p in made.points]
+    assert [p.latency_us for p in made.points] == sorted(p.latency_us for p in made.points)
+    assert values == sorted(values, reverse=metric == "relative-l2") and len(set(values)) == len(values)
+    best = min if metric == "relative-l2" else max
+    for point in made.tried:
+        assert best(p.value for p in made.points if p.latency_us <= point.latency_us) == best(
+            point.value, *(p.value for p in made.points if p.latency_us <= point.latency_us)
+        )
+    assert len(made.points) >= 3
+
+
+def test_a_search_and_its_frontier_evaluate_no_plan_twice() -> None:
+    goal = Goal(2e-3)
+    trials = trials_of(graphs.graph(CANCELLING), goal)
+    reach(trials, goal)
+    frontier(trials, goal.metric)
+    assert trials.count == len(trials.tried()) + 1, "and the ranking"
+
+
+# -- cheaper rungs -----------------------------------------------------------------------------------
+
+PRODUCT = """
+    g (float[64,64] x, float[64,64] w) => (float[64,64] y) <float c = {1e-5}> {
+        e = Exp(x)
+        m = MatMul(e, w)
+        s = Mul(m, c)
+        y = Tanh(s)
+    }"""
+
+
+def test_a_product_out_of_range_goes_to_bf16_where_that_is_accurate_enough() -> None:
+    source = graphs.graph(PRODUCT)
+    feeds = graphs.random_feeds(source, scale=2.0) | {"w": graphs.random_feeds(source, scale=4000.0)["w"]}
+    rules = Plan("fp16", decisions=(Decision("", "MatMul", "0:m", "overflow", "r"), KEPT_MUL))
+    coarse, fine = (searched(source, Goal(tolerance), rules, feeds) for tolerance in (2e-2, 1e-3))
+    assert coarse.met and fine.met
+    assert (set(coarse.plan.bf16), set(coarse.plan.fp32)) == ({"0:m"}, {"0:s"})
+    assert not fine.plan.bf16
+    assert coarse.cost_us < 0
+
+
+KEPT_MUL = Decision("", "Mul", "0:s", "overflow", "r")
+
+
+@pytest.mark.parametrize(
+    ("rule", "released"),
+    [
+        pytest.param("order", True, id="a matter of accuracy"),
+        pytest.param("epsilon", False, id="zero on other data"),
+        pytest.param("user", False, id="the user's own"),
+    ],
+)
+def test_what_a_rule_keeps_is_released_only_if_it_is_about_accuracy(rule: str, released: bool) -> None:
+    kept = Decision("Exp(y)", "Exp", "0:y", rule, "a reason")
+    found = searched(graphs.graph(CANCELLING), Goal(2e-3), Plan("fp16", decisions=(kept,)))
+    assert found.met
+    assert ("0:y" not in found.plan.fp32) == released
+
+
+def test_weights_that_break_it_in_one_place_are_kept_in_fp32_there() -> None:
+    """Rounding all weights breaks the tolerance, but a cheap product (with subnormal ones) is the culprit."""
+    source = graphs.graph(
+        """
+        g (float[1,2] x, float[64,64] z) => (float[1,1] y, float[64,64] u)
+        <float[2,1] w = {1.3e-7, 2.2e-7}, float[64,64] v> {
+            m = MatMul(x, w)
+            y = Relu(m)
+            a = MatMul(z, v)
+            b = MatMul(a, v)
+            c = MatMul(b, v)
+            u = Tanh(c)
+        }""".replace(", float[64,64] v>", ">").replace("float[64,64] z)", "float[64,64] z, float[64,64] v)")
+    )
+    feeds = graphs.random_feeds(source, scale=0.1) | {"x": np.full((1, 2), 1e3, np.float32)}
+    found = searched(source, Goal(1e-2), feeds=feeds)
+    assert found.met and "0:m" in found.plan.fp32 | found.plan.bf16
+    assert not {"0:a", "0:b", "0:c"} & found.plan.fp32
+
+
+# -- the frontier, shown -----------------------------------------------------------------------------
+
+
+def test_the_command_prints_and_writes_the_frontier(tmp_path: Path) -> None:
+    path = save(graphs.graph(CANCELLING), tmp_path / "m.onnx")
+    arguments = ["fix", path, "--dry-run", "--no-build", "--skip", "simplify", "--max-latency-cost", "30%"]
+    for name in ("f.svg", "f.html"):
+        outcome = CliRunner().invoke(cli.app, [*map(str, arguments), "--pareto", str(tmp_path / name)])
+        assert outcome.exit_code == 0, outcome.output
+        assert "recorded on an H200, not measured" in " ".join(outcome.output.split())
+        assert "applied" in outcome.output and "@" in outcome.output and outcome.output.isascii()
+    svg = ElementTree.fromstring((tmp_path / "f.svg").read_text())
+    circles = [e for e in svg.iter() if e.tag.endswith("circle")]
+    assert len(circles) >= 4 and sum(c.get("fill") == "#d33" for c in circles) >= 1
+    page = (tmp_path / "f.html").read_text()
+    assert "<svg" in page and "<table>" in page and "http" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["--pareto", "plot.pdf"], ".svg", id="another kind of file"),
+        pytest.param(["--max-latency-cost", "five"], "no share", id="no number"),
+        pytest.param(["--max-latency-cost", "-1%"], "cannot be", id="a negative share"),
+        pytest.param(["--max-latency-cost", "5%", "--tolerance", "1e-3"], "one goal", id="two goals"),
+    ],
+)
+def test_bad_searches_are_refused(arguments: list[str], words: str, tmp_path: Path) -> None:
+    path = save(graphs.graph(CANCELLING), tmp_path / "m.onnx")
+    outcome = CliRunner().invoke(cli.app, ["fix", str(path), "--dry-run", *arguments])
+    assert outcome.exit_code == exits.BAD_INPUT
+    assert words in " ".join(outcome.output.split())
+
+
+def test_a_user_s_metric_is_a_goal(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def far(e, a):\n    return float(abs(e['y'] - a['y']).max())\n")
+    result = fixed(graphs.graph(CANCELLING), tolerance=2e-3, metric=f"{tmp_path / 'own.py'}:far")
+    assert result.verdict is not None and result.verdict.passed
+    assert result.plan is not None and {"0:a", "0:s"} <= result.plan.fp32
+
+
+def test_all_samples_count() -> None:
+    source = graphs.graph(
+        "g (float[64] x) => (float[64] y) <float big = {64.0}> { a = Add(x, big)\n y = Sub(a, big) }"
+    )
+    exact: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 16}
+    lost: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 1600}
+    for samples, kept in (([exact], False), ([exact, lost], True)):
+        result = rewriter.fix(source.whole(), inputs=samples, tolerance=1e-3, build=False, skip=("simplify",))
+        assert result.plan is not None and bool(result.plan.fp32) == kept

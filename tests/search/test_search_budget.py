@@ -1,0 +1,267 @@
+"""A search with a budget: what it leaves as it is, and when it keeps the rules' plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import graphs
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from rewriter.base import Target
+from rewriter.data.ranges import measure
+from rewriter.emulation import reference
+from rewriter.emulation.accumulate import sum_error
+from rewriter.jobs.fix import api
+from rewriter.model import Model, facts, load
+from rewriter.plan import Decision, InputsOutputs
+from rewriter.planning.planner import Wish, make_plan
+from rewriter.search import Budget, Problem, Trials, most_accurate
+from rewriter.search.choice import added
+from rewriter.search.effort import MOST
+from rewriter.search.streams import residual_streams
+from rewriter.search.within import LEAST_GAIN, MOST_GAIN
+from rewriter.verification.checks import run_all
+
+STREAM = """
+    g (float[8,4] x, float[4,4] v) => (float[8,4] y)
+    <float[4,4] w = {0.7,0.1,0,0, 0,0.3,0.9,0, 0.2,0,0.7,0, 0,0.4,0,0.6}, float[4] b = {0.1,0.2,0.3,0.4}> {
+        m = MatMul(x, w)
+        a = Add(m, b)
+        s = Add(a, x)
+        n = LayerNormalization(s, b)
+        t = Transpose<perm = [1, 0]>(s)
+        u = Transpose<perm = [1, 0]>(t)
+        o = LayerNormalization(u, b)
+        p = Add(n, o)
+        y = MatMul(p, v)
+    }"""
+"""A norm that reads a residual sum, and one that reads it behind views."""
+
+ATTENTION = """
+    g (float[2,32,16] q, float[2,32,16] k, float[2,32,16] v, float[2,32,32] mask) => (float[2,32,16] y)
+    <float h = {0.25}> {
+        a = Mul(q, h)
+        t = Transpose<perm = [0, 2, 1]>(k)
+        s = MatMul(a, t)
+        r = Add(s, mask)
+        p = Softmax<axis = -1>(r)
+        u = Neg(v)
+        z = MatMul(p, u)
+        y = Tanh(z)
+    }"""
+
+
+def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "keep") -> Trials:
+    known, samples = facts.infer(source), [graphs.random_feeds(source)]
+    widened = reference(source, known)
+    exact, ranges = run_all(widened, samples), measure(widened, samples, facts.infer(widened))
+    problem = Problem(source, known, samples, exact, "fp16", target or Target())
+    plan = make_plan(source, known, ranges, Wish(io=io, epilogues=True))
+    return Trials(problem, plan, Budget(1.0).measure, "a reason")
+
+
+def test_a_norm_that_takes_a_residual_sum_is_a_candidate_only_when_it_is_asked_for() -> None:
+    trials = trials_of(graphs.graph(STREAM))
+    assert {"0:a", "0:s", "0:o"} <= trials.plan.fp32
+    assert "0:n" not in trials.plan.fp32 | set(trials.candidates())
+    assert "0:n" in trials.candidates(norms=True)
+
+
+def test_norms_are_tried_only_where_the_ranking_has_fp16_sums() -> None:
+    fine, coarse = trials_of(graphs.graph(STREAM)), trials_of(graphs.graph(STREAM))
+    coarse.ranker = replace(coarse.problem, accumulation="fp32")
+    for one, tried in ((fine, True), (coarse, False)):
+        most_accurate(one, Budget(10.0), MOST)
+        assert any("0:n" in choice.added for choice in one.tried()) == tried
+
+
+CONVS = """
+    g (float[1,64,6,6] x, float[64,64,3,3] w, float[64,1,3,3] v) => (float[1,64,6,6] y) {
+        a = Conv<pads = [1,1,1,1]>(x, w)
+        b = Mul(a, a)
+        y = Conv<pads = [1,1,1,1], group = 64>(b, v)
+    }"""
+
+
+def weighted(text: str) -> Model:
+    """A graph whose inputs but the first become random weights, each sum of variance 1."""
+    proto = graphs.graph(text).proto
+    rng = np.random.default_rng(0)
+    for value in list(proto.graph.input)[1:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        depth = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
+        weight = (rng.standard_normal(shape) / np.sqrt(depth)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, value.name))
+    del proto.graph.input[1:]
+    return load(proto)
+
+
+def test_a_ranking_with_fp32_sums_knows_what_deep_convs_add() -> None:
+    """Of a model too large for more: by the depth alone, and those in FP32 add nothing."""
+    trials = trials_of(weighted(CONVS))
+    trials.ranker = replace(trials.problem, accumulation="fp32")
+    ranking = trials.ranking()
+    assert ranking.index("0:a") < ranking.index("0:y"), "the deep one first, although it costs more"
+    assert sum_error(768) == pytest.approx(1.05e-3, rel=0.05)
+    assert sum_error(4096) == pytest.approx(2.36e-3, rel=0.05)
+
+
+def test_attention_stays_as_the_rules_have_it() -> None:
+    trials = trials_of(graphs.graph(ATTENTION))
+    assert trials.plan.fp32 == {"0:p"}
+    assert set(trials.candidates(norms=True)) <= {"0:t", "0:u", "0:y"}
+    assert set(trials.all_candidates()) == set(trials.ranking()) > {"0:s", "0:r", "0:z"}
+    first = trials.candidates()
+    assert trials.all_candidates()[: len(first)] == first, "the others as a last resort"
+
+
+def test_attention_is_open_where_the_target_fuses_it_in_any_type() -> None:
+    found = trials_of(graphs.graph(ATTENTION), replace(Target(), answers={"attention-islands": "any"}))
+    assert {"0:s", "0:r", "0:z"} <= set(found.candidates())
+
+
+LOSSY = """
+    g (float[256] x) => (float[256] y) <float big = {64.0}> {
+        p = Sin(x)
+        a = Add(p, big)
+        s = Sub(a, big)
+        y = Tanh(s)
+    }"""
+"""What is added to 64 is lost in FP16, and all else rounds harmlessly."""
+
+
+def test_a_plan_is_taken_where_it_is_clearly_better() -> None:
+    found = most_accurate(trials_of(graphs.graph(LOSSY)), Budget(10.0))
+    assert {"0:a", "0:s"} <= found.plan.fp32 and found.refused is None
+    assert found.value <= (1.0 - LEAST_GAIN) * found.before
+
+
+LITTLE = """
+    g (float[4096] x) => (float[4096] y) <float k = {0.1}> {
+        a = Mul(x, k)
+        y = Add(a, x)
+    }"""
+
+
+def test_the_rules_plan_is_kept_where_little_is_gained() -> None:
+    """Input and output are FP16, and rounded whatever is between them: that is most of the error."""
+    found = most_accurate(trials_of(graphs.graph(LITTLE), io="fp16"), Budget(10.0))
+    assert found.refused is not None and 0.9 * found.before < found.refused < found.before
+    assert not found.plan.fp32 and found.value == found.before and found.cost_us == 0.0
+    assert "the rules' plan is kept" in found.summary
+
+
+SELECTING = """
+    g (float[64,8] x, float[8,8] w, float[8,1] v) => (float[1,16,8] y)
+    <int64[1] k = {16}, int64[1] first = {0}, int64[1] last = {1}> {
+        h = MatMul(x, w)
+        s = MatMul(h, v)
+        scores = Squeeze(s, last)
+        best, places = TopK(scores, k)
+        rows = Gather(h, places)
+        y = Unsqueeze(rows, first)
+    }"""
+
+
+def test_rows_that_a_model_selects_are_matched_as_sets() -> None:
+    """FP16 changes their order: element by element the error would be that of other rows."""
+    model = weighted(SELECTING)
+    feeds = {"x": np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32)}
+    for metric, told in ((None, "detections"), ("max-abs", "max-abs")):
+        result = api.fix(model.proto, preset="accurate", inputs=[feeds], build=False, metric=metric)
+        assert result.verdict is not None
+        (check,) = [check for check in result.verdict.checks if check.name == "max-latency-cost"]
+        assert told in check.summary
+
+
+NET = """
+    g (float[1,16,8,8] x, float[16,16,3,3] w, float[16,16,1,1] u, float[16,16,3,3] v, float[16,16,1,1] z)
+        => (float[1,16,6,6] y) {
+        a = Conv<pads = [1,1,1,1]>(x, w)
+        b = Tanh(a)
+        c = Conv(b, u)
+        d = Sigmoid(c)
+        e = Conv<pads = [1,1,1,1]>(d, v)
+        f = Tanh(e)
+        h = Conv(f, z)
+        y = AveragePool<kernel_shape = [3, 3]>(h)
+    }"""
+
+
+def test_a_net_of_convs_in_fp32_throughout_is_a_candidate_though_parts_of_it_cost_more() -> None:
+    trials = trials_of(weighted(NET))
+    ranked = trials.candidates()
+    whole = trials.latency_us(added(ranked))
+    parts = [trials.latency_us(added(ranked[:count])) for count in range(1, len(ranked))]
+    assert max(parts) > whole
+    most_accurate(trials, Budget(whole / trials.latency_us(added([])) - 1.0 + 1e-6))
+    assert any(trials.plan_of(choice).fp32 >= set(ranked) for choice in trials.tried())
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 1.0, 5.0])
+def test_a_dearer_plan_has_to_save_as_much_of_the_error_as_of_the_latency_it_costs(share: float) -> None:
+    trials = trials_of(weighted(NET))
+    found = most_accurate(trials, Budget(share))
+    cost = found.cost_us / found.base_us
+    kept = 1.0 - min(MOST_GAIN, max(LEAST_GAIN, cost))
+    assert found.plan == trials.plan or found.value <= kept * found.before
+    tried = [one for one in trials.tried() if trials.latency_us(one) <= (1.0 + share) * found.base_us]
+    dearer = [one for one in tried if trials.latency_us(one) > found.base_us + found.cost_us]
+    assert all(trials.value(one) > (1.0 - MOST_GAIN) * found.value for one in dearer)
+
+
+def test_plans_that_are_equal_are_tried_once() -> None:
+    trials = trials_of(weighted(NET))
+    most_accurate(trials, Budget(5.0), 3)
+    assert len({trials.plan_of(choice).fp32 for choice in trials.tried()}) == 3
+
+
+RESIDUAL = """
+    g (float[1,8,16,16] x, float[8,8,3,3] w, float[8,8,3,3] v, float[16,8,1,1] p) => (float[1,16,8,8] y)
+    <float k = {0.5}> {
+        a = ConvTranspose<pads = [1,1,1,1]>(x, w)
+        b = Add(a, x)
+        c = Relu(b)
+        s = Mul(c, k)
+        d = MaxPool<kernel_shape = [2,2], strides = [2,2]>(s)
+        e = ConvTranspose<pads = [1,1,1,1]>(d, v)
+        f = Add(e, d)
+        h = Relu(f)
+        m = Add(h, k)
+        y = Conv(m, p)
+    }"""
+"""Two residual sums: one of 16x16 with activation and scale, one of 8x8 with activation and shift."""
+
+
+def test_residual_streams_are_sums_with_their_activations_the_cheapest_first() -> None:
+    assert trials_of(weighted(RESIDUAL)).streams() == ["0:f", "0:h", "0:m", "0:b", "0:c", "0:s"]
+
+
+def test_a_sum_ends_the_activation_before_it() -> None:
+    """Or else each of many sums would be walked from all sums before it."""
+    text = """
+        g (float[8] x, float[8] r) => (float[8] y) <float k = {0.5}> {
+            s = Add(x, r)
+            m = Mul(s, k)
+            t = Add(s, m)
+            y = Tanh(t)
+        }"""
+    found = trials_of(graphs.graph(text)).streams()
+    assert sorted(found) == ["0:s", "0:t", "0:y"]
+
+
+def test_what_the_rules_keep_is_no_stream() -> None:
+    trials = trials_of(weighted(RESIDUAL))
+    kept = replace(
+        trials.plan, decisions=(*trials.plan.decisions, Decision("", "Add", "0:f", "epilogue", ""))
+    )
+    assert residual_streams(trials.problem, kept) == ["0:h", "0:m", "0:b", "0:c", "0:s"]
+
+
+def test_streams_are_tried_before_all_else() -> None:
+    trials = trials_of(weighted(RESIDUAL))
+    most_accurate(trials, Budget(0.5), 2)
+    (_, first) = trials.tried()
+    assert first.added == frozenset(trials.streams())

@@ -1,0 +1,519 @@
+"""The search on an engine: what is tried, what is chosen of it, and what becomes of failures."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import graphs
+import pytest
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter import cli
+from rewriter.base import Target
+from rewriter.data.inputs import load_samples
+from rewriter.emulation import Accumulation, reference
+from rewriter.engines import host
+from rewriter.engines.deployment import Deployment
+from rewriter.engines.protocol import Timing, Variant
+from rewriter.errors import EngineError, UsageError
+from rewriter.figures.metrics import named
+from rewriter.model import Model, facts, save
+from rewriter.plan import Decision, Plan
+from rewriter.search import (
+    Aim,
+    Budget,
+    Emulator,
+    Fastest,
+    Found,
+    Goal,
+    Group,
+    Measured,
+    Problem,
+    Trials,
+    begin,
+    by_measurement,
+    groups,
+)
+from rewriter.search.builder import TIME_UP, Builder
+from rewriter.search.choice import Choice, added
+from rewriter.search.clock import Clock
+from rewriter.search.effort import FEWER, FEWEST, MOST, for_budget, for_tolerance
+from rewriter.search.engine_evaluator import EngineEvaluator
+from rewriter.search.groups import ESTIMATE_OFF
+from rewriter.search.rounds import FIRST, SECOND, THIRD
+from rewriter.search.stage import Order, Subject, answer
+from rewriter.verification.checks import run_all
+
+CHAIN = """
+    g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
+        p = Sin(x)
+        a = Add(p, big)
+        s = Sub(a, big)
+        b = Mul(s, k)
+        c = Tanh(b)
+        d = Exp(c)
+        e = Atan(d)
+        f = Cos(e)
+        y = Exp(f)
+    }"""
+"""The spacing of FP16 at 64 is 1/16: what is added there is lost, and all else rounds harmlessly."""
+
+
+def problem_of(source: Model) -> Problem:
+    known, samples = facts.infer(source), [graphs.random_feeds(source)]
+    return Problem(source, known, samples, run_all(reference(source, known), samples), "fp32")
+
+
+def trials_of(aim: Aim, plan: Plan | None = None) -> Trials:
+    return begin(problem_of(graphs.graph(CHAIN)), plan or Plan("fp16"), aim)
+
+
+def group(*names: str) -> Group:
+    return Group(" and ".join(names), added(f"0:{name}" for name in names))
+
+
+@dataclass
+class Table:
+    """A judge with a price and a gain for each node: what a plan is measured at follows from its nodes.
+
+    Times add to 100 us, squared errors to 1e-6; `fails` are nodes whose plans fail.
+    """
+
+    us: dict[str, float]
+    squares: dict[str, float]
+    fails: frozenset[str] = frozenset()
+    noise: float = 0.0
+    affordable: int = 1000
+    batches: list[int] = field(default_factory=list)
+    origin: str = "measured here"
+
+    def measured(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Measured]]:
+        """In the order of their times, as an engine tells of them."""
+        self.batches.append(len(plans))
+        found = [(place, self._one(plan)) for place, plan in enumerate(plans)]
+        return iter(sorted(found, key=lambda pair: pair[1].latency_us or 0.0))
+
+    def affords(self) -> int:
+        return self.affordable - sum(self.batches)
+
+    def _one(self, plan: Plan) -> Measured:
+        names = {key.removeprefix("0:") for key in plan.fp32}
+        if names & self.fails:
+            return Measured.failed(named("relative-l2"), "it does not build")
+        square = 1e-6 * (1.0 + sum(self.squares.get(name, 0.0) for name in names))
+        us = 100.0 + sum(self.us.get(name, 0.0) for name in names)
+        return Measured(math.sqrt(square), us, self.noise)
+
+
+def found_of(aim: Aim, judge: Table, candidates: Sequence[Group] | None = None) -> Found:
+    singles = [group(name) for name in "ceyp"]
+    return by_measurement(trials_of(aim), [singles if candidates is None else candidates], aim, judge)
+
+
+def kept(found: Found) -> set[str]:
+    """Without what was absorbed between two islands."""
+    return {d.key.removeprefix("0:") for d in found.plan.decisions if d.rule != "between-islands"}
+
+
+FAST = Table({"c": -10.0, "e": -5.0, "y": 4.0, "p": 8.0}, {"c": 0.5, "e": 0.0, "y": -0.6, "p": -0.3})
+"""`c` is faster and worse, `e` is faster, `y` and `p` are slower and better."""
+
+
+@pytest.mark.parametrize(
+    ("aim", "names"),
+    [
+        pytest.param(Goal(1.3e-3), {"c", "e"}, id="the fastest that meets a loose tolerance"),
+        pytest.param(Goal(1e-3), {"c", "e", "y"}, id="what is worse is made up for"),
+        pytest.param(Goal(7e-4), {"e", "y"}, id="a tight tolerance"),
+        pytest.param(Goal(1e-5), {"e", "y", "p"}, id="out of reach: the most accurate"),
+        pytest.param(Fastest(), {"c", "e", "y"}, id="no slower and no worse"),
+        pytest.param(Budget(0.0), {"e", "y"}, id="no budget buys what another group pays for"),
+        pytest.param(Budget(0.1), {"e", "y", "p"}, id="a budget"),
+    ],
+)
+def test_the_best_for_an_aim_is_found(aim: Aim, names: set[str]) -> None:
+    judge = Table(FAST.us, FAST.squares)
+    found = found_of(aim, judge)
+    assert kept(found) == names
+    assert found.met == (not isinstance(aim, Goal) or aim.tolerance > 1e-4)
+    assert sum(one.applied for one in found.tried) == 1
+    assert len(judge.batches) <= 4 and sum(judge.batches) <= 1 + FIRST + SECOND + THIRD
+
+
+def test_the_same_measurements_give_the_same_plan() -> None:
+    first, again = (found_of(Fastest(), Table(FAST.us, FAST.squares)) for _ in range(2))
+    assert first == again
+
+
+def test_differences_below_the_noise_change_nothing() -> None:
+    judge = Table({"c": -0.4, "e": -0.5}, {})
+    assert found_of(Fastest(), judge).plan == Plan("fp16")
+    spread = Table({"c": -3.0, "e": -3.0}, {}, noise=8.0)
+    assert found_of(Fastest(), spread).plan == Plan("fp16")
+
+
+def test_plans_that_fail_are_the_worst_and_told() -> None:
+    judge = Table(FAST.us, FAST.squares, frozenset("c"))
+    found = found_of(Goal(1.3e-3), judge)
+    assert kept(found) == {"e", "y"} or kept(found) == {"e"}
+    failed = [one for one in found.tried if one.problem]
+    assert failed and all(one.value == math.inf and one.latency_us is None for one in failed)
+    assert "failed" in found.summary
+
+
+def test_where_even_the_rules_plan_fails_another_is_taken() -> None:
+    class Odd(Table):
+        def _one(self, plan: Plan) -> Measured:
+            return super()._one(plan) if plan.fp32 else Measured.failed(named("relative-l2"), "it crashes")
+
+    assert kept(found_of(Fastest(), Odd(FAST.us, FAST.squares))) == {"c"}
+
+
+def test_when_nothing_works_the_rules_plan_stays() -> None:
+    judge = Table({}, {}, frozenset("pasbcdefy"))
+    trials = trials_of(Goal(1.0), Plan("fp16", decisions=(Decision("", "Exp", "0:y", "overflow", "r"),)))
+    found = by_measurement(trials, [[group("c")]], Goal(1.0), judge)
+    assert (found.plan, found.met, found.cost_us) == (trials.plan, False, 0.0)
+
+
+def test_when_the_time_is_up_the_best_so_far_is_taken() -> None:
+    judge = Table(FAST.us, FAST.squares, affordable=5)
+    found = found_of(Fastest(), judge)
+    assert judge.batches == [1, 3, 1, 0], "of four plans two thirds are groups by themselves"
+    assert kept(found) == {"c", "e", "y"}
+    alone = found_of(Fastest(), Table(FAST.us, FAST.squares, affordable=1))
+    assert alone.plan == Plan("fp16") and "kept, the time did for no other" in alone.summary
+    poor = Table(FAST.us, FAST.squares, affordable=2)
+    assert kept(found_of(Fastest(), poor)) == set() and poor.batches == [1, 1, 0, 0]
+
+
+def test_each_plan_is_told_with_the_best_so_far() -> None:
+    lines: list[str] = []
+    aim, singles = Fastest(), [group(name) for name in "ce"]
+    by_measurement(trials_of(aim), [singles], aim, Table(FAST.us, FAST.squares), lines.append)
+    assert lines[0] == "1 plan tried; best so far: the rules' plan, relative-l2 0.001, 100.0 us"
+    assert lines[2] == "3 plans tried; best so far: e, relative-l2 0.001, 95.0 us (-5.0%)"
+
+
+def test_what_makes_plans_accurate_is_tried_first_where_the_rules_plan_is_not() -> None:
+    first, second = [group("c")], [group("y")]
+    for tolerance, words in ((1.0, ["c", "y"]), (9e-4, ["y", "c"])):
+        aim = Goal(tolerance)
+        found = by_measurement(trials_of(aim), [first, second], aim, Table(FAST.us, FAST.squares))
+        assert [one.words for one in found.tried[1:3]] == words
+
+
+def test_the_rules_plan_is_kept_where_no_other_is_better_and_it_is_told() -> None:
+    slower = Table({"c": 9.0, "e": 0.5}, {"c": -0.5, "e": -0.01})
+    found = found_of(Fastest(), slower, [group(name) for name in "ce"])
+    assert found.plan == Plan("fp16"), "a tie in latency and error is the rules'"
+    assert "the rules' plan is kept, no other was better: relative-l2 0.001, 100.0 us" in found.summary
+    assert "plans tried" in found.summary
+
+
+def test_the_emulation_is_a_judge_like_any_other() -> None:
+    aim = Goal(2e-3)
+    trials = trials_of(aim)
+    judge = Emulator(trials.problem, trials.metric)
+    found = by_measurement(trials, groups(trials, aim), aim, judge)
+    assert found.met and {"0:a", "0:s"} <= found.plan.fp32
+
+
+# -- groups ------------------------------------------------------------------------------------------
+
+RESIZED = """
+    g (float[1,16,4] x) => (float[1,4,16,16] y, float[1,16,4] z)
+    <float[4,4] w = {0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.1,1.2,1.3,1.4,1.5,1.6,1.7}, float[4,4,1,1] v =
+    {0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1.1,1.2,1.3,1.4,1.5,1.6,1.7}, int64[4] to = {1,4,4,4},
+    float[4] by = {1.0,1.0,4.0,4.0}> {
+        m = MatMul(x, w)
+        t = Transpose<perm = [0,2,1]>(m)
+        r = Reshape(t, to)
+        u = Resize(r, , by)
+        y = Conv(u, v)
+        h = Softmax(x)
+        z = Exp(h)
+    }"""
+
+
+def test_groups_are_what_nodes_have_in_common() -> None:
+    source = graphs.graph(RESIZED)
+    rules = Plan("fp16", decisions=(Decision("", "Exp", "0:z", "order", "r"),))
+    trials = begin(problem_of(source), rules, Fastest())
+    raised, released = groups(trials, Fastest())
+    assert [one.words for one in released] == ["order back in FP16 (1)"]
+    found = {one.words: one.choice for one in (*raised, *released)}
+    assert found["order back in FP16 (1)"].released == {"0:z"}
+    assert found["Resize and the view before it in FP32 (2)"].added == {"0:u", "0:r"}
+    assert found["Resize and all views before it in FP32 (3)"].added == {"0:u", "0:r", "0:t"}
+    assert found["Resize in FP32 (1)"].added == {"0:u"}
+    assert found["Softmax in FP32 (1)"].added == {"0:h"}
+    assert found["best 1 Conv in FP32"].added == {"0:y"}
+    assert found["best 1 MatMul in FP32"].added == {"0:m"}
+    plans = [trials.plan_of(choice) for choice in found.values()]
+    assert len({(plan.fp32, plan.bf16) for plan in plans}) == len(plans), "no plan twice"
+    assert all((plan.fp32, plan.bf16) != (rules.fp32, rules.bf16) for plan in plans)
+
+
+def test_what_could_be_infinite_is_in_no_group_that_releases() -> None:
+    kept_back = (Decision("", "Exp", "0:z", "overflow", "r"), Decision("", "Softmax", "0:h", "mask", "r"))
+    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16", decisions=kept_back), Fastest())
+    assert not any(one.choice.released for batch in groups(trials, Fastest()) for one in batch)
+
+
+def test_for_a_tolerance_rules_that_cost_nothing_are_released_first_one_at_a_time() -> None:
+    rules = [("order", "p"), ("softmax", "c"), ("epilogue", "f")]
+    decisions = tuple(Decision("", "Exp", f"0:{name}", rule, "r") for rule, name in rules)
+    trials = trials_of(Fastest(), Plan("fp16", decisions=decisions))
+    released = next(groups(trials, Goal(1e-3)))
+    words = [f"{rule} back in FP16 (1)" for rule in ("softmax", "epilogue", "order")]
+    assert [one.words for one in released] == words
+    assert trials.count == 0, "no emulation is needed for them"
+    *_, last = groups(trials, Fastest())
+    assert [one.words for one in last] == words, "no plan is more accurate with them"
+
+
+def test_nodes_that_could_not_be_ranked_in_time_leave_the_other_groups() -> None:
+    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
+    trials.ranked_by = time.monotonic()
+    raised, _ = groups(trials, Fastest())
+    words = [one.words for one in raised]
+    assert "Softmax in FP32 (1)" in words and not any(one.startswith("best") for one in words)
+
+
+def test_what_is_estimated_to_cost_too_much_comes_last() -> None:
+    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
+    raised, _ = groups(trials, Fastest())
+    costs = [trials.latency_us(one.choice) / trials.latency_us(Choice()) for one in raised]
+    dear = [cost > 1.0 + ESTIMATE_OFF for cost in costs]
+    assert any(dear) and not all(dear) and dear == sorted(dear)
+
+
+def test_with_a_budget_what_fills_it_comes_first() -> None:
+    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
+    aim = Budget(0.5)
+    filling = next(groups(trials, aim))
+    assert filling[0].words == "0.5 more latency by the estimate"
+    base = trials.latency_us(Choice())
+    for one in filling:
+        share = float(one.words.split()[0])
+        assert one.choice.added and trials.latency_us(one.choice) <= base * (1.0 + share)
+
+
+def test_with_a_budget_residual_sums_and_their_activations_come_before_that() -> None:
+    text = """
+        g (float[64] x, float[64] r) => (float[64] y) {
+            a = Sin(x)
+            s = Add(a, r)
+            t = Relu(s)
+            y = Tanh(t)
+        }"""
+    trials = begin(problem_of(graphs.graph(text)), Plan("fp16"), Fastest())
+    first = next(groups(trials, Budget(0.5)))[0]
+    assert first.words == "residual sums and activations in FP32 (3)"
+    assert first.choice.added == {"0:s", "0:t", "0:y"}
+
+
+# -- on real engines ---------------------------------------------------------------------------------
+
+
+WEIGHTED = """
+    g (float[4,2] x) => (float[4,2] y) <float[2,2] w = {1.0004, -1.0001, 0.3333, 0.7777}> {
+        m = MatMul(x, w)
+        y = Relu(m)
+    }"""
+"""ONNX Runtime computes FP16 in FP32 on a CPU: what is left of FP16 is its weights."""
+
+
+def evaluator(folder: Path, **options: object) -> EngineEvaluator:
+    problem = problem_of(graphs.graph(WEIGHTED))
+    chosen = {"engine": "onnxruntime", "timing": Timing(1, 5), "jobs": 2} | options
+    return EngineEvaluator(problem, named("relative-l2"), folder=folder, **chosen)  # type: ignore[arg-type]
+
+
+def worths(judge: EngineEvaluator, plans: Sequence[Plan]) -> list[Measured]:
+    """In the order of the plans."""
+    return [one for _, one in sorted(judge.measured(plans), key=lambda pair: pair[0])]
+
+
+KEPT = Plan("fp16", decisions=tuple(Decision("", "MatMul", f"0:{k}", "user", "r") for k in "my"))
+
+
+def test_an_engine_measures_plans_and_leaves_nothing_but_the_reference(tmp_path: Path) -> None:
+    judge = evaluator(tmp_path)
+    low, high = worths(judge, [Plan("fp16"), KEPT])
+    assert low.value > 10 * high.value
+    assert low.latency_us and high.latency_us and low.spread_us >= 0.0
+    (again,) = worths(judge, [Plan("fp16", decisions=KEPT.decisions[:1])])
+    assert again.latency_us and judge.built == 3 and not judge.failures
+    assert {file.name for file in tmp_path.iterdir()} == {"samples", "plan-0"}, "the reference's"
+    assert judge.origin.startswith("measured with onnxruntime on ")
+
+
+def test_no_plan_is_built_when_the_time_is_up(tmp_path: Path) -> None:
+    judge = evaluator(tmp_path, clock=Clock(0.0))
+    (one,) = worths(judge, [KEPT])
+    assert one.untried and one.value == math.inf and not judge.failures
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_does_not_run_is_a_failure_of_each_plan_and_no_error(tmp_path: Path) -> None:
+    """TensorRT-RTX builds without a GPU, and runs nothing there."""
+    pytest.importorskip("tensorrt_rtx")
+    if host.gpu() is not None:
+        pytest.skip("there is a GPU")
+    judge = evaluator(tmp_path, engine="tensorrt-rtx", jobs=0)
+    found = worths(judge, [Plan("fp16"), KEPT])
+    assert [(one.value, one.latency_us) for one in found] == [(math.inf, None)] * 2
+    assert len(judge.failures) == 2 and "0 nodes in FP32" in judge.failures[0]
+
+
+def test_the_stage_searches_on_an_engine_and_tells_what_it_tried() -> None:
+    source, lines = graphs.graph(WEIGHTED), list[str]()
+    samples = load_samples(graphs.random_feeds(source), source)
+    order = Order(Goal(1e-5), "relative-l2", True, "onnxruntime", 60.0, 60.0, "fp32", Target())
+    told = lambda line, *_: lines.append(line)  # noqa: E731
+    done = answer(Subject(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
+    assert lines[0] == "search: 0 s of 60: running the original"
+    assert any("1 plan tried; best so far: the rules' plan" in line for line in lines)
+    assert done.check is not None and done.check.passed and done.check.name == "tolerance"
+    assert "0:m" in done.plan.fp32
+    assert done.searched is not None and done.searched.tried[0].words == "the rules' plan"
+    assert [one.plan for one in done.searched.tried if one.applied] == [done.plan]
+    assert done.frontier is not None and done.frontier.chosen == done.plan
+
+
+SLOW = """
+    g (float[448,448] x) => (float[448,448] y) {
+        a = MatMul(x, x)
+        b = Tanh(a)
+        c = MatMul(b, x)
+        d = Softmax(c)
+        e = MatMul(d, x)
+        y = Relu(e)
+    }"""
+"""A second and more for each plan: it starts a process, and times 11 runs at least."""
+
+MARGIN_S = 3.0
+"""What comes on top of the time: the end of a child, a folder that is deleted, a machine that others use."""
+
+
+@pytest.mark.parametrize("seconds", [pytest.param(0.02, id="no time"), 1.0, 8.0])
+def test_the_search_ends_in_the_time_that_it_has(seconds: float) -> None:
+    source, lines = graphs.graph(SLOW), list[str]()
+    samples = load_samples(graphs.random_feeds(source), source)
+    order = Order(Fastest(), "relative-l2", False, "onnxruntime", seconds, 60.0, "fp32", Target())
+    start = time.monotonic()
+    told = lambda line, *_: lines.append(line)  # noqa: E731
+    done = answer(Subject(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
+    assert time.monotonic() - start < seconds + MARGIN_S
+    assert done.check is not None and done.check.passed and not done.warnings
+    tried = list(done.searched.tried) if done.searched else []
+    if seconds < 1.0:
+        assert done.plan == Plan("fp16") and "--search-seconds" in done.check.summary
+    if seconds > 1.0:
+        assert tried[0].latency_us and not tried[0].untried
+        assert any("1 plan tried; best so far: the rules' plan" in line for line in lines)
+    assert all(one.problem == TIME_UP for one in tried if one.untried)
+
+
+def test_plugins_and_the_profile_are_those_of_the_deployment(tmp_path: Path) -> None:
+    profile = {"x": ((1, 2), (4, 2), (8, 2))}
+    problem = problem_of(graphs.graph(WEIGHTED))
+    builder = Builder(problem, "onnxruntime", Deployment(profile=profile), tmp_path, Clock(60.0), 60.0)
+    ((_, made),) = next(builder.built([KEPT]))
+    assert isinstance(made, Variant) and made.shapes == profile
+
+
+def test_a_plugin_that_is_no_library_fails_every_build(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    (library := tmp_path / "plugin.so").write_text("no library")
+    judge = evaluator(tmp_path, engine="tensorrt-rtx", deployment=Deployment(plugins=(library,)))
+    (one,) = worths(judge, [KEPT])
+    assert one.latency_us is None and "plugin.so" in one.problem
+
+
+# -- through fix -------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_is_refused_before_anything_starts() -> None:
+    if host.gpu() is not None:
+        pytest.skip("there is a GPU")
+    source = graphs.graph(CHAIN).whole()
+    with pytest.raises(EngineError, match="--search gpu: no engine runs here"):
+        rewriter.fix(source, search="gpu")
+    with pytest.raises(UsageError, match="--search-seconds"):
+        rewriter.fix(source, search="gpu", search_seconds=0.0)
+    with pytest.raises(UsageError, match="--search gpu: the plan is given"):
+        rewriter.fix(source, search="gpu", plan=Plan("fp16"))
+    with pytest.raises(UsageError, match="--search gpu: no plan is needed"):
+        rewriter.fix(source, search="gpu", precision="fp32")
+
+
+def test_the_command_prints_and_reports_what_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime's CPU stands in for the GPU: it is an engine like the others, as slow as it is."""
+    monkeypatch.setattr(host, "choose", lambda: host.Choice("onnxruntime"))
+    path, report = save(graphs.graph(WEIGHTED), tmp_path / "m.onnx"), tmp_path / "report.json"
+    arguments = ["fix", path, "--dry-run", "--no-build", "--search", "gpu", "--report", report]
+    done = CliRunner().invoke(cli.app, [*map(str, arguments), "--skip", "simplify", "--tolerance", "1e-5"])
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "Plans tried (measured with onnxruntime on CPU)" in told
+    assert "the rules' plan" in told and "applied" in told and "plans tried" in told
+    found = json.loads(report.read_text())["searched"]
+    assert (found["metric"], found["tried"][0]["plan"]) == ("relative-l2", "the rules' plan")
+    assert sum(one["applied"] for one in found["tried"]) == 1
+    assert all(one["latency_us"] > 0 and not one["problem"] for one in found["tried"])
+
+
+# -- how much emulation a model affords ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("width", "accumulation", "left"),
+    [
+        pytest.param(64, "fp16", (4, "fp16"), id="a small model"),
+        pytest.param(1600, "fp16", (1, "fp16"), id="fewer samples first"),
+        pytest.param(2000, "fp16", (4, "fp32"), id="then FP32 sums"),
+        pytest.param(4000, "fp16", (1, "fp32"), id="both"),
+        pytest.param(4000, "fp32", (1, "fp32"), id="FP32 sums as asked for"),
+    ],
+)
+def test_large_models_get_less_emulation_and_it_is_told(
+    width: int, accumulation: Accumulation, left: tuple[int, Accumulation]
+) -> None:
+    source = square(width)
+    effort = for_tolerance(source, facts.infer(source), 4, accumulation)
+    assert (effort.samples, effort.accumulation) == left
+    assert bool(effort.told) == (left != (4, accumulation))
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    [
+        pytest.param(64, (4, "fp16", MOST), id="a small model"),
+        pytest.param(1600, (1, "fp16", MOST), id="fewer samples first"),
+        pytest.param(2000, (1, "fp32", FEWER), id="then FP32 sums in the ranking and fewer plans"),
+        pytest.param(4000, (1, "fp32", FEWEST), id="then as few as there can be"),
+    ],
+)
+def test_a_budget_gives_up_plans_and_never_fp16_sums_of_what_it_judges(
+    width: int, left: tuple[int, Accumulation, int]
+) -> None:
+    source = square(width)
+    effort = for_budget(source, facts.infer(source), 4)
+    assert (effort.samples, effort.accumulation, effort.most) == left
+    assert bool(effort.told) == (left != (4, "fp16", MOST))
+
+
+def square(width: int) -> Model:
+    shape = f"float[{width},{width}]"
+    return graphs.graph(f"g ({shape} x) => ({shape} y) {{ y = MatMul(x, x) }}")

@@ -1,0 +1,462 @@
+"""The build step: a real TensorRT build, held to what the model promises."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph, model
+from onnx import TensorProto
+from paths import MODELS
+
+from rewriter.engines import tensorrt
+from rewriter.engines.build_report import BuildReport
+from rewriter.engines.builder_warnings import other_warnings, precision_warnings
+from rewriter.graph.retype import Request, retype
+from rewriter.model import Model, load, save
+from rewriter.model.facts import infer
+from rewriter.verification import build_check
+from rewriter.verification.build_check import BuildExpectation, check_build, expectation, judged_report
+from rewriter.verification.verdict import Check, Verdict
+
+needs_rtx = pytest.mark.skipif(
+    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
+)
+
+
+NORM = """
+    g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {
+        n = LayerNormalization(x, s, b)
+        r = Relu(n)
+        y = Cast<to = 1>(r)
+    }"""
+
+DECOMPOSED = """
+    g (float16[2,8] x) => (float16[2,8] y)
+    <float16[1] e = {1}, float16 two = {16384}, int64[1] last = {-1}> {
+        m = ReduceMean<axes = [-1]>(x)
+        d = Sub(x, m)
+        s = Pow(d, two)
+        [variance] v = ReduceMean<axes = [-1]>(s)
+        a = Add(v, e)
+        q = Sqrt(a)
+        y = Div(d, q)
+    }"""
+
+
+def checked(source: Model, folder: Path, expected: BuildExpectation | None = None, **given: object) -> Check:
+    path = save(source, folder / "model.onnx")
+    expected = expectation(source, infer(source)) if expected is None else expected
+    return check_build(path, expected, timeout_s=120, **given)  # type: ignore[arg-type]
+
+
+def details(check: Check) -> str:
+    return "\n".join(check.details)
+
+
+# -- what a model promises ---------------------------------------------------------------------
+
+
+def test_float_types_and_norms_are_promised() -> None:
+    source = graph(NORM)
+    assert expectation(source, infer(source)) == BuildExpectation(
+        1,
+        {
+            **dict.fromkeys(("x", "s", "b", "n", "r"), int(TensorProto.FLOAT16)),
+            "y": int(TensorProto.FLOAT),
+        },
+    )
+
+
+def test_integers_and_names_with_two_types_are_not() -> None:
+    source = graph("""
+        g (bool c, float[2] x, int64[2] i) => (float[2] y) {
+            y = If (c) <
+                then_branch = t () => (float[2] a) { h = Cast<to = 10>(x) a = Cast<to = 1>(h) },
+                else_branch = e () => (float[2] b) { h = Cast<to = 1>(i) b = Neg(h) }
+            >
+        }""")
+    assert expectation(source, infer(source)).tensor_types.keys() == {"x", "y", "a", "b"}
+
+
+def test_names_inside_functions_are_not() -> None:
+    source = model("""
+        <ir_version: 8, opset_import: ["" : 17, "own" : 1]>
+        g (float[2] x) => (float[2] y) { w = Neg(x) y = own.f(w) }
+        <domain: "own", opset_import: ["" : 17]>
+        f (v) => (w) { w = Abs(v) }""")
+    assert expectation(source, infer(source)).tensor_types.keys() == {"x", "y"}
+
+
+def test_norms_in_subgraphs_count_and_those_of_other_domains_do_not() -> None:
+    source = model("""
+        <ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>
+        g (bool c, float[2,8] x, float[8] s) => (float[2,8] y) {
+            y = If (c) <
+                then_branch = t () => (float[2,8] a) { a = LayerNormalization(x, s) },
+                else_branch = e () => (float[2,8] b) { b = com.acme.LayerNormalization(x, s) }
+            >
+        }""")
+    assert expectation(source, infer(source)).layer_normalizations == 1
+
+
+# -- builds that pass --------------------------------------------------------------------------
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("body", "opset", "norms"),
+    [
+        pytest.param(NORM, 17, 1, id="LayerNormalization in FP16"),
+        pytest.param(
+            "g (float[2,8] x, float[8] s) => (float[2,8] y) { y = LayerNormalization(x, s) }",
+            17,
+            1,
+            id="LayerNormalization in FP32 without a bias",
+        ),
+        pytest.param(
+            """g (float16[1,4,8] x, float16[4] s, float16[4] b) => (float16[1,4,8] y) {
+                y = GroupNormalization<num_groups = 2>(x, s, b)
+            }""",
+            21,
+            1,
+            id="GroupNormalization",
+        ),
+        pytest.param(
+            """g (float16[1,4,8] x, float16[4] s, float16[4] b) => (float16[1,4,8] y) {
+                y = InstanceNormalization(x, s, b)
+            }""",
+            17,
+            1,
+            id="InstanceNormalization",
+        ),
+        pytest.param(
+            """g (float16[2,8] x, float16[8] s) => (float16[2,8] y) { y = RMSNormalization(x, s) }""",
+            23,
+            0,
+            id="RMSNormalization, which the parser takes apart with Casts",
+        ),
+        pytest.param(
+            """g (bfloat16[2,8] x, bfloat16[8] s) => (bfloat16[2,8] y) {
+                p = Softmax(x)
+                y = LayerNormalization(p, s)
+            }""",
+            17,
+            1,
+            id="BF16",
+        ),
+    ],
+)
+def test_a_sound_model_passes(body: str, opset: int, norms: int, tmp_path: Path) -> None:
+    source = graph(body, opset=opset, ir=10)
+    assert expectation(source, infer(source)).layer_normalizations == norms
+    check = checked(source, tmp_path)
+    assert check.passed is True, check
+    assert not check.details
+    assert "types as planned" in check.summary
+    assert ("NORMALIZATION" in check.summary) == bool(norms)
+    assert check.seconds > 0
+
+
+@needs_rtx
+def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
+    source = graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }")
+    assert checked(source, tmp_path, shapes={"x": (2, 8)}).passed
+    assert checked(source, tmp_path, shapes={"x": ((1, 8), (2, 8), (4, 8))}).passed
+    assert checked(source, tmp_path, shapes={"x": tuple(np.array([2, 8]))}).passed
+
+
+# -- builds that fail --------------------------------------------------------------------------
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("tensor", "planned", "told"),
+    [
+        pytest.param("n", TensorProto.FLOAT, "tensor n of node_of_n is HALF, planned FLOAT", id="a tensor"),
+        pytest.param("x", TensorProto.BFLOAT16, "tensor x of an input is HALF, planned BF16", id="an input"),
+    ],
+)
+def test_another_type_than_planned_fails(tensor: str, planned: int, told: str, tmp_path: Path) -> None:
+    source = graph(NORM)
+    expected = expectation(source, infer(source))
+    planned_types = {**expected.tensor_types, tensor: planned}
+    check = checked(source, tmp_path, replace(expected, tensor_types=planned_types))
+    assert check.passed is False
+    assert check.details == (told,)
+    assert check.summary.endswith("1 finding")
+
+
+@needs_rtx
+def test_many_wrong_tensors_are_counted_not_listed(tmp_path: Path) -> None:
+    steps = " ".join(f"t{i + 1} = Relu(t{i})" for i in range(15))
+    source = graph(f"g (float[2] t0) => (float[2] t15) {{ {steps} }}")
+    wrong = BuildExpectation(0, {f"t{i}": int(TensorProto.FLOAT16) for i in range(16)})
+    check = checked(source, tmp_path, wrong)
+    assert check.passed is False
+    assert len(check.details) == build_check.LISTED + 1
+    assert "and 6 more tensors" in check.details[-1]
+
+
+@needs_rtx
+def test_a_missing_normalisation_layer_fails(tmp_path: Path) -> None:
+    check = checked(graph(NORM), tmp_path, BuildExpectation(layer_normalizations=2))
+    assert check.passed is False
+    assert "2 normalisation operators, the network 1 NORMALIZATION" in details(check)
+
+
+@needs_rtx
+def test_a_decomposed_norm_in_fp16_fails_and_its_reductions_are_named(tmp_path: Path) -> None:
+    check = checked(graph(DECOMPOSED), tmp_path)
+    assert check.passed is False
+    assert "decomposed norm in FP16" in details(check)
+    assert "variance" in details(check)
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("known", "passed"),
+    [
+        pytest.param({"m", "v"}, True, id="both reductions were measured"),
+        pytest.param({"m"}, False, id="the variance was not"),
+    ],
+)
+def test_a_warning_of_what_was_measured_is_no_finding(known: set[str], passed: bool, tmp_path: Path) -> None:
+    source = graph(DECOMPOSED)
+    check = checked(source, tmp_path, expectation(source, infer(source), frozenset(known)))
+    assert check.passed is passed
+    assert ("variance" in details(check)) is not passed
+
+
+@needs_rtx
+def test_the_same_norm_in_fp32_passes(tmp_path: Path) -> None:
+    source = graph(DECOMPOSED)
+    facts = infer(source)
+    widened = retype(source, facts, Request(lambda _scope, _node: TensorProto.FLOAT))
+    assert checked(widened, tmp_path).passed
+
+
+@needs_rtx
+def test_a_model_that_the_parser_refuses_fails_and_the_node_is_named(tmp_path: Path) -> None:
+    source = graph("""
+        g (float16[1,2,8,8] x, float[1,4,4,2] at) => (float16[1,2,4,4] y) {
+            [sample] y = GridSample(x, at)
+        }""")
+    check = checked(source, tmp_path)
+    assert check.passed is False
+    assert "refuses the model" in check.summary
+    assert check.details[0].startswith("node sample (GridSample): ")
+    assert "same type" in check.details[0]
+
+
+@needs_rtx
+def test_a_model_that_parses_but_does_not_build_fails_with_the_builders_reason(tmp_path: Path) -> None:
+    tensors = "float[1,2,8,16] q, float[1,2,8,16] k, float[1,2,8,16] v"
+    source = graph(f"g ({tensors}) => (float[1,2,8,16] y) {{ y = Attention(q, k, v) }}", opset=23, ir=11)
+    check = checked(source, tmp_path)
+    assert check.passed is False
+    assert "did not build" in check.summary
+    assert check.details[0].startswith("builder: ")
+    assert "Attention" in details(check)
+
+
+@needs_rtx
+def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
+    source = graph("""
+        g (float[4] x) => (float[4] y) <double huge = {1e300}> {
+            d = Cast<to = 11>(x)
+            p = Min(d, huge)
+            y = Cast<to = 1>(p)
+        }""")
+    check = checked(source, tmp_path)
+    assert check.passed is True
+    assert "warning: " in details(check)
+    assert "clamped" in details(check)
+
+
+# -- nothing learnt ----------------------------------------------------------------------------
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        pytest.param(
+            """g (float[1,2,8,8] x, float[3,4] r, int64[3] i) => (float[3,2,2,2] y) {
+                y = RoiAlign<output_height = 2, output_width = 2>(x, r, i)
+            }""",
+            "RoiAlign",
+            id="RoiAlign, a plugin that TensorRT-RTX has not",
+        ),
+        pytest.param(
+            """g (float[1,8,4] b, float[1,1,8] s) => (int64[n,3] y) <int64 k = {3}, float t = {0.5}> {
+                y = NonMaxSuppression(b, s, k, t)
+            }""",
+            "no runners",
+            id="NonMaxSuppression, which it parses but cannot build",
+        ),
+        pytest.param(
+            "g (float[2] x) => (float[2] y) { y = com.acme.Foo(x) }", "Foo", id="an operator of the user's"
+        ),
+    ],
+)
+def test_an_operator_that_the_library_lacks_is_no_verdict(body: str, told: str, tmp_path: Path) -> None:
+    header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'
+    check = checked(load(onnx.parser.parse_model(header + body)), tmp_path)
+    assert check.passed is None
+    assert "lacks what this model needs" in check.summary
+    assert told in details(check)
+    assert "another TensorRT" in details(check)
+
+
+QUANTISED_CONV = f"""
+    g (float[1,16,8,8] x) => (float[1,16,8,8] y)
+    <float s = {{0.1}}, int8 z = {{0}}, int8[16,16,3,3] w = {{{", ".join(["3"] * 2304)}}}> {{
+        q = QuantizeLinear(x, s, z)
+        d = DequantizeLinear(q, s, z)
+        v = DequantizeLinear(w, s, z)
+        y = Conv<pads = [1,1,1,1]>(d, v)
+    }}"""
+
+
+@needs_rtx
+def test_a_quantised_conv_is_built_or_no_verdict(tmp_path: Path) -> None:
+    """TensorRT-RTX 1.6.1 has no INT8 Conv, 1.7.1 has."""
+    check = checked(graph(QUANTISED_CONV), tmp_path)
+    assert check.passed is True or (check.passed is None and check.summary.endswith("has no INT8 Conv"))
+
+
+def test_what_rtx_161_says_of_a_quantised_conv_is_no_verdict() -> None:
+    said = (
+        "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([myelin_graph.h:1259: "
+        "attachExceptionMsgToGraph] MyelinCheckException: cudnn_impl.cpp:89: CHECK(dtype == myelinTypeFloat "
+        "|| dtype == myelinTypeHalf || dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed)"
+    )
+    report = BuildReport("tensorrt_rtx", "1.6.1.120", parsed=True, errors=(said,))
+    check = judged_report(report, BuildExpectation())
+    assert check.passed is None
+    assert check.summary == "not built: tensorrt_rtx 1.6.1.120 has no INT8 Conv"
+    assert "from 1.7.1 on" in details(check)
+    assert Verdict((Check("structure", True, ""), check)).passed
+
+
+@needs_rtx
+def test_an_unknown_shape_is_no_verdict(tmp_path: Path) -> None:
+    check = checked(graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }"), tmp_path)
+    assert check.passed is None
+    assert "'x' has dynamic axes" in check.summary
+    assert "--input-shape" in details(check)
+
+
+@needs_rtx
+def test_an_unknown_shape_does_not_hide_a_wrong_type(tmp_path: Path) -> None:
+    source = graph("g (float[n,8] x) => (float[n,8] y) { y = Relu(x) }")
+    check = checked(source, tmp_path, BuildExpectation(0, {"y": int(TensorProto.FLOAT16)}))
+    assert check.passed is False
+    assert "planned HALF" in details(check)
+
+
+def test_without_a_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child's imports are shut off for real: an empty `tensorrt_rtx` that fails to import comes first."""
+    for name in ("tensorrt", "tensorrt_rtx"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('no libraries')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    check = checked(graph(NORM), tmp_path)
+    assert check.passed is None
+    assert "tensorrt_rtx does not load: no libraries" in check.summary
+    assert 'pip install "rewriter[rtx]"' in details(check)
+
+
+# -- accidents ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "passed", "told"),
+    [
+        pytest.param(
+            "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", False, "SIGSEGV", id="a crash"
+        ),
+        pytest.param("import time; time.sleep(600)", False, "did not end", id="a hang"),
+        pytest.param("raise RuntimeError('odd build')", None, "odd build", id="a broken installation"),
+    ],
+)
+def test_an_accident_is_reported_with_the_log(
+    fault: str, passed: bool | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library is replaced by one that does what native code does on a bad day."""
+    broken = f"import sys; sys.stderr.write('last words\\n'); sys.stderr.flush()\n{fault}\n"
+    for name in ("tensorrt", "tensorrt_rtx"):
+        (tmp_path / f"{name}.py").write_text(broken)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = save(graph(NORM), tmp_path / "model.onnx")
+    check = check_build(path, BuildExpectation(), timeout_s=5 if "sleep" in fault else 60)
+    assert check.passed is passed
+    assert told in check.summary
+    assert "log: last words" in check.details
+
+
+# -- the cases ---------------------------------------------------------------------------------
+
+
+def case(name: str) -> tuple[Model, dict[str, tuple[int, ...]], dict[str, list[int]]]:
+    sample = dict(np.load(MODELS / f"{name}.npz"))
+    counts = {n: a.reshape(-1).tolist() for n, a in sample.items() if a.dtype.kind in "iu" and a.size < 9}
+    return load(MODELS / f"{name}.onnx"), {n: a.shape for n, a in sample.items()}, counts
+
+
+@needs_rtx
+@pytest.mark.parametrize("name", ["nafnet", "if_loop", "mixed_casts", "llama_block", "group_norm", "resnet"])
+def test_case_models_build_as_they_are(name: str, tmp_path: Path) -> None:
+    source, shapes, values = case(name)
+    check = checked(source, tmp_path, shapes=shapes, values=values)
+    assert check.passed is True, check
+
+
+@needs_rtx
+def test_a_naive_fp16_nafnet_is_caught(tmp_path: Path) -> None:
+    source, shapes, _ = case("nafnet")
+    half = retype(source, infer(source), Request(lambda _scope, _node: TensorProto.FLOAT16))
+    check = checked(half, tmp_path, shapes=shapes)
+    assert check.passed is False
+    assert "decomposed norm in FP16" in details(check)
+
+
+@needs_rtx
+def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
+    source, shapes, _ = case("qdq")
+    check = checked(source, tmp_path, shapes=shapes)
+    assert check.passed is False
+    assert "bias_DequantizeLinear (DequantizeLinear)" in details(check)
+    assert "Int32" in details(check)
+
+
+def test_the_build_runs_in_another_process() -> None:
+    """`rewriter` itself never imports a TensorRT: a crash there would be a crash here."""
+    assert "import_module" not in Path(tensorrt.__file__).read_text()
+
+
+@pytest.mark.parametrize(
+    ("warning", "meaning"),
+    [
+        ("Weights [name=w] had issues: Finite FP32 values which would overflow in FP16 detected.", "clipped"),
+        ("- Values less than smallest positive FP16 Subnormal value detected.", "too small"),
+        ("- Subnormal FP16 values detected.", "subnormal"),
+        ("Weight starts with value 9223372036854775807 is out of range. Clamping to: 2147483647", "INT32"),
+    ],
+    ids=["overflow", "underflow", "subnormal", "clamped"],
+)
+def test_precision_warnings_of_the_builder_are_told_in_our_words(warning: str, meaning: str) -> None:
+    (told,) = precision_warnings([warning, "Int64 binding of x"])
+    assert told.startswith("precision: ")
+    assert meaning in told
+    assert warning in told
+    assert not list(other_warnings([warning, "Int64 binding of x"]))
+
+
+def test_other_warnings_stay_as_they_are() -> None:
+    assert list(other_warnings(["something new"])) == ["warning: something new"]
+    assert not list(precision_warnings(["something new"]))

@@ -1,0 +1,113 @@
+"""What a failed check says about why it failed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import apply, graph
+from onnx import numpy_helper
+
+from rewriter.base import Context
+from rewriter.model import Array, Model, load
+from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.passes.unfold_patches import UnfoldPatches
+from rewriter.plan import Plan
+from rewriter.verification.checks import Expected, check_emulation, check_structure, expected_outputs
+
+DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [
+        pytest.param(0.0, "output y: the original gives 0 throughout", id="zeros"),
+        pytest.param(1e-40, "output y: the original gives no value above 1e-40", id="too small for FP32"),
+        pytest.param(1.0, "", id="values that mean something"),
+    ],
+)
+def test_an_output_without_values_is_named_as_the_reason(size: float, told: str) -> None:
+    outputs = [{"y": np.full(4, size, np.float32)}]
+    sample = {"x": np.full(4, size or 1.0, np.float32)}
+    check = check_structure(Expected(outputs, outputs), graph(DOUBLED), [], [sample])
+    assert check.passed is False
+    assert len(check.details) == bool(told)
+    assert "".join(check.details).startswith(told)
+    assert not told or "is the data what the model expects" in check.details[0]
+
+
+def test_a_check_that_passes_says_nothing() -> None:
+    zeros = [{"y": np.zeros(4, np.float32)}]
+    sample = {"x": np.zeros(4, np.float32)}
+    check = check_structure(Expected(zeros, zeros), graph(DOUBLED), [], [sample])
+    assert (check.passed, check.details) == (True, ())
+
+
+DEPTH = 16 * 16 * 3
+"""Products of each sum below."""
+
+
+def _half() -> tuple[Model, dict[str, Array]]:
+    """A patch embedding in FP16 with random weights, and a sample for it.
+
+    As a product and an Add it rounds twice where the Conv rounds once.
+    """
+    rng = np.random.default_rng(0)
+    text = (
+        "g (float16[1,3,64,64] x, float16[32,3,16,16] w, float16[32] b) => (float16[1,32,4,4] y) "
+        "{ y = Conv<strides = [16, 16]>(x, w, b) }"
+    )
+    source = graph(text).proto
+    del source.graph.input[1:]
+    weight = (rng.standard_normal((32, 3, 16, 16)) / np.sqrt(DEPTH)).astype(np.float16)
+    bias = rng.standard_normal(32).astype(np.float16)
+    source.graph.initializer.extend(
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")]
+    )
+    return load(source), {"x": rng.standard_normal((1, 3, 64, 64)).astype(np.float16)}
+
+
+def test_sums_in_another_order_may_round_to_the_next_number_in_a_model_that_rounds() -> None:
+    model, sample = _half()
+    unfolded, report = apply(UnfoldPatches(), model)
+    assert report.changes
+    check = check_structure(expected_outputs(model, [sample]), unfolded, [UnfoldPatches()], [sample])
+    assert check.passed, check.summary
+    assert "for the model's own rounding" in check.summary
+
+
+def test_a_wrong_rewrite_of_a_model_that_rounds_is_none_of_its_rounding() -> None:
+    model, sample = _half()
+    wrong = model.whole()
+    weight = numpy_helper.to_array(wrong.graph.initializer[0]) * np.float16(1.01)
+    wrong.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w"))
+    check = check_structure(expected_outputs(model, [sample]), load(wrong), [UnfoldPatches()], [sample])
+    assert check.passed is False
+
+
+def test_what_is_bit_equal_is_held_to_it_in_a_model_that_rounds_too() -> None:
+    model, sample = _half()
+    unfolded, _ = apply(UnfoldPatches(), model)
+    check = check_structure(expected_outputs(model, [sample]), unfolded, [], [sample])
+    assert check.passed is False
+
+
+def test_the_summary_names_the_limit_of_the_output_that_is_nearest_to_its_own() -> None:
+    """Half of y's values change places where s is rounded; matched as sets they are allowed twice as much."""
+    source = graph("""
+        g (float[64] x) => (float[1,16,1] y, float[64] z)
+        <int64[1] k = {16}, int64[2] axes = {0, 2}, float c = {1000.0}> {
+            shifted = Add(x, c)
+            s = Sub(shifted, c)
+            best, places = TopK(s, k)
+            rows = Gather(x, places)
+            y = Unsqueeze(rows, axes)
+            z = Identity(x)
+        }""")
+    low = apply(MixedPrecision(), source, Context(plan=Plan("fp16")))[0]
+    feeds = {"x": np.random.default_rng(0).standard_normal(64).astype(np.float32)}
+    check = check_emulation(expected_outputs(source, [feeds]), low, "fp16", [feeds])
+    limits = {output.name: output.tolerance for output in check.outputs}
+    assert limits["y"] == 2 * limits["z"]
+    nearest = max(check.outputs, key=lambda output: output.relative_l2 / output.tolerance)
+    assert nearest.name == "y"
+    assert check.summary.endswith(f"within {limits['y']:.2g}")

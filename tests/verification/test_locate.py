@@ -1,0 +1,422 @@
+"""Where an engine starts to go wrong: the search by cuts, and planted faults on ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import graphs
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+from typer.testing import CliRunner
+
+from rewriter.cli import app
+from rewriter.engines import host
+from rewriter.engines.onnxruntime import Session
+from rewriter.engines.protocol import Settings
+from rewriter.engines.runtime import context_hint
+from rewriter.engines.tensors import write_samples
+from rewriter.errors import EngineError, RewriterError, UsageError
+from rewriter.graph.retype import Request, retype
+from rewriter.model import Array, Model, load, save
+from rewriter.model import facts as tensor_facts
+from rewriter.verification.locate import Location, Options, locate, locate_by_emulation, locate_with
+from rewriter.verification.locate.lineup import Lineup, Shared
+from rewriter.verification.locate.runs import EngineBuild, Run
+from rewriter.verification.locate.search import Marked, Search
+
+# -- the search alone ---------------------------------------------------------------------------
+
+
+@st.composite
+def lineups(draw: st.DrawFn, most: int = 120) -> Lineup:
+    """Graphs as networks are: mostly chains, with skip connections and branches; all lead to the last."""
+    count = draw(st.integers(1, most))
+    parents: list[set[int]] = [set() for _ in range(count)]
+    for i in range(1, count):
+        parents[i] = {i - 1} if draw(st.booleans()) else {draw(st.integers(max(0, i - 6), i - 1))}
+        if draw(st.integers(0, 4)) == 0:
+            parents[i].add(draw(st.integers(max(0, i - 12), i - 1)))
+    read = set().union(*parents)
+    parents[-1] |= {i for i in range(count - 1) if i not in read}
+    return Lineup(
+        tuple(Shared(f"t{i}", f"t{i}", f"n{i}", "Op", tuple(sorted(p)), 8) for i, p in enumerate(parents))
+    )
+
+
+def spoiled(lineup: Lineup, faults: set[int]) -> set[str]:
+    """What is wrong if the nodes `faults` are: they, and all that is computed from them."""
+    bad: set[int] = set()
+    for i, tensor in enumerate(lineup.tensors):
+        if i in faults or not bad.isdisjoint(tensor.parents):
+            bad.add(i)
+    return {f"t{i}" for i in bad}
+
+
+def searched(
+    lineup: Lineup, bad: set[str], marks: int, hiding: frozenset[str] = frozenset(), jobs: int = 1
+) -> Search:
+    def shown(names: Sequence[str]) -> Marked:
+        assert len(names) <= marks
+        if hiding.intersection(names):
+            return Marked({}, unchanged=False)
+        return Marked({n: math.inf if n in bad else 0.0 for n in names}, unchanged=True)
+
+    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
+        marked = [name for names in sets for name in names]
+        assert len(sets) <= jobs and len(marked) == len(set(marked))
+        return [shown(names) for names in sets]
+
+    last = lineup.tensors[-1].name
+    search = Search(lineup, measure, 1e-3, {last: math.inf}, marks, max_builds=10_000, jobs=jobs)
+    search.run()
+    return search
+
+
+@settings(max_examples=200, deadline=None)
+@given(lineups(), st.data(), st.integers(1, 8))
+def test_the_first_of_several_faults_in_topological_order_is_found(
+    lineup: Lineup, data: st.DataObject, marks: int
+) -> None:
+    count = len(lineup.tensors)
+    faults = data.draw(st.sets(st.integers(0, count - 1), min_size=1, max_size=4))
+    found = searched(lineup, spoiled(lineup, faults), marks)
+    assert (found.found, found.high, found.discarded) == (True, min(faults), 0)
+    width = max(len(found.cut(i)) for i in range(count))
+    assert found.builds <= math.ceil(width / marks) * (math.log2(count) * 1.5 + 3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lineups(), st.data(), st.integers(1, 8))
+def test_several_builds_at_a_time_find_the_same(lineup: Lineup, data: st.DataObject, marks: int) -> None:
+    count = len(lineup.tensors)
+    fault, hiding = (
+        data.draw(st.integers(0, count - 1)),
+        data.draw(st.frozensets(st.integers(0, max(0, count - 2)), max_size=2)),
+    )
+    hidden, bad = frozenset(f"t{i}" for i in hiding), spoiled(lineup, {fault})
+    one, four = (searched(lineup, bad, marks, hidden, jobs) for jobs in (1, 4))
+    assert (four.low < fault <= four.high) and f"t{four.high}" in bad
+    if not hiding:
+        assert (four.low, four.high, four.found) == (one.low, one.high, one.found)
+
+
+def test_four_builds_at_a_time_take_fewer_rounds() -> None:
+    chain = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(1_000)))
+    bad, rounds = spoiled(chain, {333}), []
+    for jobs in (1, 4):
+        lines: list[str] = []
+        search = Search(
+            chain, lambda sets: [_one(names, bad) for names in sets], 1e-3, {"t999": math.inf}, 1, jobs=jobs
+        )
+        search.tell = lines.append
+        search.run()
+        assert search.high == 333 and lines[-1].endswith(" 0 of 1000 tensors are left")
+        rounds.append(len(lines))
+    assert rounds[1] <= 0.6 * rounds[0]
+
+
+def _one(names: Sequence[str], bad: set[str]) -> Marked:
+    return Marked({n: math.inf if n in bad else 0.0 for n in names}, unchanged=True)
+
+
+@pytest.mark.parametrize("marks", [1, 8])
+@pytest.mark.parametrize("count", [10, 1_000, 10_000])
+def test_builds_grow_with_the_logarithm_of_the_tensors(count: int, marks: int) -> None:
+    chain = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(count)))
+    for fault in (0, count // 3, count - 1):
+        found = searched(chain, spoiled(chain, {fault}), marks)
+        assert found.high == fault
+        assert found.builds <= math.ceil(math.log(count, marks + 1) * 1.4) + 2
+
+
+@settings(max_examples=100, deadline=None)
+@given(lineups(60), st.data())
+def test_tensors_that_hide_the_fault_are_named_and_gone_round(lineup: Lineup, data: st.DataObject) -> None:
+    count = len(lineup.tensors)
+    fault = data.draw(st.integers(0, count - 1))
+    hiding = data.draw(st.frozensets(st.integers(0, max(0, count - 2)), max_size=3))
+    bad = spoiled(lineup, {fault})
+    found = searched(lineup, bad, 4, frozenset(f"t{i}" for i in hiding))
+    assert found.low < fault <= found.high  # the fault is in what is left
+    assert f"t{found.high}" in bad
+    assert set(found.hiding) <= {f"t{i}" for i in hiding}
+    if not found.found:
+        assert found.hiding
+
+
+def test_what_the_network_does_not_have_is_gone_round() -> None:
+    chain = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(20)))
+
+    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
+        (names,) = sets
+        return [Marked({n: float(int(n[1:]) >= 7) for n in names if int(n[1:]) % 2}, unchanged=True)]
+
+    search = Search(chain, measure, 1e-3, {"t19": 1.0})
+    search.run()
+    assert (search.low, search.high, search.found) == (5, 7, False)
+    assert "not in the built network" in search.hiding["t6"]
+
+
+def test_memory_is_bounded() -> None:
+    large = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 2**26) for i in range(50)))
+    seen = []
+
+    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
+        (names,) = sets
+        seen.append(len(names))
+        return [Marked({n: float(int(n[1:]) >= 31) for n in names}, unchanged=True)]
+
+    search = Search(large, measure, 1e-3, {"t49": 1.0})
+    search.run()
+    assert search.high == 31
+    assert max(seen) == 2  # 256 MiB each
+
+
+# -- planted faults on ONNX Runtime -------------------------------------------------------------
+
+LAYERS = 12
+
+
+def network(*faults: int, op: str = "Tanh") -> Model:
+    """A residual network; the layers `faults` have a wrong weight."""
+    rng = np.random.default_rng(0)
+    weights = []
+    for i in range(LAYERS):
+        weight = rng.standard_normal((8, 8)).astype(np.float32) / 3
+        weights.append(numpy_helper.from_array(weight * (1.5 if i in faults else 1.0), f"w{i}"))
+    lines = []
+    for i in range(LAYERS):
+        before = f"r{i - 1}" if i else "x"
+        lines.append(f"m{i} = MatMul({before}, w{i})  a{i} = {op}(m{i})  r{i} = Add(a{i}, {before})")
+    source = graphs.graph(
+        f"g (float[2,8] x, {', '.join(f'float[8,8] w{i}' for i in range(LAYERS))}) => (float[2,8] y)"
+        f" {{ {' '.join(lines)} y = Identity(r{LAYERS - 1}) }}"
+    )
+    proto = source.whole()
+    del proto.graph.input[1:]
+    proto.graph.initializer.extend(weights)
+    return load(proto)
+
+
+SAMPLES = [{"x": np.random.default_rng(i).standard_normal((2, 8)).astype(np.float32)} for i in range(2)]
+
+
+class OrtBuild:
+    """Builds in this process; `optimize` switches ONNX Runtime's fusions on."""
+
+    def __init__(
+        self, model: Model, samples: Sequence[Mapping[str, Array]], *, optimize: bool = False
+    ) -> None:
+        self.model, self.samples, self.optimize = model, samples, optimize
+        self.marked: list[tuple[str, ...]] = []
+
+    def __call__(self, sets: Sequence[Sequence[str]], debug: bool) -> list[Run]:
+        return [self._run(marks) for marks in sets]
+
+    def _run(self, marks: Sequence[str]) -> Run:
+        self.marked.append(tuple(marks))
+        model = self.model.copy()
+        model.proto.graph.output.extend(onnx.ValueInfoProto(name=n) for n in marks)
+        with Session(model, optimize=self.optimize) as session:
+            found = [session.run(sample) for sample in self.samples]
+        return Run([lambda v=v: v for v in found], engine="ONNX Runtime")  # type: ignore[misc]
+
+
+def located(original: Model, other: Model, options: Options | None = None) -> Location:
+    return locate_with(original, other, SAMPLES, OrtBuild(other, SAMPLES), options or Options())
+
+
+def test_equal_models_have_nothing_to_locate() -> None:
+    build = OrtBuild(network(), SAMPLES)
+    found = locate_with(network(), network(), SAMPLES, build, Options())
+    assert (found.first, found.chain, found.builds) == (None, (), 0)
+    assert [step.error for step in found.outputs] == [0.0]
+    assert build.marked == [(), ()]
+
+
+@pytest.mark.parametrize("layer", range(LAYERS))
+def test_a_planted_fault_is_found(layer: int) -> None:
+    found = located(network(), network(layer))
+    assert found.first is not None
+    assert (found.first.tensor, found.first.op, found.exact) == (f"m{layer}", "MatMul", True)
+    assert found.builds <= 6
+    assert all(step.error == 0.0 for step in found.right)
+    assert found.chain[0] == found.first
+    assert found.chain[-1].tensor == "y"
+    assert all(step.error is not None and step.error > 0 for step in found.chain)
+
+
+def test_of_several_faults_the_first_is_found() -> None:
+    found = located(network(), network(9, 4, 7), Options(marks=2))
+    assert found.first is not None
+    assert found.first.tensor == "m4"
+
+
+def test_a_wrong_output_that_is_no_float_is_told() -> None:
+    text = "g (float[2,8] x) => (int64[2,1] y) { ArgMax<axis = 1>(OF) }"
+    same = graphs.graph(text.replace("ArgMax", "a = Abs(x) y = ArgMax").replace("OF", "a"))
+    other = graphs.graph(text.replace("ArgMax", "a = Abs(x) b = Neg(a) y = ArgMax").replace("OF", "b"))
+    found = located(same, other)
+    assert found.first is None
+    assert [step.tensor for step in found.wrong] == ["y"]
+
+
+def test_nan_counts_as_wrong() -> None:
+    spoiled_model = network(op="Log")
+    found = located(network(), spoiled_model)
+    assert found.first is not None
+    assert (found.first.tensor, found.first.error) == ("a0", math.inf)
+
+
+def test_a_chain_is_thinned_out() -> None:
+    found = located(network(), network(0), Options(steps=4))
+    assert len(found.chain) == 4
+    assert (found.chain[0].tensor, found.chain[-1].tensor) == ("m0", "y")
+
+
+FOLDED = """
+    g (float[1,2,6,6] x) => (float[1,2,6,6] y)
+    <float[2,2,1,1] w = {3e37, 1e37, 2e37, 3e37},
+     float[2] hundred = {100.0, 100.0}, float[2] one = {1.0, 1.0},
+     float[2] zero = {0.0, 0.0}, float tiny = {1e-36}, float small = {1e-4}> {
+        s = Mul(x, tiny)
+        c = Conv(s, w)
+        b = BatchNormalization(c, hundred, zero, zero, one)
+        h = Mul(b, small)
+        y = Tanh(h)
+    }"""
+"""ONNX Runtime's optimisations fold the BatchNormalization into the Conv, whose weights overflow then: a
+fault that is gone when the Conv's result is an output, for that keeps it from folding."""
+
+
+def test_a_fault_of_a_fusion_that_marks_would_hide_is_narrowed_down() -> None:
+    source = graphs.graph(FOLDED)
+    feeds = [{"x": np.ones((1, 2, 6, 6), np.float32)}]
+    found = locate_with(source, source, feeds, OrtBuild(source, feeds, optimize=True), Options())
+    assert [step.error > 1 for step in found.outputs if step.error] == [True]
+    assert found.first is not None
+    assert (found.first.tensor, found.exact) == ("b", False)
+    assert [step.tensor for step in found.right] == ["s"]
+    assert [(step.tensor, step.op) for step in found.hiding] == [("c", "Conv")]
+    assert "outputs change" in found.hiding[0].note
+    assert found.discarded >= 1
+
+
+def test_models_without_a_common_tensor_are_refused() -> None:
+    other = graphs.graph("g (float[2,8] x) => (float[2,8] z) { z = Tanh(x) }")
+    with pytest.raises(UsageError, match="no float tensor"):
+        located(network(), other)
+
+
+# -- the engine of the protocol, the emulation, the command -------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    np.savez(folder / "data.npz", x=SAMPLES[0]["x"])
+    return {
+        "good": save(network(), folder / "good.onnx"),
+        "bad": save(network(5), folder / "bad.onnx"),
+        "data": folder / "data.npz",
+    }
+
+
+def test_the_engine_of_the_protocol_finds_it_in_child_processes(files: dict[str, Path]) -> None:
+    found = locate(files["good"], files["bad"], SAMPLES, "onnxruntime", Options(builds=1))
+    assert found.first is not None
+    assert (found.first.tensor, found.exact) == ("m5", True)
+    assert "CPU" in found.engine
+
+
+def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path: Path) -> None:
+    broken = network()
+    broken.proto.graph.node[0].op_type = "Nothing"
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(broken.whole().SerializeToString())
+    with pytest.raises((EngineError, RewriterError)):
+        locate(files["good"], path, SAMPLES, "onnxruntime", Options(builds=1))
+
+
+def test_the_emulation_answers_the_same_question_in_one_run() -> None:
+    original = graphs.graph("""
+        g (float[2,8] x) => (float[2,8] y) <float big = {300.0}, float small = {1e-5}> {
+            a = Mul(x, big)  b = Mul(a, a)  c = Mul(b, small)  y = Neg(c)
+        }""")
+    half = as_fp16(original)
+    found = locate_by_emulation(original, half, [{"x": np.full((2, 8), 2.0, np.float32)}])
+    assert found.first is not None
+    assert (found.first.tensor, found.first.error, found.exact) == ("b", math.inf, True)
+    assert found.builds == 0
+    assert found.first.added == math.inf
+
+
+def as_fp16(source: Model) -> Model:
+    facts = tensor_facts.infer(source)
+    return retype(source, facts, Request(lambda _s, _n: onnx.TensorProto.FLOAT16))
+
+
+def test_the_command_prints_the_chain_and_exits_with_1(files: dict[str, Path], tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    command = ["locate", str(files["good"]), str(files["bad"]), "--inputs", str(files["data"])]
+    result = CliRunner().invoke(app, [*command, "--engine", "onnxruntime", "--json", str(told)])
+    assert result.exit_code == 1, result.output
+    assert "starts to go wrong at m5 of node" in result.output
+    written = json.loads(told.read_text())
+    assert (written["first"]["tensor"], written["chain"][-1]["tensor"]) == ("m5", "y")
+
+
+def test_the_command_exits_with_0_if_nothing_is_wrong(files: dict[str, Path]) -> None:
+    command = ["locate", str(files["good"]), str(files["good"]), "--engine", "onnxruntime"]
+    result = CliRunner().invoke(app, command)
+    assert (result.exit_code, "No output is further" in result.output) == (0, True)
+
+
+def test_an_engine_builds_several_sets_of_marks_in_one_call(files: dict[str, Path], tmp_path: Path) -> None:
+    fed = write_samples(tmp_path / "samples", SAMPLES)
+    build = EngineBuild(
+        files["bad"], fed, "onnxruntime", tmp_path / "builds", Settings("onnxruntime"), jobs=2
+    )
+    runs = build([["m1"], ["m2", "a2"], ["no such tensor"]], False)
+    assert [sorted(run.values[1]()) for run in runs[:2]] == [["m1", "y"], ["a2", "m2", "y"]]
+    assert "no such tensor" in runs[2].problem and not runs[2].values
+
+
+@pytest.mark.skipif(host.gpu() is not None, reason="there is a GPU here")
+def test_without_a_gpu_tensorrt_is_refused_and_auto_is_emulation(files: dict[str, Path]) -> None:
+    command = ["locate", str(files["good"]), str(files["bad"])]
+    refused = CliRunner().invoke(app, [*command, "--engine", "tensorrt-rtx"])
+    assert (refused.exit_code, "GPU" in refused.output) == (2, True)
+    assert "emulation on ONNX Runtime" in CliRunner().invoke(app, command).output
+
+
+@pytest.mark.skipif(host.choose().engine is None, reason="needs a GPU with TensorRT: the engine runs there")
+def test_on_a_gpu_tensorrt_finds_it(files: dict[str, Path]) -> None:
+    engine = host.choose().engine
+    assert engine is not None
+    found = locate(files["good"], files["bad"], SAMPLES, engine)
+    assert found.first is not None
+    assert found.first.tensor in ("m5", "a5", "r5")
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        (
+            "Error Code 1: Myelin ([vm.cpp:1011: load_persistent] Compatible cubin or ptx module for device "
+            "target '90' not found)",
+            "cannot run on this GPU",
+        ),
+        ("Error Code 2: OutOfMemory", "memory"),
+    ],
+    ids=["what TensorRT-RTX 1.6.1 said on an H200 of builds with a mark", "anything else"],
+)
+def test_an_engine_that_makes_no_context_names_what_the_library_said(said: str, advice: str) -> None:
+    assert advice in context_hint(said)

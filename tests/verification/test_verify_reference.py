@@ -1,0 +1,54 @@
+"""What `verify` compares with where ONNX Runtime cannot run the original: an operator that a plugin has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import graph
+
+import rewriter
+from rewriter.data.inputs import load_samples
+from rewriter.engines.protocol import Settings
+from rewriter.errors import ArithmeticRunError, EngineError
+from rewriter.figures.tolerances import Tolerance
+from rewriter.model import load, save
+from rewriter.verification.execute import Execution, on_engine
+from rewriter.verification.stage import Stage
+
+CUSTOM = "g (float[2,4] x) => (float[2,4] y) { a = Relu(x) y = Acme(a) }"
+PLAIN = "g (float[2,4] x) => (float[2,4] y) <float k = {K}> { a = Mul(x, k) y = Relu(a) }"
+HELD = Tolerance(5e-3, "relative-l2", "a test")
+
+
+def executed(folder: Path, original: str, fixed: str) -> Execution:
+    """With the engine of ONNX Runtime in TensorRT's place: the way of the outputs is the same."""
+    models = [
+        load(save(graph(text), folder / f"{name}.onnx"))
+        for name, text in (("original", original), ("fixed", fixed))
+    ]
+    samples = load_samples([{"x": np.ones((2, 4), np.float32)}], models[0])
+    stage = Stage(models[0], models[1], samples, folder)
+    return on_engine(stage, Settings("onnxruntime", timing=None), HELD, "no kernel for Acme")
+
+
+@pytest.mark.parametrize(("factor", "passed"), [("2.0", True), ("2.1", False)], ids=["equal", "5 % off"])
+def test_the_engine_of_the_original_stands_in(tmp_path: Path, factor: str, passed: bool) -> None:
+    done = executed(tmp_path, PLAIN.replace("K", "2.0"), PLAIN.replace("K", factor))
+    assert [(check.name, check.passed) for check in done.checks] == [("reference", None), ("run", passed)]
+    told = "not checked: no kernel for Acme; the fixed model is compared with the original's FP32 engine"
+    assert done.checks[0].summary == told
+    assert done.judged.error == pytest.approx(float(factor) / 2.0 - 1.0, abs=1e-6)
+
+
+def test_if_that_does_not_run_either_nothing_is_compared(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="nothing can be compared: no kernel for Acme, and the original"):
+        executed(tmp_path, CUSTOM, CUSTOM)
+
+
+def test_without_a_gpu_it_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    model = save(graph(CUSTOM), tmp_path / "custom.onnx")
+    with pytest.raises(ArithmeticRunError, match="no kernel for Acme") as caught:
+        rewriter.verify(model, model, engine="onnxruntime")
+    assert "--plugin-lib" in (caught.value.hint or "")
