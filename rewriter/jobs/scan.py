@@ -18,7 +18,7 @@ from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.figures.metrics import METRICS
 from rewriter.figures.tolerances import EMULATION_TOLERANCE
 from rewriter.graph import label
-from rewriter.hazards import KEPT, SCAN_RULES, Hazard, Settings, Survey, is_kept
+from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Survey, is_kept
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.model import Model, load
@@ -89,7 +89,7 @@ class _Scan:
         with self.stage("ranges"):
             ranges = self._measure(model, facts, samples)
         with self.stage("hazards"):
-            settings = Settings(LOW_TYPES[self.precision], target=self.target)
+            settings = PrecisionRequest(LOW_TYPES[self.precision], target=self.target)
             seen = list(surveys(model, facts, ranges, settings))
             findings = list(_findings(seen))
         with self.stage("tf32"):
