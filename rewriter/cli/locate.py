@@ -97,16 +97,9 @@ def _data(
 ) -> tuple[Samples, list[str]]:
     """The samples to look at, and what the user should know of them."""
     from rewriter.data.expectations import data_warnings
-    from rewriter.data.inputs import load_samples, random_samples
+    from rewriter.data.inputs import load_samples
 
-    deployed.check(model.signature)
-    wanted = deployed.usual | sizes
-    samples = (
-        load_samples(inputs, model)
-        if inputs is not None
-        else random_samples(model, seed=seed, input_shapes=wanted)
-    )
-    deployed.check_data(samples.source.spans)
+    samples = load_samples(inputs, model, input_shapes=sizes, seed=seed, deployment=deployed)
     notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(model, samples)]
     if len(samples) > MOST_SAMPLES:
         notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")
