@@ -15,9 +15,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from rewriter.errors import InputsError
-from rewriter.figures.compare import compare
+from rewriter.figures.outputs import compare
+from rewriter.figures.tolerances import TOLERANCES
 from rewriter.model import Array, Model
-from rewriter.verification import checks
+from rewriter.verification.expected import selects_rows
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ def feeds_of(samples: Path) -> dict[str, Array]:
 def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -> dict[str, float | None]:
     """Relative L2 error of each output, None where it is not finite; as a set for models that select their rows."""
     actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
-    tolerance = checks.EMULATION_TOLERANCE["fp16"]
-    rows = compare(expected, actual, tolerance, as_sets=checks.selects_rows(model))
+    tolerance = TOLERANCES["fp16"].value
+    rows = compare(expected, actual, tolerance, as_sets=selects_rows(model))
     return {r.name: float(r.relative_l2) if r.finite and math.isfinite(r.relative_l2) else None for r in rows}
 
 

@@ -42,7 +42,7 @@ from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
 from rewriter.planning.epilogues import FREE
 from rewriter.planning.planner import extend_plan, node_key, surveys
-from rewriter.verification import checks
+from rewriter.verification.expected import as_declared, expected_outputs, run_all
 
 FACTOR, LARGEST = 1.3, 5e-3
 PASSES, SECONDS = 3.0, 2.0
@@ -76,14 +76,14 @@ def emulated_error(
     original: Model, model: Model, feeds: dict[str, Array], expected: dict[str, Array]
 ) -> float:
     stand_in = emulation(model, facts.infer(model), tf32=True)
-    (outputs,) = checks.run_all(stand_in, [checks.as_declared(model, feeds)])
+    (outputs,) = run_all(stand_in, [as_declared(model, feeds)])
     return max(math.inf if e is None else e for e in errors(original, expected, outputs).values())
 
 
 def one_pass(original: Model, samples: Any) -> float:
     """Seconds of one FP32 pass over the samples, with the session's creation."""
     start = time.perf_counter()
-    checks.run_all(reference(original, facts.infer(original)), samples)
+    run_all(reference(original, facts.infer(original)), samples)
     return time.perf_counter() - start
 
 
@@ -114,7 +114,7 @@ def row(folder: Path, name: str) -> dict[str, Any]:
     data = load_samples(samples, original)
     pass_s = one_pass(original, data)
     feeds = feeds_of(samples)
-    (expected,) = checks.expected_outputs(original, [feeds]).exact
+    (expected,) = expected_outputs(original, [feeds]).exact
     structured = rewriter.fix(path, precision="fp32", inputs=samples, verify=False).model
     result = rewriter.fix(path, inputs=samples, verify=False)
     assert result.plan is not None

@@ -19,9 +19,9 @@ import numpy as np
 
 import rewriter
 from rewriter.emulation import Accumulation, emulation
-from rewriter.figures.compare import compare
+from rewriter.figures.outputs import compare
 from rewriter.model import Array, Model, facts, load
-from rewriter.verification import checks
+from rewriter.verification.expected import expected_outputs, run_all
 
 ENGINES = Path(__file__).with_name("gpu_cases.json")
 
@@ -35,7 +35,7 @@ def emulated(
     model: Model, feeds: dict[str, Array], accumulation: Accumulation
 ) -> tuple[dict[str, Array], float]:
     start = time.perf_counter()
-    (outputs,) = checks.run_all(emulation(model, facts.infer(model), accumulation), [feeds])
+    (outputs,) = run_all(emulation(model, facts.infer(model), accumulation), [feeds])
     return outputs, time.perf_counter() - start
 
 
@@ -44,7 +44,7 @@ def measure(folder: Path, name: str, engine: dict[str, Any]) -> dict[str, Any]:
     data = next(p for p in (folder / f"{name}.npz", folder / name / "0.npz") if p.exists())
     with np.load(data) as archive:
         feeds = dict(archive)
-    (expected,) = checks.expected_outputs(load(path), [feeds]).exact
+    (expected,) = expected_outputs(load(path), [feeds]).exact
     fixed = rewriter.fix(path, inputs=folder / name if (folder / name).is_dir() else data, verify=False).model
     row: dict[str, Any] = {"model": name, "engine_error": engine["error"]}
     for accumulation in ("fp32", "fp16"):

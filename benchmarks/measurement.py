@@ -26,10 +26,10 @@ from benchmarks.children import Limits
 from benchmarks.comparison import Case, errors, feeds_of, read_json, write_json
 from benchmarks.preparation import Tools, note_of, prepare_variant
 from benchmarks.variants import VARIANTS
-from rewriter.engines import host
+from rewriter.engines import this_machine
 from rewriter.engines.measure import build_variant, measure
-from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
-from rewriter.engines.tensors import write_samples
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
+from rewriter.engines.tensor_files import write_samples
 from rewriter.errors import EngineError
 from rewriter.model import Array, Model, load
 
@@ -38,7 +38,7 @@ WITHOUT_TF32 = "fp32-tf32-off"
 
 def builder() -> EngineName:
     """The engine that builds here: the GPU's, or, with no GPU, TensorRT-RTX, which needs none to build."""
-    return host.choose().engine or "tensorrt-rtx"
+    return this_machine.choose().engine or "tensorrt-rtx"
 
 
 def runner() -> EngineName:
@@ -47,7 +47,7 @@ def runner() -> EngineName:
     Raises:
         EngineError: none does.
     """
-    choice = host.choose()
+    choice = this_machine.choose()
     if choice.engine is None:
         raise EngineError(
             f"no engine runs here: {'; '.join(choice.reasons)}",
@@ -114,10 +114,10 @@ def _build(work: Path, variant: Variant, engine: EngineName, limits: Limits) -> 
     note, start = work / f"{variant.name}.built", time.perf_counter()
     if note.exists():
         return
-    settings = Settings(engine, build_timeout_s=limits.seconds)
+    settings = MeasureSettings(engine, build_timeout_s=limits.seconds)
     found = build_variant(variant, settings, work / f"{variant.name}.engine")
-    built = {"builds": not isinstance(found, Outcome), "wall_s": round(time.perf_counter() - start, 2)}
-    write_json(note, built | {"note": found.problem if isinstance(found, Outcome) else ""})
+    built = {"builds": not isinstance(found, EngineOutcome), "wall_s": round(time.perf_counter() - start, 2)}
+    write_json(note, built | {"note": found.problem if isinstance(found, EngineOutcome) else ""})
 
 
 def measure_case(case: Case, engine: EngineName, limits: Limits) -> str:
@@ -137,7 +137,7 @@ def measure_case(case: Case, engine: EngineName, limits: Limits) -> str:
         with np.load(case.work / "expected.npz") as archive:
             expected = dict(archive)
         with tempfile.TemporaryDirectory(dir=case.work) as folder:
-            outcomes = measure(variants, Settings(engine, run_timeout_s=limits.seconds), Path(folder))
+            outcomes = measure(variants, MeasureSettings(engine, run_timeout_s=limits.seconds), Path(folder))
             rows = {outcome.variant: _row(outcome, original, expected) for outcome in outcomes}
         write_json(file, {"host": _machine(outcomes)} | rows)
     rows = {name: row for name, row in read_json(file).items() if name != "host"}
@@ -145,13 +145,13 @@ def measure_case(case: Case, engine: EngineName, limits: Limits) -> str:
     return "; ".join([f"{len(rows) - len(failed)} of {len(rows)} variants ran", *failed])
 
 
-def _machine(outcomes: Sequence[Outcome]) -> dict[str, str]:
+def _machine(outcomes: Sequence[EngineOutcome]) -> dict[str, str]:
     ran = next((outcome for outcome in outcomes if outcome.device), None)
     library, _, version = (ran.library if ran else "").partition(" ")
     return {"gpu": ran.device if ran else "", "library": library, "version": version}
 
 
-def _row(outcome: Outcome, original: Model, expected: dict[str, Array]) -> dict[str, Any]:
+def _row(outcome: EngineOutcome, original: Model, expected: dict[str, Array]) -> dict[str, Any]:
     if not outcome.ran:
         return {"note": outcome.problem}
     row: dict[str, Any] = {"errors": errors(original, expected, outcome.values(0))}

@@ -28,7 +28,7 @@ from benchmarks.variants import EFFORT, FOREIGN
 from rewriter.emulation import Accumulation, emulation
 from rewriter.errors import RewriterError
 from rewriter.model import facts, load
-from rewriter.verification import checks
+from rewriter.verification.expected import as_declared, expected_outputs, run_all
 
 CHECK_FAILED = 1
 """Exit code of `rewriter fix` when it wrote a model that missed what was asked of it: a variant all the same."""
@@ -149,7 +149,7 @@ def _step(case: Case, limits: Limits, *step: str) -> dict[str, Any]:
 
 def expect(case: Case) -> None:
     """The original's outputs in FP32 on ONNX Runtime's CPU."""
-    (outputs,) = checks.expected_outputs(load(case.path), [feeds_of(case.samples)]).exact
+    (outputs,) = expected_outputs(load(case.path), [feeds_of(case.samples)]).exact
     part = case.work / "part.npz"
     np.savez(part, **outputs)  # type: ignore[arg-type]
     part.replace(case.work / "expected.npz")
@@ -165,9 +165,9 @@ def emulate(case: Case, name: str, accumulation: Accumulation) -> None:
         expected = dict(archive)
     model = load(case.work / f"{name}.onnx")
     start = time.perf_counter()
-    (outputs,) = checks.run_all(
+    (outputs,) = run_all(
         emulation(model, facts.infer(model), accumulation, tf32=True),
-        [checks.as_declared(model, feeds_of(case.samples))],
+        [as_declared(model, feeds_of(case.samples))],
     )
     found = {
         "errors": errors(model, expected, outputs),

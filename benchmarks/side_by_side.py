@@ -29,7 +29,7 @@ from benchmarks.comparison import Case
 from benchmarks.measurement import build_all, builder, each, measure_case, runner, search_case
 from benchmarks.preparation import Tools, prepare_all
 from benchmarks.variants import SEARCHES, VARIANTS
-from rewriter.engines.host import require
+from rewriter.engines.this_machine import require
 from rewriter.errors import RewriterError
 
 MODELS = (

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.agreement import FACTOR, agreement_of
 from benchmarks.headline import RIVAL, Found, Row, mean, ratios
 from benchmarks.variants import SEARCHES
-from rewriter.figures.tolerances import EMULATION_TOLERANCE
+from rewriter.figures.tolerances import TOLERANCES
 
 NOISE = 1.02
 """Two runs of one engine differ by up to 2 %; the same is allowed where an error has to be no worse."""
@@ -145,7 +145,7 @@ def _excess(plan: tuple[float, float, str]) -> float:
 def naive(found: Found) -> Target:
     """Never slower than naive FP16 on any model, and right where that is garbage."""
     title = "against naive FP16"
-    right = EMULATION_TOLERANCE["fp16"]
+    right = TOLERANCES["fp16"].value
     goal = f"never slower than {NAIVE_LATENCY:g}x; right (error below {right:g}) where it is garbage"
     missed, slowest, garbage, repaired = [], 0.0, 0, 0
     for model in found.models:

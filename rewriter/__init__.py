@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rewriter.jobs.verify import verify
     from rewriter.model import Model, load, save
     from rewriter.plan import Plan
-    from rewriter.verification.result import VerifyResult
     from rewriter.verification.verdict import Verdict
+    from rewriter.verification.verify_result import VerifyResult
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ _HOMES = {
     "ScanResult": "jobs.findings",
     "Target": "base",
     "Verdict": "verification.verdict",
-    "VerifyResult": "verification.result",
+    "VerifyResult": "verification.verify_result",
     "fix": "jobs.fix.api",
     "load": "model",
     "save": "model",

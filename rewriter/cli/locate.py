@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rewriter.data.inputs import Samples
     from rewriter.engines.deployment import Deployment
     from rewriter.model import Model
-    from rewriter.verification.locate import Location, Options
+    from rewriter.verification.locate import LocateOptions, Location
 
 SEARCH = "Search"
 AUTO = "auto"
@@ -72,14 +72,14 @@ def locate(
         from rewriter.model import load, write_json
         from rewriter.report import locate as report
         from rewriter.report.terminal import console
-        from rewriter.verification.locate import Options
+        from rewriter.verification.locate import LocateOptions
 
         check_extra("--json", json, [original, other])
         if marks < 1 or max_builds < 1:
             raise UsageError("at least one is needed", where="--marks, --max-builds", hint="8 and 48 do well")
         if not timeout > 0:
             raise UsageError(f"it cannot be {timeout:g}", where="--timeout", hint="seconds, such as 600")
-        options = Options(tolerance=tolerance, marks=marks, max_builds=max_builds)
+        options = LocateOptions(tolerance=tolerance, marks=marks, max_builds=max_builds)
         deployed = deployment(engine, plugin_lib or (), **profile(min_shapes, opt_shapes, max_shapes))
         samples, notes = _data(load(original), inputs, shapes(input_shape), seed or 0, deployed)
         found = _located(original, other, samples, deployed, options, timeout)
@@ -107,9 +107,14 @@ def _data(
 
 
 def _located(
-    original: Path, other: Path, samples: Samples, deployed: Deployment, options: Options, timeout: float
+    original: Path,
+    other: Path,
+    samples: Samples,
+    deployed: Deployment,
+    options: LocateOptions,
+    timeout: float,
 ) -> Location:
-    from rewriter.engines.protocol import Settings
+    from rewriter.engines.protocol import MeasureSettings
     from rewriter.model import load
     from rewriter.report.progress import progress
     from rewriter.verification import locate as search
@@ -117,6 +122,8 @@ def _located(
     engine = deployed.choose().engine
     if engine is None:
         return search.locate_by_emulation(load(original), load(other), samples, options)
-    settings = Settings(engine, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout)
+    settings = MeasureSettings(
+        engine, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout
+    )
     with progress(shown=True) as shown:
         return search.locate(original, other, samples, engine, options, settings, deployed.profile, shown)

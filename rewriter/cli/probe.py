@@ -22,7 +22,7 @@ def probe(
     Without a GPU: build the probes' models, and show the recorded answers.
     """
     with exit_codes():
-        from rewriter.engines import host
+        from rewriter.engines import this_machine
         from rewriter.engines.probe import ask as probes
         from rewriter.engines.probe.answers import write
         from rewriter.report import probe as report
@@ -31,7 +31,9 @@ def probe(
 
         check_extra("--json", json, [])
         out = console()
-        choice = host.choose() if engine == "auto" else host.Choice(host.require(engine))
+        choice = (
+            this_machine.choose() if engine == "auto" else this_machine.Choice(this_machine.require(engine))
+        )
         if choice.engine is None:
             _without_gpu(choice, json)
             return

@@ -30,7 +30,7 @@ from rewriter.cli.options import (
 
 if TYPE_CHECKING:
     from rewriter.pipeline.config import InForce
-    from rewriter.verification.result import VerifyResult
+    from rewriter.verification.verify_result import VerifyResult
 
 
 USUAL = "relative-l2"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from rewriter.engines import nvidia_driver as driver
+from rewriter.engines import nvidia_driver
 from rewriter.errors import EngineError
 from rewriter.model import Array
 
@@ -27,7 +27,7 @@ def runtime() -> Any:
     Raises:
         EngineError: no GPU, no cuda-python, or a driver that is too old for it.
     """
-    found = driver.gpus()
+    found = nvidia_driver.gpus()
     if not found:
         raise EngineError(
             "no GPU: there is no NVIDIA driver here, or it sees no device",

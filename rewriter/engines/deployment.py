@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from rewriter.engines import host
-from rewriter.engines.host import Choice
+from rewriter.engines import this_machine
 from rewriter.engines.protocol import EngineName, Shape, Span
+from rewriter.engines.this_machine import Choice
 from rewriter.errors import UsageError, did_you_mean
 from rewriter.model import Port, Signature
 
@@ -45,7 +45,7 @@ class Deployment:
         """
         if self.engine == EMULATION:
             return Choice(None, (f"--engine {EMULATION}",))
-        return host.choose() if self.engine == AUTO else Choice(host.require(self.engine))
+        return this_machine.choose() if self.engine == AUTO else Choice(this_machine.require(self.engine))
 
     @property
     def usual(self) -> dict[str, Shape]:
@@ -103,7 +103,7 @@ def deployment(
         known = ", ".join(engines)
         raise UsageError(f"there is no engine {engine!r}", where="--engine", hint=f"one of {known}")
     if engine not in (AUTO, EMULATION):
-        host.require(engine)  # before any work
+        this_machine.require(engine)  # before any work
     libraries = tuple(Path(path).resolve() for path in plugin_lib)
     for path in libraries:
         if not path.is_file():

@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.engines.build_report import BuildReport
-from rewriter.engines.protocol import EngineLayer, Latency, Outcome, RunOrder, Settings, Status, Variant
-from rewriter.engines.tensorrt import NO_TF32, BuildOptions, build
-from rewriter.engines.worker import ChildResult, run_in_child
+from rewriter.engines.child_process import ChildResult, run_in_child
+from rewriter.engines.protocol import (
+    EngineLayer,
+    EngineOutcome,
+    Latency,
+    MeasureSettings,
+    RunOrder,
+    Status,
+    Variant,
+)
+from rewriter.engines.tensorrt_build import NO_TF32, BuildOptions, build
 from rewriter.errors import EngineError
 
 SHAPE_LIKE = 16
@@ -28,7 +36,7 @@ class _Built:
     report: BuildReport | None
 
 
-def measure(variants: Sequence[Variant], settings: Settings, folder: Path) -> list[Outcome]:
+def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path) -> list[EngineOutcome]:
     """Build every variant, run every sample, and time all interleaved.
 
     Args:
@@ -48,11 +56,11 @@ def measure(variants: Sequence[Variant], settings: Settings, folder: Path) -> li
         raise EngineError(f"several variants are called {sorted(twice)[0]!r}", hint="give each its own name")
     folder.mkdir(parents=True, exist_ok=True)
     built: list[_Built] = []
-    outcomes: dict[tuple[str, int], Outcome] = {}
+    outcomes: dict[tuple[str, int], EngineOutcome] = {}
     for place, variant in enumerate(variants):
         for number in range(settings.builds):
             found = build_variant(variant, settings, folder / f"{place:03d}-{number}.engine", number)
-            if isinstance(found, Outcome):
+            if isinstance(found, EngineOutcome):
                 outcomes[variant.name, number] = found
             else:
                 built.append(_Built(variant, number, *found))
@@ -64,8 +72,8 @@ def measure(variants: Sequence[Variant], settings: Settings, folder: Path) -> li
 
 
 def build_variant(
-    variant: Variant, settings: Settings, target: Path, number: int = 0
-) -> tuple[Path, BuildReport | None] | Outcome:
+    variant: Variant, settings: MeasureSettings, target: Path, number: int = 0
+) -> tuple[Path, BuildReport | None] | EngineOutcome:
     """Build one variant; or what there is already.
 
     Returns:
@@ -113,23 +121,25 @@ def shape_values(sample: Mapping[str, Any]) -> dict[str, list[int]]:
     }
 
 
-def _refusal(name: str, number: int, report: BuildReport) -> Outcome:
+def _refusal(name: str, number: int, report: BuildReport) -> EngineOutcome:
     """Why parser or builder gave no engine."""
     told = [str(error) for error in report.parser_errors]
     told = told or ([report.obstacle] if report.obstacle else list(report.errors[-3:]))
     problem = "; ".join(told) or "the builder gave no engine and no reason"
     library = f"{report.library} {report.version}"
-    return Outcome(name, number, "refused", problem, report.hint, report.log, library=library, report=report)
+    return EngineOutcome(
+        name, number, "refused", problem, report.hint, report.log, library=library, report=report
+    )
 
 
-def _accident(name: str, number: int, child: ChildResult, what: str) -> Outcome:
+def _accident(name: str, number: int, child: ChildResult, what: str) -> EngineOutcome:
     """How a child process ended that gave no answer, or raised what it should not."""
     status: Status = child.status if child.status in ("crashed", "timeout") else "error"
     hint = (child.result or {}).get("hint") or ""
-    return Outcome(name, number, status, f"{what}: {child.summary}", hint, child.log)
+    return EngineOutcome(name, number, status, f"{what}: {child.summary}", hint, child.log)
 
 
-def _run_group(group: Sequence[_Built], settings: Settings, folder: Path) -> Iterator[Outcome]:
+def _run_group(group: Sequence[_Built], settings: MeasureSettings, folder: Path) -> Iterator[EngineOutcome]:
     """Run together; if that process does not survive, each alone, and then the survivors together.
 
     Nothing is run again after `settings.until`.
@@ -147,12 +157,12 @@ def _run_group(group: Sequence[_Built], settings: Settings, folder: Path) -> Ite
         yield from (timed.get((outcome.variant, outcome.build), outcome) for outcome in alone)
 
 
-def _alone(one: _Built, settings: Settings, folder: Path) -> Outcome:
+def _alone(one: _Built, settings: MeasureSettings, folder: Path) -> EngineOutcome:
     child = _run([one], replace(settings, timing=None), folder)
     return next(_outcomes([one], child)) if child.status == "ok" else _failed(one, child)
 
 
-def _together(well: Sequence[_Built], settings: Settings, folder: Path) -> Iterator[Outcome]:
+def _together(well: Sequence[_Built], settings: MeasureSettings, folder: Path) -> Iterator[EngineOutcome]:
     """Those that run alone, once more in one process, to be timed; nothing if that fails again."""
     if well and settings.timing is not None:
         child = _run(well, settings, folder)
@@ -160,7 +170,7 @@ def _together(well: Sequence[_Built], settings: Settings, folder: Path) -> Itera
             yield from _outcomes(well, child)
 
 
-def _run(group: Sequence[_Built], settings: Settings, folder: Path) -> ChildResult:
+def _run(group: Sequence[_Built], settings: MeasureSettings, folder: Path) -> ChildResult:
     orders = [_plain(_order(one, settings, folder)) for one in group]
     arguments = {
         "engine": settings.engine,
@@ -168,14 +178,14 @@ def _run(group: Sequence[_Built], settings: Settings, folder: Path) -> ChildResu
         "timing": asdict(settings.timing) if settings.timing else None,
     }
     return run_in_child(
-        {"call": "rewriter.engines.bench:run_here", "arguments": arguments},
+        {"call": "rewriter.engines.measure_in_child:run_here", "arguments": arguments},
         timeout_s=settings.left(settings.run_timeout_s),
         env=None if group[0].variant.tf32 else NO_TF32,
         memory_bytes=settings.memory_bytes,
     )
 
 
-def _order(one: _Built, settings: Settings, folder: Path) -> RunOrder:
+def _order(one: _Built, settings: MeasureSettings, folder: Path) -> RunOrder:
     variant = one.variant
     return RunOrder(
         variant.name,
@@ -195,20 +205,20 @@ def _plain(order: RunOrder) -> dict[str, Any]:
     return {**asdict(order), **several, "engine": str(order.engine), "results": str(order.results)}
 
 
-def _failed(one: _Built, child: ChildResult) -> Outcome:
+def _failed(one: _Built, child: ChildResult) -> EngineOutcome:
     return replace(_accident(one.variant.name, one.number, child, "the run"), report=one.report)
 
 
-def _outcomes(group: Sequence[_Built], child: ChildResult) -> Iterator[Outcome]:
+def _outcomes(group: Sequence[_Built], child: ChildResult) -> Iterator[EngineOutcome]:
     if child.result is None:
         raise EngineError("the child answered nothing")
     for one, answer in zip(group, child.result["outcomes"], strict=True):
         yield _outcome(one, answer, child.log)
 
 
-def _outcome(one: _Built, answer: Mapping[str, Any], log: str) -> Outcome:
+def _outcome(one: _Built, answer: Mapping[str, Any], log: str) -> EngineOutcome:
     latency, notes = answer.get("latency"), (one.report.notes if one.report else ())
-    return Outcome(
+    return EngineOutcome(
         one.variant.name,
         one.number,
         answer["status"],

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from rewriter.engines.ort_errors import explain
-from rewriter.engines.time_limit import ended_at
+from rewriter.engines.deadline import ended_at
+from rewriter.engines.onnxruntime_errors import explain
 from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
 from rewriter.graph import label
 from rewriter.model import Array, Model, walk_graphs

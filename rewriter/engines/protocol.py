@@ -1,18 +1,18 @@
-"""The protocol of the engines: what is handed over, what comes back, and what an engine must be able to do.
+"""The protocol of the engines: their input, their results, and what an engine must implement.
 
-A caller writes its samples to disk (`tensors.write_samples`), describes `Variant`s of a model, and
-calls `measure.measure`. Every build runs in a child process of its own; then one child loads all
-engines, runs every sample, and times them interleaved. Each variant and build comes back as one `Outcome`,
-whatever happened to it: arrays stay in files, which are memory-mapped when they are read.
+A caller writes its samples to disk (`tensor_files.write_samples`), describes `Variant`s of a model, and
+calls `measure.measure`. Every build runs in a child process of its own; then one child loads all engines,
+runs every sample, and times them interleaved. The result is one `EngineOutcome` for each variant and build,
+failures included. Arrays stay in files, which are memory-mapped for reading.
 
     samples = write_samples(folder / "samples", feeds)
-    outcomes = measure([Variant("fixed", path, samples)], Settings("tensorrt-rtx"), folder)
+    outcomes = measure([Variant("fixed", path, samples)], MeasureSettings("tensorrt-rtx"), folder)
     outcomes[0].values(0)["logits"], outcomes[0].latency.median_us
 
 To add an engine, write an `Engine` and a `Program` for it, name it in `EngineName`, and add it to
 `bench.engine_named`; if it has a build step of its own, add that to `measure.build_variant`. Both
 classes live in the child alone: they may import what they like, crash, hang, or raise `EngineError`; the
-parent turns all of that into an `Outcome`. What they must keep:
+parent turns all of that into an `EngineOutcome`. What they must keep:
 
 - `Program.run` gives every output of the ONNX model under its ONNX name, in its ONNX type.
 - `Program.prepare` puts one sample where the device reads it; `Program.time_us` runs on it and
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rewriter.engines.build_report import BuildReport
-from rewriter.engines.tensors import Samples, read_tensors
+from rewriter.engines.tensor_files import StoredSamples, read_tensors
 
 if TYPE_CHECKING:
     from rewriter.model import Array
@@ -65,13 +65,13 @@ class Variant:
             the main graph; TensorRT cannot fuse across them, so mark few, and compare the model's own
             outputs with those of a build without.
         debug: Record the unfused tensors, which leaves fusion as it is, where the library can: their
-            values are in `Outcome.debug`, under the library's names.
+            values are in `EngineOutcome.debug`, under the library's names.
         engine: An engine file that `build` wrote already; nothing is built then.
     """
 
     name: str
     path: Path
-    samples: Samples
+    samples: StoredSamples
     tf32: bool = True
     shapes: Mapping[str, Span] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Settings:
+class MeasureSettings:
     """How all variants of one measurement are built and run.
 
     Attributes:
@@ -162,7 +162,7 @@ class EngineLayer:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EngineOutcome:
     """What became of one build of one variant.
 
     Attributes:
@@ -211,7 +211,7 @@ class Program(Protocol):
     """A built model in the child, loaded on its device; its buffers are its own."""
 
     notes: list[str]
-    """Filled while it works; see `Outcome.notes`."""
+    """Filled while it works; see `EngineOutcome.notes`."""
 
     @property
     def device(self) -> str: ...
@@ -248,7 +248,7 @@ class RunOrder:
     Attributes:
         engine: What the build wrote; the ONNX file if there is no build.
         samples: Folders of the samples. `results`: folder for what comes out.
-        outputs, debug, tf32: As in `Variant`; `plugins` as in `Settings`.
+        outputs, debug, tf32: As in `Variant`; `plugins` as in `MeasureSettings`.
     """
 
     name: str

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.engines import nvidia_driver as driver
+from rewriter.engines import nvidia_driver
 from rewriter.engines.user_cache import user_cache
 
 
@@ -35,7 +35,7 @@ class TimingCache:
 
 def open_cache(trt: Any, config: Any) -> TimingCache | None:
     """Give the config its cache; None where there is none to use."""
-    gpus = driver.gpus()
+    gpus = nvidia_driver.gpus()
     if trt.__name__ != "tensorrt" or not gpus:
         return None
     try:

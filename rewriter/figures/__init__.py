@@ -1,1 +1,1 @@
-"""How far one array is from another: metrics, tolerances, statistics."""
+"""Error figures: `pair` computes them, `metrics` names them, `outputs` applies them to a model's outputs."""

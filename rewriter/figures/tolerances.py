@@ -1,25 +1,24 @@
-"""What an output is held to, by what the fixed model computes in; every figure with its source."""
+"""Tolerances by the precision that a model computes in, each with its source."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from onnx import TensorProto
 
 from rewriter.model.facts import Facts
 
-EMULATION_TOLERANCE = {"fp16": 5e-3, "bf16": 4e-2, "fp32": 5e-3}
-"""Relative L2 error per output. FP16: well-conditioned networks reach 6e-4 to 2.4e-3 on real engines
-(measured on one H200); BF16 has 8 bits of significand where FP16 has 11, so 8 times as much. FP32 is
-TF32 here, which has 11."""
+RELATIVE_L2 = "relative-l2"
+"""The default metric."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What the fixed model's outputs are held to, and who says so.
+    """The limit on the errors of a model's outputs.
 
     Attributes:
-        metric: Name in `METRICS`.
+        metric: Name in `metrics.METRICS`.
         source: The measurement or the option that the value comes from.
     """
 
@@ -27,17 +26,29 @@ class Tolerance:
     metric: str
     source: str
 
+    @property
+    def of_each_output(self) -> float:
+        """Largest relative L2 error of an output; infinite if another metric judges the outputs."""
+        return self.value if self.metric == RELATIVE_L2 else math.inf
 
-FP32 = 1e-4
-"""Relative L2 error of FP32 arithmetic in another order: 3.8e-6 was measured for single MatMul and Conv
-(H200, TF32 off); depth and cancellation get a factor of 25."""
 
-SOURCES = {
-    "fp32": "FP32 arithmetic in another order: 3.8e-6 for one MatMul on an H200, times 25 for depth",
-    "tf32": "TF32 keeps as many bits as FP16; whole networks measured up to 1.9e-3 on an H200",
-    "fp16": "sound FP16 networks measured 6e-4 to 2.4e-3 on an H200, times 2",
-    "bf16": "the FP16 tolerance times 8: BF16 has 8 bits of significand where FP16 has 11",
+TOLERANCES = {
+    "fp32": Tolerance(
+        1e-4,
+        RELATIVE_L2,
+        "FP32 arithmetic in another order: 3.8e-6 for one MatMul on an H200, times 25 for depth",
+    ),
+    "tf32": Tolerance(
+        5e-3,
+        RELATIVE_L2,
+        "TF32 keeps as many bits as FP16; whole networks measured up to 1.9e-3 on an H200",
+    ),
+    "fp16": Tolerance(5e-3, RELATIVE_L2, "sound FP16 networks measured 6e-4 to 2.4e-3 on an H200, times 2"),
+    "bf16": Tolerance(
+        4e-2, RELATIVE_L2, "the FP16 tolerance times 8: BF16 has 8 bits of significand where FP16 has 11"
+    ),
 }
+"""Largest error of a sound model, by the precision of its arithmetic."""
 
 
 def precision_of(facts: Facts) -> str:
@@ -49,13 +60,10 @@ def precision_of(facts: Facts) -> str:
 
 
 def default_tolerance(facts: Facts, *, tf32: bool) -> Tolerance:
-    """The largest relative L2 error that a sound model of these types has.
+    """The tolerance for a model of these types.
 
     Args:
-        tf32: Whether what computes may round FP32 to TF32.
+        tf32: True if FP32 may be rounded to TF32.
     """
     precision = precision_of(facts)
-    if precision == "fp32":
-        precision = "tf32" if tf32 else "fp32"
-    value = {**EMULATION_TOLERANCE, "tf32": EMULATION_TOLERANCE["fp16"], "fp32": FP32}[precision]
-    return Tolerance(value, "relative-l2", SOURCES[precision])
+    return TOLERANCES["tf32" if precision == "fp32" and tf32 else precision]

@@ -16,7 +16,7 @@ from rewriter.emulation import emulation, reference
 from rewriter.engines.probe.answers import known_target
 from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.figures.metrics import METRICS
-from rewriter.figures.tolerances import EMULATION_TOLERANCE
+from rewriter.figures.tolerances import TOLERANCES
 from rewriter.graph import label
 from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Survey, is_kept
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
@@ -27,7 +27,7 @@ from rewriter.model.stopwatch import Progress, Stopwatch
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.driver import Driver
 from rewriter.planning.planner import LOW_TYPES, surveys
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 TF32_NOTED = 2e-3
 """Relative L2 error of TF32 that is worth a note: twice what well-conditioned networks show on an H200."""
@@ -186,7 +186,7 @@ def _tf32(model: Model, facts: tensor_facts.Facts, samples: Sequence[Mapping[str
         return  # the measured ranges have said so
     error = METRICS["detections"].worst(expected, actual)
     if error > TF32_NOTED:
-        kind, severe = KINDS["tf32"], error > EMULATION_TOLERANCE["fp32"]
+        kind, severe = KINDS["tf32"], error > TOLERANCES["tf32"].value
         reason = f"an FP32 engine errs by {error:.2g} (relative L2) through TF32, emulated on one sample"
         yield Finding("tf32", "warning" if severe else kind.severity, reason, kind.repair, (), ())
 

@@ -14,19 +14,20 @@ from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
 from rewriter.emulation import Accumulation
 from rewriter.engines.deployment import AUTO, deployment
-from rewriter.engines.host import Choice
-from rewriter.engines.ort_errors import NoKernelError
-from rewriter.engines.protocol import Settings, Shape, Timing
+from rewriter.engines.onnxruntime_errors import NoKernelError
+from rewriter.engines.protocol import MeasureSettings, Shape, Timing
+from rewriter.engines.this_machine import Choice
 from rewriter.errors import UsageError
 from rewriter.figures.metrics import named
-from rewriter.figures.statistics import OutputStatistics
+from rewriter.figures.outputs import OutputStatistics
 from rewriter.figures.tolerances import Tolerance, default_tolerance
 from rewriter.model import load
 from rewriter.model.stopwatch import Progress, Stopwatch
-from rewriter.verification.execute import build_without_gpu, emulated, on_engine
-from rewriter.verification.result import BuildRun, VerifyResult
-from rewriter.verification.stage import MOST_SAMPLES, Stage
+from rewriter.verification.judge import BuildRun
+from rewriter.verification.run_check import build_without_gpu, run_emulated, run_on_engine
 from rewriter.verification.verdict import Verdict
+from rewriter.verification.verify_result import VerifyResult
+from rewriter.verification.workspace import MOST_SAMPLES, Workspace
 
 __all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
 
@@ -89,19 +90,19 @@ def verify(
             samples = load_samples(
                 inputs, models[0], input_shapes=input_shapes, seed=seed, deployment=deployed
             )
-            stage = Stage(*models, samples, Path(folder), deployed.profile)
+            workspace = Workspace(*models, samples, Path(folder), deployed.profile)
         tf32 = chosen.engine not in (None, "onnxruntime")
-        held = asked or default_tolerance(stage.fixed_facts, tf32=tf32)
+        held = asked or default_tolerance(workspace.fixed_facts, tf32=tf32)
         with watch("reference"):
-            missing = _without_reference(stage, chosen)
+            missing = _without_reference(workspace, chosen)
         if chosen.engine is None:
             with watch("emulation"):
-                done = emulated(stage, held, accumulation)
+                done = run_emulated(workspace, held, accumulation)
             with watch("build"):
-                built = build_without_gpu(stage, timeout, deployed.plugins)
+                built = build_without_gpu(workspace, timeout, deployed.plugins)
                 done = replace(done, checks=(*done.checks, built))
         else:
-            settings = Settings(
+            settings = MeasureSettings(
                 chosen.engine,
                 builds=builds,
                 timing=Timing() if timing else None,
@@ -110,7 +111,7 @@ def verify(
                 run_timeout_s=timeout,
             )
             with watch("run"):
-                done = on_engine(stage, settings, held, missing)
+                done = run_on_engine(workspace, settings, held, missing)
         warnings = (*_warnings(chosen, samples), *data_warnings(models[0], samples), *done.warnings)
         return VerifyResult(
             original=models[0].path,
@@ -120,7 +121,6 @@ def verify(
             tolerance=held,
             data=samples.source,
             outputs=done.judged.outputs,
-            judged=done.judged.comparisons,
             builds=done.judged.builds,
             latency=done.latency,
             reference_latency=done.reference_latency,
@@ -130,10 +130,10 @@ def verify(
         )
 
 
-def _without_reference(stage: Stage, chosen: Choice) -> str:
+def _without_reference(workspace: Workspace, chosen: Choice) -> str:
     """Compute the reference; or why ONNX Runtime cannot, where an engine of the original can stand in."""
     try:
-        stage.compute_reference()
+        workspace.compute_reference()
     except NoKernelError as error:
         if chosen.engine in ("tensorrt", "tensorrt-rtx"):
             return error.what

@@ -13,7 +13,7 @@ from rich.text import Text
 from rewriter.report.json import installed_versions, plain
 from rewriter.report.tables import new_table
 from rewriter.report.text import shorten
-from rewriter.verification.locate.result import Location, Step
+from rewriter.verification.locate.location import Location, Step
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""

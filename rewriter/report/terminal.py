@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rewriter.figures.compare import OutputComparison
+from rewriter.figures.outputs import OutputComparison
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan

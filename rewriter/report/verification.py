@@ -10,12 +10,12 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rewriter.engines.protocol import Latency
-from rewriter.figures.statistics import DECADES, OutputStatistics
+from rewriter.figures.outputs import DECADES, OutputStatistics
 from rewriter.report.json import SCHEMA_VERSION, check_dict, installed_versions, plain
 from rewriter.report.tables import new_table
 from rewriter.report.terminal import SHOWN, checks_tables
 from rewriter.report.text import shorten
-from rewriter.verification.result import VerifyResult
+from rewriter.verification.verify_result import VerifyResult
 
 BARS = " ▁▂▃▄▅▆▇█"
 """From none to all of an output's elements; the first full step is shown for a single element."""

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from rewriter.engines.deployment import Deployment
 from rewriter.engines.measure import build_variant
-from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
-from rewriter.engines.tensors import Samples, write_samples
-from rewriter.engines.workers import TIMES_KERNELS, builds_at_a_time
+from rewriter.engines.parallel_builds import TIMES_KERNELS, builds_at_a_time
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
+from rewriter.engines.tensor_files import StoredSamples, write_samples
 from rewriter.errors import RewriterError
 from rewriter.model import save
 from rewriter.plan import Plan
 from rewriter.search.clock import Clock
 from rewriter.search.evaluate import Problem
-from rewriter.verification.checks import as_declared
+from rewriter.verification.expected import as_declared
 
 TIME_UP = "not tried: the time was up"
 
@@ -50,7 +50,7 @@ class Builder:
     seconds: float = 0.0
     lowering_s: float = 0.0
     _count: int = 0
-    _samples: Samples | None = None
+    _samples: StoredSamples | None = None
     _lowering: threading.Lock = field(default_factory=threading.Lock)
 
     def workers(self) -> int:
@@ -87,7 +87,7 @@ class Builder:
 
     def _build(self, plan: Plan, name: str) -> Variant | str:
         folder = self.folder / name
-        settings = Settings(
+        settings = MeasureSettings(
             self.engine,
             build_timeout_s=self.timeout_s,
             plugins=self.deployment.plugins,
@@ -104,7 +104,7 @@ class Builder:
         except RewriterError as error:
             shutil.rmtree(folder, ignore_errors=True)
             return str(error)
-        if isinstance(made, Outcome):
+        if isinstance(made, EngineOutcome):
             shutil.rmtree(folder)
             return TIME_UP if made.status == "timeout" and not self.clock.left else made.problem
         if made[0] != variant.path:

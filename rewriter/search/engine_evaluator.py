@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rewriter.engines.deployment import Deployment
 from rewriter.engines.measure import measure
-from rewriter.engines.protocol import EngineName, Outcome, Settings, Timing, Variant
-from rewriter.engines.workers import TIMES_KERNELS
+from rewriter.engines.parallel_builds import TIMES_KERNELS
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.figures.metrics import Metric
 from rewriter.plan import Plan
 from rewriter.search.builder import TIME_UP, Builder
@@ -142,7 +142,7 @@ class EngineEvaluator:
             yield from ((place, self._without(TIME_UP)) for place, _ in group)
             return self._forget(variants)
         start, folder = time.monotonic(), self.folder / "run"
-        settings = Settings(
+        settings = MeasureSettings(
             self.engine,
             timing=self.timing,
             plugins=self.deployment.plugins,
@@ -160,21 +160,21 @@ class EngineEvaluator:
         self._forget(variants)
         yield from ((place, one) for (place, _), one in zip(group, found, strict=True))
 
-    def _refer(self, variants: Sequence[Variant], outcomes: Sequence[Outcome]) -> None:
+    def _refer(self, variants: Sequence[Variant], outcomes: Sequence[EngineOutcome]) -> None:
         """Take the first that ran as the reference."""
         for variant, outcome in zip(variants, outcomes, strict=True):
             if outcome.ran and outcome.latency is not None:
                 self._reference, self._reference_us = variant, outcome.latency.median_us
                 return
 
-    def _drift(self, outcomes: Sequence[Outcome]) -> float:
+    def _drift(self, outcomes: Sequence[EngineOutcome]) -> float:
         """What the reference took at first over what it took now; 1 where there is none."""
         for outcome in outcomes:
             if self._reference and outcome.variant == self._reference.name and outcome.latency is not None:
                 return self._reference_us / outcome.latency.median_us
         return 1.0
 
-    def _judged(self, outcome: Outcome, drift: float) -> Measured:
+    def _judged(self, outcome: EngineOutcome, drift: float) -> Measured:
         if outcome.status == "timeout" and not self.clock.left:
             return self._without(TIME_UP)
         if not outcome.ran or outcome.latency is None:

@@ -24,7 +24,7 @@ from rewriter.plan import Plan
 from rewriter.planning.costs.kernels import ORIGIN
 from rewriter.planning.costs.prices import Prices
 from rewriter.planning.costs.pricing import priced
-from rewriter.verification.checks import as_declared
+from rewriter.verification.expected import as_declared
 
 Sample = Mapping[str, Array]
 Standin = Callable[[Model, Facts], Model]

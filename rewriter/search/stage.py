@@ -15,7 +15,8 @@ from rewriter.engines.deployment import Deployment
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import TimeUpError
-from rewriter.figures.metrics import DETECTIONS, RELATIVE_L2, named
+from rewriter.figures.metrics import DETECTIONS, named
+from rewriter.figures.tolerances import RELATIVE_L2
 from rewriter.model import Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
@@ -33,7 +34,7 @@ from rewriter.search.result import Frontier, FrontierPoint, Searched
 from rewriter.search.rounds import by_measurement
 from rewriter.search.trials import Trials
 from rewriter.search.within import most_accurate
-from rewriter.verification import checks
+from rewriter.verification.expected import Outputs, expected_outputs, selects_rows
 from rewriter.verification.verdict import Check
 
 EMULATED_SAMPLES, RUN_SAMPLES = 4, 16
@@ -122,7 +123,7 @@ def _of_sets(order: Order, original: Model) -> Order:
 
     Element by element, rows in another order differ by all that they hold.
     """
-    if order.metric != RELATIVE_L2 or not checks.selects_rows(original):
+    if order.metric != RELATIVE_L2 or not selects_rows(original):
         return order
     aim = replace(order.aim, metric=DETECTIONS) if order.aim is not None else None
     return replace(order, metric=DETECTIONS, aim=aim)
@@ -138,7 +139,7 @@ def _by_emulation(
     else:
         effort = for_tolerance(subject.structured, subject.facts, given, order.accumulation)
     compared: Sequence[Sample] = list(islice(subject.samples, effort.samples))
-    exact = checks.expected_outputs(subject.original, compared).exact
+    exact = expected_outputs(subject.original, compared).exact
     ranked = effort.of(_problem(subject, order, compared, exact))
     judged = replace(ranked, accumulation="fp16") if budget else ranked
     trials = Trials(judged, subject.plan, named(order.metric), _reason(order), ranked)
@@ -146,9 +147,7 @@ def _by_emulation(
     return replace(made, warnings=((effort.told,) if effort.told else ()) + made.warnings)
 
 
-def _problem(
-    subject: Subject, order: Order, compared: Sequence[Sample], exact: Sequence[checks.Outputs]
-) -> Problem:
+def _problem(subject: Subject, order: Order, compared: Sequence[Sample], exact: Sequence[Outputs]) -> Problem:
     """What plans are judged by: on these samples, with what the original gives."""
     return Problem(subject.structured, subject.facts, compared, exact, order.accumulation, order.target)
 
@@ -208,13 +207,13 @@ def _on_engine(
     return _answered(found, order, trials.metric.least, judge.failures)
 
 
-def _exact(original: Model, samples: Sequence[Sample], clock: Clock) -> list[checks.Outputs]:
+def _exact(original: Model, samples: Sequence[Sample], clock: Clock) -> list[Outputs]:
     """Outputs of the original in FP32: for all samples, or those that the time is enough for, one at least.
 
     Raises:
         TimeUpError: it is not enough for one.
     """
-    found: list[checks.Outputs] = []
+    found: list[Outputs] = []
     with Session(reference(original, tensor_facts.infer(original))) as session:
         for sample in samples:
             try:

@@ -1,1 +1,1 @@
-"""Checks of a rewritten model against its original."""
+"""Checks of a rewritten model: expected outputs, structure, emulation, build, run, verdict."""

@@ -1,8 +1,7 @@
-"""The build step of verification: TensorRT parses and builds the file, and its network is read back."""
+"""Checks that TensorRT builds the file, and compares the parsed network with the model."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,18 +12,20 @@ from onnx import TensorProto
 
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
+from rewriter.engines.child_process import ChildResult
+from rewriter.engines.measure import shape_values
 from rewriter.engines.protocol import Shape, Span
-from rewriter.engines.tensorrt import BuildOptions, build
-from rewriter.engines.worker import ChildResult
+from rewriter.engines.tensorrt_build import BuildOptions, build
 from rewriter.errors import EngineError
 from rewriter.graph.stored import logical_name
-from rewriter.model import Model, walk_graphs
+from rewriter.model import Array, Model, walk_graphs
+from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
-from rewriter.verification.verdict import Check
+from rewriter.verification.verdict import Check, log_lines
 
 NORMALIZATIONS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization"})
 """Operators that become one NORMALIZATION layer each, whose kernel computes in FP32. TensorRT-RTX 1.6
-takes RMSNormalization apart instead, with Casts to FP32 when its stash_type is FLOAT."""
+decomposes RMSNormalization instead, with Casts to FP32 if its stash_type is FLOAT."""
 
 NETWORK_TYPES = {
     int(TensorProto.FLOAT): "FLOAT",
@@ -34,7 +35,7 @@ NETWORK_TYPES = {
 """TensorRT's `DataType` for each float type that a plan gives."""
 
 NO_INT8_CONV = "dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed"
-"""Part of what TensorRT-RTX 1.6.1 says of Convs behind a DequantizeLinear from INT8; 1.7.1 builds them."""
+"""Part of the error of TensorRT-RTX 1.6.1 for Convs that read an INT8 DequantizeLinear; 1.7.1 builds them."""
 
 LACKING = (
     NO_INT8_CONV,
@@ -46,26 +47,23 @@ LACKING = (
     "is not supported in TensorRT",
     "Error Code 1: Cuda Runtime",
 )
-"""Parts of messages, as TensorRT-RTX 1.4 to 1.7 write them, saying that the library lacks an operator
-which another TensorRT may have (NonMaxSuppression, RoiAlign, NonZero, a plugin of the user's), or
-that it cannot build this network without a GPU (1.4, quantised networks)."""
+"""Parts of the messages of TensorRT-RTX 1.4 to 1.7 for an operator that another TensorRT may have
+(NonMaxSuppression, RoiAlign, NonZero, a plugin of the user's), or for a network that it cannot build
+without a GPU (1.4, quantised networks)."""
 
 LISTED = 10
-"""Findings of one kind that are listed one by one."""
-
-LOG_LINES = 15
-"""Lines of a dead child's log that are shown."""
+"""Findings of one kind that are listed."""
 
 
 @dataclass(frozen=True)
 class BuildExpectation:
-    """What the parsed network must have.
+    """Requirements on the parsed network.
 
     Attributes:
         layer_normalizations: Smallest number of NORMALIZATION layers.
-        tensor_types: TensorProto.DataType of float tensors by ONNX name. Names that different
-            graphs of the model give to tensors of different types are left out.
-        norms_in_range: As in the plan: a warning of these reductions is no finding.
+        tensor_types: TensorProto.DataType of float tensors by ONNX name. Names that stand for tensors of
+            different types in different graphs of the model are left out.
+        norms_in_range: As in the plan: a warning about these reductions is no finding.
     """
 
     layer_normalizations: int = 0
@@ -74,7 +72,7 @@ class BuildExpectation:
 
 
 def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
-    """What a model's own nodes and tensor types promise of its network."""
+    """Norms and tensor types of a model that its network must have."""
     nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
     norms = sum(n.op_type in NORMALIZATIONS and n.domain in ("", "ai.onnx") for n in nodes)
     types: dict[str, set[int]] = {}
@@ -104,19 +102,19 @@ def check_build(
     engine: Path | None = None,
     library: str | None = None,
 ) -> Check:
-    """Build the file at `path` and hold the parsed network to `expected`.
+    """Build the file at `path` and compare the parsed network with `expected`.
 
     Args:
         shapes: Shape, or smallest, usual and largest shape, of inputs with dynamic axes.
         values: Values of integer inputs that are shapes or trip counts.
-        timeout_s: After this the builder is killed, and the check has failed.
+        timeout_s: Then the builder is killed, and the check has failed.
         plugins: Shared libraries with plugins.
         engine: Where to write the engine, to run it afterwards; None: nowhere.
         library: As in `BuildOptions`.
 
     Returns:
-        `passed` is None when nothing could be learnt: no library is installed, it lacks an
-        operator, or the shape of an input is not known. A plugin that does not load is a failure.
+        A check whose `passed` is None if no library is installed, it lacks an operator, or the shape of an
+        input is not known. A plugin that does not load is a failure.
     """
     start = time.perf_counter()
     options = BuildOptions(
@@ -141,6 +139,38 @@ def check_build(
     return replace(check, seconds=time.perf_counter() - start)
 
 
+def check_model_build(
+    model: Model,
+    path: Path,
+    sample: Mapping[str, Array],
+    spans: Mapping[str, Span],
+    timeout_s: float,
+    norms_in_range: frozenset[str] = frozenset(),
+    *,
+    plugins: Sequence[Path] = (),
+    engine: Path | None = None,
+    library: str | None = None,
+) -> Check:
+    """Check the build of a model that was written to `path`.
+
+    Args:
+        sample: One sample, for the shapes of inputs and for the values of those that are shapes themselves.
+        spans: Smallest, usual and largest shape of inputs, where several samples show them.
+        norms_in_range: As in the plan.
+        plugins, engine, library: As for `check_build`.
+    """
+    return check_build(
+        path,
+        expectation(model, tensor_facts.infer(model), norms_in_range),
+        shapes={name: array.shape for name, array in sample.items()} | dict(spans),
+        values=shape_values(sample),
+        timeout_s=timeout_s,
+        plugins=plugins,
+        engine=engine,
+        library=library,
+    )
+
+
 def _span(shape: Shape | Span) -> Span:
     three: Any = shape if shape and isinstance(shape[0], tuple) else (shape,) * 3
     low, usual, high = three
@@ -157,21 +187,15 @@ def _advice(hint: str | None) -> tuple[str, ...]:
 
 def _of_accident(child: ChildResult) -> Check:
     """A crash or a hang counts against the model; an exception in the child's Python does not."""
-    details = tuple(f"log: {line}" for line in _last_words(child.log))
+    details = log_lines(child.log)
     if child.status == "error":
         return Check("build", None, f"not built: {child.summary}", details=details)
     what = "did not end" if child.status == "timeout" else "crashed"
     return Check("build", False, f"the TensorRT build {what}: {child.summary}", details=details)
 
 
-def _last_words(log: str) -> list[str]:
-    """What the library said last; the Python stack after it is the same in every build."""
-    native = re.split(r"Fatal Python error|Traceback \(most recent call last\)", log)[0]
-    return [line for line in native.splitlines() if line.strip()][-LOG_LINES:]
-
-
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
-    """The verdict on a build that came to an end, held to what the model promised."""
+    """Judges a finished build by its report."""
     faults = [*_refusals(report), *_network_faults(report, expected)]
     warned = [*precision_warnings(report.warnings), *other_warnings(report.warnings)][:LISTED]
     details = (*faults, *_advice(report.hint), *warned)
@@ -198,20 +222,20 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
 
 
 def _refusals(report: BuildReport) -> Iterator[str]:
-    """Why the parser or the builder gave up."""
+    """Reasons of the parser or the builder for giving no engine."""
     yield from map(str, report.parser_errors)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from (f"builder: {message}" for message in report.errors[-LISTED:])
         if not report.errors:
-            yield "builder: it gave no engine and no reason"
+            yield "builder: no engine, and no error message"
 
 
 def _is_lacking(report: BuildReport) -> bool:
-    """Whether the only thing wrong is that this library lacks operators."""
-    told = [e.message for e in report.parser_errors]
+    """True if the only fault is that this library lacks operators."""
+    messages = [e.message for e in report.parser_errors]
     if report.parsed and report.engine_bytes is None:
-        told = list(report.errors)
-    return bool(told) and all(any(part in message for part in LACKING) for message in told)
+        messages = list(report.errors)
+    return bool(messages) and all(any(part in message for part in LACKING) for message in messages)
 
 
 def _lacks_int8_conv(report: BuildReport) -> bool:
@@ -225,7 +249,7 @@ def _elsewhere(report: BuildReport) -> str:
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:
-    """Where the parsed network is not what the model promised."""
+    """Differences between the parsed network and the model."""
     if not report.parsed:
         return
     norms, wanted = report.count("NORMALIZATION"), expected.layer_normalizations
@@ -253,7 +277,7 @@ def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str
 
 
 def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
-    """The reductions in FP16 to other than `known` tensors, for the warning does not say which it means."""
+    """FP16 reductions whose outputs are not `known`: the warning does not name its nodes."""
     return [
         layer.node or layer.name
         for layer in report.layers

@@ -1,43 +1,46 @@
-"""From outputs in files to figures and a verdict on them."""
+"""Judges the outputs of builds, which are files, against the original's."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rewriter.engines.protocol import Outcome
-from rewriter.figures.compare import OutputComparison, compare, worst
+from rewriter.engines.protocol import EngineOutcome, Latency
 from rewriter.figures.metrics import Metric, named
-from rewriter.figures.statistics import OutputStatistics, statistics, worst_of
-from rewriter.figures.tolerances import Tolerance
-from rewriter.model import Array
-from rewriter.verification.result import BuildRun
+from rewriter.figures.outputs import (
+    OutputComparison,
+    OutputStatistics,
+    compare,
+    statistics,
+    worst_of_samples,
+    worst_statistics,
+)
+from rewriter.figures.pair import Pair
+from rewriter.figures.tolerances import RELATIVE_L2, Tolerance
+from rewriter.verification.expected import Outputs
 
-Outputs = Mapping[str, Array]
 
-
-class Truth(Protocol):
-    """What the original gives in FP32.
+class Reference(Protocol):
+    """Outputs of the original in FP32.
 
     Attributes:
-        selects_rows: Whether rows of the outputs may come in another order.
+        selects_rows: True if the rows of the outputs may come in another order.
     """
 
     @property
     def selects_rows(self) -> bool: ...
 
     def __len__(self) -> int:
-        """How many samples."""
+        """Number of samples."""
         ...
 
     def expected(self, sample: int) -> Outputs: ...
 
 
 @dataclass(frozen=True)
-class Known:
-    """A `Truth` in memory."""
+class ReferenceInMemory:
+    """A `Reference` of outputs that are in memory."""
 
     outputs: Sequence[Outputs]
     selects_rows: bool
@@ -50,14 +53,30 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What was found out about the builds of one model.
+class BuildRun:
+    """One build of the fixed model, run over all samples.
 
     Attributes:
-        outputs: Figures of the worst sample and build of each output.
-        comparisons: What the tolerance says of each, in its worst sample and build.
+        status, problem: As in `engines.protocol.EngineOutcome`.
+        error: Value of the tolerance's metric, the worst over outputs and samples; None if it did not run.
+    """
+
+    number: int
+    status: str
+    problem: str
+    error: float | None
+    latency: Latency | None
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on all builds of one model.
+
+    Attributes:
+        outputs: Statistics of the worst sample and build of each output.
+        comparisons: Each output against the tolerance, in its worst sample and build.
         error: The tolerance's metric in the worst build that ran; `best`: in the best. None if none ran.
-        allowed: What `error` is held to: more than the tolerance where rows were matched as sets.
+        allowed: The limit on `error`: above the tolerance where rows were matched as sets.
         passed: All builds ran, and all outputs are within the tolerance.
     """
 
@@ -70,67 +89,65 @@ class Judged:
     passed: bool
 
 
-def judge(truth: Truth, outcomes: Sequence[Outcome], tolerance: Tolerance) -> Judged:
+def judge(reference: Reference, outcomes: Sequence[EngineOutcome], tolerance: Tolerance) -> Judged:
     """Compare every sample of every build with the original's outputs; the worst counts."""
-    measure = named(tolerance.metric)
+    metric = named(tolerance.metric)
     figures: dict[str, list[OutputStatistics]] = {}
     rounds: list[tuple[OutputComparison, ...]] = []
     runs = []
     for outcome in outcomes:
         values = []
-        for sample in range(len(truth)) if outcome.ran else ():
-            expected, actual = truth.expected(sample), outcome.values(sample)
-            rounds.append(_compared(truth, expected, actual, tolerance))
-            values.append(_value(measure, expected, actual, rounds[-1], tolerance))
+        for sample in range(len(reference)) if outcome.ran else ():
+            expected, actual = reference.expected(sample), outcome.values(sample)
+            rounds.append(_compared(reference, expected, actual, tolerance))
+            values.append(_value(metric, expected, actual, rounds[-1], tolerance))
             for name in expected:
-                if expected[name].shape == actual[name].shape:
-                    one = statistics(name, expected[name], actual[name], sample=sample, build=outcome.build)
+                pair = Pair(expected[name], actual[name])
+                if pair.same_shape:
+                    one = statistics(name, pair, sample=sample, build=outcome.build)
                     figures.setdefault(name, []).append(one)
-        error = _worst(measure, values)
+        error = metric.worst_of(values)
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
-    comparisons = worst(rounds) if rounds else ()
+    comparisons = worst_of_samples(rounds) if rounds else ()
     errors = [run.error for run in runs if run.error is not None]
-    error = _worst(measure, errors)
-    within = error is not None and (
-        tolerance.metric == "relative-l2" or measure.meets(error, tolerance.value)
-    )
+    error = metric.worst_of(errors)
+    by_output = tolerance.metric == RELATIVE_L2
+    allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     return Judged(
-        outputs=tuple(map(worst_of, figures.values())),
+        outputs=tuple(map(worst_statistics, figures.values())),
         comparisons=comparisons,
         builds=tuple(runs),
         error=error,
-        best=(max if measure.least else min)(errors) if errors else None,
-        allowed=max((c.tolerance for c in comparisons), default=tolerance.value)
-        if tolerance.metric == "relative-l2"
-        else tolerance.value,
-        passed=within and all(o.ran for o in outcomes) and all(c.passed for c in comparisons),
+        best=(max if metric.least else min)(errors, default=None),
+        allowed=allowed,
+        passed=error is not None
+        and metric.meets(error, allowed)
+        and all(o.ran for o in outcomes)
+        and all(c.passed for c in comparisons),
     )
 
 
+def _compared(
+    reference: Reference, expected: Outputs, actual: Outputs, tolerance: Tolerance
+) -> tuple[OutputComparison, ...]:
+    """Each output against the tolerance; under another metric, an output fails only if it is not finite."""
+    limit = tolerance.of_each_output
+    found = compare(expected, actual, limit, as_sets=reference.selects_rows)
+    if tolerance.metric == RELATIVE_L2:
+        return found
+    return tuple(replace(one, note=one.note or f"judged by {tolerance.metric}") for one in found)
+
+
 def _value(
-    measure: Metric,
+    metric: Metric,
     expected: Outputs,
     actual: Outputs,
     compared: Sequence[OutputComparison],
     tolerance: Tolerance,
 ) -> float:
-    """The metric of the worst output; the worst there is if an output has another shape."""
-    if tolerance.metric == "relative-l2":  # as compared: rows of detections may be matched
-        return max((c.relative_l2 if c.finite else math.inf for c in compared), default=0.0)
+    """The metric of the worst output; the worst value there is if an output has another shape."""
+    if tolerance.metric == RELATIVE_L2:  # as compared: rows of detections may be matched
+        return max((c.relative_l2 if c.finite else metric.failed for c in compared), default=0.0)
     if any(expected[name].shape != actual[name].shape for name in expected):
-        return -math.inf if measure.least else math.inf
-    return measure.worst(expected, actual)
-
-
-def _worst(measure: Metric, values: Sequence[float]) -> float | None:
-    return (min if measure.least else max)(values) if values else None
-
-
-def _compared(
-    truth: Truth, expected: Outputs, actual: Outputs, tolerance: Tolerance
-) -> tuple[OutputComparison, ...]:
-    """Each output against the tolerance; under another metric, only what is not finite fails here."""
-    if tolerance.metric == "relative-l2":
-        return compare(expected, actual, tolerance.value, as_sets=truth.selects_rows)
-    rows = compare(expected, actual, math.inf)
-    return tuple(replace(row, note=row.note or f"held to {tolerance.metric}") for row in rows)
+        return metric.failed
+    return metric.worst(expected, actual)

@@ -1,20 +1,24 @@
-"""Checks and the verdict that they add up to."""
+"""Checks, and the verdict of all of them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from rewriter.figures.compare import OutputComparison
+from rewriter.figures.outputs import OutputComparison
 
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
-"""Checks that say whether a search reached what it was asked for; they verify nothing of what is written."""
+"""Checks of a search's goal; they verify nothing about the model that is written."""
+
+LOG_LINES = 15
+"""Lines of a dead child's log that are shown."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One step of verification: `structure`, `emulation` or `build`; or what became of a goal of `GOALS`.
+    """One step of verification, such as `structure`, `emulation`, `build` and `run`, or a goal of `GOALS`.
 
-    `passed` is None when the step could not be done; `summary` then says why.
+    `passed` is None if the step could not be done; `summary` then gives the reason.
     """
 
     name: str
@@ -27,7 +31,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The checks that were made."""
+    """All checks of one model."""
 
     checks: tuple[Check, ...]
 
@@ -35,3 +39,10 @@ class Verdict:
     def passed(self) -> bool:
         """At least one check was made and none failed."""
         return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
+
+
+def log_lines(log: str) -> tuple[str, ...]:
+    """The last lines of the library in a child's log, as details; the Python stack after them is left out."""
+    native = re.split(r"Fatal Python error|Traceback \(most recent call last\)", log)[0]
+    lines = [line for line in native.splitlines() if line.strip()]
+    return tuple(f"log: {line}" for line in lines[-LOG_LINES:])

@@ -20,7 +20,7 @@ from benchmarks.headline import table
 from benchmarks.preparation import Tools, prepare_all
 from benchmarks.report import markdown, with_summary
 from benchmarks.variants import SEARCHES
-from rewriter.engines import host
+from rewriter.engines import this_machine
 from rewriter.errors import InputsError
 
 MODELS = ("t5_encoder", "resnet")
@@ -81,7 +81,7 @@ def test_a_model_that_is_broken_stops_no_other(stages: tuple[Path, list[str]]) -
     assert not (work / "resnet" / "measured.json").exists()
 
 
-@pytest.mark.skipif(host.gpu() is not None, reason="there is a GPU here")
+@pytest.mark.skipif(this_machine.gpu() is not None, reason="there is a GPU here")
 def test_a_search_without_a_gpu_is_told(stages: tuple[Path, list[str]]) -> None:
     for name in SEARCHES:
         assert f"{name} made nothing" in stages[1][3]

@@ -18,7 +18,7 @@ from rewriter.cli import app
 from rewriter.data.parity import ArrayComparison, compare_arrays, compare_inputs
 from rewriter.data.parity.code import run
 from rewriter.errors import InputsError
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.model import Array
 
 CONSTANTS: dict[str, tuple[float, Any, Any]] = {

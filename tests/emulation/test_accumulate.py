@@ -13,10 +13,10 @@ import rewriter
 from rewriter.emulation import Accumulation, emulation
 from rewriter.emulation.accumulate import DOMAIN
 from rewriter.emulation.kernel_chunks import CHUNK, boxes
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.model import Array, Model, facts, load
 from rewriter.plan import Plan
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 
 def emulated(source: Model, feeds: dict[str, Array], accumulation: Accumulation = "fp16") -> Array:

@@ -14,11 +14,11 @@ import rewriter
 from rewriter.base import Context
 from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import Divergence, NodeError, diverge
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.model import Array, Model, facts, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.plan import Decision, InputsOutputs, Plan
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 
 def lowered(source: Model, *fp32: str, io: InputsOutputs = "keep") -> Model:

@@ -10,9 +10,9 @@ import pytest
 
 import rewriter
 from rewriter.emulation import emulation
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.model import Array, Model, facts
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 
 def emulated(source: Model, feeds: dict[str, Array]) -> Array:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rewriter.engines import host
-from rewriter.engines import nvidia_driver as driver
+from rewriter.engines import nvidia_driver, this_machine
 from rewriter.engines.inspector import layers_of
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.protocol import EngineLayer
@@ -35,12 +34,12 @@ without_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason=
     ids=["1.7 on Hopper", "1.8 on Hopper", "1.6 on Hopper", "1.7 on Ada", "tensorrt", "unknown release"],
 )
 def test_releases_that_do_not_load_are_known(module: str, release: str, gpu: Gpu, refused: bool) -> None:
-    problem = host.refusal(module, release, gpu)
+    problem = this_machine.refusal(module, release, gpu)
     assert (problem is not None) == refused
 
 
 def test_the_refusal_says_what_to_do() -> None:
-    problem = host.refusal("tensorrt_rtx", "1.7.1.116", H200)
+    problem = this_machine.refusal("tensorrt_rtx", "1.7.1.116", H200)
     assert str(problem) == (
         "TensorRT-RTX 1.7.1.116 does not load engines on compute capability 9.0 (NVIDIA H200); 1.6.1 does\n"
         '  what to do: pip install "tensorrt-rtx<1.7"'
@@ -68,24 +67,24 @@ def test_a_gpu_describes_itself() -> None:
     ],
 )
 def test_the_driver_says_its_release(text: str, expected: str) -> None:
-    assert driver.release(text) == expected
+    assert nvidia_driver.release(text) == expected
 
 
 @without_gpu
 def test_without_a_gpu_there_is_no_engine_but_onnx_runtime() -> None:
-    assert not driver.has_gpu()
-    choice = host.choose()
+    assert not nvidia_driver.has_gpu()
+    choice = this_machine.choose()
     assert choice.engine is None
     assert choice.reasons == ("there is no NVIDIA driver here, or it sees no GPU",)
-    assert host.require("onnxruntime") == "onnxruntime"
+    assert this_machine.require("onnxruntime") == "onnxruntime"
     for engine in ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda"):
         with pytest.raises(EngineError, match=f"{engine} runs on a GPU"):
-            host.require(engine)
+            this_machine.require(engine)
 
 
 def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(EngineError, match="no engine 'openvino'"):
-        host.require("openvino")
+        this_machine.require("openvino")
 
 
 def test_layers_of_an_engine_name_their_onnx_nodes() -> None:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from graphs import graph
 
-from rewriter.engines.bench import LEAST_REPEATS
 from rewriter.engines.measure import measure
-from rewriter.engines.protocol import Outcome, Settings, Timing, Variant
-from rewriter.engines.tensors import Samples, read_tensors, write_samples, write_tensors
+from rewriter.engines.measure_in_child import LEAST_REPEATS
+from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors
 from rewriter.errors import EngineError
 from rewriter.model import Array, save
 
@@ -50,32 +50,36 @@ GREEDY = """
 FEEDS = [{"x": np.full((rows, 4), rows - 2.0, np.float32)} for rows in (1, 3)]
 
 QUICK = Timing(warm_up=1, repeats=5)
-ORT = Settings("onnxruntime", timing=QUICK)
+ORT = MeasureSettings("onnxruntime", timing=QUICK)
 
 
 @pytest.fixture
-def samples(tmp_path: Path) -> Samples:
+def samples(tmp_path: Path) -> StoredSamples:
     return write_samples(tmp_path / "samples", FEEDS)
 
 
-def variant(text: str, folder: Path, samples: Samples, name: str = "one") -> Variant:
+def variant(text: str, folder: Path, samples: StoredSamples, name: str = "one") -> Variant:
     return Variant(name, save(graph(text), folder / f"{name}.onnx"), samples)
 
 
-def outcome(text: str, folder: Path, samples: Samples, settings: Settings = ORT) -> Outcome:
+def outcome(
+    text: str, folder: Path, samples: StoredSamples, settings: MeasureSettings = ORT
+) -> EngineOutcome:
     (found,) = measure([variant(text, folder, samples)], settings, folder / "work")
     return found
 
 
 def test_timing_ends_when_its_time_is_up_with_as_many_rounds_as_quartiles_need(
-    tmp_path: Path, samples: Samples
+    tmp_path: Path, samples: StoredSamples
 ) -> None:
     settings = replace(ORT, timing=Timing(20, 100, seconds=0.0))
     latency = outcome(DOUBLED, tmp_path, samples, settings).latency
     assert latency is not None and latency.repeats == LEAST_REPEATS
 
 
-def test_nothing_runs_and_nothing_is_run_again_when_the_time_is_up(tmp_path: Path, samples: Samples) -> None:
+def test_nothing_runs_and_nothing_is_run_again_when_the_time_is_up(
+    tmp_path: Path, samples: StoredSamples
+) -> None:
     variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("one", "two")]
     start = time.monotonic()
     found = measure(variants, replace(ORT, until=start), tmp_path / "work")
@@ -83,7 +87,7 @@ def test_nothing_runs_and_nothing_is_run_again_when_the_time_is_up(tmp_path: Pat
     assert time.monotonic() - start < 1.0
 
 
-def test_every_sample_comes_back_from_the_child(tmp_path: Path, samples: Samples) -> None:
+def test_every_sample_comes_back_from_the_child(tmp_path: Path, samples: StoredSamples) -> None:
     found = outcome(DOUBLED, tmp_path, samples)
     assert (found.status, found.device, len(found.outputs)) == ("ok", "CPU", 2)
     assert found.library.startswith("onnxruntime ")
@@ -95,26 +99,26 @@ def test_every_sample_comes_back_from_the_child(tmp_path: Path, samples: Samples
     assert not found.latency.cuda_graph
 
 
-def test_nothing_is_timed_unless_it_is_wanted(tmp_path: Path, samples: Samples) -> None:
-    assert outcome(DOUBLED, tmp_path, samples, Settings("onnxruntime", timing=None)).latency is None
+def test_nothing_is_timed_unless_it_is_wanted(tmp_path: Path, samples: StoredSamples) -> None:
+    assert outcome(DOUBLED, tmp_path, samples, MeasureSettings("onnxruntime", timing=None)).latency is None
 
 
-def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: Samples) -> None:
+def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: StoredSamples) -> None:
     marked = Variant("marked", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, outputs=("a",))
     (found,) = measure([marked], ORT, tmp_path / "work")
     assert sorted(found.values(1)) == ["a", "y"]
     np.testing.assert_array_equal(found.values(1)["a"], np.ones((3, 4)))
 
 
-def test_several_builds_and_variants_come_in_order(tmp_path: Path, samples: Samples) -> None:
+def test_several_builds_and_variants_come_in_order(tmp_path: Path, samples: StoredSamples) -> None:
     variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("first", "second")]
-    found = measure(variants, Settings("onnxruntime", builds=2, timing=QUICK), tmp_path / "work")
+    found = measure(variants, MeasureSettings("onnxruntime", builds=2, timing=QUICK), tmp_path / "work")
     assert [(o.variant, o.build) for o in found] == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
     assert len({o.outputs[0] for o in found}) == 4
 
 
 def test_a_model_that_does_not_run_is_an_outcome_and_the_others_go_on(
-    tmp_path: Path, samples: Samples
+    tmp_path: Path, samples: StoredSamples
 ) -> None:
     wrong = variant("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }", tmp_path, samples, "wrong")
     well = variant(DOUBLED, tmp_path, samples, "well")
@@ -125,9 +129,9 @@ def test_a_model_that_does_not_run_is_an_outcome_and_the_others_go_on(
     assert second.latency is not None
 
 
-def test_a_hang_ends_at_its_limit_and_the_others_are_measured(tmp_path: Path, samples: Samples) -> None:
+def test_a_hang_ends_at_its_limit_and_the_others_are_measured(tmp_path: Path, samples: StoredSamples) -> None:
     variants = [variant(ENDLESS, tmp_path, samples, "endless"), variant(DOUBLED, tmp_path, samples, "well")]
-    settings = Settings("onnxruntime", timing=QUICK, run_timeout_s=4.0)
+    settings = MeasureSettings("onnxruntime", timing=QUICK, run_timeout_s=4.0)
     endless, well = measure(variants, settings, tmp_path / "work")
     assert endless.status == "timeout"
     assert "no result after 4 s" in endless.problem
@@ -136,7 +140,7 @@ def test_a_hang_ends_at_its_limit_and_the_others_are_measured(tmp_path: Path, sa
     assert well.latency is not None
 
 
-def test_a_killed_child_is_an_outcome(tmp_path: Path, samples: Samples) -> None:
+def test_a_killed_child_is_an_outcome(tmp_path: Path, samples: StoredSamples) -> None:
     stop = threading.Event()
 
     def kill() -> None:
@@ -160,8 +164,8 @@ def test_a_killed_child_is_an_outcome(tmp_path: Path, samples: Samples) -> None:
     assert "SIGKILL" in found.problem
 
 
-def test_too_much_memory_is_an_outcome(tmp_path: Path, samples: Samples) -> None:
-    limited = Settings("onnxruntime", timing=None, memory_bytes=8 * 2**30)
+def test_too_much_memory_is_an_outcome(tmp_path: Path, samples: StoredSamples) -> None:
+    limited = MeasureSettings("onnxruntime", timing=None, memory_bytes=8 * 2**30)
     found = outcome(GREEDY, tmp_path, samples, limited)
     assert found.status in ("error", "crashed")
     assert found.problem
@@ -169,8 +173,8 @@ def test_too_much_memory_is_an_outcome(tmp_path: Path, samples: Samples) -> None
 
 
 @needs_rtx
-def test_tensorrt_goes_as_far_as_it_can_without_a_gpu(tmp_path: Path, samples: Samples) -> None:
-    found = outcome(DOUBLED, tmp_path, samples, Settings("tensorrt-rtx", timing=QUICK))
+def test_tensorrt_goes_as_far_as_it_can_without_a_gpu(tmp_path: Path, samples: StoredSamples) -> None:
+    found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", timing=QUICK))
     assert found.report is not None
     assert found.report.engine_bytes
     if not found.ran:
@@ -180,22 +184,22 @@ def test_tensorrt_goes_as_far_as_it_can_without_a_gpu(tmp_path: Path, samples: S
 
 
 @needs_rtx
-def test_the_profile_spans_the_samples_unless_it_is_given(tmp_path: Path, samples: Samples) -> None:
+def test_the_profile_spans_the_samples_unless_it_is_given(tmp_path: Path, samples: StoredSamples) -> None:
     assert samples.spans() == {"x": ((1, 4), (1, 4), (3, 4))}
     given = Variant(
         "given", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, shapes={"x": ((2, 5), (2, 5), (2, 5))}
     )
-    (found,) = measure([given], Settings("tensorrt-rtx"), tmp_path / "work")
+    (found,) = measure([given], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
     assert found.status == "refused"
     assert "shape (2, 5) does not fit input 'x'" in found.problem
 
 
 @needs_rtx
-def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: Samples) -> None:
+def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: StoredSamples) -> None:
     marked = Variant(
         "m", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, outputs=("a", "lost"), debug=True
     )
-    (found,) = measure([marked], Settings("tensorrt-rtx"), tmp_path / "work")
+    (found,) = measure([marked], MeasureSettings("tensorrt-rtx"), tmp_path / "work")
     assert found.report is not None
     assert found.report.engine_bytes
     assert [note for note in found.notes if "'lost' is not in the parsed network" in note]
@@ -203,17 +207,17 @@ def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: Samples) 
 
 
 @needs_rtx
-def test_what_the_parser_refuses_names_the_node(tmp_path: Path, samples: Samples) -> None:
+def test_what_the_parser_refuses_names_the_node(tmp_path: Path, samples: StoredSamples) -> None:
     text = "g (float[n,4] x) => (float[n,4] y) { y = Det(x) }"
-    found = outcome(text, tmp_path, samples, Settings("tensorrt-rtx"))
+    found = outcome(text, tmp_path, samples, MeasureSettings("tensorrt-rtx"))
     assert found.status == "refused"
     assert "Det" in found.problem
     assert found.report is not None
 
 
 @needs_rtx
-def test_a_build_has_a_time_limit(tmp_path: Path, samples: Samples) -> None:
-    found = outcome(DOUBLED, tmp_path, samples, Settings("tensorrt-rtx", build_timeout_s=0.01))
+def test_a_build_has_a_time_limit(tmp_path: Path, samples: StoredSamples) -> None:
+    found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", build_timeout_s=0.01))
     assert found.status == "timeout"
     assert found.problem.startswith("the build: no result after")
 
@@ -226,7 +230,7 @@ def test_a_build_that_wants_too_much_memory_is_an_outcome(tmp_path: Path) -> Non
     del source.proto.graph.input[1]
     path = save(source, tmp_path / "wide.onnx")
     samples = write_samples(tmp_path / "s", [{"x": np.zeros((1, 4096), np.float32)}])
-    settings = Settings("tensorrt-rtx", memory_bytes=800 * 2**20)
+    settings = MeasureSettings("tensorrt-rtx", memory_bytes=800 * 2**20)
     (found,) = measure([Variant("wide", path, samples)], settings, tmp_path / "work")
     assert found.status in ("refused", "error", "crashed")
     assert found.report is None or found.report.engine_bytes is None
@@ -234,9 +238,9 @@ def test_a_build_that_wants_too_much_memory_is_an_outcome(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed")
-def test_a_missing_library_is_an_error_with_advice(tmp_path: Path, samples: Samples) -> None:
+def test_a_missing_library_is_an_error_with_advice(tmp_path: Path, samples: StoredSamples) -> None:
     with pytest.raises(EngineError, match="tensorrt is not installed") as caught:
-        outcome(DOUBLED, tmp_path, samples, Settings("tensorrt"))
+        outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt"))
     assert "pip install" in (caught.value.hint or "")
 
 
@@ -265,7 +269,7 @@ def test_a_folder_without_tensors_is_an_error(tmp_path: Path) -> None:
         read_tensors(tmp_path)
 
 
-def test_two_variants_of_one_name_are_refused(tmp_path: Path, samples: Samples) -> None:
+def test_two_variants_of_one_name_are_refused(tmp_path: Path, samples: StoredSamples) -> None:
     one = variant(DOUBLED, tmp_path, samples)
     with pytest.raises(EngineError, match="several variants are called 'one'"):
         measure([one, one], ORT, tmp_path / "work")

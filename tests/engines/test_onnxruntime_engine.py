@@ -16,7 +16,7 @@ import pytest
 from paths import ROOT
 
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.ort_errors import NoKernelError
+from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.errors import ArithmeticRunError, TimeUpError
 from rewriter.model import Array, Model, load
 

@@ -17,7 +17,7 @@ from passes.isolate_clip import IsolateClip
 from rewriter.base import Context, Target
 from rewriter.cli import app
 from rewriter.data.ranges import measure as measure_ranges
-from rewriter.engines import host
+from rewriter.engines import this_machine
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.probe import answers as store
 from rewriter.engines.probe.ask import (
@@ -40,7 +40,7 @@ from rewriter.planning.planner import Wish, make_plan
 
 ALL_CASES = [(probe, case) for probe in PROBES for case in probe.cases]
 IDS = [f"{probe.name}: {case.name}" for probe, case in ALL_CASES]
-NO_GPU = host.choose().engine is None
+NO_GPU = this_machine.choose().engine is None
 
 
 def named(name: str) -> Probe:
@@ -231,7 +231,7 @@ def test_measured_answers_are_kept_and_go_before_recorded_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
-    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
+    monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
     assert store.measured() is None
     path = remember(MINE)
     assert path.is_relative_to(tmp_path)
@@ -240,13 +240,13 @@ def test_measured_answers_are_kept_and_go_before_recorded_ones(
     assert here.answers == {"conv-clip": "wrong"}
     assert here.known_from == "measured here: tensorrt-rtx 1.6.1.120 on Some GPU, driver CUDA 13.0"
     assert store.measured(Target("tensorrt")) is None
-    monkeypatch.setattr(host, "gpu", lambda: Gpu("Another GPU", (9, 0), (13, 0)))
+    monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Another GPU", (9, 0), (13, 0)))
     assert store.measured() is None
 
 
 def test_all_is_asked_anew_if_a_question_has_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
-    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
+    monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
     assert known_here("tensorrt-rtx") is None
     every = replace(MINE, answers={probe.name: Answer(UNKNOWN, problem="it hung") for probe in PROBES})
     remember(every)
@@ -257,11 +257,11 @@ def test_all_is_asked_anew_if_a_question_has_come(monkeypatch: pytest.MonkeyPatc
 
 def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
-    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.65.06"))
+    monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.65.06"))
     mine = replace(MINE, driver="580.65.06, CUDA 13.0")
     remember(mine)
     assert store.measured() == mine
-    monkeypatch.setattr(host, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.95.05"))
+    monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.95.05"))
     assert store.measured() is None
 
 
@@ -382,6 +382,6 @@ def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded
 
 @pytest.mark.skipif(NO_GPU, reason="needs a GPU with TensorRT: the probes run there")
 def test_on_a_gpu_every_probe_is_answered() -> None:
-    engine = host.choose().engine
+    engine = this_machine.choose().engine
     assert engine is not None
     assert UNKNOWN not in {answer.value for answer in ask(engine).answers.values()}

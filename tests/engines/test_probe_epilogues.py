@@ -10,7 +10,7 @@ from rich.console import Console
 
 from rewriter.engines.probe.arithmetic import convolved_back
 from rewriter.engines.probe.ask import PROBES, Answers, ask, build_all, recorded
-from rewriter.engines.probe.epilogues import SUM_UNROUNDED
+from rewriter.engines.probe.epilogue_rounding import SUM_UNROUNDED
 from rewriter.engines.probe.question import UNKNOWN, Case, Seen
 from rewriter.model import Array
 from rewriter.report.probe import print_answers

@@ -12,10 +12,10 @@ import onnx
 import pytest
 from graphs import graph, model
 
+from rewriter.engines.build_in_child import onnx_node
 from rewriter.engines.build_report import BuildReport, Layer
-from rewriter.engines.builder import onnx_node
-from rewriter.engines.library import without_noise
-from rewriter.engines.tensorrt import BuildOptions, build
+from rewriter.engines.tensorrt_build import BuildOptions, build
+from rewriter.engines.tensorrt_module import without_noise
 from rewriter.errors import EngineError
 from rewriter.model import Model, save
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rewriter.engines import nvidia_driver as driver
+from rewriter.engines import nvidia_driver
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.timing_cache import TimingCache, open_cache
 
@@ -36,7 +36,7 @@ TENSORRT = SimpleNamespace(__name__="tensorrt", __version__="10.13.3")
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(driver, "gpus", lambda: [Gpu("NVIDIA L4", (8, 9), (13, 0))])
+    monkeypatch.setattr(nvidia_driver, "gpus", lambda: [Gpu("NVIDIA L4", (8, 9), (13, 0))])
     return tmp_path / "cache" / "timing"
 
 
@@ -62,7 +62,7 @@ def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_none(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert open_cache(SimpleNamespace(__name__="tensorrt_rtx", __version__="1.6"), Config()) is None
-    monkeypatch.setattr(driver, "gpus", list)
+    monkeypatch.setattr(nvidia_driver, "gpus", list)
     assert open_cache(TENSORRT, Config()) is None
 
 

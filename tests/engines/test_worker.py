@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from rewriter.engines import worker
-from rewriter.engines.worker import ChildResult, run_in_child
+from rewriter.engines import child_process
+from rewriter.engines.child_process import ChildResult, run_in_child
 from rewriter.errors import EngineError
 
 
@@ -128,8 +128,8 @@ def test_what_c_prints_is_in_the_log() -> None:
 
 
 def test_only_the_end_of_a_long_log_is_kept() -> None:
-    log = call("print_much", count=4 * worker.LOG_BYTES).log
-    assert len(log) == worker.LOG_BYTES
+    log = call("print_much", count=4 * child_process.LOG_BYTES).log
+    assert len(log) == child_process.LOG_BYTES
     assert log.endswith("the end")
 
 

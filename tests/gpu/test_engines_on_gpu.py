@@ -13,10 +13,10 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.engines import host
+from rewriter.engines import this_machine
 from rewriter.engines.measure import measure
-from rewriter.engines.protocol import EngineName, Outcome, Settings, Variant
-from rewriter.engines.tensors import Samples, write_samples
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Variant
+from rewriter.engines.tensor_files import StoredSamples, write_samples
 from rewriter.model import Array, Model, save
 
 pytestmark = pytest.mark.gpu
@@ -36,7 +36,7 @@ def _table() -> object:
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> EngineName:
     name: EngineName = request.param
-    if problem := host.obstacle(name):
+    if problem := this_machine.obstacle(name):
         pytest.skip(problem.what)
     return name
 
@@ -44,7 +44,7 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
 @pytest.fixture(params=TENSORRT)
 def tensorrt(request: pytest.FixtureRequest) -> EngineName:
     name: EngineName = request.param
-    if problem := host.obstacle(name):
+    if problem := this_machine.obstacle(name):
         pytest.skip(problem.what)
     return name
 
@@ -67,7 +67,7 @@ def feeds(width: int, kind: type = np.float32, batches: tuple[int, ...] = (8, 16
     return [{"x": rng.normal(size=(batch, width)).astype(kind)} for batch in batches]
 
 
-def told(test: str, outcome: Outcome, error: float | None = None) -> None:
+def told(test: str, outcome: EngineOutcome, error: float | None = None) -> None:
     latency = outcome.latency
     time = f"{latency.median_us:8.1f} us +- {latency.iqr_us:.1f}" if latency else "not timed"
     graphed = "graph" if latency and latency.cuda_graph else "launches"
@@ -78,7 +78,7 @@ def told(test: str, outcome: Outcome, error: float | None = None) -> None:
     )
 
 
-def relative(outcome: Outcome, source: Model, samples: Samples) -> float:
+def relative(outcome: EngineOutcome, source: Model, samples: StoredSamples) -> float:
     """Largest relative L2 error of y over the samples, against float64."""
     weight = source.weights["w"].astype(np.float64)
     errors = []
@@ -92,7 +92,7 @@ def test_fp32_with_and_without_tf32(engine: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(1024), write_samples(tmp_path / "s", feeds(1024))
     path = save(source, tmp_path / "m.onnx")
     variants = [Variant("tf32", path, samples), Variant("fp32", path, samples, tf32=False)]
-    tf32, fp32 = measure(variants, Settings(engine), tmp_path / "work")
+    tf32, fp32 = measure(variants, MeasureSettings(engine), tmp_path / "work")
     for outcome in (tf32, fp32):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
         told(f"MatMul 1024, {outcome.variant}", outcome, relative(outcome, source, samples))
@@ -106,7 +106,7 @@ def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path
         samples = write_samples(tmp_path / f"s{name}", feeds(1024, kind))
         variants.append(Variant(name, save(sources[name], tmp_path / f"{name}.onnx"), samples))
     for variant, outcome in zip(
-        variants, measure(variants, Settings(engine), tmp_path / "work"), strict=True
+        variants, measure(variants, MeasureSettings(engine), tmp_path / "work"), strict=True
     ):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
         assert outcome.latency is not None
@@ -118,7 +118,7 @@ def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path
 def test_a_cuda_graph_is_replayed_and_layers_are_told(tensorrt: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
     variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
-    (outcome,) = measure([variant], Settings(tensorrt), tmp_path / "work")
+    (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
     assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
     told("CUDA graph and layers", outcome, relative(outcome, source, samples))
     assert outcome.latency is not None
@@ -129,7 +129,7 @@ def test_a_cuda_graph_is_replayed_and_layers_are_told(tensorrt: EngineName, tmp_
 def test_several_builds(tensorrt: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(512), write_samples(tmp_path / "s", feeds(512))
     variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
-    for outcome in measure([variant], Settings(tensorrt, builds=3), tmp_path / "work"):
+    for outcome in measure([variant], MeasureSettings(tensorrt, builds=3), tmp_path / "work"):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
         told(f"build {outcome.build} of 3", outcome, relative(outcome, source, samples))
 
@@ -140,7 +140,7 @@ def test_outputs_whose_shape_depends_on_the_data(tensorrt: EngineName, tmp_path:
         tmp_path / "s", [{"x": np.array(x, np.float32)} for x in ([1, 0, 2, 0], [1, 1, 1, 0])]
     )
     variant = Variant("nonzero", save(source, tmp_path / "m.onnx"), samples)
-    (outcome,) = measure([variant], Settings(tensorrt), tmp_path / "work")
+    (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
     told("NonZero", outcome, 0.0 if outcome.ran else None)
     if outcome.status == "refused":
         pytest.skip(f"this library does not take NonZero: {outcome.problem}")
@@ -152,7 +152,7 @@ def test_marked_and_unfused_tensors(tensorrt: EngineName, tmp_path: Path) -> Non
     source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
     path = save(source, tmp_path / "m.onnx")
     variants = [Variant("marked", path, samples, outputs=("b",)), Variant("debug", path, samples, debug=True)]
-    marked, debug = measure(variants, Settings(tensorrt), tmp_path / "work")
+    marked, debug = measure(variants, MeasureSettings(tensorrt), tmp_path / "work")
     assert marked.ran, f"{marked.problem}\n{marked.log}"
     assert marked.values(0)["b"].shape == (8, 256)
     told("a marked tensor", marked, relative(marked, source, samples))
@@ -168,7 +168,7 @@ def test_a_shape_outside_the_profile_is_an_error_with_advice(tensorrt: EngineNam
     variant = Variant(
         "m", save(matmul(64), tmp_path / "m.onnx"), samples, shapes={"x": ((1, 64), (8, 64), (8, 64))}
     )
-    (outcome,) = measure([variant], Settings(tensorrt), tmp_path / "work")
+    (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
     told("outside the profile", outcome)
     assert outcome.status == "error"
     assert "outside the engine's profile" in outcome.problem
@@ -180,7 +180,7 @@ def test_a_hang_or_crash_leaves_the_others(tensorrt: EngineName, tmp_path: Path)
     broken = tmp_path / "broken.engine"
     broken.write_bytes(b"no engine" * 1000)
     variants = [Variant("broken", path, samples, engine=broken), Variant("well", path, samples)]
-    first, second = measure(variants, Settings(tensorrt), tmp_path / "work")
+    first, second = measure(variants, MeasureSettings(tensorrt), tmp_path / "work")
     told("a broken engine file", first)
     told("beside it", second, relative(second, source, samples) if second.ran else None)
     assert not first.ran
@@ -202,8 +202,8 @@ def test_verify_and_fix_end_with_a_run(tensorrt: EngineName, tmp_path: Path) -> 
 
 
 def test_a_search_on_the_gpu(tmp_path: Path) -> None:
-    if host.choose().engine is None:
-        pytest.skip("; ".join(host.choose().reasons))
+    if this_machine.choose().engine is None:
+        pytest.skip("; ".join(this_machine.choose().reasons))
     original = save(matmul(256), tmp_path / "original.onnx")
     done = rewriter.fix(original, inputs=feeds(256), tolerance=3e-4, search="gpu", build=False)
     assert done.verdict is not None
@@ -213,8 +213,8 @@ def test_a_search_on_the_gpu(tmp_path: Path) -> None:
 
 
 def test_a_search_on_the_gpu_ends_in_its_time(tmp_path: Path) -> None:
-    if host.choose().engine is None:
-        pytest.skip("; ".join(host.choose().reasons))
+    if this_machine.choose().engine is None:
+        pytest.skip("; ".join(this_machine.choose().reasons))
     original = save(matmul(1024), tmp_path / "original.onnx")
     done = rewriter.fix(original, inputs=feeds(1024), search="gpu", search_seconds=15.0, verify=False)
     assert done.searched is not None

@@ -18,7 +18,7 @@ from rewriter.graph import open_graphs
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Array, facts, load
 from rewriter.patterns.round_trips import lost_round_trips
-from rewriter.verification import checks
+from rewriter.verification.expected import expected_outputs
 from rewriter.verification.verdict import Check
 
 CASES: dict[str, dict[str, Any]] = tomllib.loads((MODELS / "cases.toml").read_text())
@@ -166,6 +166,6 @@ def test_bf16_model_builds_and_stays_close() -> None:
 
 def test_outputs_of_the_reference_are_the_original_s() -> None:
     original = load(MODELS / "resnet.onnx")
-    (expected,) = checks.expected_outputs(original, [feeds("resnet")]).exact
+    (expected,) = expected_outputs(original, [feeds("resnet")]).exact
     for mine, plain in zip(expected.values(), run(original, feeds("resnet")), strict=True):
         np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)

@@ -13,15 +13,14 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter.cli import app
-from rewriter.engines.protocol import Outcome
-from rewriter.engines.tensors import write_tensors
+from rewriter.engines.protocol import EngineOutcome
+from rewriter.engines.tensor_files import write_tensors
 from rewriter.errors import UsageError
-from rewriter.figures.statistics import DECADES, statistics
 from rewriter.figures.tolerances import Tolerance
 from rewriter.model import Array, save
 from rewriter.report.verification import bars
-from rewriter.verification.judge import Known, judge
-from rewriter.verification.stage import MOST_SAMPLES
+from rewriter.verification.judge import ReferenceInMemory, judge
+from rewriter.verification.workspace import MOST_SAMPLES
 
 ORIGINAL = """
     g (float[n,4] x) => (float[n,4] y, float[n] total) {
@@ -54,52 +53,14 @@ def feeds(*scales: float) -> list[dict[str, Array]]:
     return [{"x": np.linspace(0.5, scale, 8, dtype=np.float32).reshape(2, 4)} for scale in scales]
 
 
-def test_figures_of_an_output() -> None:
-    expected = np.array([[3.0, 4.0], [0.0, 12.0]], np.float32)
-    actual = np.array([[3.0, 4.0], [0.0, 13.0]], np.float16)
-    found = statistics("y", expected, actual, sample=2, build=1)
-    assert (found.name, found.shape, found.dtype) == ("y", (2, 2), "float16")
-    assert (found.sample, found.build, found.not_finite) == (2, 1, 0)
-    assert found.relative_l2 == pytest.approx(1 / 13)
-    assert (found.max_abs, found.at, found.expected, found.actual) == (1.0, (1, 1), 12.0, 13.0)
-    assert found.cosine == pytest.approx((9 + 16 + 156) / (13 * math.sqrt(194)))
-    assert found.psnr == pytest.approx(20 * math.log10(12 / 0.5))
-    assert found.rms == pytest.approx(6.5)
-    assert found.percentiles["50"] == 0.0
-    assert found.percentiles["99.9"] == pytest.approx(1.0, rel=0.01)
-    assert found.histogram == (3, 0, 0, 0, 0, 0, 0, 1, 0)
-    assert len(found.histogram) == len(DECADES) + 1
-
-
-def test_what_is_not_finite_is_found_and_an_equal_infinity_is_none() -> None:
-    expected = np.array([1.0, -np.inf, np.nan, 2.0])
-    same = statistics("y", expected, np.array([1.0, -np.inf, np.nan, 2.5]))
-    assert (same.not_finite, same.max_abs, same.at) == (0, 0.5, (3,))
-    broken = statistics("y", expected, np.array([1.0, np.inf, np.nan, np.nan]))
-    assert (broken.not_finite, broken.max_abs, broken.relative_l2) == (2, math.inf, math.inf)
-    assert broken.at == (1,)
-
-
-@pytest.mark.parametrize("shape", [(), (0, 3)], ids=["a scalar", "nothing"])
-def test_figures_of_small_outputs(shape: tuple[int, ...]) -> None:
-    found = statistics("y", np.ones(shape, np.float32), np.ones(shape, np.float32))
-    assert (found.relative_l2, found.max_abs, found.psnr) == (0.0, 0.0, math.inf)
-
-
-def test_integers_and_booleans_have_figures() -> None:
-    found = statistics("y", np.array([1, 2, 3]), np.array([1, 2, 5]))
-    assert (found.max_abs, found.at) == (2.0, (2,))
-    assert statistics("y", np.array([True, False]), np.array([True, True])).max_abs == 1.0
-
-
 def test_bars_show_every_bin_that_is_not_empty() -> None:
     assert bars((0, 1, 1000, 500)) == " ▁█▄"
     assert bars((0, 0)) == ""
 
 
-def outcomes(folder: Path, *builds: list[dict[str, Array]]) -> list[Outcome]:
+def outcomes(folder: Path, *builds: list[dict[str, Array]]) -> list[EngineOutcome]:
     return [
-        Outcome(
+        EngineOutcome(
             "fixed",
             number,
             "ok",
@@ -110,7 +71,7 @@ def outcomes(folder: Path, *builds: list[dict[str, Array]]) -> list[Outcome]:
 
 
 def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
-    truth = Known([{"y": np.ones(4)}, {"y": np.ones(4)}], selects_rows=False)
+    truth = ReferenceInMemory([{"y": np.ones(4)}, {"y": np.ones(4)}], selects_rows=False)
     builds = [[{"y": np.full(4, 1.01)}, {"y": np.full(4, 1.02)}], [{"y": np.full(4, 1.2)}, {"y": np.ones(4)}]]
     found = judge(truth, outcomes(tmp_path, *builds), Tolerance(0.1, "relative-l2", "a test"))
     assert not found.passed
@@ -121,8 +82,8 @@ def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
 
 
 def test_a_build_that_did_not_run_fails_the_others(tmp_path: Path) -> None:
-    truth = Known([{"y": np.ones(4)}], selects_rows=False)
-    made = [*outcomes(tmp_path, [{"y": np.ones(4)}]), Outcome("fixed", 1, "crashed", "SIGSEGV")]
+    truth = ReferenceInMemory([{"y": np.ones(4)}], selects_rows=False)
+    made = [*outcomes(tmp_path, [{"y": np.ones(4)}]), EngineOutcome("fixed", 1, "crashed", "SIGSEGV")]
     found = judge(truth, made, Tolerance(0.1, "relative-l2", "a test"))
     assert not found.passed
     assert [run.status for run in found.builds] == ["ok", "crashed"]
@@ -132,12 +93,12 @@ def test_detections_in_another_order_are_matched(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(1, 40, 4))
     truth, same = {"boxes": rows}, outcomes(tmp_path, [{"boxes": rows[:, ::-1]}])
     tolerance = Tolerance(1e-3, "relative-l2", "a test")
-    assert judge(Known([truth], selects_rows=True), same, tolerance).passed
-    assert not judge(Known([truth], selects_rows=False), same, tolerance).passed
+    assert judge(ReferenceInMemory([truth], selects_rows=True), same, tolerance).passed
+    assert not judge(ReferenceInMemory([truth], selects_rows=False), same, tolerance).passed
 
 
 def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
-    truth = Known([{"y": np.ones(4)}], selects_rows=False)
+    truth = ReferenceInMemory([{"y": np.ones(4)}], selects_rows=False)
     found = judge(truth, outcomes(tmp_path, [{"y": np.ones(5)}]), Tolerance(0.1, "relative-l2", "a test"))
     assert not found.passed
     assert found.error == math.inf
@@ -145,7 +106,7 @@ def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
 
 
 def test_a_metric_of_which_more_is_better(tmp_path: Path) -> None:
-    truth = Known([{"y": np.arange(4.0)}], selects_rows=False)
+    truth = ReferenceInMemory([{"y": np.arange(4.0)}], selects_rows=False)
     made = outcomes(tmp_path, [{"y": np.arange(4.0) + 0.03}])
     assert judge(truth, made, Tolerance(39.9, "psnr", "a test")).passed
     assert not judge(truth, made, Tolerance(40.1, "psnr", "a test")).passed

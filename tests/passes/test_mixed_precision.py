@@ -18,14 +18,14 @@ from rewriter.base import Change, Context, Refusal
 from rewriter.data.ranges import measure
 from rewriter.emulation import emulation, reference
 from rewriter.errors import PassError
-from rewriter.figures.compare import compare
+from rewriter.figures.outputs import compare
 from rewriter.figures.metrics import METRICS
 from rewriter.model import Array, Model, facts, load
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver
 from rewriter.plan import Decision, Plan
 from rewriter.planning.planner import Wish, make_plan
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 FP16_TOLERANCE = 5e-3
 """As the pass states for well-conditioned networks."""

@@ -9,11 +9,11 @@ from weighted import weighted
 
 import rewriter
 from rewriter.emulation import emulation
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.model import Array, Model, facts, load
 from rewriter.passes.split_images import SplitImages
 from rewriter.pipeline.presets import PRESETS
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 HALVES = ["Clip", "Cast", "Cast", "Sub", "Concat"]
 IMAGE = "g (float[N,3,8,8] x) => (float[N,5,6,6] y)"

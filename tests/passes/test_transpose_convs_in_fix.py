@@ -22,7 +22,7 @@ from rewriter.passes.transpose_convs import WANTED, TransposeConvs
 from rewriter.plan import Decision, Plan
 from rewriter.planning.planner import SEARCHED
 from rewriter.search.evaluate import Problem
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 PIPELINE = "compensate-rounding,transpose-convs{depth=1 work=0},mixed-precision,clean-casts"
 CHANGED = 10

@@ -16,7 +16,7 @@ import rewriter
 from rewriter.data.ranges import measure
 from rewriter.emulation import emulation, reference
 from rewriter.errors import PassError
-from rewriter.figures.compare import compare
+from rewriter.figures.outputs import compare
 from rewriter.graph import open_graphs
 from rewriter.graph.retype import retype
 from rewriter.hazards import SCAN_RULES, PrecisionRequest, Survey
@@ -24,7 +24,7 @@ from rewriter.model import Array, Model, facts
 from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 REPAIRED = 2e-3
 """Relative L2 error of every output, or the share of elements that differ."""

@@ -14,7 +14,7 @@ from paths import MODELS
 
 from rewriter.base import Target
 from rewriter.emulation import emulation
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.jobs.fix import api
 from rewriter.model import Array, facts, load
 from rewriter.plan import Plan, Precision

@@ -21,7 +21,7 @@ from rewriter.model import Model, facts, load, save, walk_graphs
 from rewriter.plan import Decision, Plan
 from rewriter.planning import weak_typing
 from rewriter.report.next_step import next_command, remark
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 SOURCE = """
     g (float[4,64] x, float[64,8] w) => (float[4,8] y)

@@ -14,7 +14,7 @@ from graphs import graph
 from rewriter.base import Change, Refusal, Target
 from rewriter.data.source import DataSource
 from rewriter.errors import OutputError
-from rewriter.figures.compare import OutputComparison
+from rewriter.figures.outputs import OutputComparison
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import write_json
 from rewriter.pipeline.driver import PassResult

@@ -28,7 +28,7 @@ from rewriter.rewriting.rescaling.classes import ZERO
 from rewriter.rewriting.rescaling.demand import Demand
 from rewriter.rewriting.rescaling.freedom import analyse
 from rewriter.rewriting.rescaling.solver import solve
-from rewriter.verification.checks import expected_outputs, run_all
+from rewriter.verification.expected import expected_outputs, run_all
 
 ERROR_RATIO = 1.3
 """How much larger an emulated error may be than that of FP32 islands, which round less."""

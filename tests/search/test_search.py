@@ -33,7 +33,7 @@ from rewriter.search import (
     reach,
     search,
 )
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 CANCELLING = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {

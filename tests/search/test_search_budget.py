@@ -22,7 +22,7 @@ from rewriter.search.choice import added
 from rewriter.search.effort import MOST
 from rewriter.search.streams import residual_streams
 from rewriter.search.within import LEAST_GAIN, MOST_GAIN
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 STREAM = """
     g (float[8,4] x, float[4,4] v) => (float[8,4] y)

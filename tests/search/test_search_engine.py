@@ -18,7 +18,7 @@ from rewriter import cli
 from rewriter.base import Target
 from rewriter.data.inputs import load_samples
 from rewriter.emulation import Accumulation, reference
-from rewriter.engines import host
+from rewriter.engines import this_machine
 from rewriter.engines.deployment import Deployment
 from rewriter.engines.protocol import Timing, Variant
 from rewriter.errors import EngineError, UsageError
@@ -48,7 +48,7 @@ from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.groups import ESTIMATE_OFF
 from rewriter.search.rounds import FIRST, SECOND, THIRD
 from rewriter.search.stage import Order, Subject, answer
-from rewriter.verification.checks import run_all
+from rewriter.verification.expected import run_all
 
 CHAIN = """
     g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
@@ -366,7 +366,7 @@ def test_no_plan_is_built_when_the_time_is_up(tmp_path: Path) -> None:
 def test_an_engine_that_does_not_run_is_a_failure_of_each_plan_and_no_error(tmp_path: Path) -> None:
     """TensorRT-RTX builds without a GPU, and runs nothing there."""
     pytest.importorskip("tensorrt_rtx")
-    if host.gpu() is not None:
+    if this_machine.gpu() is not None:
         pytest.skip("there is a GPU")
     judge = evaluator(tmp_path, engine="tensorrt-rtx", jobs=0)
     found = worths(judge, [Plan("fp16"), KEPT])
@@ -443,7 +443,7 @@ def test_a_plugin_that_is_no_library_fails_every_build(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_it_is_refused_before_anything_starts() -> None:
-    if host.gpu() is not None:
+    if this_machine.gpu() is not None:
         pytest.skip("there is a GPU")
     source = graphs.graph(CHAIN).whole()
     with pytest.raises(EngineError, match="--search gpu: no engine runs here"):
@@ -460,7 +460,7 @@ def test_the_command_prints_and_reports_what_was_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ONNX Runtime's CPU stands in for the GPU: it is an engine like the others, as slow as it is."""
-    monkeypatch.setattr(host, "choose", lambda: host.Choice("onnxruntime"))
+    monkeypatch.setattr(this_machine, "choose", lambda: this_machine.Choice("onnxruntime"))
     path, report = save(graphs.graph(WEIGHTED), tmp_path / "m.onnx"), tmp_path / "report.json"
     arguments = ["fix", path, "--dry-run", "--no-build", "--search", "gpu", "--report", report]
     done = CliRunner().invoke(cli.app, [*map(str, arguments), "--skip", "simplify", "--tolerance", "1e-5"])

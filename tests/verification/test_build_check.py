@@ -13,7 +13,7 @@ from graphs import graph, model
 from onnx import TensorProto
 from paths import MODELS
 
-from rewriter.engines import tensorrt
+from rewriter.engines import tensorrt_build
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.builder_warnings import other_warnings, precision_warnings
 from rewriter.graph.retype import Request, retype
@@ -436,7 +436,7 @@ def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_build_runs_in_another_process() -> None:
     """`rewriter` itself never imports a TensorRT: a crash there would be a crash here."""
-    assert "import_module" not in Path(tensorrt.__file__).read_text()
+    assert "import_module" not in Path(tensorrt_build.__file__).read_text()
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,19 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from rewriter.cli import app
-from rewriter.engines import host
+from rewriter.engines import this_machine
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import Settings
-from rewriter.engines.runtime import context_hint
-from rewriter.engines.tensors import write_samples
+from rewriter.engines.protocol import MeasureSettings
+from rewriter.engines.tensor_files import write_samples
+from rewriter.engines.tensorrt_program import context_hint
 from rewriter.errors import EngineError, RewriterError, UsageError
 from rewriter.graph.retype import Request, retype
 from rewriter.model import Array, Model, load, save
 from rewriter.model import facts as tensor_facts
-from rewriter.verification.locate import Location, Options, locate, locate_by_emulation, locate_with
-from rewriter.verification.locate.lineup import Lineup, Shared
+from rewriter.verification.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
+from rewriter.verification.locate.bisection import Bisection, Marked
+from rewriter.verification.locate.lineup import Lineup, SharedTensor
 from rewriter.verification.locate.runs import EngineBuild, Run
-from rewriter.verification.locate.search import Marked, Search
 
 # -- the search alone ---------------------------------------------------------------------------
 
@@ -46,7 +46,9 @@ def lineups(draw: st.DrawFn, most: int = 120) -> Lineup:
     read = set().union(*parents)
     parents[-1] |= {i for i in range(count - 1) if i not in read}
     return Lineup(
-        tuple(Shared(f"t{i}", f"t{i}", f"n{i}", "Op", tuple(sorted(p)), 8) for i, p in enumerate(parents))
+        tuple(
+            SharedTensor(f"t{i}", f"t{i}", f"n{i}", "Op", tuple(sorted(p)), 8) for i, p in enumerate(parents)
+        )
     )
 
 
@@ -61,7 +63,7 @@ def spoiled(lineup: Lineup, faults: set[int]) -> set[str]:
 
 def searched(
     lineup: Lineup, bad: set[str], marks: int, hiding: frozenset[str] = frozenset(), jobs: int = 1
-) -> Search:
+) -> Bisection:
     def shown(names: Sequence[str]) -> Marked:
         assert len(names) <= marks
         if hiding.intersection(names):
@@ -74,7 +76,7 @@ def searched(
         return [shown(names) for names in sets]
 
     last = lineup.tensors[-1].name
-    search = Search(lineup, measure, 1e-3, {last: math.inf}, marks, max_builds=10_000, jobs=jobs)
+    search = Bisection(lineup, measure, 1e-3, {last: math.inf}, marks, max_builds=10_000, jobs=jobs)
     search.run()
     return search
 
@@ -108,14 +110,14 @@ def test_several_builds_at_a_time_find_the_same(lineup: Lineup, data: st.DataObj
 
 
 def test_four_builds_at_a_time_take_fewer_rounds() -> None:
-    chain = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(1_000)))
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(1_000)))
     bad, rounds = spoiled(chain, {333}), []
     for jobs in (1, 4):
         lines: list[str] = []
-        search = Search(
+        search = Bisection(
             chain, lambda sets: [_one(names, bad) for names in sets], 1e-3, {"t999": math.inf}, 1, jobs=jobs
         )
-        search.tell = lines.append
+        search.report = lines.append
         search.run()
         assert search.high == 333 and lines[-1].endswith(" 0 of 1000 tensors are left")
         rounds.append(len(lines))
@@ -129,7 +131,7 @@ def _one(names: Sequence[str], bad: set[str]) -> Marked:
 @pytest.mark.parametrize("marks", [1, 8])
 @pytest.mark.parametrize("count", [10, 1_000, 10_000])
 def test_builds_grow_with_the_logarithm_of_the_tensors(count: int, marks: int) -> None:
-    chain = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(count)))
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(count)))
     for fault in (0, count // 3, count - 1):
         found = searched(chain, spoiled(chain, {fault}), marks)
         assert found.high == fault
@@ -152,20 +154,20 @@ def test_tensors_that_hide_the_fault_are_named_and_gone_round(lineup: Lineup, da
 
 
 def test_what_the_network_does_not_have_is_gone_round() -> None:
-    chain = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(20)))
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(20)))
 
     def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
         (names,) = sets
         return [Marked({n: float(int(n[1:]) >= 7) for n in names if int(n[1:]) % 2}, unchanged=True)]
 
-    search = Search(chain, measure, 1e-3, {"t19": 1.0})
+    search = Bisection(chain, measure, 1e-3, {"t19": 1.0})
     search.run()
     assert (search.low, search.high, search.found) == (5, 7, False)
     assert "not in the built network" in search.hiding["t6"]
 
 
 def test_memory_is_bounded() -> None:
-    large = Lineup(tuple(Shared(f"t{i}", "", "", "", (i - 1,) if i else (), 2**26) for i in range(50)))
+    large = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 2**26) for i in range(50)))
     seen = []
 
     def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
@@ -173,7 +175,7 @@ def test_memory_is_bounded() -> None:
         seen.append(len(names))
         return [Marked({n: float(int(n[1:]) >= 31) for n in names}, unchanged=True)]
 
-    search = Search(large, measure, 1e-3, {"t49": 1.0})
+    search = Bisection(large, measure, 1e-3, {"t49": 1.0})
     search.run()
     assert search.high == 31
     assert max(seen) == 2  # 256 MiB each
@@ -229,13 +231,13 @@ class OrtBuild:
         return Run([lambda v=v: v for v in found], engine="ONNX Runtime")  # type: ignore[misc]
 
 
-def located(original: Model, other: Model, options: Options | None = None) -> Location:
-    return locate_with(original, other, SAMPLES, OrtBuild(other, SAMPLES), options or Options())
+def located(original: Model, other: Model, options: LocateOptions | None = None) -> Location:
+    return locate_with(original, other, SAMPLES, OrtBuild(other, SAMPLES), options or LocateOptions())
 
 
 def test_equal_models_have_nothing_to_locate() -> None:
     build = OrtBuild(network(), SAMPLES)
-    found = locate_with(network(), network(), SAMPLES, build, Options())
+    found = locate_with(network(), network(), SAMPLES, build, LocateOptions())
     assert (found.first, found.chain, found.builds) == (None, (), 0)
     assert [step.error for step in found.outputs] == [0.0]
     assert build.marked == [(), ()]
@@ -254,7 +256,7 @@ def test_a_planted_fault_is_found(layer: int) -> None:
 
 
 def test_of_several_faults_the_first_is_found() -> None:
-    found = located(network(), network(9, 4, 7), Options(marks=2))
+    found = located(network(), network(9, 4, 7), LocateOptions(marks=2))
     assert found.first is not None
     assert found.first.tensor == "m4"
 
@@ -276,7 +278,7 @@ def test_nan_counts_as_wrong() -> None:
 
 
 def test_a_chain_is_thinned_out() -> None:
-    found = located(network(), network(0), Options(steps=4))
+    found = located(network(), network(0), LocateOptions(steps=4))
     assert len(found.chain) == 4
     assert (found.chain[0].tensor, found.chain[-1].tensor) == ("m0", "y")
 
@@ -299,7 +301,7 @@ fault that is gone when the Conv's result is an output, for that keeps it from f
 def test_a_fault_of_a_fusion_that_marks_would_hide_is_narrowed_down() -> None:
     source = graphs.graph(FOLDED)
     feeds = [{"x": np.ones((1, 2, 6, 6), np.float32)}]
-    found = locate_with(source, source, feeds, OrtBuild(source, feeds, optimize=True), Options())
+    found = locate_with(source, source, feeds, OrtBuild(source, feeds, optimize=True), LocateOptions())
     assert [step.error > 1 for step in found.outputs if step.error] == [True]
     assert found.first is not None
     assert (found.first.tensor, found.exact) == ("b", False)
@@ -330,7 +332,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_the_engine_of_the_protocol_finds_it_in_child_processes(files: dict[str, Path]) -> None:
-    found = locate(files["good"], files["bad"], SAMPLES, "onnxruntime", Options(builds=1))
+    found = locate(files["good"], files["bad"], SAMPLES, "onnxruntime", LocateOptions(builds=1))
     assert found.first is not None
     assert (found.first.tensor, found.exact) == ("m5", True)
     assert "CPU" in found.engine
@@ -342,7 +344,7 @@ def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path:
     path = tmp_path / "broken.onnx"
     path.write_bytes(broken.whole().SerializeToString())
     with pytest.raises((EngineError, RewriterError)):
-        locate(files["good"], path, SAMPLES, "onnxruntime", Options(builds=1))
+        locate(files["good"], path, SAMPLES, "onnxruntime", LocateOptions(builds=1))
 
 
 def test_the_emulation_answers_the_same_question_in_one_run() -> None:
@@ -382,14 +384,14 @@ def test_the_command_exits_with_0_if_nothing_is_wrong(files: dict[str, Path]) ->
 def test_an_engine_builds_several_sets_of_marks_in_one_call(files: dict[str, Path], tmp_path: Path) -> None:
     fed = write_samples(tmp_path / "samples", SAMPLES)
     build = EngineBuild(
-        files["bad"], fed, "onnxruntime", tmp_path / "builds", Settings("onnxruntime"), jobs=2
+        files["bad"], fed, "onnxruntime", tmp_path / "builds", MeasureSettings("onnxruntime"), jobs=2
     )
     runs = build([["m1"], ["m2", "a2"], ["no such tensor"]], False)
     assert [sorted(run.values[1]()) for run in runs[:2]] == [["m1", "y"], ["a2", "m2", "y"]]
     assert "no such tensor" in runs[2].problem and not runs[2].values
 
 
-@pytest.mark.skipif(host.gpu() is not None, reason="there is a GPU here")
+@pytest.mark.skipif(this_machine.gpu() is not None, reason="there is a GPU here")
 def test_without_a_gpu_tensorrt_is_refused_and_auto_is_emulation(files: dict[str, Path]) -> None:
     command = ["locate", str(files["good"]), str(files["bad"])]
     refused = CliRunner().invoke(app, [*command, "--engine", "tensorrt-rtx"])
@@ -397,9 +399,11 @@ def test_without_a_gpu_tensorrt_is_refused_and_auto_is_emulation(files: dict[str
     assert "emulation on ONNX Runtime" in CliRunner().invoke(app, command).output
 
 
-@pytest.mark.skipif(host.choose().engine is None, reason="needs a GPU with TensorRT: the engine runs there")
+@pytest.mark.skipif(
+    this_machine.choose().engine is None, reason="needs a GPU with TensorRT: the engine runs there"
+)
 def test_on_a_gpu_tensorrt_finds_it(files: dict[str, Path]) -> None:
-    engine = host.choose().engine
+    engine = this_machine.choose().engine
     assert engine is not None
     found = locate(files["good"], files["bad"], SAMPLES, engine)
     assert found.first is not None

@@ -10,12 +10,12 @@ from graphs import graph
 
 import rewriter
 from rewriter.data.inputs import load_samples
-from rewriter.engines.protocol import Settings
+from rewriter.engines.protocol import MeasureSettings
 from rewriter.errors import ArithmeticRunError, EngineError
 from rewriter.figures.tolerances import Tolerance
 from rewriter.model import load, save
-from rewriter.verification.execute import Execution, on_engine
-from rewriter.verification.stage import Stage
+from rewriter.verification.run_check import Execution, run_on_engine
+from rewriter.verification.workspace import Workspace
 
 CUSTOM = "g (float[2,4] x) => (float[2,4] y) { a = Relu(x) y = Acme(a) }"
 PLAIN = "g (float[2,4] x) => (float[2,4] y) <float k = {K}> { a = Mul(x, k) y = Relu(a) }"
@@ -29,8 +29,8 @@ def executed(folder: Path, original: str, fixed: str) -> Execution:
         for name, text in (("original", original), ("fixed", fixed))
     ]
     samples = load_samples([{"x": np.ones((2, 4), np.float32)}], models[0])
-    stage = Stage(models[0], models[1], samples, folder)
-    return on_engine(stage, Settings("onnxruntime", timing=None), HELD, "no kernel for Acme")
+    workspace = Workspace(models[0], models[1], samples, folder)
+    return run_on_engine(workspace, MeasureSettings("onnxruntime", timing=None), HELD, "no kernel for Acme")
 
 
 @pytest.mark.parametrize(("factor", "passed"), [("2.0", True), ("2.1", False)], ids=["equal", "5 % off"])

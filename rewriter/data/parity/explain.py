@@ -16,7 +16,7 @@ from rewriter.data.parity.fits import NOISE
 from rewriter.data.parity.images import SAMPLE, Match, plain_scaling, scalings, spans
 from rewriter.data.parity.plain import ROUNDING
 from rewriter.data.parity.result import ArrayComparison, Difference
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.model import Array
 
 RESIZING_NOTE = "the line resizes bilinearly; theirs may have been resized in another way"

@@ -10,7 +10,7 @@ import numpy as np
 from rewriter.data.parity.code import run
 from rewriter.data.parity.describe import dtype_difference
 from rewriter.data.parity.result import ArrayComparison, Difference
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.model import Array
 
 MOST_AXES = 5

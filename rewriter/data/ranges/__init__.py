@@ -17,7 +17,7 @@ from rewriter.data.ranges.binades import Binades
 from rewriter.data.ranges.instrument import Instrumented, instrument
 from rewriter.data.ranges.statistics import Key
 from rewriter.engines.onnxruntime import Session, qualified
-from rewriter.engines.ort_errors import NoKernelError
+from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.graph import constant_value, label
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.model.facts import FLOATS, Facts

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.base import Target
-from rewriter.engines import host
+from rewriter.engines import this_machine
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.probe.question import UNKNOWN, Answer
 from rewriter.engines.user_cache import user_cache
@@ -85,7 +85,7 @@ def measured(target: Target | None = None) -> Answers | None:
     files = sorted(_cache_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     found = [answers for path in files if (answers := _read_cached(path)) is not None]
     fitting = [answers for answers in found if target is None or answers.fits(target)]
-    gpu = host.gpu() if fitting else None  # asks the driver in a child process: only if it matters
+    gpu = this_machine.gpu() if fitting else None  # asks the driver in a child process: only if it matters
     if gpu is None:
         return None
     return next((a for a in fitting if (a.gpu, a.driver) == (gpu.name, driver_text(gpu))), None)

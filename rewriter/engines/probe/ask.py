@@ -11,15 +11,15 @@ import numpy as np
 import onnx
 
 from rewriter.base import Target
-from rewriter.engines import host
+from rewriter.engines import this_machine
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.measure import measure
-from rewriter.engines.probe import arithmetic, costs, epilogues, operators
+from rewriter.engines.probe import arithmetic, epilogue_rounding, island_latency, operators
 from rewriter.engines.probe.answers import Answers, driver_text, known_target, measured, recorded, remember
 from rewriter.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
-from rewriter.engines.protocol import EngineName, Outcome, Settings, Timing, Variant
-from rewriter.engines.tensorrt import BuildOptions, build
-from rewriter.engines.tensors import write_samples
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.engines.tensor_files import write_samples
+from rewriter.engines.tensorrt_build import BuildOptions, build
 from rewriter.model import Array
 from rewriter.model.stopwatch import Progress
 
@@ -39,7 +39,12 @@ __all__ = [
     "remember",
 ]
 
-PROBES: tuple[Probe, ...] = (*arithmetic.PROBES, *epilogues.PROBES, *operators.PROBES, *costs.PROBES)
+PROBES: tuple[Probe, ...] = (
+    *arithmetic.PROBES,
+    *epilogue_rounding.PROBES,
+    *operators.PROBES,
+    *island_latency.PROBES,
+)
 
 BUILD_TIMEOUT_S = 120.0
 """For one model of a second."""
@@ -71,7 +76,7 @@ def ask(
         for timed in (False, True):
             group = [(p, c) for p, c in pairs if c.timed == timed]
             progress(f"probing with {len(group)} models", 0, 0)
-            settings = Settings(
+            settings = MeasureSettings(
                 engine,
                 timing=(timing or (ON_CPU if engine == "onnxruntime" else Timing())) if timed else None,
                 build_timeout_s=BUILD_TIMEOUT_S,
@@ -83,7 +88,7 @@ def ask(
                 seen[probe.name, case.name] = _seen(case, outcome)
                 library = outcome.library or library
     answers = {p.name: p.answer({c.name: seen[p.name, c.name] for c in p.cases}) for p in probes}
-    gpu = None if engine == "onnxruntime" else host.gpu()
+    gpu = None if engine == "onnxruntime" else this_machine.gpu()
     return Answers(
         engine,
         library.rpartition(" ")[2],
@@ -101,7 +106,7 @@ def _variant(probe: Probe, case: Case, folder: Path) -> Variant:
     return Variant(f"{probe.name}/{case.name}", folder / "model.onnx", samples, tf32=case.tf32)
 
 
-def _seen(case: Case, outcome: Outcome) -> Seen:
+def _seen(case: Case, outcome: EngineOutcome) -> Seen:
     if not outcome.ran:
         return Seen(problem=outcome.problem or outcome.status)
     value: Array = np.array(next(iter(outcome.values(0).values())))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from rewriter.engines.probe.arithmetic import convolved, normal
+from rewriter.engines.probe.cast_round_trips import CASES as ROUND_TRIPS
 from rewriter.engines.probe.question import Case, Probe, Seen
-from rewriter.engines.probe.round_trips import CASES as ROUND_TRIPS
 from rewriter.model import Array
 
 RIGHT = 5e-3

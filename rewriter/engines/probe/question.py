@@ -12,7 +12,7 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
-from rewriter.figures.compare import relative_l2
+from rewriter.figures.pair import relative_l2
 from rewriter.model import Array
 
 IR_VERSION = 10

@@ -11,16 +11,18 @@ from pathlib import Path
 
 from rewriter.base import Stage
 from rewriter.data.inputs import Samples
-from rewriter.engines import host
-from rewriter.engines.protocol import Settings, Span
+from rewriter.engines import this_machine
+from rewriter.engines.protocol import MeasureSettings, Span
 from rewriter.errors import ArithmeticRunError
 from rewriter.jobs.fix.options import Options
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Array, Model, save
 from rewriter.plan import Plan
-from rewriter.verification import checks
-from rewriter.verification.execute import run_built
+from rewriter.verification.arithmetic import check_emulation, check_structure, check_tf32, explained
+from rewriter.verification.build_check import check_model_build
+from rewriter.verification.expected import Expected, expected_outputs
+from rewriter.verification.run_check import run_built
 from rewriter.verification.verdict import Check, Verdict
 
 VERIFIED_SAMPLES = 1
@@ -40,7 +42,7 @@ class Proof:
     record: Record
     rewriting: Rewriting
     samples: Samples
-    expected: checks.Expected | None = None
+    expected: Expected | None = None
     done: list[Check] = field(default_factory=list)
 
     @property
@@ -57,7 +59,7 @@ class Proof:
         """Keep its outputs in `expected`."""
         with self.record.stage("reference"):
             try:
-                self.expected = checks.expected_outputs(original, self._compared())
+                self.expected = expected_outputs(original, self._compared())
             except ArithmeticRunError as error:
                 self.record.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
 
@@ -69,7 +71,7 @@ class Proof:
             return
         with self.record.stage("verify"):
             changed = self.rewriting.changed()
-            self.done.append(checks.check_structure(self.expected, structured, changed, self._compared()))
+            self.done.append(check_structure(self.expected, structured, changed, self._compared()))
 
     def check_types(self, fixed: Model, plan: Plan | None) -> None:
         """Emulated as planned, or with TF32 where all is FP32: that is told before an engine is built."""
@@ -79,7 +81,7 @@ class Proof:
             self.done.append(self._emulated(self.expected, fixed, plan))
         elif self.options.wish.precision == "fp32":
             with self.record.stage("verify"):
-                self.done.append(checks.check_tf32(self.expected, fixed, self._compared()))
+                self.done.append(check_tf32(self.expected, fixed, self._compared()))
 
     def write_and_build(self, fixed: Model, destination: Path | None, plan: Plan | None) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
@@ -101,17 +103,17 @@ class Proof:
     def _compared(self) -> list[Mapping[str, Array]]:
         return list(islice(self.samples, VERIFIED_SAMPLES))
 
-    def _emulated(self, expected: checks.Expected, fixed: Model, plan: Plan) -> Check:
+    def _emulated(self, expected: Expected, fixed: Model, plan: Plan) -> Check:
         accumulation, compared = self.options.accumulation, self._compared()
         with self.record.stage("verify"):
-            check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
+            check = check_emulation(expected, fixed, plan.precision, compared, accumulation)
         by_ranges = any(step.stage is Stage.RANGES for step in self.rewriting.changed())
         if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
         phases = self.options.phases
         again = (*phases.structural, *(step for step in phases.measuring if step.stage is not Stage.RANGES))
         with self.record.stage("explain"):
-            return checks.explained(check, self.rewriting.again(again), fixed, compared, accumulation)
+            return explained(check, self.rewriting.again(again), fixed, compared, accumulation)
 
     def _build_and_run(self, fixed: Model, path: Path, folder: Path, plan: Plan | None) -> Iterator[Check]:
         """Build once; where there is a GPU, run what was built, too."""
@@ -119,7 +121,7 @@ class Proof:
         with self.record.stage("build"):
             choice = deployment.choose()
             engine = folder / "model.engine" if choice.engine else None
-            yield checks.check_engine(
+            yield check_model_build(
                 fixed,
                 path,
                 next(iter(self.samples), {}),
@@ -130,16 +132,16 @@ class Proof:
                 engine=engine,
                 library=choice.engine and choice.engine.replace("-", "_"),
             )
-        if choice.engine is None and host.gpu() is None:
+        if choice.engine is None and this_machine.gpu() is None:
             self.record.warnings.append(
                 f"NOT run on a GPU ({'; '.join(choice.reasons)}): the figures are emulated, and what was "
                 "built was not loaded; `rewriter verify` on a machine with a GPU runs it"
             )
         elif choice.engine is None:
-            yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
+            yield Check("run", None, f"not run on {this_machine.gpu()}: {'; '.join(choice.reasons)}")
         if choice.engine and engine and engine.exists() and self.expected is not None:
             timeout = options.build_timeout
-            settings = Settings(choice.engine, plugins=deployment.plugins, run_timeout_s=timeout)
+            settings = MeasureSettings(choice.engine, plugins=deployment.plugins, run_timeout_s=timeout)
             with self.record.stage("run"):
                 yield run_built(fixed, path, engine, settings, self._compared(), self.expected.exact)
 

@@ -11,7 +11,7 @@ from statistics import median_high
 import numpy as np
 
 from rewriter.data.ranges.binades import leading_to
-from rewriter.engines.ort_errors import NoKernelError
+from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.model import Array, Model
 from rewriter.rewriting.rounding.blas import one_thread
 from rewriter.rewriting.rounding.fit import Rounded, Weights, fitted

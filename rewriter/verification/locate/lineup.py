@@ -1,9 +1,9 @@
-"""The tensors that two models have in common, and how they depend on one another."""
+"""Matches the tensors that two models have in common, with their dependencies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,18 +14,17 @@ from rewriter.model import Model
 from rewriter.model.facts import FLOATS, Facts, Shape
 
 TYPICAL = 64
-"""Stands for a dimension that is not known, where memory is reckoned."""
+"""Assumed size of an unknown dimension, to estimate memory."""
 
 
 @dataclass(frozen=True)
-class Shared:
-    """A float tensor of the other model whose value the original has, too.
+class SharedTensor:
+    """A float tensor of the other model that the original computes, too.
 
     Attributes:
         name, exact: Its names in the other model and in the original.
-        node, op: The node of the other model that makes it.
-        parents: Positions in `Lineup.tensors` of the shared tensors that it is computed from, with nothing
-            shared in between.
+        node, op: Its producer in the other model.
+        parents: Positions in `Lineup.tensors` of the nearest shared tensors that it is computed from.
         size: Elements.
     """
 
@@ -39,22 +38,21 @@ class Shared:
 
 @dataclass(frozen=True)
 class Lineup:
-    """Shared tensors in topological order."""
+    """SharedTensor tensors in topological order."""
 
-    tensors: tuple[Shared, ...]
+    tensors: tuple[SharedTensor, ...]
 
     @cached_property
     def last_use(self) -> tuple[int, ...]:
-        """Position of the last tensor that reads each; past the end if none does (an output)."""
-        found = [len(self.tensors)] * len(self.tensors)
-        seen = [-1] * len(self.tensors)
+        """Position of the last tensor computed from each; past the end if there is none (an output)."""
+        last = [len(self.tensors)] * len(self.tensors)
         for position, tensor in enumerate(self.tensors):
             for parent in tensor.parents:
-                seen[parent] = position
-        return tuple(s if s >= 0 else f for s, f in zip(seen, found, strict=True))
+                last[parent] = position
+        return tuple(last)
 
     def leading_to(self, names: Iterable[str]) -> Lineup:
-        """The tensors that some tensors are computed from, and these."""
+        """The lineup of the named tensors and their ancestors."""
         wanted = {i for i, t in enumerate(self.tensors) if t.name in set(names)}
         for position in range(len(self.tensors) - 1, -1, -1):
             if position in wanted:
@@ -62,13 +60,13 @@ class Lineup:
         places = {old: new for new, old in enumerate(sorted(wanted))}
         return Lineup(
             tuple(
-                Shared(t.name, t.exact, t.node, t.op, tuple(places[p] for p in t.parents), t.size)
-                for t in (self.tensors[old] for old in sorted(wanted))
+                replace(self.tensors[old], parents=tuple(places[p] for p in self.tensors[old].parents))
+                for old in sorted(wanted)
             )
         )
 
     def path(self, start: int, end: int) -> list[int]:
-        """A shortest chain of positions from one tensor to another that is computed from it."""
+        """A shortest chain of positions from one tensor to a descendant."""
         came: dict[int, int] = {end: end}
         queue = [end]
         for position in queue:
@@ -85,16 +83,16 @@ class Lineup:
 
 
 def line_up(original: Model, other: Model, facts: tuple[Facts, Facts]) -> Lineup:
-    """Match tensors of the main graphs by name, and by the name that they had before their type changed.
+    """Match tensors of the main graphs by name, or by the name before their type changed.
 
-    Constants and what is computed from them alone are left out.
+    Constants, and tensors computed from constants alone, are left out.
 
     Args:
         facts: Of `original` and of `other`.
     """
     exact = {name for node in original.proto.graph.node for name in node.output if name}
     varying: dict[str, frozenset[int]] = {port.name: frozenset() for port in other.signature.inputs}
-    found: list[Shared] = []
+    found: list[SharedTensor] = []
     for node in other.proto.graph.node:
         inputs = [name for name in reads(node) if name in varying]
         if not inputs:
@@ -106,7 +104,9 @@ def line_up(original: Model, other: Model, facts: tuple[Facts, Facts]) -> Lineup
             if name and match in exact and _comparable(facts, match, name):
                 varying[name] = frozenset({len(found)})
                 size = _size(facts[1].main[name].shape)
-                found.append(Shared(name, match, label(node), node.op_type, tuple(sorted(parents)), size))
+                found.append(
+                    SharedTensor(name, match, label(node), node.op_type, tuple(sorted(parents)), size)
+                )
     return Lineup(tuple(found))
 
 
@@ -127,8 +127,3 @@ def _may_be_equal(mine: Shape | None, yours: Shape | None) -> bool:
 
 def _size(shape: Shape | None) -> int:
     return int(np.prod([d if isinstance(d, int) else TYPICAL for d in shape or ()], dtype=np.int64))
-
-
-def worst(errors: Mapping[str, float], names: Sequence[str]) -> str:
-    """The name with the largest error; NaN counts as infinite."""
-    return max(names, key=lambda n: np.inf if np.isnan(errors[n]) else errors[n])

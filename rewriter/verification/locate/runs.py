@@ -1,4 +1,4 @@
-"""Builds with marked tensors, and the exact values that they are held against."""
+"""Builds with marked tensors, and the exact values that they are compared with."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ import onnx
 
 from rewriter.engines.measure import build_variant, measure
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import EngineName, Outcome, Settings, Span, Variant
-from rewriter.engines.tensors import Samples
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Span, Variant
+from rewriter.engines.tensor_files import StoredSamples
 from rewriter.errors import EngineError
+from rewriter.figures.pair import Pair
 from rewriter.model import Array, Model
-from rewriter.verification.locate.lineup import Shared
-from rewriter.verification.locate.search import Marked
+from rewriter.verification.locate.bisection import Marked
+from rewriter.verification.locate.lineup import SharedTensor
 
 
 @dataclass(frozen=True)
 class Run:
-    """One build: outputs and marked tensors of each sample, by name, read when they are asked for.
+    """One build: outputs and marked tensors of each sample, by name, read on demand.
 
     Attributes:
-        debug: Tensors that the library showed without being asked for, of each sample.
-        problem: Why there is nothing; "" if there is.
+        debug: The library's unfused debug tensors of each sample.
+        problem: The reason why there are no values; "" if there are.
     """
 
     values: Sequence[Callable[[], Mapping[str, Array]]] = ()
@@ -40,20 +41,19 @@ class Run:
 
 
 Build = Callable[[Sequence[Sequence[str]], bool], Sequence[Run]]
-"""Builds and runs the other model once for each set of tensors, which are marked as outputs; with True,
-unfused debug tensors too. What it gave before may be gone afterwards."""
+"""Builds and runs the other model once for each set of tensors, which are marked as outputs. The flag
+requests unfused debug tensors. The files of earlier runs may be deleted."""
 
-
-ANY_SHAPE: Mapping[str, Span] = {}
-"""No profile: shapes are those of the samples."""
+NO_PROFILE: Mapping[str, Span] = {}
+"""Shapes are those of the samples."""
 
 
 class EngineBuild:
-    """A `Build` by an engine of the protocol, in child processes; a folder for each call, gone with the next.
+    """A `Build` by an engine, in child processes. Each call deletes the files of the call before.
 
     Args:
-        path: The other model. `samples`: what it is fed.
-        folder: Where the files go: one build's outputs at a time.
+        path: The other model. `samples`: its inputs.
+        folder: For engines and outputs.
         profile: Of inputs with dynamic axes; the others' come from the samples.
         jobs: Builds at a time.
     """
@@ -61,11 +61,11 @@ class EngineBuild:
     def __init__(
         self,
         path: Path,
-        samples: Samples,
+        samples: StoredSamples,
         engine: EngineName,
         folder: Path,
-        settings: Settings,
-        profile: Mapping[str, Span] = ANY_SHAPE,
+        settings: MeasureSettings,
+        profile: Mapping[str, Span] = NO_PROFILE,
         jobs: int = 1,
     ) -> None:
         self._path, self._samples, self._folder, self._profile = path, samples, folder, profile
@@ -97,13 +97,13 @@ class EngineBuild:
         ran = iter(measure(ready, self._settings, folder) if ready else ())
         return [_run(next(ran) if isinstance(one, Variant) else one) for one in built]
 
-    def _built(self, folder: Path, variant: Variant) -> Variant | Outcome:
+    def _built(self, folder: Path, variant: Variant) -> Variant | EngineOutcome:
         """The variant with its engine, or why there is none."""
         made = build_variant(variant, self._settings, folder / f"{variant.name}.engine")
-        return made if isinstance(made, Outcome) else replace(variant, engine=made[0])
+        return made if isinstance(made, EngineOutcome) else replace(variant, engine=made[0])
 
 
-def _run(outcome: Outcome) -> Run:
+def _run(outcome: EngineOutcome) -> Run:
     engine = " on ".join(part for part in (outcome.library, outcome.device) if part)
     if not outcome.ran:
         hint = f" ({outcome.hint})" if outcome.hint else ""
@@ -118,12 +118,12 @@ def _run(outcome: Outcome) -> Run:
 
 
 class Exact:
-    """The original in FP32 on ONNX Runtime: any of its tensors, a few at a time, sample by sample.
+    """The original in FP32 on ONNX Runtime: computes any of its tensors, a few at a time, sample by sample.
 
     Args:
-        reference: Every tensor in FP32, from `emulation.reference`.
-        samples: Read anew for every look.
-        exponents: Tensors of the original that the other model has multiplied by 2^exponent.
+        reference: The original with every tensor in FP32, from `emulation.reference`.
+        samples: Iterated once for each call of `errors`.
+        exponents: Tensors that the other model holds multiplied by 2^exponent.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class Exact:
         pairs: Mapping[str, str],
         values: Sequence[Callable[[], Mapping[str, Array]]],
     ) -> dict[str, float]:
-        """Relative L2 error of some tensors over all samples; those that `values` lacks are left out.
+        """Relative L2 errors over all samples, of the tensors that `values` holds.
 
         Args:
             pairs: Name in the other model: name in the original.
-            values: The other model's, for each sample.
+            values: Tensors of the other model, for each sample.
         """
         squares: dict[str, Array] = {}
         with ExitStack() as stack:
@@ -156,8 +156,9 @@ class Exact:
                     session = stack.enter_context(Session(self._with_outputs([pairs[n] for n in present])))
                 exact = session.run(sample, list(dict.fromkeys(pairs[n] for n in present)))
                 for name in present:
-                    wanted, exponent = exact[pairs[name]], self._exponents.get(pairs[name], 0)
-                    more = _squares(wanted, np.asarray(found[name]), exponent)
+                    scale = 2.0 ** -self._exponents.get(pairs[name], 0)
+                    value = np.asarray(found[name]).astype(np.float64) * scale
+                    more = np.array(Pair(exact[pairs[name]], value).squares)
                     squares[name] = squares.get(name, np.zeros(2)) + more
         return {name: _relative(*parts) for name, parts in squares.items()}
 
@@ -168,36 +169,19 @@ class Exact:
         return model
 
 
-def _squares(exact: Array, given: Array, exponent: int = 0) -> Array:
-    """Squared norms of the error and of the exact value; an infinite error where NaN or infinity is new.
-
-    Args:
-        exponent: `given` is multiplied by 2^exponent.
-    """
-    if exact.shape != given.shape:
-        return np.array([math.inf, 1.0])
-    wanted, got = exact.astype(np.float64), given.astype(np.float64)
-    usable = np.isfinite(wanted)
-    if not (np.isfinite(got[usable]).all() and np.array_equal(wanted[~usable], got[~usable], equal_nan=True)):
-        return np.array([math.inf, 1.0])
-    wanted, got = wanted[usable], got[usable]
-    rest = got * 2.0**-exponent - wanted
-    return np.array([float(rest @ rest), float(wanted @ wanted)])
-
-
 def _relative(error: float, scale: float) -> float:
     return math.sqrt(error / (scale or 1.0)) if math.isfinite(error) else math.inf
 
 
-class Outputs:
-    """The other model's own outputs without any mark, kept to see whether marks change them."""
+class UnmarkedOutputs:
+    """The other model's own outputs in a build without marks, to detect that marks change them."""
 
     def __init__(self, run: Run, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.kept = [{n: np.array(values()[n]) for n in names if n in values()} for values in run.values]
 
     def distance(self, run: Run) -> float:
-        """Largest relative L2 distance of an output; infinite where one has NaN and the other has not."""
+        """Largest relative L2 distance of an output; infinite if only one of both has a NaN."""
         if len(run.values) != len(self.kept):
             return math.inf
         found = [0.0]
@@ -206,23 +190,28 @@ class Outputs:
             for name, array in kept.items():
                 if name not in given:
                     return math.inf
-                found.append(_relative(*_squares(array, np.asarray(given[name]))))
+                found.append(_relative(*Pair(array, np.asarray(given[name])).squares))
         return max(found)
 
 
 class Measurement:
-    """A `search.Measure`: one build with marks, its errors, and whether the outputs stayed.
+    """A `bisection.Measure`: makes builds with marks and computes the errors of the marked tensors.
 
     Args:
         allowed: Largest distance of the outputs that counts as unchanged.
 
     Attributes:
-        moved: Largest distance that occurred in a build that counted.
+        moved: Largest distance in a build that was not discarded.
     """
 
     def __init__(
-        self, build: Build, exact: Exact, before: Outputs, allowed: float, tensors: Sequence[Shared]
-    ) -> None:  # fmt: skip
+        self,
+        build: Build,
+        exact: Exact,
+        before: UnmarkedOutputs,
+        allowed: float,
+        tensors: Sequence[SharedTensor],
+    ) -> None:
         self._build, self._exact, self._before = build, exact, before
         self._allowed = allowed
         self._names = {t.name: t.exact for t in tensors}
@@ -243,10 +232,10 @@ class Measurement:
 
 
 def first_run(build: Build, *, debug: bool) -> Run:
-    """The build without marks.
+    """Makes the build without marks.
 
     Raises:
-        EngineError: it cannot be built or run: there is nothing to locate.
+        EngineError: the model cannot be built or run: there is nothing to locate.
     """
     (run,) = build([()], debug)
     if run.problem:

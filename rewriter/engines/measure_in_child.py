@@ -13,7 +13,7 @@ from typing import Any
 
 from rewriter.engines.cuda import CudaFault
 from rewriter.engines.protocol import Engine, Latency, Program, RunOrder, Timing
-from rewriter.engines.tensors import read_tensors, write_tensors
+from rewriter.engines.tensor_files import read_tensors, write_tensors
 from rewriter.errors import RewriterError
 
 LEAST_REPEATS = 10
@@ -23,10 +23,10 @@ LEAST_REPEATS = 10
 def engine_named(name: str) -> Engine:
     """The engine of a name of `EngineName`."""
     if name.startswith("onnxruntime"):
-        from rewriter.engines.ort_program import OnnxRuntime
+        from rewriter.engines.onnxruntime_program import OnnxRuntime
 
         return OnnxRuntime(gpu=name == "onnxruntime-cuda")
-    from rewriter.engines.runtime import TensorRT
+    from rewriter.engines.tensorrt_program import TensorRT
 
     return TensorRT(name.replace("-", "_"))
 

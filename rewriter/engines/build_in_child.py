@@ -1,4 +1,4 @@
-"""The child's side of engines/tensorrt.py: parses and builds."""
+"""The child's side of engines/tensorrt_build.py: parses and builds."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewriter.engines import nvidia_driver as driver
-from rewriter.engines import timing_cache
-from rewriter.engines.library import Log, library, load_plugins, logger, without_noise
+from rewriter.engines import nvidia_driver, timing_cache
+from rewriter.engines.tensorrt_module import Log, library, load_plugins, logger, without_noise
 from rewriter.errors import EngineError
 
 PORTABLE_CAPABILITY = "SM80"
@@ -114,7 +113,7 @@ def _serialize(trt: Any, builder: Any, network: Any, options: Mapping[str, Any])
 
 def _configured(trt: Any, builder: Any, network: Any, options: Mapping[str, Any]) -> Any:
     config = builder.create_builder_config()
-    capability = options["compute_capability"] or (None if driver.has_gpu() else PORTABLE_CAPABILITY)
+    capability = options["compute_capability"] or (None if nvidia_driver.has_gpu() else PORTABLE_CAPABILITY)
     if capability and hasattr(config, "num_compute_capabilities"):
         config.num_compute_capabilities = 1
         config.set_compute_capability(_capability(trt, capability), 0)

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from rewriter.engines.build_report import BuildReport, report_of
+from rewriter.engines.child_process import ChildResult, run_in_child
 from rewriter.engines.protocol import Span
-from rewriter.engines.worker import ChildResult, run_in_child
 from rewriter.errors import EngineError
 
 
@@ -76,7 +76,7 @@ def build(
     """
     chosen = options or BuildOptions()
     arguments = {"path": str(path.resolve()), "options": asdict(chosen)}
-    call = {"call": "rewriter.engines.builder:build_here", "arguments": arguments}
+    call = {"call": "rewriter.engines.build_in_child:build_here", "arguments": arguments}
     child = run_in_child(
         call, timeout_s=timeout_s, env=None if chosen.tf32 else NO_TF32, memory_bytes=memory_bytes
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from rewriter.engines import nvidia_driver as driver
+from rewriter.engines import nvidia_driver
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineLayer, RunOrder
 from rewriter.errors import EngineError
@@ -77,7 +77,7 @@ class OrtProgram:
 
 
 def _gpu_name() -> str:
-    gpus = driver.gpus()
+    gpus = nvidia_driver.gpus()
     if not gpus:
         raise EngineError(
             "no GPU: there is no NVIDIA driver here, or it sees no device",

@@ -1,10 +1,10 @@
-"""The first tensor that goes wrong, found by cuts through the graph, a few marked tensors in a build.
+"""Finds the first tensor that goes wrong by cuts through the graph, with a few marked tensors in a build.
 
-A cut after tensor i is what the tensors after it still read of those up to it. If an error that a tensor
-has reaches what is computed from it, some tensor up to i is wrong exactly if one of the cut is. So the
-first wrong tensor is found by bisection over cuts, in O(log n) builds, with as many tensors marked as a
-cut is wide: few in real networks, whose residual streams are one tensor. Several builds go on at a time,
-each with the cuts of a part of what is left.
+The cut after tensor i consists of the tensors up to i that later nodes still read. If a wrong tensor always
+makes the tensors computed from it wrong, some tensor up to i is wrong exactly if one of the cut is. So
+bisection over cuts finds the first wrong tensor in O(log n) builds, with as many marks as a cut is wide. Cuts
+of real networks are narrow, as their residual streams are one tensor. Several builds run at a time, each with
+cuts from its part of the graph.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from functools import cached_property
 from rewriter.verification.locate.lineup import Lineup
 
 MARKS = 8
-"""Tensors that are marked in one build, unless told otherwise: few enough that most fusions stay."""
+"""Default number of tensors that one build marks: few enough that most fusions stay."""
 
 BYTES = 512 * 2**20
-"""What marked tensors may take together, in FP32: they are held by the engine and on disk."""
+"""Limit on the size of all marked tensors in FP32: they occupy the engine's memory and the disk."""
 
 MAX_BUILDS = 48
-"""Builds after which the search ends with what it knows: twice what 10^4 tensors take, with retries."""
-
+"""Builds after which the search ends: twice the number for 10^4 tensors, retries included."""
 
 ABSENT = "it is not in the built network: folded, or fused by the parser"
 
 
 @dataclass(frozen=True)
 class Marked:
-    """What one build with marked tensors showed.
+    """The result of one build with marked tensors.
 
     Attributes:
-        errors: Of the marked tensors, by name; empty if the build says nothing.
-        unchanged: Whether the model's own outputs are those of a build without marks.
-        problem: Why it was not built or did not run; "" if it did.
+        errors: Errors of the marked tensors, by name; empty if the build is discarded.
+        unchanged: True if the model's own outputs are those of a build without marks.
+        problem: The reason why it was not built or did not run; "" if it did.
     """
 
     errors: Mapping[str, float]
@@ -44,23 +43,23 @@ class Marked:
 
 
 Measure = Callable[[Sequence[Sequence[str]]], Sequence[Marked]]
-"""Makes a build for each of some sets of tensors, which it marks."""
+"""Makes one build for each set of tensors, which it marks."""
 
 
 @dataclass
-class Search:
-    """The state of a search over `lineup`, which is in topological order and leads to a wrong output.
+class Bisection:
+    """The state of a search over `lineup`, whose tensors lead to a wrong output.
 
     Attributes:
-        measure: Builds with tensors marked.
+        measure: Makes builds with marked tensors.
         jobs: Builds at a time.
-        tell: Gets a line after each round of builds.
-        tolerance: Errors above it (or NaN) are wrong.
-        known: Errors of the tensors that are known, by name; the search adds to it.
+        report: Called with a line of text after each round of builds.
+        tolerance: A tensor with an error above it (or NaN) is wrong.
+        known: Measured errors, by tensor; the search adds to it.
         low: Position of the last cut that is right; -1 for the inputs.
         high: Position of the first tensor that is known to be wrong.
-        hiding: Tensors that change the model's outputs when they are marked alone, with the reason.
-        builds: How many were made.
+        hiding: Tensors that cannot be measured, with the reason: marked alone, they change the outputs.
+        builds, discarded: Number of builds, and of those whose outputs changed.
     """
 
     lineup: Lineup
@@ -70,7 +69,7 @@ class Search:
     marks: int = MARKS
     max_builds: int = MAX_BUILDS
     jobs: int = 1
-    tell: Callable[[str], None] = lambda line: None
+    report: Callable[[str], None] = lambda line: None
     low: int = -1
     high: int = 0
     hiding: dict[str, str] = field(default_factory=dict)
@@ -90,25 +89,25 @@ class Search:
             self.mark(sets)
             self._learn()
             left, count = self.high - self.low - 1, len(self.lineup.tensors)
-            self.tell(f"{self.builds} builds; {left} of {count} tensors are left")
+            self.report(f"{self.builds} builds; {left} of {count} tensors are left")
 
     @property
     def found(self) -> bool:
-        """Whether the first wrong tensor is known: all that it is computed from is right."""
+        """True if the first wrong tensor is known: all tensors that it is computed from are right."""
         return self.high - self.low == 1
 
     def wrong(self, name: str) -> bool:
         return not self.known[name] <= self.tolerance
 
     def mark(self, sets: Sequence[Sequence[str]]) -> None:
-        """A build for each set, as many as are left."""
+        """Make a build for each set, up to `max_builds`."""
         sets = sets[: self.max_builds - self.builds]
         for names, shown in zip(sets, self.measure(sets), strict=True):
             self.builds += 1
             self._take(names, shown)
 
     def _take(self, names: Sequence[str], shown: Marked) -> None:
-        """What a build showed; if it changed the outputs it is discarded, and fewer are marked next."""
+        """Record the result of a build. If its outputs changed, the next build marks fewer tensors."""
         if shown.unchanged and not shown.problem:
             self.known.update(shown.errors)
             self.hiding.update({name: ABSENT for name in names if name not in shown.errors})
@@ -121,7 +120,7 @@ class Search:
         self._room = self.marks
 
     def fitting(self, names: Sequence[str]) -> list[str]:
-        """As many of the first names as one build may mark."""
+        """The first names, as many as one build may mark."""
         sizes = {t.name: 4 * t.size for t in self.lineup.tensors}
         kept: list[str] = []
         total = 0
@@ -133,7 +132,7 @@ class Search:
         return kept
 
     def cut(self, position: int) -> list[str]:
-        """The tensors up to `position` that are read after it, and that at `position`."""
+        """The tensor at `position`, and the earlier ones that are read after it."""
         last, tensors = self.lineup.last_use, self.lineup.tensors
         return [tensors[i].name for i in self._live.get(position, ()) if i == position or last[i] > position]
 
@@ -142,7 +141,7 @@ class Search:
         return _live(self.lineup)
 
     def _learn(self) -> None:
-        """Draw the conclusions of what is known."""
+        """Update `low` and `high` from the known errors."""
         tensors = self.lineup.tensors
         self.high = next(
             (i for i, t in enumerate(tensors[: self.high]) if t.name in self.known and self.wrong(t.name)),
@@ -155,7 +154,7 @@ class Search:
                 return
 
     def sets(self, names: Sequence[str]) -> list[list[str]]:
-        """The first names, as many as fit in the builds of one round."""
+        """Splits the first names into sets for the builds of one round."""
         found: list[list[str]] = []
         left = list(names)
         while left and len(found) < self.jobs:
@@ -164,7 +163,7 @@ class Search:
         return found
 
     def _next_sets(self) -> list[list[str]]:
-        """What the builds of a round mark: each has a part of the cuts that are left, and no tensor twice."""
+        """Tensors for each build of a round: each gets a part of the remaining cuts, and no tensor twice."""
         positions = [p for p in range(self.low + 1, self.high) if not self._hidden(p)]
         jobs = min(self.jobs, len(positions))
         sets: list[list[str]] = []
@@ -177,7 +176,7 @@ class Search:
         return sets
 
     def _next_marks(self, positions: Sequence[int]) -> list[str]:
-        """Tensors of as many evenly spaced cuts as fit; of one cut, in parts, if none fits."""
+        """Tensors of evenly spaced cuts, as many as fit; if none fits, the first tensors of one cut."""
         for count in range(min(self._room, len(positions)), 0, -1):
             chosen = [self._narrowest(positions, (j + 1) / (count + 1)) for j in range(count)]
             names = list(dict.fromkeys(name for p in chosen for name in self._unknown(p)))

@@ -71,8 +71,8 @@ def _mapped(file: Path, dtype: str) -> Array:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Samples on disk, one folder each, in order."""
+class StoredSamples:
+    """StoredSamples on disk, one folder each, in order."""
 
     folders: tuple[Path, ...]
 
@@ -92,8 +92,8 @@ class Samples:
         return spans
 
 
-def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> Samples:
+def write_samples(folder: Path, samples: Iterable[Mapping[str, Array]]) -> StoredSamples:
     """Write feeds, one folder for each; an iterable is read once, one sample in memory at a time."""
-    return Samples(
+    return StoredSamples(
         tuple(write_tensors(folder / f"{number:04d}", feeds) for number, feeds in enumerate(samples))
     )

@@ -37,7 +37,7 @@ POLL_S = 0.02
 
 _BOOTSTRAP = (
     "import json, sys; order = json.load(open(sys.argv[1])); sys.path[:] = order['path']; "
-    "from rewriter.engines.worker import serve; serve(order)"
+    "from rewriter.engines.child_process import serve; serve(order)"
 )
 """The child imports what this process would, whether `rewriter` is installed or not."""
 

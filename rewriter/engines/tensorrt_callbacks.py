@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from rewriter.engines.cuda import Buffer, Stream
-from rewriter.engines.tensors import TensorWriter
+from rewriter.engines.tensor_files import TensorWriter
 from rewriter.model import Array
 
 NUMPY: dict[str, np.dtype[Any]] = {

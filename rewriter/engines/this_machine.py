@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, get_args
 
-from rewriter.engines import nvidia_driver as driver
+from rewriter.engines import nvidia_driver
+from rewriter.engines.child_process import run_in_child
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.protocol import EngineName
-from rewriter.engines.worker import run_in_child
 from rewriter.errors import EngineError
 
 ASK_S = 60.0
@@ -47,7 +47,7 @@ class Choice:
 @lru_cache(maxsize=1)
 def gpu() -> Gpu | None:
     """The first GPU, or None; the driver is asked once, in a child process."""
-    child = run_in_child({"call": "rewriter.engines.host:_gpus_here"}, timeout_s=ASK_S)
+    child = run_in_child({"call": "rewriter.engines.this_machine:_gpus_here"}, timeout_s=ASK_S)
     if child.status != "ok" or child.result is None or not child.result["gpus"]:
         return None
     first = child.result["gpus"][0]
@@ -55,7 +55,7 @@ def gpu() -> Gpu | None:
 
 
 def _gpus_here() -> dict[str, Any]:
-    return {"gpus": [asdict(found) for found in driver.gpus()]}
+    return {"gpus": [asdict(found) for found in nvidia_driver.gpus()]}
 
 
 def choose() -> Choice:

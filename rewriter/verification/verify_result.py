@@ -1,4 +1,4 @@
-"""What `verify` hands back: plain data that the terminal, JSON and callers read alike."""
+"""The result of `verify`, as plain data."""
 
 from __future__ import annotations
 
@@ -8,26 +8,10 @@ from pathlib import Path
 
 from rewriter.data.source import DataSource
 from rewriter.engines.protocol import Latency
-from rewriter.figures.compare import OutputComparison
-from rewriter.figures.statistics import OutputStatistics
+from rewriter.figures.outputs import OutputStatistics
 from rewriter.figures.tolerances import Tolerance
+from rewriter.verification.judge import BuildRun
 from rewriter.verification.verdict import Check, Verdict
-
-
-@dataclass(frozen=True)
-class BuildRun:
-    """One build of the fixed model, run over all samples.
-
-    Attributes:
-        status, problem: As in `engines.protocol.Outcome`.
-        error: Value of the tolerance's metric, the worst over outputs and samples; None if it did not run.
-    """
-
-    number: int
-    status: str
-    problem: str
-    error: float | None
-    latency: Latency | None
 
 
 @dataclass(frozen=True)
@@ -35,15 +19,14 @@ class VerifyResult:
     """The outcome of `verify`.
 
     Attributes:
-        engine: Library and version that computed, or `emulation`. `device`: what on.
+        engine: Library and version, or `emulation`. `device`: the GPU, or `CPU`.
         data: The samples.
         outputs: The worst sample and build of each output, in the order of the model's outputs.
-        judged: What the verdict says of each output; as sets of rows for models that select rows.
         builds: Of the fixed model.
-        latency: Of the fixed model's first build; `reference_latency` of the original in FP32, without
-            TF32. None where nothing was timed.
+        latency: Of the fixed model's first build; `reference_latency`: of the original in FP32, without
+            TF32. None if not timed.
         verdict: The checks: `reference`, `run` or `emulation`, `build`.
-        warnings: Sentences that the user should read: the first says it if no GPU was used.
+        warnings: Sentences for the user; the first one reports if no GPU was used.
         seconds: Wall time by stage, in order.
     """
 
@@ -54,7 +37,6 @@ class VerifyResult:
     tolerance: Tolerance
     data: DataSource
     outputs: tuple[OutputStatistics, ...]
-    judged: tuple[OutputComparison, ...]
     builds: tuple[BuildRun, ...]
     latency: Latency | None
     reference_latency: Latency | None

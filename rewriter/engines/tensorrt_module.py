@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rewriter.engines import nvidia_driver as driver
+from rewriter.engines import nvidia_driver
 from rewriter.errors import EngineError
 
 LIBRARIES = ("tensorrt", "tensorrt_rtx")
@@ -22,7 +22,7 @@ MESSAGE_LIMIT = 200
 
 def library(name: str | None) -> Any:
     """The module `name`, or the best one that can build here."""
-    gpu = driver.has_gpu()
+    gpu = nvidia_driver.has_gpu()
     wanted = (name,) if name else (LIBRARIES if gpu else LIBRARIES[1:])
     failures = []
     for candidate in wanted:

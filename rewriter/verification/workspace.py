@@ -1,4 +1,4 @@
-"""The files of one verification: samples, what the original gives, and the two models as files."""
+"""The files of one verification: samples, expected outputs, and both models."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from rewriter.data.inputs import Samples
 from rewriter.emulation import reference
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import Span, Variant
-from rewriter.engines.tensors import Samples as StoredSamples
-from rewriter.engines.tensors import read_tensors, write_samples, write_tensors
+from rewriter.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors
 from rewriter.errors import UsageError
 from rewriter.figures.tolerances import precision_of
 from rewriter.model import Array, Model, save
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
-from rewriter.verification.checks import as_declared, selects_rows
+from rewriter.verification.expected import as_declared, selects_rows
 
 MOST_SAMPLES = 16
-"""Samples that are compared; the rest is left out, and told."""
+"""Samples that are compared; a warning reports that the others are not."""
 
 
 @dataclass
-class Stage:
-    """What all runs of one verification share; the large arrays stay on disk.
+class Workspace:
+    """Shared by all runs of one verification; the large arrays stay on disk. A `Reference` for `judge`.
 
     Attributes:
-        folder: Everything that is written goes there.
-        shapes: Profile of inputs, from the user.
+        folder: For all files that are written.
+        shapes: The user's profile of inputs.
     """
 
     original: Model
@@ -42,19 +41,19 @@ class Stage:
     _stored: dict[str, StoredSamples] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require_alike(self.original, self.fixed)
+        require_same_ports(self.original, self.fixed)
         self.fixed_facts = tensor_facts.infer(self.fixed)
 
     @property
     def selects_rows(self) -> bool:
-        """Whether rows of the outputs may come in another order."""
+        """True if the rows of the outputs may come in another order."""
         return selects_rows(self.original)
 
     def __len__(self) -> int:
         return min(len(self.samples), MOST_SAMPLES)
 
     def compute_reference(self) -> None:
-        """Run the original in FP32 on ONNX Runtime's CPU, one sample in memory at a time.
+        """Run the original in FP32 on ONNX Runtime's CPU, with one sample in memory at a time.
 
         Raises:
             ArithmeticRunError: ONNX Runtime cannot run the original.
@@ -65,12 +64,12 @@ class Stage:
                 folder = self.folder / "expected" / str(number)
                 self._expected.append(write_tensors(folder, session.run(sample)))
 
-    def take_reference(self, folders: Sequence[Path]) -> None:
-        """Compare with what an engine made of the original, one folder of tensors for each sample."""
+    def use_reference(self, folders: Sequence[Path]) -> None:
+        """Compare with an engine's outputs of the original: one folder of tensors for each sample."""
         self._expected = list(folders)
 
     def expected(self, sample: int) -> dict[str, Array]:
-        """What the original gives in FP32, memory-mapped."""
+        """The original's outputs in FP32, memory-mapped."""
         return read_tensors(self._expected[sample])
 
     def stored(self, model: Model, name: str) -> StoredSamples:
@@ -82,10 +81,10 @@ class Stage:
             self._stored[name] = write_samples(self.folder / f"samples-{name}", fed)
         return self._stored[name]
 
-    def fixed_variant(self, engine: Path | None = None) -> Variant:
-        """The fixed model as it would be deployed: TF32 as the library likes."""
+    def fixed_variant(self) -> Variant:
+        """The fixed model as it would be deployed: with TF32 if the library uses it."""
         path = self._file(self.fixed, "fixed")
-        return Variant("fixed", path, self.stored(self.fixed, "fixed"), shapes=self.shapes, engine=engine)
+        return Variant("fixed", path, self.stored(self.fixed, "fixed"), shapes=self.shapes)
 
     def reference_variant(self) -> Variant:
         """The original in FP32, without TF32."""
@@ -96,27 +95,27 @@ class Stage:
         return Variant("original", path, samples, tf32=False, shapes=self.shapes)
 
     def _file(self, model: Model, name: str) -> Path:
-        """The model's own file, if it is what was loaded from it."""
+        """The file that the model was loaded from, or a new one if it was changed."""
         if model.path is not None and (model is self.original or model is self.fixed):
             return model.path
         return save(model, self.folder / f"{name}.onnx")
 
 
-def require_alike(original: Model, fixed: Model) -> None:
-    """Both must take and give the same names; types may differ.
+def require_same_ports(original: Model, fixed: Model) -> None:
+    """Check that both models have inputs and outputs of the same names; types may differ.
 
     Raises:
         UsageError: they are not two versions of one model.
     """
-    for what in ("inputs", "outputs"):
-        names = [[port.name for port in getattr(model.signature, what)] for model in (original, fixed)]
+    for ports in ("inputs", "outputs"):
+        names = [[port.name for port in getattr(model.signature, ports)] for model in (original, fixed)]
         missing, extra = ([n for n in names[i] if n not in names[1 - i]] for i in (0, 1))
         if missing or extra:
-            told = [f"lacks {', '.join(missing)}"] if missing else []
-            told += [f"has {', '.join(extra)} on top"] if extra else []
+            found = [f"lacks {', '.join(missing)}"] if missing else []
+            found += [f"has {', '.join(extra)} on top"] if extra else []
             raise UsageError(
-                f"it is not a version of {original.path or 'the original'}: of the {what}, "
-                f"it {' and '.join(told)}",
+                f"it is not a version of {original.path or 'the original'}: of the {ports}, "
+                f"it {' and '.join(found)}",
                 where=str(fixed.path or "the fixed model"),
-                hint="give the original first, then what was made of it",
+                hint="give the original first, then the model that was made from it",
             )

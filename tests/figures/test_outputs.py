@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from rewriter.figures.compare import MOST_ROWS, OutputComparison, compare, relative_l2, worst
+from rewriter.figures.outputs import (
+    DECADES,
+    OutputComparison,
+    compare,
+    statistics,
+    worst_of_samples,
+)
+from rewriter.figures.pair import Pair, relative_l2
+from rewriter.figures.rows import MOST_ROWS
 from rewriter.model import Array
 
 NAN, INF = np.nan, np.inf
@@ -71,8 +81,8 @@ def test_integers_are_counted() -> None:
 def test_the_worst_of_several_samples() -> None:
     good, bad = one(floats(1), floats(1)), one(floats(1), floats(1.5))
     broken = one(floats(1), floats(NAN))
-    assert worst([(good,), (bad,), (good,)]) == (bad,)
-    assert worst([(bad,), (broken,)]) == (broken,)
+    assert worst_of_samples([(good,), (bad,), (good,)]) == (bad,)
+    assert worst_of_samples([(bad,), (broken,)]) == (broken,)
 
 
 def detections(rows: int = 40, seed: int = 0) -> dict[str, Array]:
@@ -155,3 +165,41 @@ class TestRowsAsSets:
 def test_an_output_that_nothing_can_be_relative_to_is_told(expected: Array, note: str) -> None:
     assert one(expected, expected).note.startswith(note)
     assert bool(one(expected, expected).note) == bool(note) or expected.dtype.kind == "i"
+
+
+def test_figures_of_an_output() -> None:
+    expected = np.array([[3.0, 4.0], [0.0, 12.0]], np.float32)
+    actual = np.array([[3.0, 4.0], [0.0, 13.0]], np.float16)
+    found = statistics("y", Pair(expected, actual), sample=2, build=1)
+    assert (found.name, found.shape, found.dtype) == ("y", (2, 2), "float16")
+    assert (found.sample, found.build, found.not_finite) == (2, 1, 0)
+    assert found.relative_l2 == pytest.approx(1 / 13)
+    assert (found.max_abs, found.at, found.expected, found.actual) == (1.0, (1, 1), 12.0, 13.0)
+    assert found.cosine == pytest.approx((9 + 16 + 156) / (13 * math.sqrt(194)))
+    assert found.psnr == pytest.approx(20 * math.log10(12 / 0.5))
+    assert found.rms == pytest.approx(6.5)
+    assert found.percentiles["50"] == 0.0
+    assert found.percentiles["99.9"] == pytest.approx(1.0, rel=0.01)
+    assert found.histogram == (3, 0, 0, 0, 0, 0, 0, 1, 0)
+    assert len(found.histogram) == len(DECADES) + 1
+
+
+def test_what_is_not_finite_is_found_and_an_equal_infinity_is_none() -> None:
+    expected = np.array([1.0, -np.inf, np.nan, 2.0])
+    same = statistics("y", Pair(expected, np.array([1.0, -np.inf, np.nan, 2.5])))
+    assert (same.not_finite, same.max_abs, same.at) == (0, 0.5, (3,))
+    broken = statistics("y", Pair(expected, np.array([1.0, np.inf, np.nan, np.nan])))
+    assert (broken.not_finite, broken.max_abs, broken.relative_l2) == (2, math.inf, math.inf)
+    assert broken.at == (1,)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3)], ids=["a scalar", "nothing"])
+def test_figures_of_small_outputs(shape: tuple[int, ...]) -> None:
+    found = statistics("y", Pair(np.ones(shape, np.float32), np.ones(shape, np.float32)))
+    assert (found.relative_l2, found.max_abs, found.psnr) == (0.0, 0.0, math.inf)
+
+
+def test_integers_and_booleans_have_figures() -> None:
+    found = statistics("y", Pair(np.array([1, 2, 3]), np.array([1, 2, 5])))
+    assert (found.max_abs, found.at) == (2.0, (2,))
+    assert statistics("y", Pair(np.array([True, False]), np.array([True, True]))).max_abs == 1.0

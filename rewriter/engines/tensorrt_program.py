@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.engines import nvidia_driver as driver
-from rewriter.engines.callbacks import NUMPY, allocator, listener
+from rewriter.engines import nvidia_driver
 from rewriter.engines.cuda import Buffer, Graph, Stream
-from rewriter.engines.host import refusal, title
 from rewriter.engines.inspector import read_layers
-from rewriter.engines.library import Log, library, load_plugins, logger
 from rewriter.engines.protocol import EngineLayer, RunOrder
-from rewriter.engines.tensorrt import NO_TF32
-from rewriter.engines.tensors import TensorWriter
+from rewriter.engines.tensor_files import TensorWriter
+from rewriter.engines.tensorrt_build import NO_TF32
+from rewriter.engines.tensorrt_callbacks import NUMPY, allocator, listener
+from rewriter.engines.tensorrt_module import Log, library, load_plugins, logger
+from rewriter.engines.this_machine import refusal, title
 from rewriter.errors import EngineError
 from rewriter.model import Array
 
@@ -56,7 +56,7 @@ class TensorRT:
                 hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
             )
         trt = library(self._module)
-        for gpu in driver.gpus()[:1]:
+        for gpu in nvidia_driver.gpus()[:1]:
             if problem := refusal(trt.__name__, trt.__version__, gpu):
                 raise problem
         return TensorRTProgram(trt, order)
@@ -71,7 +71,7 @@ class TensorRTProgram:
         self._title = f"{title(trt.__name__)} {trt.__version__}"
         self._trt = trt
         self._stream = Stream()
-        self.device = str(driver.gpus()[0])
+        self.device = str(nvidia_driver.gpus()[0])
         self._log = Log()
         self._runtime = trt.Runtime(logger(trt, self._log))
         load_plugins(trt, self._runtime.get_plugin_registry(), [str(p) for p in order.plugins])

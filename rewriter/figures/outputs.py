@@ -1,0 +1,175 @@
+"""Compares the outputs of a model with the original's, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewriter.figures.pair import Pair, degenerate, is_float, root_mean_square
+from rewriter.figures.rows import SET_FACTOR, matched, row_groups
+from rewriter.model import Array
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+DECADES = tuple(range(-7, 1))
+"""Bins of the histogram: below 1e-7, then each decade, then 1 and more, of the error over the RMS. FP16
+rounds by up to 5e-4 of a value (2^-11), so the errors of a sound FP16 result lie around 1e-4 to 1e-3."""
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """The verdict on one output, against a tolerance.
+
+    Attributes:
+        relative_l2: ||a - b|| / ||b|| for floats; the share of differing elements for other types.
+        max_abs: Largest absolute difference.
+        finite: True if NaN and infinities are those of the original.
+        tolerance: Largest `relative_l2` that passes.
+        note: The way of comparison if it was not element by element, e.g. as a set of detections.
+    """
+
+    name: str
+    relative_l2: float
+    max_abs: float
+    cosine: float
+    finite: bool
+    tolerance: float
+    note: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.finite and self.relative_l2 <= self.tolerance
+
+
+@dataclass(frozen=True)
+class OutputStatistics:
+    """The errors of one output in one sample of one build, element by element; floats in the output's unit.
+
+    Elements that are not finite in the original are left out of all figures but `not_finite`.
+
+    Attributes:
+        sample, build: Numbers from 0.
+        not_finite: Number of elements that are NaN or infinite on one side only, or differ in it.
+        relative_l2, max_abs, cosine, psnr: As in `Pair`.
+        at: Index of the largest difference, where the original has `expected` and the fixed model `actual`.
+        rms: Root mean square of the original: the unit of `histogram`.
+        percentiles: Absolute error that this share (in %) of the elements does not exceed.
+        histogram: Number of elements in each decade of `DECADES`, by absolute error over `rms`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    sample: int
+    build: int
+    not_finite: int
+    relative_l2: float
+    max_abs: float
+    at: tuple[int, ...]
+    expected: float
+    actual: float
+    cosine: float
+    psnr: float
+    rms: float
+    percentiles: Mapping[str, float]
+    histogram: tuple[int, ...]
+
+
+def compare(
+    expected: Mapping[str, Array], actual: Mapping[str, Array], tolerance: float, *, as_sets: bool = False
+) -> tuple[OutputComparison, ...]:
+    """Compare outputs by name, element by element.
+
+    Args:
+        expected, actual: Outputs of the reference and of the result.
+        tolerance: Largest relative L2 error of a float output, and largest share of differing elements of
+            any other output.
+        as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
+            compare them again: for models whose TopK orders detections.
+    """
+    found = {name: _compared(name, Pair(expected[name], actual[name]), tolerance) for name in expected}
+    if as_sets and not all(c.passed for c in found.values()):
+        for names in row_groups(expected, actual):
+            if not all(found[name].passed for name in names):
+                for name, pair, note in matched(names, expected, actual):
+                    found[name] = _compared(name, pair, SET_FACTOR * tolerance, note)
+    return tuple(found.values())
+
+
+def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> OutputComparison:
+    expected, actual = pair.expected, pair.actual
+    if not pair.same_shape:
+        note = f"shape {actual.shape}, expected {expected.shape}"
+    elif is_float(expected):
+        note = "; ".join(part for part in (note, degenerate(expected)) if part)
+    else:
+        share = float(np.mean(expected != actual)) if expected.size else 0.0
+        note = "; ".join(part for part in (note, "share of differing elements") if part)
+        return OutputComparison(name, share, share, 1.0 - share, True, tolerance, note)
+    return OutputComparison(name, pair.relative_l2, pair.max_abs, pair.cosine, pair.finite, tolerance, note)
+
+
+def compare_samples(
+    expected: Sequence[Mapping[str, Array]],
+    actual: Sequence[Mapping[str, Array]],
+    tolerance: float,
+    *,
+    as_sets: bool = False,
+) -> tuple[OutputComparison, ...]:
+    """The worst comparison of each output over some samples; see `compare`."""
+    pairs = zip(expected, actual, strict=True)
+    return worst_of_samples([compare(one, other, tolerance, as_sets=as_sets) for one, other in pairs])
+
+
+def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:
+    """The worst comparison of each output; one round for each sample."""
+    by_output = zip(*rounds, strict=True)
+    return tuple(max(same, key=lambda c: (not c.finite, c.relative_l2)) for same in by_output)
+
+
+def statistics(name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> OutputStatistics:
+    """All figures of an output of any numeric type or bool; the shapes of the pair are equal."""
+    expected, actual = pair.wide
+    errors = np.zeros(expected.shape)
+    errors[pair.usable] = pair.differences
+    errors[pair.broken] = np.inf
+    at = tuple(int(i) for i in np.unravel_index(np.argmax(errors), errors.shape)) if errors.size else ()
+    rms = root_mean_square(pair.values[0])
+    return OutputStatistics(
+        name=name,
+        shape=tuple(expected.shape),
+        dtype=pair.actual.dtype.name,
+        sample=sample,
+        build=build,
+        not_finite=int(np.count_nonzero(pair.broken)),
+        relative_l2=pair.relative_l2,
+        max_abs=pair.max_abs,
+        at=at,
+        expected=float(expected[at]) if errors.size else 0.0,
+        actual=float(actual[at]) if errors.size else 0.0,
+        cosine=pair.cosine,
+        psnr=pair.psnr,
+        rms=rms,
+        percentiles=_percentiles(pair.differences),
+        histogram=_histogram(pair.differences, rms),
+    )
+
+
+def worst_statistics(figures: Sequence[OutputStatistics]) -> OutputStatistics:
+    """The worst sample and build of one output."""
+    return max(figures, key=lambda one: (one.not_finite, one.relative_l2))
+
+
+def _percentiles(errors: Array) -> dict[str, float]:
+    if not errors.size:
+        return {}
+    values = np.percentile(errors, PERCENTILES)
+    return {f"{share:g}": float(value) for share, value in zip(PERCENTILES, values, strict=True)}
+
+
+def _histogram(errors: Array, rms: float) -> tuple[int, ...]:
+    edges = [10.0**decade for decade in DECADES]
+    bins = np.searchsorted(edges, errors / (rms or 1.0), side="right")
+    return tuple(int(count) for count in np.bincount(bins, minlength=len(edges) + 1))

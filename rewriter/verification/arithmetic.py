@@ -1,0 +1,173 @@
+"""Checks of arithmetic on ONNX Runtime: structure in FP32, then the emulated reduced precision."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from rewriter.base import Pass
+from rewriter.emulation import Accumulation, emulation, rounded, sums
+from rewriter.emulation.divergence import NodeError, diverge
+from rewriter.errors import ArithmeticRunError
+from rewriter.figures.outputs import OutputComparison, compare_samples
+from rewriter.figures.pair import degenerate
+from rewriter.figures.tolerances import TOLERANCES
+from rewriter.model import Array, Model
+from rewriter.model import facts as tensor_facts
+from rewriter.model.facts import Facts
+from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows
+from rewriter.verification.verdict import Check
+
+BOTH_ROUND = 2.0
+"""Distance of two models of the same arithmetic that both round every tensor, in units of the distance of
+one of them from the exact results: by the triangle inequality."""
+
+EXPLAINED = 3
+"""Nodes that a failed emulation names, by the error that they add."""
+
+
+def check_structure(
+    expected: Expected,
+    rewritten: Model,
+    passes: Sequence[Pass],
+    samples: Iterable[Mapping[str, Array]],
+) -> Check:
+    """Check the structural passes together, against the sum of their tolerances; all EXACT means bit-equal.
+
+    Their tolerances hold for FP32 sums in another order. If the user's model rounds to FP16 or BF16, such
+    sums may round to the next number. So the error of the model's own rounding is added to the tolerance.
+
+    Args:
+        expected: Outputs of the original for the same samples.
+        rewritten: The model after the structural passes.
+        passes: Those that changed something.
+    """
+    tolerance = sum(step.exactness.tolerance for step in passes)
+    noise = _own_rounding(expected, rewritten) if tolerance else {}
+    check = _compare_run("structure", expected.as_written, rewritten, samples, tolerance, rounded, noise)
+    if check.passed is None:
+        return check
+    inexact = ", ".join(step.name for step in passes if step.exactness.tolerance)
+    held = f"within {tolerance:.2g} ({inexact})" if tolerance else "bit-equal"
+    if any(noise.values()):
+        held += f" and {max(noise.values()):.2g} for the model's own rounding"
+    verb = "is" if check.passed else "is NOT"
+    return replace(check, summary=f"FP32 result {verb} {held}")
+
+
+def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
+    """Error that rounding as written may add to each output; 0 if it leaves nothing finite."""
+    found = compare_samples(expected.exact, expected.as_written, 0.0, as_sets=selects_rows(model))
+    return {o.name: BOTH_ROUND * o.relative_l2 if np.isfinite(o.relative_l2) else 0.0 for o in found}
+
+
+def check_emulation(
+    expected: Expected,
+    fixed: Model,
+    precision: str,
+    samples: Iterable[Mapping[str, Array]],
+    accumulation: Accumulation = "fp32",
+) -> Check:
+    """Compare the emulated reduced-precision model with the original in FP32.
+
+    Products in FP32 are emulated in TF32, as in an engine built with TensorRT's defaults.
+
+    Args:
+        accumulation: Type in which FP16 MatMul, Gemm and Conv accumulate, as for `emulation.emulation`.
+    """
+    tolerance = TOLERANCES["tf32" if precision == "fp32" else precision].value
+    emulate = partial(emulation, accumulation=accumulation, tf32=True)
+    check = _compare_run("emulation", expected.exact, fixed, samples, tolerance, emulate)
+    how = f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
+    return _with_largest(check, f"{precision.upper()} emulated{how}", tolerance)
+
+
+def check_tf32(expected: Expected, fixed: Model, samples: Iterable[Mapping[str, Array]]) -> Check:
+    """Compare an FP32 model with the original, with the TF32 products of TensorRT's FP32 engines."""
+    tolerance = TOLERANCES["tf32"].value
+    check = _compare_run("tf32", expected.exact, fixed, samples, tolerance, partial(emulation, tf32=True))
+    check = _with_largest(check, "TF32 emulated", tolerance)
+    if check.passed is not False:
+        return check
+    hint = "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
+    return replace(check, summary=check.summary + hint)
+
+
+def _with_largest(check: Check, how: str, tolerance: float) -> Check:
+    """Summarises a check by its largest error relative to the tolerance, which differs for rows as sets."""
+    if check.passed is None:
+        return check
+    known = [(c.relative_l2, c.tolerance) for c in check.outputs if c.tolerance]
+    error, allowed = max(known, key=lambda pair: pair[0] / pair[1], default=(0.0, tolerance))
+    relation = "within" if check.passed else "NOT within"
+    return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {allowed:.2g}")
+
+
+def explained(
+    check: Check,
+    original: Model,
+    fixed: Model,
+    samples: Iterable[Mapping[str, Array]],
+    accumulation: Accumulation = "fp32",
+) -> Check:
+    """Adds to a failed emulation the first tensor that diverges, and the nodes that add most error.
+
+    Args:
+        original: The model before its types changed.
+    """
+    tolerance = max((c.tolerance for c in check.outputs), default=0.0)
+    try:
+        found = diverge(original, fixed, samples, accumulation)
+    except ArithmeticRunError as error:
+        return replace(check, details=(*check.details, f"not explained: {error.what}"))
+    first = found.first(tolerance)
+    lines = [f"first beyond {tolerance:.2g}: {_place(first)}, {first.total:.2g}"] if first else []
+    lines += [f"adds {n.added:.2g}: {_place(n)}" for n in found.worst(EXPLAINED)]
+    return replace(check, details=(*check.details, *lines))
+
+
+def _place(node: NodeError) -> str:
+    return f"{node.tensor} of {node.node} ({node.op})"
+
+
+def _compare_run(
+    name: str,
+    expected: Sequence[Outputs],
+    model: Model,
+    samples: Iterable[Mapping[str, Array]],
+    tolerance: float,
+    fp32_form: Callable[[Model, Facts], Model],
+    noise: Mapping[str, float] | None = None,
+) -> Check:
+    """Run a model on ONNX Runtime and compare it with the expected outputs.
+
+    Args:
+        fp32_form: Makes the FP32 model that ONNX Runtime computes.
+        noise: Added to the tolerance, by output.
+    """
+    start = time.perf_counter()
+    fed = (as_declared(model, sample) for sample in samples)
+    try:
+        actual = run_all(fp32_form(model, tensor_facts.infer(model)), fed)
+    except ArithmeticRunError as error:
+        return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
+    found = compare_samples(expected, actual, tolerance, as_sets=selects_rows(model))
+    outputs = tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in found)
+    passed = all(c.passed for c in outputs)
+    details = () if passed else tuple(_degenerate(expected, outputs))
+    return Check(name, passed, "", outputs, details, time.perf_counter() - start)
+
+
+def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:
+    """Reports failed outputs whose reference is too small for a relative error."""
+    for output in outputs:
+        reasons = {degenerate(sample[output.name]) for sample in expected}
+        if not output.passed and "" not in reasons:
+            yield (
+                f"output {output.name}: {sorted(reasons)[0]}, so that a relative error means nothing: is the "
+                "data what the model expects, and are its weights trained?"
+            )

@@ -1,0 +1,61 @@
+"""Expected outputs: the original on ONNX Runtime, with every sample in the types that a model declares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from rewriter.emulation import reference, rounded
+from rewriter.engines.onnxruntime import Session
+from rewriter.graph.stored import NUMPY_TYPES
+from rewriter.model import Array, Model, walk_graphs
+from rewriter.model import facts as tensor_facts
+
+Outputs = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Outputs of the user's model, one dict for each sample.
+
+    Attributes:
+        exact: With every FP16 and BF16 tensor in FP32: the goal for the fixed model.
+        as_written: Rounded where the model rounds: structural passes must keep these. The same as `exact`
+            for an FP32 model.
+    """
+
+    exact: Sequence[Outputs]
+    as_written: Sequence[Outputs]
+
+
+def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
+    """Run the user's model on ONNX Runtime, without optimisations.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+    facts = tensor_facts.infer(model)
+    exact = run_all(reference(model, facts), samples)
+    low = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    rounds = any(tensor.dtype in low for scope in facts.scopes for tensor in scope.values())
+    return Expected(exact, run_all(rounded(model, facts), samples) if rounds else exact)
+
+
+def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
+    """Outputs of an FP32 model on ONNX Runtime for each sample, without optimisations."""
+    with Session(model) as session:
+        return [session.run(sample) for sample in samples]
+
+
+def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
+    """Casts a sample to the types of the model's inputs, which `--io` may have changed."""
+    types = {port.name: NUMPY_TYPES.get(port.dtype) for port in model.signature.inputs}
+    return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}
+
+
+def selects_rows(model: Model) -> bool:
+    """True if a TopK or NonMaxSuppression selects and orders the rows of the outputs."""
+    selecting = {"TopK", "NonMaxSuppression"}
+    return any(n.op_type in selecting for g in walk_graphs(model.proto.graph) for n in g.node)

@@ -1,0 +1,198 @@
+"""Runs the fixed model, on an engine or emulated, and compares it with the original."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rewriter.emulation import Accumulation, emulation, sums
+from rewriter.engines.measure import measure
+from rewriter.engines.onnxruntime import Session
+from rewriter.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
+from rewriter.engines.tensor_files import write_samples, write_tensors
+from rewriter.errors import ArithmeticRunError, EngineError
+from rewriter.figures.tolerances import TOLERANCES, Tolerance, default_tolerance
+from rewriter.model import Array, Model
+from rewriter.model import facts as tensor_facts
+from rewriter.verification.build_check import check_model_build, expectation, judged_report
+from rewriter.verification.expected import as_declared, selects_rows
+from rewriter.verification.judge import Judged, ReferenceInMemory, judge
+from rewriter.verification.verdict import Check, log_lines
+from rewriter.verification.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Checks and figures of one verification; see `VerifyResult` for the fields."""
+
+    engine: str
+    device: str
+    judged: Judged
+    checks: tuple[Check, ...]
+    latency: Latency | None = None
+    reference_latency: Latency | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def run_on_engine(
+    workspace: Workspace, settings: MeasureSettings, tolerance: Tolerance, missing: str = ""
+) -> Execution:
+    """Build and run the fixed model, and once the original in FP32 without TF32.
+
+    Args:
+        missing: The reason why ONNX Runtime gave no reference, if so. The original's FP32 engine then is the
+            reference.
+
+    Raises:
+        EngineError: the library is not installed, or there is no reference.
+    """
+    start = time.perf_counter()
+    once = replace(settings, builds=1)
+    (original,) = measure([workspace.reference_variant()], once, workspace.folder / "original")
+    instead = [_engine_as_reference(workspace, original, missing)] if missing else []
+    fixed = measure([workspace.fixed_variant()], settings, workspace.folder / "fixed")
+    judged = judge(workspace, fixed, tolerance)
+    checks = instead or [_reference_check(workspace, original)]
+    if fixed[0].report is not None:
+        expected = expectation(workspace.fixed, workspace.fixed_facts)
+        checks.append(judged_report(fixed[0].report, expected))
+    checks.append(run_check(fixed, judged, tolerance, time.perf_counter() - start))
+    notes = dict.fromkeys(note for outcome in (*fixed, original) for note in outcome.notes)
+    ran = next((outcome for outcome in fixed if outcome.ran), fixed[0])
+    return Execution(
+        ran.library or settings.engine,
+        ran.device,
+        judged,
+        tuple(checks),
+        ran.latency,
+        original.latency,
+        tuple(notes),
+    )
+
+
+def run_built(
+    fixed: Model,
+    path: Path,
+    engine: Path,
+    settings: MeasureSettings,
+    samples: Sequence[Mapping[str, Array]],
+    expected: Sequence[Mapping[str, Array]],
+) -> Check:
+    """Run an existing engine of the fixed model, and compare it with the original's outputs.
+
+    Args:
+        path: The file of `fixed`. `engine`: built from it; its folder takes the outputs.
+        expected: Outputs of the original in FP32 for each of `samples`.
+
+    Raises:
+        EngineError: the library is not installed.
+    """
+    start = time.perf_counter()
+    folder = engine.parent
+    stored = write_samples(folder / "samples", (as_declared(fixed, sample) for sample in samples))
+    outcomes = measure([Variant("fixed", path, stored, engine=engine)], settings, folder)
+    tolerance = default_tolerance(tensor_facts.infer(fixed), tf32=True)
+    judged = judge(ReferenceInMemory(expected, selects_rows(fixed)), outcomes, tolerance)
+    check = run_check(outcomes, judged, tolerance, time.perf_counter() - start)
+    latency = outcomes[0].latency
+    timed = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
+    return replace(check, summary=check.summary + timed)
+
+
+def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accumulation) -> Execution:
+    """Run the fixed model on ONNX Runtime's CPU, with a rounding after every tensor.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run it.
+    """
+    start = time.perf_counter()
+    outcome = EngineOutcome("fixed", 0, "ok", outputs=tuple(_emulate(workspace, accumulation)))
+    judged = judge(workspace, [outcome], tolerance)
+    how = f"no GPU was used; emulated (sums of FP16 products in {sums(workspace.fixed, accumulation)})"
+    check = Check(
+        "emulation",
+        judged.passed,
+        f"{how}: {_against(judged, tolerance)}",
+        judged.comparisons,
+        (f"allowed: {tolerance.source}",),
+        time.perf_counter() - start,
+    )
+    return Execution("emulation", "CPU", judged, (check,))
+
+
+def _emulate(workspace: Workspace, accumulation: Accumulation) -> Iterator[Path]:
+    try:
+        with Session(emulation(workspace.fixed, workspace.fixed_facts, accumulation)) as session:
+            for number, feeds in enumerate(workspace.stored(workspace.fixed, "fixed")):
+                yield write_tensors(workspace.folder / "emulated" / str(number), session.run(feeds))
+    except ArithmeticRunError as error:
+        error.hint = error.hint or "--engine tensorrt-rtx needs no emulation, but a GPU"
+        raise
+
+
+def build_without_gpu(workspace: Workspace, timeout_s: float, plugins: Sequence[Path]) -> Check:
+    """Check that TensorRT-RTX builds the fixed model, which it does on a CPU, too."""
+    variant = workspace.fixed_variant()
+    sample = next(iter(variant.samples))
+    profile = variant.samples.spans() | dict(variant.shapes)
+    return check_model_build(workspace.fixed, variant.path, sample, profile, timeout_s, plugins=plugins)
+
+
+def _engine_as_reference(workspace: Workspace, original: EngineOutcome, missing: str) -> Check:
+    """Makes the original's own engine the reference, for operators that only a plugin computes."""
+    if not original.ran:
+        raise EngineError(
+            f"nothing can be compared: {missing}, and the original did not run in FP32: {original.problem}",
+            where=str(workspace.original.path or "the original"),
+            hint=original.hint or "--plugin-lib names the library of its plugins",
+        )
+    workspace.use_reference(original.outputs)
+    summary = f"not checked: {missing}; the fixed model is compared with the original's FP32 engine"
+    return Check("reference", None, summary)
+
+
+def _reference_check(workspace: Workspace, original: EngineOutcome) -> Check:
+    """Compares the original's FP32 engine with ONNX Runtime: the rewriting causes no difference here."""
+    if not original.ran:
+        problem = f"the original did not run here: {original.problem}"
+        return Check("reference", None, problem, details=_log(original))
+    judged = judge(workspace, [original], TOLERANCES["fp32"])
+    within = "agrees with" if judged.passed else "DIFFERS from"
+    return Check(
+        "reference",
+        True if judged.passed else None,
+        f"the original in FP32 without TF32 {within} ONNX Runtime on the CPU: {judged.error:.2g}",
+        judged.comparisons,
+        () if judged.passed else ("this library computes the original itself differently",),
+    )
+
+
+def run_check(
+    outcomes: Sequence[EngineOutcome], judged: Judged, tolerance: Tolerance, seconds: float
+) -> Check:
+    """The verdict on the fixed model's builds."""
+    failed = [outcome for outcome in outcomes if not outcome.ran]
+    details = [f"allowed: {tolerance.source}"]
+    for outcome in failed:
+        details += [f"build {outcome.build}: {outcome.status}: {outcome.problem}", *_log(outcome)]
+        details += [f"what to do: {outcome.hint}"] if outcome.hint else []
+    where = next((outcome for outcome in outcomes if outcome.ran), outcomes[0])
+    if judged.error is None:
+        summary = f"the fixed model did not run: {outcomes[0].problem}"
+    else:
+        spread = f" ({judged.best:.3g} to {judged.error:.3g} over {len(outcomes)} builds)"
+        summary = f"{where.library} on {where.device}: {_against(judged, tolerance)}"
+        summary += spread if len(outcomes) > 1 else ""
+        summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
+    return Check("run", judged.passed, summary, judged.comparisons, tuple(details), seconds)
+
+
+def _against(judged: Judged, tolerance: Tolerance) -> str:
+    relation = "within" if judged.passed else "NOT within"
+    return f"{tolerance.metric} {judged.error:.3g}, {relation} {judged.allowed:.3g}"
+
+
+def _log(outcome: EngineOutcome) -> tuple[str, ...]:
+    return log_lines(outcome.log) if outcome.status in ("crashed", "timeout") else ()
