@@ -18,7 +18,7 @@ from rewriter.model.graphs import (
 from rewriter.model.model import Model
 from rewriter.model.reading import check, load
 from rewriter.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
-from rewriter.model.writing import replacing, save
+from rewriter.model.writing import replacing, save, write_json, write_text
 
 __all__ = [
     "DETACH_BYTES",
@@ -37,4 +37,6 @@ __all__ = [
     "shape_of",
     "subgraphs",
     "walk_graphs",
+    "write_json",
+    "write_text",
 ]
