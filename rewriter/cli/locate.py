@@ -69,7 +69,7 @@ def locate(
     with exit_codes():
         from rewriter.engines.deployment import deployment
         from rewriter.errors import UsageError
-        from rewriter.model import load
+        from rewriter.model import load, write_json
         from rewriter.report import locate as report
         from rewriter.report.terminal import console
         from rewriter.verification.locate import Options
@@ -85,7 +85,7 @@ def locate(
         found = _located(original, other, samples, deployed, options, timeout)
         found = replace(found, notes=(*notes, *found.notes))
         if json is not None:
-            report.write_json(found, json)
+            write_json(report.as_dict(found), json)
         with reader_may_leave():
             report.print_location(found, console())
         if found.wrong:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from rewriter.model import facts
-from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Rescaled
+from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.graph import GraphEditor, label, open_graphs
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model
@@ -47,7 +47,8 @@ class Rescale(ModelPass):
     exactness = Exactness(
         0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
     )
-    needs_ranges = True
+    stage = Stage.RANGES
+    requires = Requires(precisions=frozenset({"fp16"}))  # only FP16 has so few exponents
     norms: bool = False
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

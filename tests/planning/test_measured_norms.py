@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from hazard_rules import found
 from onnx import TensorProto
-from test_hazards import found
 
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.plan import Range
