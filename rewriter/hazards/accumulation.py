@@ -14,8 +14,9 @@ from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.graph.fusion import conv_depth, is_plain_transpose
+from rewriter.graph.ops import CHEAP, LOOPS, TENSOR_CORE, VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import CHEAP, VIEWS, Survey
+from rewriter.hazards.survey import Survey
 from rewriter.model import holds_graphs
 
 ERROR_PER_ROOT_DEPTH = 3.7e-5
@@ -93,7 +94,7 @@ def running_sums(survey: Survey) -> Iterator[Hazard]:
 def accumulation(survey: Survey) -> Iterator[Hazard]:
     """A running sum rounds at every step, and a Loop or Scan at every iteration."""
     for node in survey.nodes:
-        if node.op_type in {"Loop", "Scan", "CumSum"}:
+        if node.op_type in LOOPS | {"CumSum"}:
             yield Hazard(node, "accumulation", "rounding would add up from step to step")
         elif holds_graphs(node) and node.op_type != "If":
             yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")
@@ -109,7 +110,7 @@ def state_update(survey: Survey) -> Iterator[Hazard]:
 def _states(graph: GraphEditor) -> list[str]:
     """States among a body's outputs: Loop has its condition before them, and both scan outputs after."""
     owner, outputs = graph.owner, [v.name for v in graph.graph.output]
-    if owner is None or owner.op_type not in {"Loop", "Scan"}:
+    if owner is None or owner.op_type not in LOOPS:
         return []
     if owner.op_type == "Loop":
         return outputs[1 : len(owner.input) - 1]
@@ -126,7 +127,7 @@ def sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
 
 def depth_of(survey: Survey, node: NodeProto) -> int | None:
     """Number of terms that one element of a product sums; None for other operators or unknown shapes."""
-    if node.op_type not in {"MatMul", "Gemm", "Conv", "ConvTranspose"} or len(node.input) < 2:
+    if node.op_type not in TENSOR_CORE or len(node.input) < 2:
         return None
     a, b = (survey.graph.shape(t) for t in node.input[:2])
     if node.op_type == "MatMul":

@@ -8,11 +8,12 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import label
+from rewriter.graph.ops import CHEAP, SOFTMAX
 from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import CHEAP, Survey
+from rewriter.hazards.survey import Survey
 from rewriter.patterns.masks import LARGEST_BIAS, Follower, Use, huge_uses
 
-BEFORE_SOFTMAX = CHEAP - {"Softmax", "LogSoftmax"}
+BEFORE_SOFTMAX = CHEAP - SOFTMAX
 
 
 def masks(survey: Survey) -> Iterator[Hazard]:

@@ -9,11 +9,12 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import label
+from rewriter.graph.ops import CHEAP, INEQUALITIES, SCALING, TENSOR_CORE, VIEWS
 from rewriter.hazards.attention import mask_uses
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.resolution import made_of_integers
-from rewriter.hazards.survey import CHEAP, VIEWS, Survey
+from rewriter.hazards.survey import Survey
 from rewriter.model import Array
 from rewriter.patterns.norms import find_norms
 from rewriter.patterns.splits import is_made
@@ -30,9 +31,7 @@ CANCELLATION = 32.0
 
 _SMALL = "its values are below FP16's normal numbers"
 
-MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-
-BOUNDS = frozenset("Clip Min Max Greater Less GreaterOrEqual LessOrEqual".split())
+BOUNDS = INEQUALITIES | {"Clip", "Min", "Max"}
 """Operators in which an infinite constant has the effect of a huge one."""
 
 
@@ -100,7 +99,7 @@ def _saturates(survey: Survey, tensor: str) -> bool:
 
     The tanh form of Gelu has x + 0.0447 x^3 inside: an infinite cube gives tanh(inf) = 1, which is right.
     """
-    scaled = {"Mul", "Div", "Neg", "Add"} | VIEWS
+    scaled = VIEWS | SCALING | {"Neg", "Add"}
     readers = [node for _, node in survey.downstream(tensor, lambda n: n.op_type in scaled)]
     if not readers or survey.graph.is_output(tensor):
         return False
@@ -115,7 +114,7 @@ def _harmless(survey: Survey, node: NodeProto) -> bool:
     """True if one infinite operand gives an infinite result: no zero as a factor, no second infinity."""
     if survey.graph.is_output(node.output[0]):
         return False
-    if node.op_type not in {"Mul", "Div", "Add"}:
+    if node.op_type not in SCALING | {"Add"}:
         return True
     scalars = [survey.scalar(t) for t in node.input]
     if node.op_type != "Add":
@@ -150,7 +149,7 @@ def vanishing(survey: Survey) -> Iterator[Hazard]:
 def flushed_constants(survey: Survey) -> Iterator[Hazard]:
     """Scalar factors and divisors that become zero, infinite or inexact in FP16."""
     for node in survey.nodes if survey.is_fp16 else ():
-        for index, tensor in enumerate(node.input if node.op_type in {"Mul", "Div"} else ()):
+        for index, tensor in enumerate(node.input if node.op_type in SCALING else ()):
             value = survey.scalar(tensor) if survey.is_float(tensor) else None
             if value is None or not 0 < abs(value) < FP16_MIN_NORMAL:
                 continue
@@ -212,7 +211,7 @@ def small_weights(survey: Survey) -> Iterator[Hazard]:
     """
     errors: dict[str, float] = {}
     for node in survey.nodes if survey.is_fp16 else ():
-        for tensor in map(survey.source, node.input[:2] if node.op_type in MULTIPLYING else ()):
+        for tensor in map(survey.source, node.input[:2] if node.op_type in TENSOR_CORE else ()):
             value = survey.graph.constant(tensor)
             if value is None or value.size < 2 or np.abs(value).max() > survey.largest:
                 continue

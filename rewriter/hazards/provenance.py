@@ -8,8 +8,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import attribute, casts_to, label
+from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
-from rewriter.hazards.survey import VIEWS, Survey
+from rewriter.hazards.survey import Survey
 from rewriter.patterns.splits import is_made
 
 NATIVE_INT64 = (9,)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rewriter.base import Kept
+from rewriter.graph.ops import QUANTISING
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
@@ -52,7 +53,7 @@ def unmeasured(survey: Survey) -> Iterator[Hazard]:
 def quantized(survey: Survey) -> Iterator[Hazard]:
     """Q/DQ whose scale FP16 would flush; the plan keeps their neighbours in FP32 with them."""
     for node in survey.nodes if survey.is_fp16 else ():
-        if node.op_type not in {"QuantizeLinear", "DequantizeLinear"}:
+        if node.op_type not in QUANTISING:
             continue
         scale = survey.constant(node.input[1])
         if scale is None or np.any(scale < FP16_MIN_NORMAL):
