@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from rewriter import cli
 from rewriter.errors import UsageError
 from rewriter.jobs.fix import api
 from rewriter.pipeline import migration
-from rewriter.pipeline.config import KEYS
 from rewriter.pipeline.config.values import from_toml
+from rewriter.pipeline.declaration import declarations
+from rewriter.pipeline.options import KEYS, FixOptions
 from rewriter.pipeline.presets import ACCURATE_COST, DEFAULT_PRESET, OTHERWISE, PRESETS, preset_named
 from rewriter.pipeline.text import parse
 
@@ -54,9 +54,9 @@ def test_the_issues_presets_are_there() -> None:
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
 def test_a_preset_sets_what_fix_leaves_to_it(preset: Any) -> None:
     """Every default is an argument of `fix` that is None unless given, with a value for a file."""
-    signature = inspect.signature(api.fix).parameters
+    declared = declarations(FixOptions)
     for name, value in preset.defaults.items():
-        assert signature[name].default is None
+        assert declared[name].default is None
         assert from_toml(KEYS[name], value, Path()) == value
         check = KEYS[name].check
         if check is not None:

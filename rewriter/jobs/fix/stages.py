@@ -30,19 +30,19 @@ def run(options: Options) -> FixResult:
     rewriting = Rewriting(options, record)
     planning = Planning(options, record, rewriting, samples)
     proof = Proof(options, record, rewriting, samples)
-    if options.verify:
+    if options.request.verify:
         proof.run_original(original)
     parts = options.parts
     structured, ranges = _structured(rewriting.rewrite(original, parts.structural), parts, planning)
-    if options.verify:
+    if options.request.verify:
         proof.check_structure(structured)
     plan = planning.plan(structured, ranges) if parts.lowering else None
     plan, structured = planning.followed(original, structured, parts.following, plan)
     if plan is not None and options.plan is None:
         plan = replace(plan, exponents=record.exponents())
     fixed = rewriting.rewrite(structured, parts.lowering, plan)
-    if plan is not None and options.save_plan is not None:
-        plan_file.write(plan, options.save_plan)
+    if plan is not None and options.request.save_plan is not None:
+        plan_file.write(plan, Path(options.request.save_plan))
     given = weak_typing.named(structured) if options.weak_typing else fixed
     del original, structured  # their FP32 weights are as large as all that is still to come
     search = record.search
@@ -95,15 +95,18 @@ def _loaded(options: Options, record: Record) -> tuple[Options, Model, Samples]:
 def _samples(original: Model, options: Options, record: Record) -> Samples:
     deployment = options.deployment
     deployment.check(original.signature)
-    if options.inputs is not None:
-        given = load_samples(options.inputs, original)
+    if options.request.inputs is not None:
+        given = load_samples(options.request.inputs, original)
         deployment.check_data(given.source.spans)
         record.warnings.extend(data_warnings(original, given))
         return given
-    shapes = {**deployment.usual, **options.input_shapes}
-    samples = random_samples(original, seed=options.seed, input_shapes=shapes)
+    wanted = {name: tuple(shape) for name, shape in (options.request.input_shapes or {}).items()}
+    shapes = {**deployment.usual, **wanted}
+    samples = random_samples(original, seed=options.request.seed, input_shapes=shapes)
     deployment.check_data(samples.source.spans)
-    if options.verify or any(step.needs_ranges or step.name == "mixed-precision" for step in options.steps):
+    if options.request.verify or any(
+        step.needs_ranges or step.name == "mixed-precision" for step in options.steps
+    ):
         record.warnings.append(samples.source.text)
     return samples
 
