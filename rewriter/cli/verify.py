@@ -59,10 +59,11 @@ def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
 
 
 def _show(result: VerifyResult, json: Path | None, *, verbosity: int) -> None:
+    from rewriter.model import write_json
     from rewriter.report import terminal
     from rewriter.report import verification as report
 
     if json is not None:
-        report.write_json(result, json)
+        write_json(report.as_dict(result), json)
     with reader_may_leave():
         report.print_result(result, terminal.console(), verbosity=verbosity)

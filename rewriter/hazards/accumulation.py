@@ -16,8 +16,9 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.graph import attribute, label
 from rewriter.graph.fusion import conv_depth, is_plain_transpose
+from rewriter.graph.ops import TENSOR_CORE, VIEWS
 from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import VIEWS, Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 
 ERROR_PER_ROOT_DEPTH = 3.7e-5
 """Relative L2 error over sqrt(depth): 1.05e-3 / sqrt(768) = 3.8e-5, 2.36e-3 / sqrt(4096) = 3.7e-5."""
@@ -51,8 +52,8 @@ def partial_sums(survey: Survey) -> Iterator[Hazard]:
     in range, nothing can happen. If depth * mean|a| * mean|b| is out of range, it happens wherever the
     terms of a row have one sign for long; between the two it is a note.
     """
-    largest = survey.settings.largest
-    for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
+    largest = survey.request.largest
+    for node in survey.nodes if survey.request.low == TensorProto.FLOAT16 else ():
         depth = None if sums_in_fp32(survey, node) else depth_of(survey, node)
         operands = _operands(survey, node, depth) if depth else None
         if depth is None or operands is None or _overflows_anyway(survey, node):
@@ -78,7 +79,7 @@ def likely_partial_sums(survey: Survey) -> Iterator[Hazard]:
 
 def accumulator_error(survey: Survey) -> Iterator[Hazard]:
     """Products so deep that rounding every partial sum to FP16 shows: the error grows with sqrt(depth)."""
-    for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
+    for node in survey.nodes if survey.request.low == TensorProto.FLOAT16 else ():
         depth = 0 if sums_in_fp32(survey, node) else depth_of(survey, node) or 0
         error = ERROR_PER_ROOT_DEPTH * math.sqrt(depth)
         if error > NOTED_ERROR:
@@ -101,12 +102,12 @@ def sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
     kind = "conv" if node.op_type.startswith("Conv") else "matmul"
     if is_plain_transpose(node):
         kind = "conv-transpose"  # others were not measured: they count as Conv
-    return survey.settings.target.answers.get(f"{kind}-accumulation") == "fp32"
+    return survey.request.target.answers.get(f"{kind}-accumulation") == "fp32"
 
 
 def depth_of(survey: Survey, node: NodeProto) -> int | None:
     """How many products one element of the result sums; None for other operators and unknown shapes."""
-    if node.op_type not in {"MatMul", "Gemm", "Conv", "ConvTranspose"} or len(node.input) < 2:
+    if node.op_type not in TENSOR_CORE or len(node.input) < 2:
         return None
     a, b = (survey.graph.shape(t) for t in node.input[:2])
     if node.op_type == "MatMul":
@@ -127,7 +128,7 @@ def _axis(shape: tuple[int | str | None, ...] | None, axis: int) -> tuple[int | 
 def _overflows_anyway(survey: Survey, node: NodeProto) -> bool:
     """Whether the result is out of range itself, which is another rule's matter."""
     result = survey.range(node.output[0])
-    return result is not None and result.absmax > survey.settings.largest
+    return result is not None and result.absmax > survey.request.largest
 
 
 def _operands(survey: Survey, node: NodeProto, depth: int) -> tuple[Operand, Operand] | None:

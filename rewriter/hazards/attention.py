@@ -8,11 +8,12 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import label
+from rewriter.graph.ops import CHEAP, SOFTMAX
 from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import CHEAP, Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 from rewriter.patterns.masks import LARGEST_BIAS, Follower, Use, huge_uses
 
-BEFORE_SOFTMAX = CHEAP - {"Softmax", "LogSoftmax"}
+BEFORE_SOFTMAX = CHEAP - SOFTMAX
 
 
 def masks(survey: Survey) -> Iterator[Hazard]:
@@ -43,7 +44,7 @@ def unbounded_masks(survey: Survey) -> Iterator[Hazard]:
     """
     for use in huge_uses(survey.graph):
         value = float(np.max(np.abs(use.value.astype(np.float64))))
-        if use.node.op_type != "Mul" or not survey.settings.largest < value < np.inf:
+        if use.node.op_type != "Mul" or not survey.request.largest < value < np.inf:
             continue
         reached = [n for _, n in survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)]
         if any(n.op_type == "Softmax" for n in reached):
@@ -60,7 +61,7 @@ def mask_uses(survey: Survey) -> Iterator[tuple[Use, bool]]:
     """
     follower = Follower(survey.graph, LARGEST_BIAS)
     for use in huge_uses(survey.graph):
-        if np.max(np.abs(use.value.astype(np.float64))) > survey.settings.largest:
+        if np.max(np.abs(use.value.astype(np.float64))) > survey.request.largest:
             outcome = follower.follow(use.node, use.index, use.value)
             if not outcome.obstacle:
                 yield use, outcome.relies
@@ -80,7 +81,7 @@ def linear_attention(survey: Survey) -> Iterator[Hazard]:
     Reported for EfficientViT, EfficientViT-SAM and Sana:
     https://github.com/NVIDIA/TensorRT/issues/3893
     """
-    through = CHEAP - {"Softmax", "LogSoftmax"}
+    through = BEFORE_SOFTMAX
     for node in survey.nodes:
         if not of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input[:2]):
             continue

@@ -8,8 +8,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import attribute, casts_to, label
+from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import VIEWS, Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 from rewriter.patterns.splits import is_made
 
 NATIVE_INT64 = (9,)
@@ -51,7 +52,7 @@ def wide_integers(survey: Survey) -> Iterator[Hazard]:
 
     Where Slice reads them they say "as far as it goes", clamped or not.
     """
-    target = survey.settings.target
+    target = survey.request.target
     if target.library != "tensorrt" or (target.version and target.version >= NATIVE_INT64):
         return
     span = np.iinfo(np.int32)

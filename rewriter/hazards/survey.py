@@ -24,27 +24,11 @@ LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16:
 HEADROOM = 2.0
 """How much larger than in the samples a value may become; a factor 2 is one binade."""
 
-VIEWS = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather Split Concat Expand Tile DepthToSpace "
-    "SpaceToDepth".split()
-)
-"""They move elements, and compute nothing."""
-
-CHEAP = VIEWS | frozenset(
-    "Add Sub Mul Div Neg Abs Relu Clip Max Min Pow Sqrt Reciprocal Exp Log Erf Sigmoid Tanh Where Pad Sin "
-    "Cos ReduceMax ReduceMin ReduceMean ReduceSum ReduceL2 Softmax LogSoftmax Sign Floor Ceil Round Mod "
-    "Cast".split()
-)
-"""Memory-bound operators: in FP32 they cost bandwidth, not Tensor Cores. The Cast is one from integers."""
-
-MATRIX_OPS = frozenset("Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention".split())
-"""Compute-bound operators: what they read is the network's stream of features."""
-
 Through = Callable[[NodeProto], bool]
 
 
 @dataclass(frozen=True)
-class Settings:
+class PrecisionRequest:
     """What the user asked for.
 
     Attributes:
@@ -93,7 +77,7 @@ class Survey:
     scope: int
     ranges: Mapping[tuple[int, str], Range]
     opsets: Mapping[str, int]
-    settings: Settings
+    request: PrecisionRequest
     mixed: bool = False
     parent: Survey | None = None
     nodes: list[NodeProto] = field(init=False)
@@ -151,7 +135,7 @@ class Survey:
 
     def stays_fp32(self, tensor: str) -> bool:
         """Whether `tensor` is an input or output of the model that stays FP32."""
-        main, kept = self.graph.is_main, self.settings.io != "fp16"
+        main, kept = self.graph.is_main, self.request.io != "fp16"
         return main and kept and self.graph.dtype(tensor) == TensorProto.FLOAT
 
     # -- nodes -------------------------------------------------------------------------------
@@ -171,8 +155,7 @@ class Survey:
         return any(port is not Port.ANY and self.is_float(tensor) for tensor, port in border)
 
     def ports(self, node: NodeProto) -> Ports | None:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return ports(node, self.opsets.get(domain, 1), self.settings.low)
+        return ports(node, self.opsets, self.request.low)
 
     def producer(self, tensor: str) -> NodeProto | None:
         """The node of this graph that computes `tensor`, seen through float Casts."""

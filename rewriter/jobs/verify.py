@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples, random_samples
-from rewriter.engines.deployment import Deployment, deployment
+from rewriter.data.inputs import Samples, load_samples
+from rewriter.engines.deployment import deployment
 from rewriter.engines.host import Choice
 from rewriter.engines.ort_errors import NoKernelError
 from rewriter.engines.protocol import Settings, Timing
@@ -20,7 +20,7 @@ from rewriter.errors import UsageError
 from rewriter.figures.metrics import named
 from rewriter.figures.statistics import OutputStatistics
 from rewriter.figures.tolerances import Tolerance, default_tolerance
-from rewriter.model import Model, load
+from rewriter.model import load
 from rewriter.model.stopwatch import Progress, Stopwatch
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
@@ -68,7 +68,13 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
         with watch("load"):
             models = load(original), load(fixed)
-            samples = _samples(models[0], request.inputs, request.input_shapes or {}, request.seed, deployed)
+            samples = load_samples(
+                request.inputs,
+                models[0],
+                input_shapes=request.input_shapes,
+                seed=request.seed,
+                deployment=deployed,
+            )
             stage = Stage(*models, samples, Path(folder), deployed.profile)
         tf32 = chosen.engine not in (None, "onnxruntime")
         held = asked or default_tolerance(stage.fixed_facts, tf32=tf32)
@@ -108,20 +114,6 @@ def verify(
             warnings=warnings,
             seconds=watch.seconds,
         )
-
-
-def _samples(
-    original: Model, inputs: Any, shapes: Mapping[str, Sequence[int]], seed: int, deployed: Deployment
-) -> Samples:
-    deployed.check(original.signature)
-    wanted = deployed.usual | {name: tuple(shape) for name, shape in shapes.items()}
-    samples = (
-        load_samples(inputs, original)
-        if inputs is not None
-        else random_samples(original, seed=seed, input_shapes=wanted)
-    )
-    deployed.check_data(samples.source.spans)
-    return samples
 
 
 def _without_reference(stage: Stage, chosen: Choice) -> str:

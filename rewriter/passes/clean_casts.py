@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Change, Context, Event, GraphPass, Refusal
-from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph import GraphEditor, attribute, label, is_op
 from rewriter.model import Array
 
 SIGNIFICAND: dict[int, tuple[int, int]] = {
@@ -230,7 +230,7 @@ def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
 def _is_cast(node: NodeProto) -> bool:
     """Whether a node is a Cast of opset 6 or later: before, `to` was a text."""
     return (
-        node.op_type == "Cast" and node.domain in ("", "ai.onnx") and isinstance(attribute(node, "to"), int)
+        is_op(node, "Cast") and isinstance(attribute(node, "to"), int)
     )
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from rewriter.graph.ops import QUANTISING
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.graph import TAG, attribute, reads
-from rewriter.model import UNKNOWN_DOMAIN, Array, Model, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Array, Model, subgraphs, walk_graphs
 from rewriter.model.schemas import schema_of
 
 WANTED = frozenset(
@@ -54,7 +55,7 @@ MOST_ROUNDS = 4
 _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
 """Where only these went, another run finds nothing new."""
 
-_KEPT_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_KEPT_COMPUTED = QUANTISING | {"DynamicQuantizeLinear"}
 """Their constants are what TensorRT runs on; onnxsim leaves these nodes, so it need not see the data."""
 
 
@@ -274,7 +275,7 @@ def _strip(node: NodeProto) -> None:
     for name in ("name", "doc_string"):
         node.ClearField(name)
     del node.metadata_props[:]
-    if node.domain in ("", "ai.onnx"):
+    if node.domain in STANDARD_DOMAINS:
         node.ClearField("domain")
     _refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
     for item in node.attribute:

@@ -11,12 +11,13 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.graph.ops import PRODUCTS, TENSOR_CORE
 from rewriter.model import facts
-from rewriter.base import Context, Event, Exactness, GraphPass, Refusal
+from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.planning.costs.kernels import PROCESSORS
-from rewriter.graph import GraphEditor, is_quantised, label
+from rewriter.graph import GraphEditor, is_quantised, label, is_op
 from rewriter.planning.epilogues import PROBE
-from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, behind_products, is_depthwise
+from rewriter.graph.fusion import behind_products, is_depthwise
 from rewriter.planning.mlp import feeds_attention, source_of
 from rewriter.planning.costs.pricing import priced
 from rewriter.patterns.splits import PASS, is_made
@@ -72,6 +73,7 @@ class SplitProducts(GraphPass):
     """
 
     name = PASS
+    requires = Requires(opset=13, after=("keep-epilogues",))  # from there on Split takes sizes as an input
     exactness = Exactness(
         1e-5,
         "two FP16 numbers have 22 bits, 2.4e-7; 3.5e-7 measured on a T5 encoder, with sums in another order",
@@ -157,7 +159,7 @@ def _reason_against_all(graph: GraphEditor, found: Sequence[Splitting], context:
 
 def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
     """Whether it is a matrix product by a constant weight, or such a Conv that is not depthwise."""
-    if node.op_type not in PRODUCTS | CONVOLUTIONS or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, *TENSOR_CORE):
         return False
     weight = node.input[1]
     producer = graph.producer(weight)
@@ -167,7 +169,7 @@ def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
 
 def _is_product(graph: GraphEditor, node: NodeProto) -> bool:
     """Whether it is a MatMul of computed data by a constant FP32 matrix."""
-    if node.op_type != "MatMul" or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "MatMul"):
         return False
     weight = graph.constant(node.input[1])
     quantised = is_quantised(graph, node.input[1])

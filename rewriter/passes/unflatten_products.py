@@ -8,14 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, helper
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
-from rewriter.graph import GraphEditor, attribute, constant_row, is_own, label
+from rewriter.graph.ops import PRODUCTS
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
+from rewriter.graph import GraphEditor, attribute, constant_row, is_own, label, is_op
 from rewriter.model.facts import Shape
 from rewriter.graph.stored import EXCHANGEABLE
-
-FIRST_OPSET = 7
-"""From it on Add broadcasts a row over any number of axes, and Reshape takes its target as an input."""
-
 
 @dataclass(frozen=True)
 class UnflattenProducts(GraphPass):
@@ -41,6 +38,7 @@ class UnflattenProducts(GraphPass):
     """
 
     name = "unflatten-products"
+    requires = Requires(opset=7)  # from there on Add broadcasts a row over any number of axes
     exactness = Exactness(1e-5, "ONNX Runtime may block the same sums otherwise, and adds C behind them")
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
@@ -105,7 +103,7 @@ def _is_transposed(node: NodeProto) -> bool:
 
 
 def _flattened(graph: GraphEditor, node: NodeProto) -> _Flattened | None:
-    if node.op_type not in {"MatMul", "Gemm"} or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, *PRODUCTS):
         return None
     before, behind = graph.producer(node.input[0]), graph.only_consumer(node.output[0])
     if before is None or before.op_type not in {"Reshape", "Flatten"} or graph.rank(node.input[0]) != 2:
@@ -145,8 +143,6 @@ def _says_as_much(given: Shape | None, wanted: Shape) -> bool:
 
 def _reason_against(graph: GraphEditor, found: _Flattened, kept: Kept) -> str | None:
     node = found.node
-    if graph.model.opset < FIRST_OPSET:
-        return f"Add needs opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
     around = (found.before, node, found.behind)
     option = next((option for n in around for option in kept.options(n)), None)
     if option is not None:

@@ -75,6 +75,9 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
     model = state.model.copy()
     try:
         events = list(_apply(step, model, state.facts, context))
+        too_old = step.requires.refusal(state.model.opset)
+        if too_old is not None:
+            return state, [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
         _require(all(isinstance(event, Event) for event in events), "it yields what is no Change or Refusal")
         if not any(isinstance(event, Change) for event in events):
             _require(model.same_as(state.model), "it reports no change, but the model differs")
@@ -119,9 +122,8 @@ def _apply(step: Pass, model: Model, facts: Facts, context: Context) -> Iterator
     elif isinstance(step, GraphPass):
         copies = Facts([dict(scope) for scope in facts.scopes])
         for editor in reversed(open_graphs(model, copies, tag=step.name)):
-            editor.refresh()
-            yield from step.rewrite(editor, context)
-            editor.commit()
+            with editor:
+                yield from step.rewrite(editor, context)
 
 
 def _checked(before: _State, model: Model, step: Pass) -> _State:

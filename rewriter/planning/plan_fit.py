@@ -11,7 +11,7 @@ from onnx import NodeProto
 from rewriter.base import Kept
 from rewriter.errors import UsageError
 from rewriter.graph import label
-from rewriter.hazards.survey import Settings
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts
 from rewriter.plan import Decision, Plan
@@ -65,11 +65,10 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
     """
     nodes = _index(model, facts, plan)
     kept: dict[str, Decision] = {}
-    opsets = {o.domain: o.version for o in model.proto.opset_import}
     for decision in plan.decisions:
         key = nodes.key_of(decision, where)
         node = nodes.by_key[key]
-        if decision.repair == "bf16" and not has_bf16(node, opsets):
+        if decision.repair == "bf16" and not has_bf16(node, model.opsets):
             hint = "put it under fp32, or give a higher --opset: Conv has BF16 from 22 on"
             raise UsageError(
                 f"{label(node)}: {node.op_type} has no BF16 in this opset", where=where, hint=hint
@@ -119,7 +118,7 @@ class _Nodes:
 
 def _index(model: Model, facts: Facts, plan: Plan) -> _Nodes:
     nodes = _Nodes()
-    for survey in surveys(model, facts, {}, Settings(LOW_TYPES[plan.precision], plan.io)):
+    for survey in surveys(model, facts, {}, PrecisionRequest(LOW_TYPES[plan.precision], plan.io)):
         for node in survey.nodes:
             key = node_key(survey.scope, node)
             nodes.by_key[key] = node

@@ -13,7 +13,7 @@ from rewriter.graph import GraphEditor, label, open_graphs
 from rewriter.graph.stored import logical_name
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model
 from rewriter.model.facts import Facts
 from rewriter.model.schemas import ports
@@ -40,7 +40,7 @@ SEARCHED = "tolerance"
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`.
+    """What the user asked of the plan; `measured_norms` and `target` are explained at `PrecisionRequest`.
 
     `epilogues`: whether FP32 is used where it is free, as `rewriter.planning.epilogues` explains.
     """
@@ -69,7 +69,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
-    settings = Settings(
+    settings = PrecisionRequest(
         LOW_TYPES[wish.precision],
         wish.io,
         wish.keep_nodes,
@@ -121,7 +121,7 @@ def extend_plan(
             if key in extra and id(node) not in found:
                 found[id(node)] = Hazard(node, SEARCHED, extra[key])
 
-    settings = Settings(LOW_TYPES[plan.precision], plan.io)
+    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
     return replanned(model, facts, replace(plan, decisions=tuple(left)), settings, extend)
 
 
@@ -129,7 +129,7 @@ def replanned(
     model: Model,
     facts: Facts,
     plan: Plan,
-    settings: Settings,
+    settings: PrecisionRequest,
     extend: Callable[[Survey, dict[int, Hazard]], None],
 ) -> Plan:
     """`plan` with what `extend` adds to the nodes that it keeps, and islands that meet merged, as always.
@@ -161,23 +161,20 @@ def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
 
 def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
     """Whether the node's operator takes BF16 in its operator set."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    rules = ports(node, opsets.get(domain, 1), LOW_TYPES["bf16"])
+    rules = ports(node, opsets, LOW_TYPES["bf16"])
     return rules is not None and rules.can_follow
 
 
 def surveys(
-    model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: Settings
+    model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: PrecisionRequest
 ) -> Iterator[Survey]:
     """Every graph of the model as the rules see it, in the order of `Facts.scopes`."""
-    opsets = {o.domain: o.version for o in model.proto.opset_import}
-    opsets.setdefault("", opsets.get("ai.onnx", 1))
     graphs = open_graphs(model, facts)
     mixed = any(_computes_low(graph) for graph in graphs)
     made: dict[int, Survey] = {}
     for scope, graph in enumerate(graphs):
         parent = made.get(id(graph.parent)) if graph.parent is not None else None
-        made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, mixed, parent)
+        made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, mixed, parent)
         yield survey
 
 
@@ -206,7 +203,7 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     keep_adjacent(survey, found)
-    if not survey.settings.measured_norms:  # else rescaling is to leave as little in FP32 as it can
+    if not survey.request.measured_norms:  # else rescaling is to leave as little in FP32 as it can
         grow(survey, found)
     if wish.epilogues:
         extend_over_norms(survey, found)  # once more, for sums that islands have grown over
