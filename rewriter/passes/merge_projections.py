@@ -1,4 +1,4 @@
-"""merge-projections: products of one tensor by several weights become one product, cut into heads at once."""
+"""merge-projections: merges products of one tensor by several weights, and splits the result by heads."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal
 from rewriter.graph import GraphEditor, attribute, constant_row, is_own, is_quantised, label
-from rewriter.patterns.heads import Heads, find_heads, part_of
-from rewriter.model import Array
 from rewriter.graph.stored import EXCHANGEABLE
+from rewriter.model import Array
+from rewriter.patterns.heads import Heads, find_heads, part_of
 
 FIRST_OPSET = 11
 """From opset 11 on Split counts its axis from the end, so that the rank need not be known."""
@@ -25,34 +25,29 @@ SIZES_AS_INPUT = 13
 class MergeProjections(GraphPass):
     """TensorRT merges products of one tensor by itself, and then sums them in FP16 whatever reads them.
 
-    Written as one product with one bias, they can have an FP32 epilogue (mixed-precision{epilogues=true}),
-    which makes the kernel sum in FP32. Measured on one H200 with TensorRT-RTX 1.6.1: Q, K and V of 128 x 768
-    had a relative error of 1.04e-3 apart, with FP32 biases, too, and 2.1e-4 merged with one FP32 bias, in
-    10.3 and 10.6 us; of 1500 rows 20.2 and 20.8 us; of 197 x 384 7.7e-4 and 2.1e-4 in 10.9 and 11.3 us. Gate
-    and up of a SwiGLU (128 x 2048 by 5632 each): 1.49e-3 and 2.2e-4, in 52.5 and 40.0 us. Without an FP32
-    bias one product is as wrong as three.
+    As one product with one bias they can have an FP32 epilogue (`mixed-precision{epilogues=true}`), and the
+    kernel sums in FP32. Q, K and V then err a fifth as much at the same speed
+    (docs/accuracy.md#products-of-one-tensor). Without an FP32 bias, one product errs as much as three.
 
     A group is all MatMul and Gemm nodes of one graph that multiply one tensor by a constant 2-D weight. It
-    becomes MatMul, Add and Split; the results keep their names. A constant bias that alone reads a product
-    becomes a part of the one bias. Where none has one, it is zeros all the same: the epilogue needs an Add.
+    becomes MatMul, Add and Split; the results keep their names. A constant bias that is a product's only
+    consumer becomes a part of the one bias. Without any bias zeros are added: the epilogue needs an Add.
 
-    Where a Reshape to [batch, length, heads, size] alone reads each result, with one size for all, one
-    Reshape stands before the Split, which counts heads then: TensorRT moves Q, K and V in one kernel, where a
-    Split of columns takes three of some 5 us. Three layers of attention took 66.6 us so, 75.8 us with a Split
-    of columns and 75.1 us apart (ViT-B); 49.1, 58.0 and 58.8 us (BERT); 51.8, 59.3 and 46.7 us (T5, no
-    biases); 106.4, 106.7 and 103.8 us (Whisper, 1500 tokens). A Mul by one number before such a Reshape moves
-    behind it, which is bit-equal. Computed targets need shape inference that knows them. For other results,
-    and where --keep-fp32 or --keep-fp32-op names what would go or move, the Split counts columns.
+    Where all results only go through a Reshape to [batch, length, heads, size] with one size, a single
+    Reshape stands before the Split, and the Split counts heads. TensorRT then moves Q, K and V in one kernel
+    instead of three. A Mul by one number before such a Reshape moves after it, which is bit-equal. Computed
+    Reshape targets need shape inference that knows them. In all other cases, and where --keep-fp32 or
+    --keep-fp32-op names a node that would be removed or moved, the Split counts columns.
 
-    All results are made at once and live until their last reader: with one state that every layer projects
-    (a decoder's cross-attention, a time embedding), those of all layers. Members share one range, and one
-    exponent of `rescale`: it stands behind `rescale`, which can save one member that overflows, and before
-    `mixed-precision`, which keeps all of them in FP32 where one cannot be saved. The merged weights are
-    held in memory until they are lowered, those of external data, too.
+    All results are computed at once and live until their last consumer. If every layer projects one state (a
+    decoder's cross-attention, a time embedding), those of all layers do. Members share one range and one
+    exponent of `rescale`. So the pass runs after `rescale`, which can save one member that overflows, and
+    before `mixed-precision`, which keeps all of them in FP32 if one cannot be saved. The merged weights stay
+    in memory until they are lowered, also those of external data.
 
     Declines:
         - a group in which --keep-fp32, --keep-fp32-op or an edited plan names a member or its bias
-        - weights that are quantised, or that belong to a graph around this one
+        - weights that are quantised, or that belong to an enclosing graph
         - Gemm with alpha or beta other than 1, a transposed A, or a C that is computed or no row
         - a model below opset 11
     """
@@ -99,9 +94,9 @@ class _Product:
     """A product by a constant weight.
 
     Attributes:
-        end: The node whose result is handed on: the product's own, or that of the Add of its bias.
-        transposed: Whether the weight is [columns, depth].
-        bias: In the shape [columns]; None if there is none.
+        end: The node that writes the result: the product itself, or the Add of its bias.
+        transposed: True if the weight is [columns, depth].
+        bias: Shape [columns]; None if there is none.
         obstacle: Why it cannot be merged.
     """
 
@@ -114,7 +109,7 @@ class _Product:
 
 
 def _groups(graph: GraphEditor) -> list[list[_Product]]:
-    """Products of one tensor, in the order of the graph; a tensor with one alone has no group."""
+    """Returns the products of each tensor that has several, in the order of the graph."""
     groups: dict[str, list[_Product]] = {}
     for node in graph.nodes:
         product = _product(graph, node)
@@ -136,20 +131,20 @@ def _product(graph: GraphEditor, node: NodeProto) -> _Product | None:
     if helper.np_dtype_to_tensor_dtype(weight.dtype) not in EXCHANGEABLE:
         return None
     if not is_own(graph, node.input[1]):
-        return _Product(node, node, obstacle="its weight belongs to a graph around it, and would be copied")
+        return _Product(node, node, obstacle="its weight belongs to an enclosing graph, and would be copied")
     transposed = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
     columns = weight.shape[0 if transposed else 1]
     return _with_bias(graph, _Product(node, node, transposed, columns))
 
 
 def _with_bias(graph: GraphEditor, product: _Product) -> _Product:
-    """The product with its C, or else with the bias that alone reads it."""
+    """Returns the product with its C, or else with the bias that is its only consumer."""
     node, columns = product.node, product.columns
     if node.op_type == "Gemm":
         if attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1:
             return _refused(product, "its alpha or beta is not 1")
         if attribute(node, "transA", 0):
-            return _refused(product, "it transposes what it multiplies")
+            return _refused(product, "it transposes its data")
         if len(node.input) > 2 and node.input[2]:
             row = constant_row(graph, node.input[2], columns, rank=2)
             if row is None:
@@ -180,14 +175,14 @@ def _reason_against(graph: GraphEditor, context: Context, members: list[_Product
 
 
 class _Weights:
-    """The merged constants of one graph: layers that share their weights share the merged ones, too."""
+    """The merged constants of one graph; layers that share their weights share the merged ones."""
 
     def __init__(self, graph: GraphEditor) -> None:
         self._graph = graph
         self._weights: dict[tuple[tuple[str, bool], ...], str] = {}
 
     def weight(self, members: list[_Product]) -> str:
-        """Name of the constant [depth, sum of columns]."""
+        """Returns the name of the constant [depth, sum of columns]."""
         key = tuple((m.node.input[1], m.transposed) for m in members)
         if key not in self._weights:
             values = [self._graph.constant(name) for name, _ in key]
@@ -197,7 +192,7 @@ class _Weights:
         return self._weights[key]
 
     def bias(self, members: list[_Product], dtype: np.dtype[np.generic]) -> str:
-        """Name of the constant [sum of columns], with zeros where a member has no bias."""
+        """Returns the name of the constant [sum of columns], with zeros for members without a bias."""
         rows = [np.zeros(m.columns, dtype) if m.bias is None else m.bias for m in members]
         base = f"{members[0].node.input[1]}/merged/bias"
         return self._graph.add_constant(base, np.concatenate(rows))
@@ -230,14 +225,14 @@ def _merge(graph: GraphEditor, context: Context, members: list[_Product], weight
 
 
 def _heads(graph: GraphEditor, context: Context, members: list[_Product]) -> Heads | None:
-    """How all results are cut into heads; None if they are not, or if the user names what cuts them."""
+    """Returns how all results are split into heads; None if they are not, or if the user keeps such a node."""
     heads = find_heads(graph, [(m.end.output[0], m.columns) for m in members])
     behind = [node for cut in heads.cuts for node in cut.nodes] if heads else []
     return None if any(next(context.kept.options(node), None) for node in behind) else heads
 
 
 def _cut(graph: GraphEditor, tensor: str, heads: Heads, name: str) -> tuple[NodeProto, NodeProto]:
-    """Reshape and Split by heads; a scale that stood before a Reshape stands behind the Split."""
+    """Makes a Reshape and a Split by heads; a scale before a Reshape moves after the Split."""
     dtype = graph.dtype(tensor)
     cut = graph.tensor(f"{tensor}/heads", dtype=dtype)
     outputs = [part_of(graph, one, dtype) for one in heads.cuts]

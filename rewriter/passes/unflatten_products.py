@@ -1,4 +1,4 @@
-"""unflatten-products: a matrix product between two Reshapes computes on all axes instead."""
+"""unflatten-products: lets a matrix product between two Reshapes compute on all axes instead."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
 from rewriter.graph import GraphEditor, attribute, constant_row, is_own, label
-from rewriter.model.facts import Shape
 from rewriter.graph.stored import EXCHANGEABLE
+from rewriter.model.facts import Shape
 
 FIRST_OPSET = 7
-"""From it on Add broadcasts a row over any number of axes, and Reshape takes its target as an input."""
+"""From opset 7 on Add broadcasts a row over any number of axes, and Reshape has its target as an input."""
 
 
 @dataclass(frozen=True)
 class UnflattenProducts(GraphPass):
-    """A Reshape between a product and what is elementwise behind it keeps the product from summing in FP32.
+    """A Reshape between a product and its elementwise operators keeps the product from summing in FP32.
 
-    Gemm has two axes, and so has the MatMul that Keras writes for a Dense layer: exporters join the leading
-    axes of [batch, length, depth] before and split them again behind it. A MatMul takes any number of axes:
-    the Reshape behind it goes, and the C of a Gemm becomes an Add. The Reshape before goes, too, where all
-    that it did was to join those axes; else it joins fewer. What is elementwise then stands right behind the
-    product, and mixed-precision{epilogues=true} can keep it in FP32. The products are the same. Emulated with
-    FP16 sums, a GPT-2 as PyTorch exports it (77 tokens, random weights) errs by 4.6e-4 with this pass and by
-    2.9e-3 without; its engine was not run.
+    Gemm has two axes, and so has the MatMul that Keras writes for a Dense layer. Exporters join the leading
+    axes of [batch, length, depth] before it and split them again after it. A MatMul takes any number of
+    axes: the Reshape after it is removed, and the C of a Gemm becomes an Add. The Reshape before it is
+    removed, too, if it only joined those axes; otherwise it joins fewer. The elementwise operators then
+    follow the product directly, and `mixed-precision{epilogues=true}` can keep them in FP32. The arithmetic
+    is the same. Figures of a GPT-2 are in docs/accuracy.md.
 
-    Left alone without a word: products between other nodes, a Reshape behind that splits the last axis, too,
-    empty tensors, products that anything else reads, computed weights.
+    Skipped without a report: products without a Reshape on either side, a Reshape that also splits the last
+    axis, empty tensors, products with other consumers, computed weights.
 
     Declines:
-        - a result of which more than one size is not known: export the model with a fixed length
+        - a result with more than one unknown size: export the model with a fixed length
         - a product that --keep-fp32, --keep-fp32-op or an edited plan names
         - Gemm with alpha or beta other than 1, a transposed A, or a C that is computed or no row
-        - a transposed weight that belongs to a graph around this one, or that is a table of a Gather, too
+        - a transposed weight that belongs to an enclosing graph, or that is also the table of a Gather
         - a model below opset 7
     """
 
     name = "unflatten-products"
-    exactness = Exactness(1e-5, "ONNX Runtime may block the same sums otherwise, and adds C behind them")
+    exactness = Exactness(1e-5, "ONNX Runtime may block the same sums otherwise, and adds C after them")
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3,2] x) => (float[1,3,2] y)
@@ -74,21 +73,21 @@ class UnflattenProducts(GraphPass):
 
 @dataclass(frozen=True)
 class _Flattened:
-    """A product whose leading axes are joined before and split again behind it.
+    """A product whose leading axes are joined before and split again after it.
 
     Attributes:
-        before, behind: The Reshapes.
+        before, after: The Reshapes.
         target: What the product is to read, -1 for a size that is not known; None: what `before` reads.
         columns: Size of its last axis.
-        vague: Whether more than one size is not known.
+        ambiguous: Whether more than one size is not known.
     """
 
     node: NodeProto
     before: NodeProto
-    behind: NodeProto
+    after: NodeProto
     target: tuple[int, ...] | None
     columns: int
-    vague: bool = False
+    ambiguous: bool = False
 
     @property
     def transposed(self) -> bool:
@@ -107,10 +106,10 @@ def _is_transposed(node: NodeProto) -> bool:
 def _flattened(graph: GraphEditor, node: NodeProto) -> _Flattened | None:
     if node.op_type not in {"MatMul", "Gemm"} or node.domain not in {"", "ai.onnx"}:
         return None
-    before, behind = graph.producer(node.input[0]), graph.only_consumer(node.output[0])
+    before, after = graph.producer(node.input[0]), graph.only_consumer(node.output[0])
     if before is None or before.op_type not in {"Reshape", "Flatten"} or graph.rank(node.input[0]) != 2:
         return None
-    if behind is None or behind.op_type != "Reshape" or behind.input[0] != node.output[0]:
+    if after is None or after.op_type != "Reshape" or after.input[0] != node.output[0]:
         return None
     weight = graph.constant(node.input[1])
     if (
@@ -120,22 +119,22 @@ def _flattened(graph: GraphEditor, node: NodeProto) -> _Flattened | None:
     ):
         return None
     depth, columns = weight.shape[::-1] if _is_transposed(node) else weight.shape
-    split = graph.shape(behind.output[0])
+    split = graph.shape(after.output[0])
     if split is None or len(split) < 3 or split[-1] != columns:
         return None
     given, wanted = graph.shape(before.input[0]), (*split[:-1], depth)
     if 0 in wanted or 0 in (given or ()):
         return None
     if _says_as_much(given, wanted):
-        return _Flattened(node, before, behind, None, columns)
+        return _Flattened(node, before, after, None, columns)
     target = tuple(size if isinstance(size, int) else -1 for size in wanted)
-    return _Flattened(node, before, behind, target, columns, vague=target.count(-1) > 1)
+    return _Flattened(node, before, after, target, columns, ambiguous=target.count(-1) > 1)
 
 
 def _says_as_much(given: Shape | None, wanted: Shape) -> bool:
-    """Whether a tensor of as many elements has the wanted shape, and none of its sizes is less known.
+    """True if a tensor already has the wanted shape and none of its sizes is less known.
 
-    One size may be unknown on both sides: the others tell it.
+    One size may be unknown on both sides: it follows from the others.
     """
     if given is None or len(given) != len(wanted):
         return False
@@ -147,30 +146,30 @@ def _reason_against(graph: GraphEditor, found: _Flattened, kept: Kept) -> str | 
     node = found.node
     if graph.model.opset < FIRST_OPSET:
         return f"Add needs opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
-    around = (found.before, node, found.behind)
+    around = (found.before, node, found.after)
     option = next((option for n in around for option in kept.options(n)), None)
     if option is not None:
         return f"it is kept in FP32 by {option}"
-    if found.vague:
-        return "more than one size of its result is not known: export the model with a fixed length"
+    if found.ambiguous:
+        return "more than one size of its result is unknown: export the model with a fixed length"
     if node.op_type == "MatMul":
         return None
     if attribute(node, "alpha", 1.0) != 1 or (found.c and attribute(node, "beta", 1.0) != 1):
         return "its alpha or beta is not 1"
     if attribute(node, "transA", 0):
-        return "it transposes what it multiplies"
+        return "it transposes its data"
     if found.c and constant_row(graph, found.c, found.columns, rank=2) is None:
         return f"its C, {found.c}, is no constant row"
     if found.transposed and not is_own(graph, node.input[1]):
-        return "its weight belongs to a graph around it, and would be copied"
+        return "its weight belongs to an enclosing graph, and would be copied"
     if found.transposed and any(reader.op_type == "Gather" for reader in graph.consumers(node.input[1])):
-        return "its weight is the table of a Gather, too, and would be held twice"
+        return "its weight is also the table of a Gather, and would be stored twice"
     return None
 
 
 def _write(graph: GraphEditor, found: _Flattened, made: dict[object, str]) -> Change:
-    """`made`: weights and data that other products may share, by what they are made of."""
-    node, result = found.node, found.behind.output[0]
+    """Writes the product; `made` holds weights and data that products may share, by what they are made of."""
+    node, result = found.node, found.after.output[0]
     data = found.before.input[0] if found.target is None else _joined(graph, found, found.target, made)
     weight = _upright(graph, node.input[1], made) if found.transposed else node.input[1]
     name = f"{label(node)}/unflattened"
@@ -185,7 +184,7 @@ def _write(graph: GraphEditor, found: _Flattened, made: dict[object, str]) -> Ch
 
 
 def _joined(graph: GraphEditor, found: _Flattened, target: tuple[int, ...], made: dict[object, str]) -> str:
-    """What the product reads, in the shape that its result is split to."""
+    """Returns the product's input in the shape that its result has."""
     source = found.before.input[0]
     if (source, target) not in made:
         base = found.node.input[0]
@@ -197,9 +196,9 @@ def _joined(graph: GraphEditor, found: _Flattened, target: tuple[int, ...], made
 
 
 def _upright(graph: GraphEditor, weight: str, made: dict[object, str]) -> str:
-    """The transposed constant."""
+    """Returns the name of the constant, transposed."""
     if weight not in made:
         value = graph.constant(weight)
-        assert value is not None  # `_flattened` asked
+        assert value is not None  # checked by `_flattened`
         made[weight] = graph.add_constant(f"{weight}/transposed", value.T.copy())
     return made[weight]

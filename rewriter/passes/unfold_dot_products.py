@@ -1,4 +1,4 @@
-"""unfold-dot-products: the last product of a network, if it has one row, becomes Mul and ReduceSum."""
+"""unfold-dot-products: replaces a network's last product, if it has one row, by Mul and ReduceSum."""
 
 from __future__ import annotations
 
@@ -14,30 +14,28 @@ from rewriter.model import Array
 from rewriter.patterns.windows import reason_in_weight
 
 FIRST_OPSET = 13
-"""From it on ReduceSum takes its axes as an input."""
+"""From opset 13 on ReduceSum takes its axes as an input."""
 
 
 @dataclass(frozen=True)
 class UnfoldDotProducts(GraphPass):
-    """A classifier's last product rounds what it reads and what it gives: Mul and ReduceSum round neither.
+    """A classifier's last product rounds its input and its result: Mul and ReduceSum round neither.
 
-    With one row it has nothing for Tensor Cores: it takes as long as reading its weight. Written as Mul and
-    ReduceSum, which mixed-precision{epilogues=true} keeps in FP32 with the pooling before them, it computes
-    in FP32, and not in TF32 either. Measured on one H200 with TensorRT-RTX 1.6.1, a ResNet-50 without and
-    with it: 5.9e-4 in 327 us, 5.5e-4 in 324 us.
+    With one row there is nothing for Tensor Cores to do: the product needs as long as reading its weight. As
+    Mul and ReduceSum, `mixed-precision{epilogues=true}` keeps it in FP32 with the pooling before it, and it
+    does not use TF32 either. A ResNet-50 errs less and is no slower (docs/accuracy.md#nets-of-convs). The
+    weight stays FP32, which needs twice the memory of FP16.
 
-    The weight stays FP32: twice the memory that it takes in FP16.
-
-    Left alone without a word: products whose result is not an output, computed weights, more rows than one.
+    Skipped without a report: products whose result is no output, computed weights, more than one row.
 
     Options:
-        size: Most elements of a weight, in millions: reading one costs twice the time in FP32, 1.7 us for 4
-            million on that GPU. Larger ones were not measured.
+        size: Most elements of a weight, in millions. Reading one takes twice the time in FP32; larger ones
+            were not measured.
 
     Declines:
         - a product that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to a graph around this one
-        - a Gemm that scales (alpha, beta) or turns what it reads (transA)
+        - weights that are quantised, or that belong to an enclosing graph
+        - a Gemm that scales (alpha, beta) or transposes its input (transA)
         - a model below opset 13
     """
 
@@ -74,7 +72,7 @@ class UnfoldDotProducts(GraphPass):
 
 
 def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
-    """Whether it multiplies one row by a constant matrix for an output."""
+    """True if the node multiplies one row by a constant matrix to give an output."""
     if node.op_type not in {"MatMul", "Gemm"} or node.domain not in {"", "ai.onnx"}:
         return False
     shape = graph.shape(node.input[0])
@@ -92,12 +90,12 @@ def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | No
     if option is not None:
         return f"it is kept in FP32 by {option}"
     if attribute(node, "transA", 0) or any(attribute(node, name, 1.0) != 1.0 for name in ("alpha", "beta")):
-        return "it scales or turns what it reads"
+        return "it scales or transposes its input"
     return reason_in_weight(graph, node.input[1])
 
 
 def _write(graph: GraphEditor, node: NodeProto) -> Change:
-    """Put the sums of products in the node's place."""
+    """Replaces the node by its sums of products."""
     out, dtype, name = node.output[0], graph.dtype(node.input[0]), label(node)
     weight = _rows(graph, node)
     count, depth = graph.shape(weight) or (None, None)
@@ -118,11 +116,11 @@ def _write(graph: GraphEditor, node: NodeProto) -> Change:
 
 
 def _rows(graph: GraphEditor, node: NodeProto) -> str:
-    """Name of the constant [results, depth]."""
+    """Returns the name of the constant [results, depth]."""
     weight = node.input[1]
     if attribute(node, "transB", 0):
         return weight
     value = graph.constant(weight)
-    assert value is not None, weight  # `_is_head` asked
+    assert value is not None, weight  # checked by `_is_head`
     turned: Array = np.ascontiguousarray(value.T)
     return graph.add_constant(f"{weight}/turned", turned)
