@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires, Stage
 from rewriter.emulation import reference
 from rewriter.graph import GraphEditor, open_graphs
 from rewriter.model import Array, Model, facts
@@ -51,7 +51,8 @@ class CompensateRounding(ModelPass):
 
     name = "compensate-rounding"
     exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
-    follows_plan = True
+    stage = Stage.FITTING
+    requires = Requires(after=("split-products",))
     rows: int = 2048
     tf32: bool = False
     before = """
@@ -66,10 +67,6 @@ class CompensateRounding(ModelPass):
             d = Concat<axis = 1>(x, x)
             y = MatMul(d, w)
         }"""
-
-    @property
-    def follows_search(self) -> bool:
-        return self.tf32
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         plan = context.plan or Plan("fp16")

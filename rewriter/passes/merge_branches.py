@@ -166,7 +166,7 @@ def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str
 
 
 def _lead(large: _Branch, small: _Branch) -> tuple[int, ...] | None:
-    """Returns the elements of the large window before the small one, on each axis; None if it does not fit."""
+    """Returns how far into the large window the small one begins, on each axis; None if it does not fit."""
     found = []
     for axis, (size, step) in enumerate(zip(large.windows.kernel, large.windows.dilations, strict=True)):
         lead, between = divmod(large.pads[axis] - small.pads[axis], step)
@@ -232,7 +232,7 @@ def _conv(graph: GraphEditor, large: _Branch, inputs: list[str], out: str) -> No
 
 
 def _weight(graph: GraphEditor, found: list[_Branch]) -> Array:
-    """Adds the weights up: [channels, read, *largest window]; infinite where their type cannot hold the sum."""
+    """Adds the weights up: [channels, read, *largest window]; infinite where the sum exceeds their type."""
     large = found[0]
     total = np.array(graph.constant(large.conv.input[1]))
     for branch in found[1:]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
 from rewriter.graph.retype import Request, retype
 from rewriter.model import Model, facts
 from rewriter.plan import Plan
@@ -37,6 +37,7 @@ class MixedPrecision(ModelPass):
     name = "mixed-precision"
     epilogues: bool = False
     exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")
+    stage = Stage.LOWERING
     keeps_signature = False
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Rescaled
+from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.data.ranges import Ranges
 from rewriter.graph import GraphEditor, label, open_graphs
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model, facts
 from rewriter.plan import Plan, Range
 from rewriter.rewriting.rescaling import Part, Rescaling, concerned, rescale
@@ -50,7 +50,8 @@ class Rescale(ModelPass):
     exactness = Exactness(
         0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
     )
-    needs_ranges = True
+    stage = Stage.RANGES
+    requires = Requires(precisions=frozenset({"fp16"}))  # only FP16 has so few exponents
     norms: bool = False
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
@@ -97,7 +98,7 @@ class Rescale(ModelPass):
         """Yields the survey of every graph, the main one first."""
         opsets = {o.domain: o.version for o in model.proto.opset_import}
         opsets.setdefault("", opsets.get("ai.onnx", 1))
-        settings = Settings(TensorProto.FLOAT16, measured_norms=self.norms)
+        settings = PrecisionRequest(TensorProto.FLOAT16, measured_norms=self.norms)
         made: dict[int, Survey] = {}
         for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=self.name)):
             parent = made.get(id(graph.parent)) if graph.parent is not None else None
@@ -115,7 +116,7 @@ def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
 
 
 def _made_up(survey: Survey) -> Iterator[Refusal]:
-    """Declines: what overflows on random inputs may be small on real ones, and FP16 would flush it to zero."""
+    """Declines: what overflows on random inputs may be small on real ones, and become zero in FP16."""
     if not quiet(survey):
         why = "its ranges were measured on random inputs: give --inputs for exponents"
         yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Context, Event, Exactness, GraphPass, Refusal
+from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.graph import GraphEditor, is_quantised, label
 from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, behind_products, is_depthwise
 from rewriter.model import facts
@@ -69,6 +69,7 @@ class SplitProducts(GraphPass):
     """
 
     name = PASS
+    requires = Requires(opset=13, after=("keep-epilogues",))  # from there on Split takes sizes as an input
     exactness = Exactness(
         1e-5,
         "two FP16 numbers have 22 bits, 2.4e-7; 3.5e-7 measured on a T5 encoder, with sums in another order",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Requires, Stage
 from rewriter.graph import GraphEditor, attribute, label, made_by, open_graphs
 from rewriter.model import Model, facts, walk_graphs
 from rewriter.patterns.windows import Windows, pads_of, reason_in_weight, windows_of
@@ -59,7 +59,8 @@ class TransposeConvs(ModelPass):
     """
 
     name = "transpose-convs"
-    follows_plan = True
+    stage = Stage.FITTING
+    requires = Requires(after=("compensate-rounding",))
     exactness = Exactness(
         1e-5,
         "ONNX Runtime adds in another order: 3.5e-6 measured on an RT-DETR, at most 6.8e-7 on four others",
@@ -80,10 +81,6 @@ class TransposeConvs(ModelPass):
             y = ConvTranspose<pads = [1, 0, 1, 0]>(x, turned, b)
         }"""
     example: ClassVar[Mapping[str, Any]] = {"depth": 1, "work": 0}
-
-    @property
-    def follows_search(self) -> bool:
-        return True
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if not _gains(context):
