@@ -91,7 +91,7 @@ def _move_one(graph: GraphEditor, matmul: NodeProto) -> tuple[NodeProto | None, 
 def _find(
     graph: GraphEditor, matmul: NodeProto
 ) -> tuple[NodeProto, float, list[NodeProto], str | None] | None:
-    """Finds the scale between a MatMul and a Softmax: its node and factor, the nodes between, the obstacle."""
+    """Finds the scale between a MatMul and a Softmax: node, factor, nodes between, obstacle."""
     between: list[NodeProto] = []
     obstacle: str | None = None
     tensor = matmul.output[0]

@@ -294,7 +294,7 @@ def _strip(node: NodeProto) -> None:
 def _with_notes(
     before: list[tuple[NodeProto, bytes]], after: GraphProto, bare: list[bytes], tag: str
 ) -> list[NodeProto]:
-    """Returns the new nodes, with name and notes of the old nodes they stem from, and a tag if they changed."""
+    """Returns the new nodes, named and noted as the old nodes they stem from, and tagged if they changed."""
     by_name = {n.name: (n, content) for n, content in before if n.name}
     by_output = {name: (n, content) for n, content in before for name in n.output if name}
     nodes = []

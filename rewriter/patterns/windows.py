@@ -107,7 +107,7 @@ def reason_in_weight(graph: GraphEditor, weight: str) -> str | None:
     if is_quantised(graph, weight):
         return "its weight is quantised: TensorRT runs it so"
     if not is_own(graph, weight):
-        return "its weight belongs to a graph around it, and would be copied"
+        return "its weight belongs to an enclosing graph, and would be copied"
     if graph.dtype(weight) not in EXCHANGEABLE:
         return "its weight is of a type that TensorRT has no product for"
     return None

@@ -92,7 +92,7 @@ class Splitting:
         if is_quantised(self.graph, self.node.input[1]):
             return "its weight is quantised: TensorRT runs it so"
         if not is_own(self.graph, self.node.input[1]):
-            return "its weight belongs to a graph around it, and would be copied"
+            return "its weight belongs to an enclosing graph, and would be copied"
         return FP16.refusal(self._value())
 
     def write(self) -> Change:

@@ -30,7 +30,7 @@ CLEANED = [
     pytest.param(
         "g (float[4] x) => (float[4] y, float[4] z) { a = Relu(x) y = Cast<to = 1>(a) z = Neg(a) }",
         ["Relu", "Neg"],
-        id="a no-op Cast on an output, of a tensor that others read",
+        id="a no-op Cast on an output, of a tensor with other consumers",
     ),
     pytest.param(
         "g (float[4] x) => (float[2] y, float[2] z) { a, b = Split(x) y = Cast<to = 1>(b) z = Neg(a) }",
@@ -129,22 +129,22 @@ def test_cleaned(text: str, left: list[str]) -> None:
 LEFT_ALONE = [
     pytest.param(
         "g (float[4] x) => (float[4] y) { a = Cast<to = 10>(x) b = Cast<to = 1>(a) y = Neg(b) }",
-        "float-float16-float rounds on its way",
+        "float-float16-float rounds on the way",
         id="f32-f16-f32 rounds",
     ),
     pytest.param(
         "g (float[4] x) => (float[4] y) { a = Cast<to = 16>(x) b = Cast<to = 1>(a) y = Neg(b) }",
-        "float-bfloat16-float rounds on its way",
+        "float-bfloat16-float rounds on the way",
         id="f32-bf16-f32 rounds",
     ),
     pytest.param(
         "g (float[4] x) => (float[4] y) { a = Cast<to = 7>(x) b = Cast<to = 1>(a) y = Neg(b) }",
-        "makes integers of it",
+        "truncates to integers",
         id="float-int64-float truncates",
     ),
     pytest.param(
         "g (int64[4] x) => (int64[4] y) { a = Cast<to = 1>(x) b = Cast<to = 7>(a) y = Neg(b) }",
-        "int64-float-int64 rounds on its way",
+        "int64-float-int64 rounds on the way",
         id="int64-float-int64 loses integers above 2^24",
     ),
     pytest.param(
@@ -177,7 +177,7 @@ LEFT_ALONE = [
 
 
 @pytest.mark.parametrize(("text", "reason"), LEFT_ALONE)
-def test_left_alone(text: str, reason: str) -> None:
+def test_casts_that_stay(text: str, reason: str) -> None:
     before = graph(text)
     after, report = apply(CleanCasts(), before)
     assert after is before

@@ -89,7 +89,7 @@ def test_a_norm_whose_mean_is_read_is_declined() -> None:
     result, report = apply(KeepEpilogues(), source)
     assert result is source
     (refusal,) = report.refusals
-    assert "mean, which it computes besides, is read" in refusal.reason
+    assert "its other result mean is read" in refusal.reason
 
 
 TRANSPOSED = "m = MatMul(x, w) a = Add(m, b) y = Transpose(a)"

@@ -34,14 +34,14 @@ PAIR = f"p = {WIDE}(x, w3, a) q = Conv(x, w1, b) y = Add(p, q)"
 WIDER = "p = Conv<pads = [2, 2, 2, 2]>(x, w5)"
 DECLINED = [
     pytest.param(
-        f"p = {WIDE}(x, w3) q = Conv<strides = [6, 7]>(x, w1) y = Add(p, q)", "other strides", id="strides"
+        f"p = {WIDE}(x, w3) q = Conv<strides = [6, 7]>(x, w1) y = Add(p, q)", "different strides", id="strides"
     ),
     pytest.param(
-        f"p = {WIDE}(x, w3) q = Conv(x, one) y = Add(p, q)", "other numbers of channels", id="channels"
+        f"p = {WIDE}(x, w3) q = Conv(x, one) y = Add(p, q)", "different numbers of channels", id="channels"
     ),
     pytest.param(
         f"p = Conv<dilations = [2, 2], pads = [2, 2, 2, 2]>(x, w3) q = {WIDE}(x, v3) y = Add(p, q)",
-        "other dilations",
+        "different dilations",
         id="dilations",
     ),
     pytest.param(
@@ -64,7 +64,7 @@ DECLINED = [
         "none holds the other",
         id="between the elements of a dilated window",
     ),
-    pytest.param(f"{PAIR} z = Relu(p)", "others read p, too", id="others read a result"),
+    pytest.param(f"{PAIR} z = Relu(p)", "p has other consumers", id="a result with other consumers"),
 ]
 
 
@@ -75,16 +75,16 @@ def test_declined(body: str, reason: str) -> None:
 
 def test_other_groups_are_declined() -> None:
     before = model("p = Conv<group = 2>(x, g1) q = Conv<group = 6>(x, d1) y = Add(p, q)", SIX)
-    declined(before, "other groups")
+    declined(before, "different groups")
 
 
 def test_a_result_that_is_an_output_stays() -> None:
-    declined(model(PAIR, outputs="float[N,C,P,Q] y, float[N,C,P,Q] q"), "others read q, too")
+    declined(model(PAIR, outputs="float[N,C,P,Q] y, float[N,C,P,Q] q"), "q has other consumers")
 
 
 def test_results_of_other_sizes_which_add_broadcasts_are_declined() -> None:
     body = f"{WIDER} q = Conv(x, w3) y = Add(p, q)"
-    declined(model(body, "float[2,3,3,3] x"), "may have results of other sizes")
+    declined(model(body, "float[2,3,3,3] x"), "may have results of different sizes")
 
 
 def test_results_whose_sizes_are_not_known_are_declined() -> None:
@@ -92,13 +92,13 @@ def test_results_whose_sizes_are_not_known_are_declined() -> None:
         "p = Conv<strides = [2, 2], pads = [1, 1, 0, 1]>(x, w3) q = Conv<strides = [2, 2]>(x, w1)"
         " y = Add(p, q)"
     )
-    declined(model(body, "float[N,3,H,W] x"), "may have results of other sizes")
+    declined(model(body, "float[N,3,H,W] x"), "may have results of different sizes")
 
 
 def test_auto_pad_by_sizes_that_are_not_known_is_declined() -> None:
     same = SAME.format("UPPER", 2, 2)
     before = model(f"p = {same}(x, w3) q = {same}(x, w1) y = Add(p, q)", "float[N,3,H,W] x")
-    declined(before, "its auto_pad goes by sizes of x that are not known")
+    declined(before, "its auto_pad depends on unknown sizes of x")
 
 
 def test_a_computed_bias_is_declined() -> None:
@@ -173,4 +173,4 @@ def test_sums_beyond_fp16_are_declined(weight: float, bias: float) -> None:
 
 
 def test_weights_around_a_branch_are_not_copied_into_it() -> None:
-    declined(branch("", "around"), "graph around")
+    declined(branch("", "around"), "enclosing graph")

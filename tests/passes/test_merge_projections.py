@@ -67,7 +67,7 @@ MERGES = [
     pytest.param(
         "{ m = MatMul(x, a) p = Add(m, c) q = Mul(p, m) k = MatMul(x, b) }",
         ["Add", "Mul"],
-        id="a product that others read, too, keeps its Add",
+        id="a product with other consumers keeps its Add",
     ),
     pytest.param("{ m = MatMul(x, a) q = Add(m, m) k = MatMul(x, b) }", ["Add"], id="an Add of itself"),
     pytest.param(
@@ -307,7 +307,7 @@ def test_weights_around_a_branch_are_not_copied_into_it() -> None:
     before = _branches("", "around")
     after, report = apply(MergeProjections(), before)
     assert after is before
-    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True, True]
+    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True, True]
 
 
 def test_a_branch_may_read_a_merged_product() -> None:

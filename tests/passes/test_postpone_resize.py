@@ -98,7 +98,7 @@ def test_the_products_are_fewer_and_the_bias_is_added_once() -> None:
     body = f"{{ {levels} [mix] y = Conv(j, w, bias) }}"
     after, report = apply(PostponeResize(), model(body))
     share = (4 + 6 / 4 + 5 / 16) / 15
-    assert report.changes[0].what == f"done before 2 Resizes, with {share:.2f} of the multiplications"
+    assert report.changes[0].what == f"moved before 2 Resizes, with {share:.2f} of the multiplications"
     convs = [node for node in after.proto.graph.node if node.op_type == "Conv"]
     assert [node.input[0] for node in convs] == ["b", "c", "a"]
     assert [len(node.input) for node in convs] == [2, 2, 3]

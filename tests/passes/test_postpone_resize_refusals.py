@@ -25,14 +25,14 @@ def test_sizes_with_a_batch_that_has_but_a_name_are_declined() -> None:
     shape.dim[0].dim_param = "N"
     after, report = apply(PostponeResize(), load(before))
     assert ops(after)[-1] == "Conv"
-    assert ["a batch that is not known" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["an unknown batch" in refusal.reason for refusal in report.refusals] == [True]
 
 
 ONE = f"p = {LINEAR}(b, , twice)"
 TAIL = "j = Concat<axis = 1>(a, p) y = Conv(j, u, bias)"
 DECLINED = [
-    pytest.param(f"{{ {ONE} {TAIL} z = Relu(p) }}", "others read what", id="others read what is enlarged"),
-    pytest.param(f"{{ {ONE} {TAIL} z = Relu(j) }}", "others read j, too", id="others read the Concat"),
+    pytest.param(f"{{ {ONE} {TAIL} z = Relu(p) }}", "the result of p", id="an enlarged part with other consumers"),
+    pytest.param(f"{{ {ONE} {TAIL} z = Relu(j) }}", "j has other consumers", id="a Concat with other consumers"),
     pytest.param(
         f"{{ {ONE} y = Conv(p, t) z = Neg(a) }}", "would enlarge 8 channels instead of 6", id="more channels"
     ),
@@ -87,7 +87,7 @@ def test_unknown_channels_are_declined() -> None:
     before = model(f"{{ {ONE} {TAIL} }}", "float[1,C,8,8] a, float[1,D,4,4] b")
     after, report = apply(PostponeResize(), before)
     assert after is before
-    assert ["how many channels a has" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["the number of channels of a" in refusal.reason for refusal in report.refusals] == [True]
 
 
 SILENT = [
@@ -192,4 +192,4 @@ def test_weights_around_a_branch_are_not_copied_into_it() -> None:
     before = _branch("", "around")
     after, report = apply(PostponeResize(), before)
     assert after is before
-    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True]

@@ -271,7 +271,7 @@ def test_a_result_with_other_inputs_is_declined() -> None:
     )
     result, report = apply(Simplify(), source)
     assert result.same_as(source)
-    assert [r.reason for r in report.refusals] == ["onnxsim would change its inputs or outputs"]
+    assert [r.reason for r in report.refusals] == ["onnxsim would change the model's inputs or outputs"]
 
 
 def test_what_onnxsim_cannot_read_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:

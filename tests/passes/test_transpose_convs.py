@@ -111,7 +111,7 @@ def test_convs_that_share_a_weight_share_the_turned_one() -> None:
     assert len(report.changes) == 2
     weights = [node.input[1] for node in after.proto.graph.node if node.op_type == "ConvTranspose"]
     assert weights == ["w/transposed"] * 2
-    assert "w" in {t.name for t in after.proto.graph.initializer}, "others read it"
+    assert "w" in {t.name for t in after.proto.graph.initializer}, "other consumers read it"
     _holds(before, after)
 
 
@@ -272,7 +272,7 @@ def test_weights_around_a_branch_are_not_copied_into_it() -> None:
     before = _branch("", "around")
     after, report = _transposed(before)
     assert after is before
-    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True]
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])

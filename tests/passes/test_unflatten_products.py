@@ -62,7 +62,7 @@ def test_both_reshapes_go(product: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("x", "back"),
     [
-        pytest.param("float[n,6,4] x", "-1, 6, 5", id="a batch that is not known"),
+        pytest.param("float[n,6,4] x", "-1, 6, 5", id="an unknown batch"),
         pytest.param("float[2,n,4] x", "2, -1, 5", id="a length that is not known"),
     ],
 )
@@ -284,5 +284,5 @@ def test_a_transposed_weight_of_a_graph_around_it_is_not_copied() -> None:
         }}""")
     after, report = apply(UnflattenProducts(), before)
     assert after is before
-    assert all("belongs to a graph around it" in refusal.reason for refusal in report.refusals)
+    assert all("belongs to an enclosing graph" in refusal.reason for refusal in report.refusals)
     assert len(report.refusals) == 2

@@ -75,7 +75,7 @@ def test_a_large_weight_is_left_alone() -> None:
     ("body", "opset", "kept", "reason"),
     [
         pytest.param(
-            "y = Gemm<alpha = 2.0>(x, w)", 17, Kept(), "it scales or turns what it reads", id="alpha"
+            "y = Gemm<alpha = 2.0>(x, w)", 17, Kept(), "it scales or transposes its input", id="alpha"
         ),
         pytest.param("y = MatMul(x, w)", 12, Kept(), "it needs opset 13", id="opset 12"),
         pytest.param(
@@ -141,10 +141,10 @@ POOLED = "p = GlobalAveragePool(x) f = Flatten(p) m = Mul(f, w) s = ReduceSum<ke
             f"{POOLED} n = Neg(p) y = Relu(s)",
             "float[5] y, float[1,8,1,1] n",
             "f m s y",
-            id="others read what is pooled",
+            id="the pooled data has other consumers",
         ),
         pytest.param(POOLED.replace("w)", "v)"), "float[5] s", "", id="the matrix is computed"),
-        pytest.param(f"{POOLED} n = Neg(m)", "float[5] s, float[5,8] n", "", id="others read the products"),
+        pytest.param(f"{POOLED} n = Neg(m)", "float[5] s, float[5,8] n", "", id="the products have other consumers"),
         pytest.param(
             f"r = Relu(x) {POOLED.replace('(x)', '(r)')}", "float[5] s", "f m p s", id="not what is before it"
         ),

@@ -92,7 +92,7 @@ UNFOLDED = [
         f"{{ c = {CONV}(x, w, b) t = Transpose<perm = [0, 2, 3, 1]>(c) r = Relu(c) }}",
         "float[N,3,2,5] t, float[N,5,3,2] r",
         [*PRODUCT, *BACK, "Transpose", "Relu"],
-        id="others read it, too",
+        id="other consumers read it",
     ),
     pytest.param(
         f"{{ c = {CONV}(x, w, b) y = Transpose<perm = [0, 2, 3, 1]>(c) }}",
@@ -192,7 +192,7 @@ def test_convs_that_share_a_weight_share_the_unfolded_one() -> None:
     assert len(report.changes) == 2
     weights = [node.input[1] for node in after.proto.graph.node if node.op_type == "MatMul"]
     assert weights == ["w/unfolded"] * 2
-    assert "w" in {t.name for t in after.proto.graph.initializer}, "others read it"
+    assert "w" in {t.name for t in after.proto.graph.initializer}, "other consumers read it"
     _holds(before, after)
 
 
@@ -350,7 +350,7 @@ def test_weights_around_a_branch_are_not_copied_into_it() -> None:
     before = _branch("", "around")
     after, report = apply(UnfoldPatches(), before)
     assert after is before
-    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True]
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
