@@ -16,6 +16,7 @@ from onnx import TensorProto
 
 from rewriter.base import Kept
 from rewriter.graph import GraphEditor, attribute
+from rewriter.graph.ops import CHEAP, LOOPS, QUANTISING
 from rewriter.hazards.accumulation import accumulator_error, likely_partial_sums, partial_sums, running_sums
 from rewriter.hazards.attention import linear_attention, masks, unbounded_masks
 from rewriter.hazards.converted import cast_pairs, wide_integers
@@ -42,7 +43,7 @@ from rewriter.hazards.loss import (
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
 from rewriter.hazards.quirks import known_defects
 from rewriter.hazards.resolution import comparisons, coordinates, integers, order, phase, positions
-from rewriter.hazards.survey import CHEAP, Hazard, PrecisionRequest, Survey
+from rewriter.hazards.survey import Hazard, PrecisionRequest, Survey
 from rewriter.model import holds_graphs
 
 __all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "PrecisionRequest", "Rule", "Survey", "is_kept"]
@@ -93,7 +94,7 @@ def unmeasured(survey: Survey) -> Iterator[Hazard]:
 def quantized(survey: Survey) -> Iterator[Hazard]:
     """Q/DQ whose scale FP16 would flush; what stands next to them follows in the plan."""
     for node in survey.nodes:
-        if node.op_type not in {"QuantizeLinear", "DequantizeLinear"}:
+        if node.op_type not in QUANTISING:
             continue
         scale = survey.graph.constant(survey.source(node.input[1]))
         if survey.request.low == TensorProto.FLOAT16 and (scale is None or np.any(scale < FP16_MIN_NORMAL)):
@@ -103,7 +104,7 @@ def quantized(survey: Survey) -> Iterator[Hazard]:
 def accumulation(survey: Survey) -> Iterator[Hazard]:
     """A running sum rounds at every step, and a Loop or Scan at every iteration."""
     for node in survey.nodes:
-        if node.op_type in {"Loop", "Scan", "CumSum"}:
+        if node.op_type in LOOPS | {"CumSum"}:
             yield Hazard(node, "accumulation", "rounding would add up from step to step")
         elif holds_graphs(node) and node.op_type != "If":
             yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")
@@ -120,7 +121,7 @@ def state_update(survey: Survey) -> Iterator[Hazard]:
 def _states(graph: GraphEditor) -> list[str]:
     """Outputs of a body that are its states: Loop's behind the condition, Scan's before the scan outputs."""
     owner, outputs = graph.owner, [v.name for v in graph.graph.output]
-    if owner is None or owner.op_type not in {"Loop", "Scan"}:
+    if owner is None or owner.op_type not in LOOPS:
         return []
     if owner.op_type == "Loop":
         return outputs[1 : len(owner.input) - 1]

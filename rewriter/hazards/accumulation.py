@@ -16,8 +16,9 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.graph import attribute, label
 from rewriter.graph.fusion import conv_depth, is_plain_transpose
+from rewriter.graph.ops import TENSOR_CORE, VIEWS
 from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import VIEWS, Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 
 ERROR_PER_ROOT_DEPTH = 3.7e-5
 """Relative L2 error over sqrt(depth): 1.05e-3 / sqrt(768) = 3.8e-5, 2.36e-3 / sqrt(4096) = 3.7e-5."""
@@ -106,7 +107,7 @@ def sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
 
 def depth_of(survey: Survey, node: NodeProto) -> int | None:
     """How many products one element of the result sums; None for other operators and unknown shapes."""
-    if node.op_type not in {"MatMul", "Gemm", "Conv", "ConvTranspose"} or len(node.input) < 2:
+    if node.op_type not in TENSOR_CORE or len(node.input) < 2:
         return None
     a, b = (survey.graph.shape(t) for t in node.input[:2])
     if node.op_type == "MatMul":

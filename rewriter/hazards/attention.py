@@ -8,11 +8,12 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import label
+from rewriter.graph.ops import CHEAP, SOFTMAX
 from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import CHEAP, Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 from rewriter.patterns.masks import LARGEST_BIAS, Follower, Use, huge_uses
 
-BEFORE_SOFTMAX = CHEAP - {"Softmax", "LogSoftmax"}
+BEFORE_SOFTMAX = CHEAP - SOFTMAX
 
 
 def masks(survey: Survey) -> Iterator[Hazard]:
@@ -80,7 +81,7 @@ def linear_attention(survey: Survey) -> Iterator[Hazard]:
     Reported for EfficientViT, EfficientViT-SAM and Sana:
     https://github.com/NVIDIA/TensorRT/issues/3893
     """
-    through = CHEAP - {"Softmax", "LogSoftmax"}
+    through = BEFORE_SOFTMAX
     for node in survey.nodes:
         if not of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input[:2]):
             continue

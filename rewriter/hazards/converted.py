@@ -8,8 +8,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import attribute, casts_to, label
+from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import VIEWS, Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 from rewriter.patterns.splits import is_made
 
 NATIVE_INT64 = (9,)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import attribute
+from rewriter.graph.ops import SOFTMAX
 from rewriter.hazards.kinds import Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL
 from rewriter.hazards.survey import Hazard, Survey
@@ -95,7 +96,7 @@ def long_softmax(survey: Survey) -> Iterator[Hazard]:
     the operator repairs it. Seen in https://github.com/tier4/autoware-ml/pull/95
     """
     for node in survey.nodes:
-        shape = survey.graph.shape(node.input[0]) if node.op_type in {"Softmax", "LogSoftmax"} else None
+        shape = survey.graph.shape(node.input[0]) if node.op_type in SOFTMAX else None
         axis = attribute(node, "axis", -1 if survey.opsets.get("", 13) >= 13 else 1)
         size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
         if isinstance(size, int) and size > survey.request.largest:

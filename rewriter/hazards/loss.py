@@ -9,11 +9,12 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import label
+from rewriter.graph.ops import CHEAP, INEQUALITIES, SCALING, TENSOR_CORE, VIEWS
 from rewriter.hazards.attention import mask_uses
 from rewriter.hazards.kinds import Severity
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.resolution import made_of_integers
-from rewriter.hazards.survey import CHEAP, VIEWS, Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 from rewriter.model import Array
 from rewriter.patterns.norms import find_norms
 from rewriter.patterns.splits import is_made
@@ -30,9 +31,7 @@ CANCELLATION = 32.0
 
 _SMALL = "its values are below FP16's normal numbers"
 
-MULTIPLYING = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-
-BOUNDS = frozenset("Clip Min Max Greater Less GreaterOrEqual LessOrEqual".split())
+BOUNDS = INEQUALITIES | {"Clip", "Min", "Max"}
 """Operators in which an infinite constant does what a huge one did."""
 
 
@@ -108,7 +107,7 @@ def _saturates(survey: Survey, tensor: str) -> bool:
 
     As in x + 0.0447 x^3 inside tanh-GELU: an infinite cube gives tanh(inf) = 1, as it should be.
     """
-    scaled = {"Mul", "Div", "Neg", "Add"} | VIEWS
+    scaled = VIEWS | SCALING | {"Neg", "Add"}
     readers = [node for _, node in survey.downstream(tensor, lambda n: n.op_type in scaled)]
     if not readers or survey.graph.is_output(tensor):
         return False
@@ -123,7 +122,7 @@ def _harmless(survey: Survey, node: NodeProto) -> bool:
     """Whether one infinite operand gives an infinite result: no zero to multiply, no second infinity."""
     if survey.graph.is_output(node.output[0]):
         return False
-    if node.op_type not in {"Mul", "Div", "Add"}:
+    if node.op_type not in SCALING | {"Add"}:
         return True
     scalars = [survey.graph.scalar(survey.source(t)) for t in node.input]
     if node.op_type != "Add":
@@ -161,7 +160,7 @@ def flushed_constants(survey: Survey) -> Iterator[Hazard]:
     if survey.request.low != TensorProto.FLOAT16:
         return
     for node in survey.nodes:
-        for index, tensor in enumerate(node.input if node.op_type in {"Mul", "Div"} else ()):
+        for index, tensor in enumerate(node.input if node.op_type in SCALING else ()):
             value = survey.graph.scalar(survey.source(tensor)) if survey.is_float(tensor) else None
             if value is None or not 0 < abs(value) < FP16_MIN_NORMAL:
                 continue
@@ -225,7 +224,7 @@ def small_weights(survey: Survey) -> Iterator[Hazard]:
         return
     errors: dict[str, float] = {}
     for node in survey.nodes:
-        for tensor in map(survey.source, node.input[:2] if node.op_type in MULTIPLYING else ()):
+        for tensor in map(survey.source, node.input[:2] if node.op_type in TENSOR_CORE else ()):
             value = survey.graph.constant(tensor)
             if value is None or value.size < 2 or np.abs(value).max() > survey.request.largest:
                 continue

@@ -9,8 +9,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import label
+from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import VIEWS, Hazard, Survey
+from rewriter.hazards.survey import Hazard, Survey
 from rewriter.patterns.norms import Norm, find_norms
 from rewriter.plan import Range
 

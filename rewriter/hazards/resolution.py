@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import attribute, label
+from rewriter.graph.ops import CHEAP, COMPUTE_BOUND, INEQUALITIES, SELECTIONS, VIEWS
 from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Hazard, Survey, Through
+from rewriter.hazards.survey import Hazard, Survey, Through
 from rewriter.model.facts import FLOATS
 from rewriter.model.schemas import FP32_INPUTS
 
@@ -114,7 +115,7 @@ def order(survey: Survey) -> Iterator[Hazard]:
     """Rounding makes ties of what TopK and ArgMax shall tell apart."""
     seen: set[str] = set()
     for node in survey.nodes:
-        if node.op_type not in {"TopK", "ArgMax", "ArgMin"}:
+        if node.op_type not in SELECTIONS:
             continue
         reason = f"order of {label(node)}"
         severity: Severity = "warning" if node.op_type == "TopK" else "note"
@@ -128,7 +129,7 @@ def _outside_stream(survey: Survey) -> Through:
 
     def accepts(node: NodeProto) -> bool:
         readers = (reader for t in node.output if survey.is_float(t) for _, reader in survey.readers(t))
-        return node.op_type in CHEAP and not any(r.op_type in MATRIX_OPS for r in readers)
+        return node.op_type in CHEAP and not any(r.op_type in COMPUTE_BOUND for r in readers)
 
     return accepts
 
@@ -140,7 +141,7 @@ def comparisons(survey: Survey) -> Iterator[Hazard]:
     """
     computed = _behind_matrix_ops(survey)
     for node in survey.graph.nodes:
-        if node.op_type not in {"Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"}:
+        if node.op_type not in INEQUALITIES | {"Equal"}:
             continue
         tensor = next((t for t in node.input if survey.source(t) in computed), None)
         if tensor is not None:
@@ -151,7 +152,7 @@ def _behind_matrix_ops(survey: Survey) -> set[str]:
     """The float tensors that a matrix operator takes part in computing."""
     found: set[str] = set()
     for node in survey.nodes:
-        if node.op_type in MATRIX_OPS or any(survey.source(t) in found for t in node.input if t):
+        if node.op_type in COMPUTE_BOUND or any(survey.source(t) in found for t in node.input if t):
             found.update(t for t in node.output if survey.is_float(t))
     return found
 

@@ -24,22 +24,6 @@ LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16:
 HEADROOM = 2.0
 """How much larger than in the samples a value may become; a factor 2 is one binade."""
 
-VIEWS = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather Split Concat Expand Tile DepthToSpace "
-    "SpaceToDepth".split()
-)
-"""They move elements, and compute nothing."""
-
-CHEAP = VIEWS | frozenset(
-    "Add Sub Mul Div Neg Abs Relu Clip Max Min Pow Sqrt Reciprocal Exp Log Erf Sigmoid Tanh Where Pad Sin "
-    "Cos ReduceMax ReduceMin ReduceMean ReduceSum ReduceL2 Softmax LogSoftmax Sign Floor Ceil Round Mod "
-    "Cast".split()
-)
-"""Memory-bound operators: in FP32 they cost bandwidth, not Tensor Cores. The Cast is one from integers."""
-
-MATRIX_OPS = frozenset("Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention".split())
-"""Compute-bound operators: what they read is the network's stream of features."""
-
 Through = Callable[[NodeProto], bool]
 
 
@@ -171,8 +155,7 @@ class Survey:
         return any(port is not Port.ANY and self.is_float(tensor) for tensor, port in border)
 
     def ports(self, node: NodeProto) -> Ports | None:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return ports(node, self.opsets.get(domain, 1), self.request.low)
+        return ports(node, self.opsets, self.request.low)
 
     def producer(self, tensor: str) -> NodeProto | None:
         """The node of this graph that computes `tensor`, seen through float Casts."""

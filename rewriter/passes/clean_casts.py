@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Change, Context, Event, GraphPass, Refusal
-from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph import GraphEditor, attribute, is_op, label
 from rewriter.model import Array
 
 SIGNIFICAND: dict[int, tuple[int, int]] = {
@@ -235,9 +235,7 @@ def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
 
 def _is_cast(node: NodeProto) -> bool:
     """True for a Cast of opset 6 or later; before, `to` was a string."""
-    return (
-        node.op_type == "Cast" and node.domain in ("", "ai.onnx") and isinstance(attribute(node, "to"), int)
-    )
+    return is_op(node, "Cast") and isinstance(attribute(node, "to"), int)
 
 
 def _names(*types: int) -> str:

@@ -11,12 +11,9 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, attribute, label, reads
 from rewriter.model import Array, holds_graphs
-from rewriter.model.schemas import TYPE_ATTRIBUTES, schema_of
+from rewriter.model.schemas import ANY_TYPE_OPS, TYPE_ATTRIBUTES, schema_of
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
-
-_ANY_TYPE = frozenset({"Cast", "CastLike", "Shape", "Size", "IsNaN", "IsInf"})
-"""Operators that read float64 and float32 alike: a Cast before them would be waste."""
 
 _CONTAINERS = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")
 """Sequences and optionals carry the type of their elements."""
@@ -202,7 +199,7 @@ class _Walk:
         """True if the node reads its first input in any type and does not pass float64 on."""
         if id(node) in self.kept or (node.op_type == "CastLike" and _is_double(self.graph, node.input[1])):
             return False
-        return node.op_type in _ANY_TYPE
+        return node.op_type in ANY_TYPE_OPS
 
     def _converts(self, node: NodeProto) -> bool:
         if id(node) in self.kept or self._takes_any(node) or node.op_type in ("Cast", "Constant", "BitCast"):

@@ -12,7 +12,7 @@ from onnx.inliner import inline_local_functions
 
 from rewriter.base import Change, Context, Event, ModelPass, Refusal
 from rewriter.graph import TAG, label
-from rewriter.model import Model, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, Model, subgraphs, walk_graphs
 from rewriter.model.schemas import schema_of
 
 
@@ -92,7 +92,7 @@ def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
     version = model.opset
     for function in proto.functions:
         for opset in function.opset_import:
-            if opset.domain in ("", "ai.onnx"):
+            if opset.domain in STANDARD_DOMAINS:
                 opset.version = version  # `_other_opsets` found every operator unchanged between the two
     _fill_defaults(proto, functions)
     return inline_local_functions(proto)
@@ -141,11 +141,13 @@ def _recursive(functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
 def _other_opsets(model: Model, functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
     """Refuses functions with an operator that the model's operator set defines differently."""
     for key, function in functions.items():
-        version = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), model.opset)
+        version = next(
+            (o.version for o in function.opset_import if o.domain in STANDARD_DOMAINS), model.opset
+        )
         if version == model.opset:
             continue
         for node in _nodes_of(function):
-            if node.domain in ("", "ai.onnx") and _differs(node.op_type, version, model.opset):
+            if node.domain in STANDARD_DOMAINS and _differs(node.op_type, version, model.opset):
                 reason = f"{label(node)} is written for opset {version}, the model for {model.opset}"
                 yield Refusal(key.name, reason)
                 break
@@ -167,7 +169,7 @@ def _count_calls(model: Model, functions: dict[_Key, FunctionProto]) -> dict[_Ke
 
 def _drop_domains(proto: ModelProto, domains: set[str]) -> None:
     """Removes the domains that only functions used: TensorRT has no such operator sets."""
-    used = {n.domain for g in walk_graphs(proto.graph) for n in g.node} | {"", "ai.onnx"}
+    used = {n.domain for g in walk_graphs(proto.graph) for n in g.node} | STANDARD_DOMAINS
     kept = [o for o in proto.opset_import if o.domain in used or o.domain not in domains]
     kept = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in kept]
     del proto.opset_import[:]

@@ -11,6 +11,7 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, GraphPass, Refusal, Target
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Array
 
 DEFECTS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
@@ -80,7 +81,7 @@ def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:
     if source is not None and source.op_type == "Add":
         sources = [graph.producer(name) for name in source.input]
         return "matmul-add-clip" if any(s is not None and s.op_type == "MatMul" for s in sources) else None
-    if source is None or source.op_type not in {"Conv", "ConvTranspose", "Gemm", "MatMul"}:
+    if source is None or source.op_type not in TENSOR_CORE:
         return None
     return "conv-clip" if source.op_type.startswith("Conv") else "matmul-add-clip"
 

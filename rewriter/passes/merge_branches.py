@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
-from rewriter.graph import GraphEditor, attribute, is_quantised, label, made_by
+from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label, made_by
 from rewriter.model import Array
 from rewriter.patterns.windows import Windows, pads_of, reason_in_weight, windows_of
 
@@ -105,7 +105,7 @@ class _Branch:
 
 def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
     """Returns the Convs that a node adds, the largest window first; [] if it adds anything else."""
-    if node.op_type not in {"Add", "Sum"} or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "Add", "Sum"):
         return []
     if not 1 < len(set(node.input)) == len(node.input):
         return []

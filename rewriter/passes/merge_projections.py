@@ -9,7 +9,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires
-from rewriter.graph import GraphEditor, attribute, constant_row, is_own, is_quantised, label
+from rewriter.graph import GraphEditor, attribute, constant_row, is_op, is_own, is_quantised, label
+from rewriter.graph.ops import PRODUCTS
 from rewriter.graph.stored import EXCHANGEABLE
 from rewriter.model import Array
 from rewriter.patterns.heads import Heads, find_heads, part_of
@@ -117,7 +118,7 @@ def _groups(graph: GraphEditor) -> list[list[_Product]]:
 
 
 def _product(graph: GraphEditor, node: NodeProto) -> _Product | None:
-    if node.op_type not in {"MatMul", "Gemm"} or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, *PRODUCTS):
         return None
     if graph.constant(node.input[0]) is not None:
         return None

@@ -11,7 +11,8 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
-from rewriter.graph import GraphEditor, attribute, is_quantised, label
+from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.graph.ops import RESIZES
 from rewriter.patterns.resizes import inputs_for, reason_against, scales_of
 from rewriter.patterns.windows import reason_in_weight
 
@@ -103,7 +104,7 @@ class _Part:
 
 
 def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:
-    if node.op_type != "Conv" or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "Conv"):
         return False
     shape = graph.shape(node.input[1])
     if shape is None or len(shape) < 3 or any(size != 1 for size in shape[2:]):
@@ -145,7 +146,7 @@ def _channels(graph: GraphEditor, tensor: str, axis: int = 1) -> int | None:
 def _resize(graph: GraphEditor, tensor: str) -> NodeProto | None:
     """Returns the Resize that writes a tensor, if one does."""
     node = graph.producer(tensor)
-    found = node is not None and node.op_type in {"Resize", "Upsample"} and node.domain in {"", "ai.onnx"}
+    found = is_op(node, *RESIZES)
     return node if found else None
 
 

@@ -88,21 +88,18 @@ class Rescale(ModelPass):
             if isinstance(ranges, Ranges) and not ranges.real:
                 yield from _made_up(survey)
                 continue
-            graph.refresh()
-            spread = counted if graph.is_main else {}
-            done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
-            yield from _recorded(model, _events(survey, graph, done))
-            graph.commit()
+            with graph:
+                spread = counted if graph.is_main else {}
+                done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
+                yield from _recorded(model, _events(survey, graph, done))
 
     def _surveys(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Iterator[Survey]:
         """Yields the survey of every graph, the main one first."""
-        opsets = {o.domain: o.version for o in model.proto.opset_import}
-        opsets.setdefault("", opsets.get("ai.onnx", 1))
         settings = PrecisionRequest(TensorProto.FLOAT16, measured_norms=self.norms)
         made: dict[int, Survey] = {}
         for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=self.name)):
             parent = made.get(id(graph.parent)) if graph.parent is not None else None
-            made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, parent=parent)
+            made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, parent=parent)
             yield survey
 
 
@@ -126,13 +123,13 @@ def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
     """Applies the exponents of a saved plan."""
     for scope, graph in reversed(list(enumerate(graphs))):
         exponents = {tensor: k for s, tensor, k in plan.exponents if s == scope}
-        if exponents:
-            graph.refresh()
+        if not exponents:
+            continue
+        with graph:
             edits = rescale_as_given(graph, exponents)
             what = f"{len(exponents)} tensors and {edits} constants are scaled as planned"
             rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
             yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
-            graph.commit()
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:

@@ -11,9 +11,7 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, attribute, label
-
-MOVES = frozenset({"Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"})
-"""Operators that only move values, so that a factor commutes with them."""
+from rewriter.graph.ops import LAYOUTS, SCALING
 
 LONGEST = 12
 """Most nodes that are searched after one MatMul: no exporter puts more before its Softmax."""
@@ -123,7 +121,7 @@ def _next(graph: GraphEditor, tensor: str) -> NodeProto | None:
 
 def _factor(graph: GraphEditor, node: NodeProto, tensor: str) -> float | None:
     """Returns the factor by which a node multiplies `tensor`, if that is a constant scalar."""
-    if node.op_type not in {"Mul", "Div"} or node.input[0] == node.input[1]:
+    if node.op_type not in SCALING or node.input[0] == node.input[1]:
         return None
     if node.op_type == "Div" and node.input[0] != tensor:
         return None
@@ -140,7 +138,7 @@ def _scalar_of(node: NodeProto, tensor: str) -> str:
 def _moves(graph: GraphEditor, node: NodeProto, tensor: str) -> bool:
     if node.op_type == "Cast":
         return bool(attribute(node, "to") == graph.dtype(tensor))
-    return node.op_type in MOVES and node.input[0] == tensor
+    return node.op_type in LAYOUTS and node.input[0] == tensor
 
 
 def _feeds_softmax(graph: GraphEditor, tensor: str) -> bool:

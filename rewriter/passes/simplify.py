@@ -17,7 +17,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.graph import TAG, attribute, reads
-from rewriter.model import UNKNOWN_DOMAIN, Array, Model, subgraphs, walk_graphs
+from rewriter.graph.ops import QUANTISING
+from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Array, Model, subgraphs, walk_graphs
 from rewriter.model.schemas import schema_of
 
 WANTED = frozenset(
@@ -53,7 +54,7 @@ MOST_ROUNDS = 4
 _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
 """If only these were removed, another run finds nothing new."""
 
-_KEPT_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+_KEPT_COMPUTED = QUANTISING | {"DynamicQuantizeLinear"}
 """TensorRT runs on their constants. onnxsim keeps these nodes, so it does not need the data."""
 
 
@@ -279,7 +280,7 @@ def _strip(node: NodeProto) -> None:
     for name in ("name", "doc_string"):
         node.ClearField(name)
     del node.metadata_props[:]
-    if node.domain in ("", "ai.onnx"):
+    if node.domain in STANDARD_DOMAINS:
         node.ClearField("domain")
     _refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
     for item in node.attribute:

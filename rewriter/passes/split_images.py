@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Stage
-from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph import GraphEditor, attribute, is_op, label
 from rewriter.patterns.windows import IMAGE_CHANNELS, reason_in_weight
 
 LARGEST = np.finfo(np.float16).max
@@ -73,7 +73,7 @@ class SplitImages(GraphPass):
                 yield _split(graph, node, split)
 
     def _accepts(self, graph: GraphEditor, node: NodeProto) -> bool:
-        if node.op_type != "Conv" or node.domain not in {"", "ai.onnx"} or not graph.is_input(node.input[0]):
+        if not is_op(node, "Conv") or not graph.is_input(node.input[0]):
             return False
         types = {graph.dtype(name) for name in node.input[:2]}
         weight = graph.constant(node.input[1])

@@ -12,8 +12,9 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
-from rewriter.graph import GraphEditor, is_quantised, label
-from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, behind_products, is_depthwise
+from rewriter.graph import GraphEditor, is_op, is_quantised, label
+from rewriter.graph.fusion import behind_products, is_depthwise
+from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import facts
 from rewriter.patterns.splits import PASS, is_made
 from rewriter.planning.costs.kernels import PROCESSORS
@@ -155,7 +156,7 @@ def _reason_against_all(graph: GraphEditor, found: Sequence[Splitting], context:
 
 def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
     """True for a matrix product by a constant weight, and for such a Conv that is not depthwise."""
-    if node.op_type not in PRODUCTS | CONVOLUTIONS or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, *TENSOR_CORE):
         return False
     weight = node.input[1]
     producer = graph.producer(weight)
@@ -165,7 +166,7 @@ def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
 
 def _is_product(graph: GraphEditor, node: NodeProto) -> bool:
     """True for a MatMul of computed data by a constant FP32 matrix."""
-    if node.op_type != "MatMul" or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "MatMul"):
         return False
     weight = graph.constant(node.input[1])
     quantised = is_quantised(graph, node.input[1])

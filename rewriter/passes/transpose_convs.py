@@ -89,18 +89,17 @@ class TransposeConvs(ModelPass):
         kept = {decision.key for decision in plan.decisions} if plan is not None else set()
         graphs = list(enumerate(open_graphs(model, facts.infer(model), tag=self.name)))
         for scope, graph in reversed(graphs):  # an outer commit copies inner graphs, so these come first
-            graph.refresh()
             weights: dict[str, str] = {}
-            for node in graph.nodes:
-                conv = _conv(graph, node)
-                if conv is None or not self._pays(graph, conv):
-                    continue
-                reason = _reason_against(graph, conv, context.kept)
-                if reason is not None:
-                    yield Refusal(label(node), f"it stays a Conv: {reason}")
-                elif node_key(scope, node) not in kept:
-                    yield _transpose(graph, conv, weights)
-            graph.commit()
+            with graph:
+                for node in graph.nodes:
+                    conv = _conv(graph, node)
+                    if conv is None or not self._pays(graph, conv):
+                        continue
+                    reason = _reason_against(graph, conv, context.kept)
+                    if reason is not None:
+                        yield Refusal(label(node), f"it stays a Conv: {reason}")
+                    elif node_key(scope, node) not in kept:
+                        yield _transpose(graph, conv, weights)
 
     def _pays(self, graph: GraphEditor, conv: _Conv) -> bool:
         if conv.depth < self.depth:
@@ -186,12 +185,11 @@ def restore_in_fp32(model: Model) -> None:
     if not any(_is_made(node) for graph in walk_graphs(model.proto.graph) for node in graph.node):
         return
     for graph in reversed(open_graphs(model, facts.infer(model))):
-        graph.refresh()
         weights: dict[str, str] = {}
-        for node in graph.nodes:
-            if _is_made(node) and graph.dtype(node.input[1]) == TensorProto.FLOAT:
-                _restore(graph, node, weights)
-        graph.commit()
+        with graph:
+            for node in graph.nodes:
+                if _is_made(node) and graph.dtype(node.input[1]) == TensorProto.FLOAT:
+                    _restore(graph, node, weights)
 
 
 def _is_made(node: NodeProto) -> bool:

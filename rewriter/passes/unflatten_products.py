@@ -9,7 +9,8 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
-from rewriter.graph import GraphEditor, attribute, constant_row, is_own, label
+from rewriter.graph import GraphEditor, attribute, constant_row, is_op, is_own, label
+from rewriter.graph.ops import PRODUCTS
 from rewriter.graph.stored import EXCHANGEABLE
 from rewriter.model.facts import Shape
 
@@ -102,7 +103,7 @@ def _is_transposed(node: NodeProto) -> bool:
 
 
 def _flattened(graph: GraphEditor, node: NodeProto) -> _Flattened | None:
-    if node.op_type not in {"MatMul", "Gemm"} or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, *PRODUCTS):
         return None
     before, after = graph.producer(node.input[0]), graph.only_consumer(node.output[0])
     if before is None or before.op_type not in {"Reshape", "Flatten"} or graph.rank(node.input[0]) != 2:

@@ -9,7 +9,8 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
-from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph import GraphEditor, attribute, is_op, label
+from rewriter.graph.ops import PRODUCTS
 from rewriter.model import Array
 from rewriter.patterns.windows import reason_in_weight
 
@@ -71,7 +72,7 @@ class UnfoldDotProducts(GraphPass):
 
 def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
     """True if the node multiplies one row by a constant matrix to give an output."""
-    if node.op_type not in {"MatMul", "Gemm"} or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, *PRODUCTS):
         return False
     shape = graph.shape(node.input[0])
     one = shape is not None and len(shape) == 2 and shape[0] == 1

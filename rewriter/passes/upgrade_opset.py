@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.graph import GraphEditor, label, open_graphs
-from rewriter.model import Model, facts
+from rewriter.model import STANDARD_DOMAINS, Model, facts
 from rewriter.passes.inline_functions import inline
 from rewriter.rewriting.opsets import NodeConverter, Request
 from rewriter.rewriting.opsets.rules import CannotConvertError
@@ -81,10 +81,9 @@ class UpgradeOpset(ModelPass):
             return refusals
         changed = Counter(node.op_type for plan in plans for node, _ in plan)
         for editor, plan in reversed(list(zip(editors, plans, strict=True))):
-            editor.refresh()
-            for node, replacement in plan:
-                _replace(editor, node, replacement)
-            editor.commit()
+            with editor:
+                for node, replacement in plan:
+                    _replace(editor, node, replacement)
         _stamp(work, target)
         what = f"opset {model.opset} became {target}{_listed(changed)}"
         model.proto, model.weights = work.proto, work.weights
@@ -184,7 +183,7 @@ def _listed(changed: Counter[str]) -> str:
 def _stamp(model: Model, target: int) -> None:
     """Records the model's new opset, and an IR version that has it."""
     for opset in model.proto.opset_import:
-        if opset.domain in ("", "ai.onnx"):
+        if opset.domain in STANDARD_DOMAINS:
             opset.version = target
     needed = helper.find_min_ir_version_for(model.proto.opset_import, ignore_unknown=True)
     model.proto.ir_version = max(model.proto.ir_version, needed)

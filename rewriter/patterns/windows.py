@@ -10,7 +10,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Kept
-from rewriter.graph import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.graph import GraphEditor, attribute, is_op, is_own, is_quantised, label
 from rewriter.graph.stored import EXCHANGEABLE
 
 IMAGE_CHANNELS = 4
@@ -53,7 +53,7 @@ class Windows:
 
 def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
     """The windows of a Conv with a constant (or quantised) weight; None for other nodes."""
-    if node.op_type != "Conv" or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "Conv"):
         return None
     weight = graph.shape(node.input[1]) or ()
     held = [size for size in weight if isinstance(size, int)]

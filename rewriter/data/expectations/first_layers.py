@@ -8,6 +8,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute
+from rewriter.graph.ops import SCALING
 from rewriter.model import Array
 
 STEPS = 12
@@ -84,7 +85,7 @@ def _channels(graph: GraphEditor, conv: NodeProto) -> int | None:
 
 def _affine(graph: GraphEditor, node: NodeProto, name: str) -> tuple[Array, Array] | None:
     """Factor and offset of an operator with one constant; None for everything else."""
-    if node.op_type not in ("Add", "Sub", "Mul", "Div") or list(node.input).count(name) != 1:
+    if node.op_type not in SCALING | {"Add", "Sub"} or list(node.input).count(name) != 1:
         return None
     first = node.input[0] == name
     constant = graph.constant(node.input[1] if first else node.input[0])

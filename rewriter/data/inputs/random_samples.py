@@ -12,15 +12,14 @@ from onnx import NodeProto, TensorProto, helper
 from rewriter.data.inputs.samples import Sample, Samples, no_such_input
 from rewriter.errors import InputsError
 from rewriter.graph import attribute
+from rewriter.graph.ops import VIEWS
 from rewriter.model import Array, Model, Port
 from rewriter.model import facts as tensor_facts
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: axis 0 and names with `batch`; axes 2 and 3 of four; all others."""
 
-_INDEX_PATH = frozenset(
-    "Cast Reshape Unsqueeze Squeeze Slice Transpose Flatten Identity Expand Tile Split Concat Gather".split()
-)
+_INDEX_PATH = VIEWS | {"Cast"}
 """Operators through which ids reach the Gather that looks them up, still as ids."""
 
 

@@ -15,13 +15,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 
 from rewriter.data.ranges.statistics import Emitter, Key, Names, Pack, Statistics, joined
 from rewriter.graph import attribute, reads
-from rewriter.model import Array, Model, holds_graphs, subgraphs, walk_graphs
+from rewriter.graph.ops import SAME_VALUES
+from rewriter.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
 from rewriter.model.facts import FLOATS, Facts
-
-SAME_VALUES = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity DepthToSpace SpaceToDepth Expand Tile".split()
-)
-"""Operators whose output holds exactly the values of their first input, each equally often."""
 
 _WIDENING = {
     (TensorProto.FLOAT16, TensorProto.FLOAT),
@@ -138,7 +134,7 @@ class _Scope:
                 self._measure(name)
 
     def _holds_values_of_input(self, node: NodeProto) -> bool:
-        if not node.input or node.input[0] not in self.known or node.domain not in ("", "ai.onnx"):
+        if not node.input or node.input[0] not in self.known or node.domain not in STANDARD_DOMAINS:
             return False
         source = self.facts.get(node.input[0])
         if source is None or source.dtype not in FLOATS:
@@ -176,7 +172,7 @@ class _Scope:
             self._lift_iterations(node, graphs[0], packs[0], outputs)
 
     def _liftable(self, node: NodeProto) -> bool:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in STANDARD_DOMAINS:
             return False
         # Scan has a batch axis in operator set 8, which no exporter of today writes.
         return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.names.opset >= 9)

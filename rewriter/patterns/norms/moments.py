@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor
+from rewriter.graph.ops import SCALING
 from rewriter.patterns.norms.trail import Trail, same_value
 
-REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
+MEANS = ("ReduceMean", "ReduceSum", "ReduceSumSquare")
 
 COUNT_TOLERANCE = 1e-6
 """Relative; 1/N as an FP32 constant is off by at most 2^-24 = 6e-8, N/(N-1) by 1/N > 1e-6 up to N = 1e6."""
@@ -53,7 +54,7 @@ def squares(trail: Trail, node: NodeProto) -> Moment | None:
 
 def _difference(trail: Trail, node: NodeProto) -> Moment | None:
     """E[x^2] - E[x]^2, which is the variance in exact arithmetic alone."""
-    mean_square = trail.step(node.input[0], *REDUCTIONS, "Mul", "Div", views=True)
+    mean_square = trail.step(node.input[0], *MEANS, "Mul", "Div", views=True)
     square_mean = trail.step(node.input[1], "Mul", "Pow", views=True)
     if mean_square is None or square_mean is None:
         return None
@@ -86,14 +87,14 @@ def reduction(trail: Trail, node: NodeProto) -> Moment | None:
     """A reduction, or one times or over scalars."""
     share: float | None = 1.0
     scaled = False
-    while node.op_type in ("Mul", "Div"):
+    while node.op_type in SCALING:
         factor = scaling(trail.graph, node)
         if factor is None:
             return None
         inner, value = factor
         share = None if share is None or value is None else share * value
         scaled = True
-        below = trail.step(inner, *REDUCTIONS, "Mul", "Div", views=True)
+        below = trail.step(inner, *MEANS, "Mul", "Div", views=True)
         if below is None:
             return None
         node = below

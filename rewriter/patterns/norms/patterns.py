@@ -13,14 +13,14 @@ from typing import Literal
 
 from onnx import NodeProto
 
-from rewriter.graph import GraphEditor, attribute
-from rewriter.patterns.norms.moments import REDUCTIONS, Moment, average, scaling, squares
+from rewriter.graph import GraphEditor, attribute, is_op
+from rewriter.graph.ops import SCALING
+from rewriter.patterns.norms.moments import MEANS, Moment, average, scaling, squares
 from rewriter.patterns.norms.trail import Trail, same_value
 
 Kind = Literal["layer-norm", "rms-norm", "l2-normalize"]
 
 ROOTS = ("Sqrt", "Pow", "ReduceL2")
-SCALED = ("Mul", "Div")
 BOUNDS = ("Add", "Max", "Clip", "Relu")
 
 NO_BOUND = 3e38
@@ -59,7 +59,7 @@ def match(graph: GraphEditor, node: NodeProto) -> Core | None:
 
 
 def _operands(node: NodeProto) -> Iterator[tuple[str, str]]:
-    if node.op_type in ("Div", "Mul") and node.domain in ("", "ai.onnx") and len(node.input) == 2:
+    if is_op(node, *SCALING) and len(node.input) == 2:
         yield node.input[0], node.input[1]
         if node.op_type == "Mul":
             yield node.input[1], node.input[0]
@@ -99,8 +99,8 @@ def _inverted(trail: Trail, tensor: str) -> tuple[str, float] | None:
 
 def _power(trail: Trail, root: str, exponent: float) -> tuple[Moment, float] | None:
     """The sum or mean of squares under a root, and epsilon."""
-    outer = _above(trail, root, *ROOTS, *SCALED)
-    if outer is not None and outer[0].op_type in SCALED:
+    outer = _above(trail, root, *ROOTS, *SCALING)
+    if outer is not None and outer[0].op_type in SCALING:
         outer = _unscaled(trail, outer)
     if outer is None:
         return None
@@ -108,7 +108,7 @@ def _power(trail: Trail, root: str, exponent: float) -> tuple[Moment, float] | N
     if node.op_type == "ReduceL2" and exponent > 0:
         return Moment(node.input[0], trail.reduced(node), None, True, True), outside or 0.0
     written = {"Sqrt": 0.5, "Pow": trail.graph.scalar(node.input[-1])}.get(node.op_type)
-    inner = _above(trail, node.input[0], *REDUCTIONS, *SCALED, "Sub") if written == exponent else None
+    inner = _above(trail, node.input[0], *MEANS, *SCALING, "Sub") if written == exponent else None
     moment = squares(trail, inner[0]) if inner else None
     if moment is None or inner is None:
         return None

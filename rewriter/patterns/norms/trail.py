@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.graph import GraphEditor, attribute
+from rewriter.graph import GraphEditor, attribute, is_op
+from rewriter.graph.ops import RESHAPES
 from rewriter.model.facts import FLOATS
 
 _WIDTH: dict[int, int] = {
@@ -16,8 +17,6 @@ _WIDTH: dict[int, int] = {
     TensorProto.DOUBLE: 3,
 }
 """Order in which a Cast keeps every value; BF16 and FP16 hold different numbers."""
-
-_VIEWS = frozenset({"Unsqueeze", "Reshape", "Expand"})
 
 
 class Trail:
@@ -52,7 +51,7 @@ class Trail:
         while node is not None and node.op_type not in ops and self._passes(node, views):
             passed.append(node)
             node = self.graph.producer(node.input[0])
-        if node is None or node.op_type not in ops or node.domain not in ("", "ai.onnx") or self._inert(node):
+        if not is_op(node, *ops) or self._inert(node):
             return None
         self.add(node, *passed)
         for other in passed:
@@ -60,14 +59,14 @@ class Trail:
         return node
 
     def _passes(self, node: NodeProto, views: bool) -> bool:
-        return transparent(self.graph, node) or (views and node.op_type in _VIEWS)
+        return transparent(self.graph, node) or (views and node.op_type in RESHAPES | {"Expand"})
 
     def _inert(self, node: NodeProto) -> bool:
         """Whether a reduction reduces nothing."""
         return bool(attribute(node, "noop_with_empty_axes", 0)) and self.graph.axes(node) == ()
 
     def _note(self, node: NodeProto) -> None:
-        self._reshaped |= node.op_type in {"Unsqueeze", "Reshape"}
+        self._reshaped |= node.op_type in RESHAPES - {"Identity"}
         if node.op_type == "Expand":
             self.fault("a statistic is expanded inside it")
         if narrows(self.graph, node):
