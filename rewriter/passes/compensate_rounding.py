@@ -12,7 +12,7 @@ from onnx import TensorProto
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires, Stage
 from rewriter.emulation import reference
 from rewriter.graph import GraphEditor, open_graphs
-from rewriter.model import Array, Model, facts
+from rewriter.model import Model, facts
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, SEARCHED, node_key
 from rewriter.rewriting.rounding import Layer, Left, Rounded, compensate, layers
@@ -85,7 +85,7 @@ class CompensateRounding(ModelPass):
         feeds = given.samples
         data = Data(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
         names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
-        weights = {name: _value(graph, name) for name in names}
+        weights = {name: graph.value(name) for name in names}
         done = list(compensate(weights, chosen, data))
         rounded = [one for one in done if isinstance(one, Rounded)]
         gained = [one for one in rounded if one.gains]
@@ -115,12 +115,6 @@ class CompensateRounding(ModelPass):
 
 def _has_weights(graph: GraphEditor) -> bool:
     return any(isinstance(found, Layer) for found in layers(graph, lambda _: int(TensorProto.FLOAT16)))
-
-
-def _value(graph: GraphEditor, name: str) -> Array:
-    value = graph.constant(name)
-    assert value is not None, name
-    return value
 
 
 def _summary(rounded: Sequence[Rounded]) -> str:

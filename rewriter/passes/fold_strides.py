@@ -10,6 +10,8 @@ from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.new_weights import NewWeights
+from rewriter.model import Array
 from rewriter.patterns.windows import (
     IMAGE_CHANNELS,
     Replacement,
@@ -85,7 +87,7 @@ class FoldStrides(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        weights: dict[tuple[object, ...], str] = {}
+        weights = NewWeights(graph)
         for node in graph.nodes:
             windows = windows_of(graph, node)
             if windows is None or not self._accepts(windows):
@@ -155,17 +157,13 @@ def _axes(node: NodeProto, windows: Windows) -> tuple[_Axis, _Axis]:
 
 @dataclass(frozen=True)
 class _Folding:
-    """Folds one Conv.
-
-    Attributes:
-        weights: Names of folded weights, by the name of the Conv's weight and how it is folded.
-    """
+    """Folds one Conv."""
 
     graph: GraphEditor
     conv: NodeProto
     windows: Windows
     axes: tuple[_Axis, _Axis]
-    weights: dict[tuple[object, ...], str]
+    weights: NewWeights
 
     def write(self) -> Change:
         """Replaces the Conv."""
@@ -193,12 +191,12 @@ class _Folding:
     def _weight(self) -> str:
         """Returns the name of the constant [O, C * s * s, window of blocks]."""
         name, high, wide = self.conv.input[1], *self.axes
-        key = (name, *((axis.step, axis.lead, axis.tail) for axis in self.axes))
-        if key not in self.weights:
-            value = self.graph.constant(name)
-            assert value is not None, name  # checked by `windows_of`
+
+        def folded() -> Array:
+            value = self.graph.value(name)
             padded = np.pad(value, ((0, 0), (0, 0), (high.lead, high.tail), (wide.lead, wide.tail)))
             split = padded.reshape(*value.shape[:2], high.window, high.step, wide.window, wide.step)
-            turned = split.transpose(0, 1, 3, 5, 2, 4).reshape(len(value), -1, high.window, wide.window)
-            self.weights[key] = self.graph.add_constant(f"{name}/folded", np.ascontiguousarray(turned))
-        return self.weights[key]
+            return split.transpose(0, 1, 3, 5, 2, 4).reshape(len(value), -1, high.window, wide.window)
+
+        key = (name, *((axis.step, axis.lead, axis.tail) for axis in self.axes))
+        return self.weights.made(key, f"{name}/folded", folded)

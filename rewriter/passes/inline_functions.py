@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import onnx
 from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
 from rewriter.base import Change, Context, Event, ModelPass, Refusal
 from rewriter.graph import TAG, label
-from rewriter.model import STANDARD_DOMAINS, Model, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, Model, refill, subgraphs, walk_graphs
 from rewriter.model.schemas import schema_of
 
 
@@ -171,9 +170,7 @@ def _drop_domains(proto: ModelProto, domains: set[str]) -> None:
     """Removes the domains that only functions used: TensorRT has no such operator sets."""
     used = {n.domain for g in walk_graphs(proto.graph) for n in g.node} | STANDARD_DOMAINS
     kept = [o for o in proto.opset_import if o.domain in used or o.domain not in domains]
-    kept = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in kept]
-    del proto.opset_import[:]
-    proto.opset_import.extend(kept)
+    refill(proto.opset_import, kept)
 
 
 def _node_keys(proto: ModelProto) -> set[tuple[str, str, str]]:

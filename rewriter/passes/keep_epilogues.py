@@ -93,11 +93,10 @@ def _lift(graph: GraphEditor, node: NodeProto, **axes: Any) -> Change:
     lifted = graph.tensor(f"{result}/lifted", dtype=graph.dtype(data))
     inner = graph.tensor(f"{result}/inner", dtype=graph.dtype(result))
     first = graph.add_constant(f"{result}/axis", np.zeros(1, np.int64))
-    attributes: dict[str, Any] = {a.name: attribute(node, a.name) for a in node.attribute} | axes
     graph.substitute(
         result,
         graph.make("Unsqueeze", [data, first], [lifted]),
-        graph.make(node.op_type, [lifted, *node.input[1:]], [inner], name=node.name, **attributes),
+        graph.again(node, [lifted, *node.input[1:]], [inner], name=node.name, **axes),
         graph.make("Squeeze", [inner, first], [result]),
     )
     return Change(label(node), f"a view stands between it and {data}")

@@ -11,8 +11,10 @@ from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
 from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label, made_by
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import NewWeights, layout_obstacle
 from rewriter.model import Array
-from rewriter.patterns.windows import Windows, pads_of, reason_in_weight, windows_of
+from rewriter.patterns.windows import Windows, pads_of, windows_of
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,12 @@ class MergeBranches(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        names: dict[object, str] = {}
+        weights = NewWeights(graph)
         for node in graph.nodes:
             found = _branches(graph, node)
             if found:
                 reason = _reason_against(graph, node, found, context.kept)
-                yield _refused(node, reason) if reason else _merge(graph, node, found, names)
+                yield _refused(node, reason) if reason else _merge(graph, node, found, weights)
 
 
 def _refused(node: NodeProto, reason: str) -> Refusal:
@@ -100,7 +102,7 @@ class _Branch:
 
     @property
     def bias(self) -> str:
-        return self.conv.input[2] if len(self.conv.input) > 2 else ""
+        return optional_input(self.conv, 2)
 
 
 def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
@@ -122,10 +124,8 @@ def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, found: list[_Branch], kept: Kept) -> str:
-    for named in (node, *(branch.conv for branch in found)):
-        option = next(kept.options(named), None)
-        if option is not None:
-            return f"{label(named)} is kept in FP32 by {option}"
+    if (reason := kept.reason(node, *(branch.conv for branch in found))) is not None:
+        return reason
     for branch in found:
         reason = _reason_in_branch(graph, branch)
         if reason:
@@ -144,7 +144,7 @@ def _reason_in_branch(graph: GraphEditor, branch: _Branch) -> str:
         return f"its auto_pad depends on unknown sizes of {branch.conv.input[0]}"
     if branch.bias and graph.constant(branch.bias) is None:
         return f"its bias is {'quantised' if is_quantised(graph, branch.bias) else 'computed'}"
-    return reason_in_weight(graph, branch.conv.input[1]) or ""
+    return layout_obstacle(graph, branch.conv.input[1]) or ""
 
 
 def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str:
@@ -194,8 +194,8 @@ def _margins(branch: _Branch) -> list[int]:
     return [total - reach for total, reach in zip(totals, branch.windows.reach, strict=True)]
 
 
-def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], names: dict[object, str]) -> Event:
-    """Replaces the sum by one Conv; `names` holds the new constants by what they are sums of."""
+def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], weights: NewWeights) -> Event:
+    """Replaces the sum by one Conv."""
     weight, bias = _weight(graph, found), _bias(graph, found)
     if not np.isfinite(weight).all() or (bias is not None and not np.isfinite(bias).all()):
         return _refused(node, "the sum of their weights or biases is not finite in their type")
@@ -203,10 +203,10 @@ def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], names: dic
     conv = large.conv
     inputs = [
         conv.input[0],
-        _shared(graph, names, [(b.conv.input[1], _lead(large, b)) for b in found], weight),
+        _shared(weights, [(b.conv.input[1], _lead(large, b)) for b in found], weight),
     ]
     if bias is not None:
-        inputs.append(_shared(graph, names, [(b.bias, ()) for b in found if b.bias], bias))
+        inputs.append(_shared(weights, [(b.bias, ()) for b in found if b.bias], bias))
     graph.substitute(node.output[0], _conv(graph, large, inputs, node.output[0]))
     window = "x".join(map(str, large.windows.kernel))
     rest = ", ".join(label(branch.conv) for branch in others)
@@ -251,13 +251,7 @@ def _bias(graph: GraphEditor, found: list[_Branch]) -> Array | None:
         return np.sum(np.stack([value for value in values if value is not None]), axis=0) if values else None
 
 
-def _shared(
-    graph: GraphEditor, names: dict[object, str], parts: list[tuple[str, object]], value: Array
-) -> str:
+def _shared(weights: NewWeights, parts: list[tuple[str, object]], value: Array) -> str:
     """Returns the name of a constant that is the sum of `parts`; Convs with the same parts share it."""
-    if len(parts) == 1:
-        return parts[0][0]
-    key = tuple(parts)
-    if key not in names:
-        names[key] = graph.add_constant(f"{parts[0][0]}/merged", value)
-    return names[key]
+    first = parts[0][0]
+    return first if len(parts) == 1 else weights.made(tuple(parts), f"{first}/merged", lambda: value)

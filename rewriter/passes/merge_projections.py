@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires
-from rewriter.graph import GraphEditor, attribute, constant_row, is_op, is_own, is_quantised, label
+from rewriter.graph import GraphEditor, constant_row, is_op, is_quantised, label
+from rewriter.graph.match import consumed, optional_input, other_operand
+from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle, row_obstacle
 from rewriter.graph.ops import PRODUCTS
 from rewriter.graph.stored import EXCHANGEABLE
 from rewriter.model import Array
@@ -78,12 +80,12 @@ class MergeProjections(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        weights = _Weights(graph)
+        weights = NewWeights(graph)
         for group in _groups(graph):
             members = [product for product in group if product.obstacle is None]
             yield from (Refusal(label(p.node), p.obstacle) for p in group if p.obstacle is not None)
             if len(members) > 1:
-                reason = _reason_against(graph, context, members)
+                reason = _reason_against(context, members)
                 what = members[0].node
                 yield Refusal(label(what), reason) if reason else _merge(graph, context, members, weights)
 
@@ -122,85 +124,62 @@ def _product(graph: GraphEditor, node: NodeProto) -> _Product | None:
         return None
     if graph.constant(node.input[0]) is not None:
         return None
-    if is_quantised(graph, node.input[1]):
-        return _Product(node, node, obstacle="its weight is quantised: TensorRT runs it so")
-    weight = graph.constant(node.input[1])
-    if weight is None or weight.ndim != 2 or not weight.size:
-        return None
-    if helper.np_dtype_to_tensor_dtype(weight.dtype) not in EXCHANGEABLE:
-        return None
-    if not is_own(graph, node.input[1]):
-        return _Product(node, node, obstacle="its weight belongs to an enclosing graph, and would be copied")
-    transposed = node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
-    columns = weight.shape[0 if transposed else 1]
+    if not is_quantised(graph, node.input[1]):
+        weight = graph.constant(node.input[1])
+        if weight is None or weight.ndim != 2 or not weight.size:
+            return None
+        if helper.np_dtype_to_tensor_dtype(weight.dtype) not in EXCHANGEABLE:
+            return None
+    if (obstacle := layout_obstacle(graph, node.input[1])) is not None:
+        return _Product(node, node, obstacle=obstacle)
+    transposed = is_transposed(node)
+    columns = graph.value(node.input[1]).shape[0 if transposed else 1]
     return _with_bias(graph, _Product(node, node, transposed, columns))
 
 
 def _with_bias(graph: GraphEditor, product: _Product) -> _Product:
     """Returns the product with its C, or else with the bias that is its only consumer."""
     node, columns = product.node, product.columns
-    if node.op_type == "Gemm":
-        if attribute(node, "alpha", 1.0) != 1 or attribute(node, "beta", 1.0) != 1:
-            return _refused(product, "its alpha or beta is not 1")
-        if attribute(node, "transA", 0):
-            return _refused(product, "it transposes its data")
-        if len(node.input) > 2 and node.input[2]:
-            row = constant_row(graph, node.input[2], columns, rank=2)
-            if row is None:
-                return _refused(product, f"its C, {node.input[2]}, is no constant row")
-            return _Product(node, node, product.transposed, columns, row)
-    add = graph.only_consumer(node.output[0])
-    if add is None or add.op_type != "Add" or add.input[0] == add.input[1]:
+    if (obstacle := gemm_obstacle(node) or row_obstacle(graph, node, columns)) is not None:
+        return replace(product, obstacle=f"it is not merged with its siblings: {obstacle}")
+    if node.op_type == "Gemm" and (c := optional_input(node, 2)):
+        return replace(product, bias=constant_row(graph, c, columns, rank=2))
+    add = consumed(graph, node.output[0], "Add")
+    other = other_operand(add, node.output[0]) if add is not None else None
+    if add is None or other is None:
         return product
-    other = add.input[1 if add.input[0] == node.output[0] else 0]
     row = constant_row(graph, other, columns, graph.rank(node.output[0]))
-    return product if row is None else _Product(node, add, product.transposed, columns, row)
+    return product if row is None else replace(product, end=add, bias=row)
 
 
-def _refused(product: _Product, reason: str) -> _Product:
-    return _Product(product.node, product.node, obstacle=f"it is not merged with its siblings: {reason}")
+def _reason_against(context: Context, members: list[_Product]) -> str | None:
+    reason = context.kept.reason(*(node for member in members for node in (member.node, member.end)))
+    return f"{len(members)} products of {members[0].node.input[0]} stay apart: {reason}" if reason else None
 
 
-def _reason_against(graph: GraphEditor, context: Context, members: list[_Product]) -> str | None:
-    for member in members:
-        for node in (member.node, member.end):
-            option = next(context.kept.options(node), None)
-            if option is not None:
-                others = f"{len(members)} products of {member.node.input[0]} stay apart"
-                return f"{others}: {label(node)} is kept in FP32 by {option}"
-    return None
+def _weight(members: list[_Product], weights: NewWeights) -> str:
+    """Returns the name of the constant [depth, sum of columns]."""
+    key = tuple((member.node.input[1], member.transposed) for member in members)
+
+    def joined() -> Array:
+        values = ((weights.graph.value(name), transposed) for name, transposed in key)
+        return np.concatenate([value.T if transposed else value for value, transposed in values], axis=1)
+
+    return weights.made(key, f"{key[0][0]}/merged", joined)
 
 
-class _Weights:
-    """The merged constants of one graph; layers that share their weights share the merged ones."""
-
-    def __init__(self, graph: GraphEditor) -> None:
-        self._graph = graph
-        self._weights: dict[tuple[tuple[str, bool], ...], str] = {}
-
-    def weight(self, members: list[_Product]) -> str:
-        """Returns the name of the constant [depth, sum of columns]."""
-        key = tuple((m.node.input[1], m.transposed) for m in members)
-        if key not in self._weights:
-            values = [self._graph.constant(name) for name, _ in key]
-            parts = [v.T if t else v for v, (_, t) in zip(values, key, strict=True) if v is not None]
-            merged = np.concatenate(parts, axis=1)
-            self._weights[key] = self._graph.add_constant(f"{key[0][0]}/merged", merged)
-        return self._weights[key]
-
-    def bias(self, members: list[_Product], dtype: np.dtype[np.generic]) -> str:
-        """Returns the name of the constant [sum of columns], with zeros for members without a bias."""
-        rows = [np.zeros(m.columns, dtype) if m.bias is None else m.bias for m in members]
-        base = f"{members[0].node.input[1]}/merged/bias"
-        return self._graph.add_constant(base, np.concatenate(rows))
+def _bias(graph: GraphEditor, members: list[_Product]) -> str:
+    """Returns the name of the constant [sum of columns], with zeros for members without a bias."""
+    first = members[0].node.input[1]
+    dtype = graph.value(first).dtype
+    rows = [np.zeros(m.columns, dtype) if m.bias is None else m.bias for m in members]
+    return graph.add_constant(f"{first}/merged/bias", np.concatenate(rows))
 
 
-def _merge(graph: GraphEditor, context: Context, members: list[_Product], weights: _Weights) -> Merged:
+def _merge(graph: GraphEditor, context: Context, members: list[_Product], weights: NewWeights) -> Merged:
     first = members[0].node
     data, name = first.input[0], f"{label(first)}/merged"
-    weight = weights.weight(members)
-    dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(weight) or TensorProto.FLOAT)
-    bias = weights.bias(members, dtype)
+    weight, bias = _weight(members, weights), _bias(graph, members)
     like = graph.dtype(weight)
     product = graph.tensor(f"{first.output[0]}/merged", dtype=like)
     biased = graph.tensor(f"{first.output[0]}/merged/biased", dtype=like)

@@ -12,9 +12,10 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
 from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import layout_obstacle
 from rewriter.graph.ops import RESIZES
 from rewriter.patterns.resizes import inputs_for, reason_against, scales_of
-from rewriter.patterns.windows import reason_in_weight
 
 
 @dataclass(frozen=True)
@@ -185,15 +186,13 @@ def _reason_to_stay(graph: GraphEditor, resize: NodeProto, count: int, out: int)
 def _reason_against(graph: GraphEditor, conv: NodeProto, kept: Kept) -> str:
     source = graph.producer(conv.input[0])
     weight = conv.input[1]
-    for node in (conv, source):
-        option = next(kept.options(node), None) if node is not None else None
-        if node is not None and option is not None:
-            return f"{label(node)} is kept in FP32 by {option}"
+    if (reason := kept.reason(conv, *([source] if source is not None else []))) is not None:
+        return reason
     if graph.only_consumer(conv.input[0]) is None:
         return f"{conv.input[0]} has other consumers"
     if graph.constant(weight) is None and not is_quantised(graph, weight):
         return "its weight is computed"
-    return reason_in_weight(graph, weight) or ""
+    return layout_obstacle(graph, weight) or ""
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class _Postponing:
         rest = [part for part in self.parts if not part.resize]
         largest = min(late, key=lambda part: part.growth)
         result, count = self.conv.output[0], len(late) + bool(rest)
-        bias = self.conv.input[2] if len(self.conv.input) > 2 else ""
+        bias = optional_input(self.conv, 2)
         terms: list[str] = []
         for part in late:
             small = self._convolve([part], bias if part is largest and not rest else "", part.tensor)
@@ -234,8 +233,7 @@ class _Postponing:
         if len(parts) > 1:
             joined = self._tensor("joined", places, sum(part.count for part in parts))
             data = self._add("Concat", [part.tensor for part in parts], joined, axis=1)
-        weight = self.graph.constant(self.conv.input[1])
-        assert weight is not None  # checked by `_reason_against`
+        weight = self.graph.value(self.conv.input[1])
         columns = np.concatenate([weight[:, part.first : part.first + part.count] for part in parts], axis=1)
         name = self.graph.add_constant(f"{self.conv.input[1]}/part", columns)
         inputs = [data, name, bias] if bias else [data, name]

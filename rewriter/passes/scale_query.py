@@ -183,17 +183,12 @@ def _move(
         last = node is old_chain[-1]
         out = scale.output[0] if last else graph.tensor(f"{node.output[0]}/scaled", like=node.output[0])
         inputs = [current, key] if node is matmul else [current, *node.input[1:]]
-        nodes.append(_again(graph, node, inputs, out))
+        nodes.append(graph.again(node, inputs, [out], name=f"{label(node)}/scaled"))
         current = out
     graph.substitute(scale.output[0], *nodes)
     return nodes[1], [
         Change(label(scale), f"the factor {factor:.4g} moved to {query}, before {label(matmul)}")
     ]
-
-
-def _again(graph: GraphEditor, node: NodeProto, inputs: list[str], output: str) -> NodeProto:
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    return graph.make(node.op_type, inputs, [output], name=f"{label(node)}/scaled", **attributes)
 
 
 def _scale_query(

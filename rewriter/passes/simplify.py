@@ -6,11 +6,10 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
@@ -18,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.graph import TAG, attribute, reads
 from rewriter.graph.ops import QUANTISING
-from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Array, Model, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Array, Model, refill, subgraphs, walk_graphs
 from rewriter.model.schemas import schema_of
 
 WANTED = frozenset(
@@ -221,7 +220,7 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
 def _with_weights(model: Model, needed: set[str]) -> ModelProto:
     """Returns the weightless graph with the data of `needed` as initializers instead of inputs."""
     proto = model.weightless()
-    _refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
+    refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
     for tensor in model.proto.graph.initializer:
         if tensor.name in needed:
             data = np.ascontiguousarray(model.weights[tensor.name]).tobytes()
@@ -282,7 +281,7 @@ def _strip(node: NodeProto) -> None:
     del node.metadata_props[:]
     if node.domain in STANDARD_DOMAINS:
         node.ClearField("domain")
-    _refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
+    refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
     for item in node.attribute:
         item.ClearField("doc_string")
     for graph in subgraphs(node):
@@ -327,20 +326,13 @@ def _replace_graph(model: Model, nodes: list[NodeProto], computed: dict[str, Ten
     written = {name for node in nodes for name in node.output}
     infos = [v for v in graph.value_info if v.name in written]
     inputs = [v for v in graph.input if v.name not in known or v.name in read]
-    _refill(graph.node, nodes)
-    _refill(graph.initializer, tensors)
-    _refill(graph.value_info, infos)
-    _refill(graph.input, inputs)
+    refill(graph.node, nodes)
+    refill(graph.initializer, tensors)
+    refill(graph.value_info, infos)
+    refill(graph.input, inputs)
     for name in model.weights.keys() - set(names):
         del model.weights[name]
     model.proto.ir_version = max(model.proto.ir_version, 4)  # new initializers are no inputs
-
-
-def _refill(field: Any, messages: Iterable[Any]) -> None:
-    """Let a repeated field hold `messages`, which may be its own."""
-    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
-    del field[:]
-    field.extend(copies)
 
 
 def _tensor(model: Model, name: str, own: TensorProto | None, computed: TensorProto | None) -> TensorProto:

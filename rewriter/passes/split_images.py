@@ -10,7 +10,8 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Stage
 from rewriter.graph import GraphEditor, attribute, is_op, label
-from rewriter.patterns.windows import IMAGE_CHANNELS, reason_in_weight
+from rewriter.graph.new_weights import layout_obstacle
+from rewriter.patterns.windows import IMAGE_CHANNELS
 
 LARGEST = np.finfo(np.float16).max
 """The second tensor holds what is beyond FP16."""
@@ -83,7 +84,7 @@ class SplitImages(GraphPass):
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
-    return reason_in_weight(graph, node.input[1])
+    return layout_obstacle(graph, node.input[1])
 
 
 def _split(graph: GraphEditor, node: NodeProto, split: dict[str, str]) -> Change:
@@ -91,8 +92,7 @@ def _split(graph: GraphEditor, node: NodeProto, split: dict[str, str]) -> Change
     image = node.input[0]
     if image not in split:
         split[image] = _both(graph, node, image)
-    weight = graph.constant(node.input[1])
-    assert weight is not None  # checked by `_accepts`
+    weight = graph.value(node.input[1])
     twice = graph.add_constant(f"{node.input[1]}/twice", np.concatenate([weight, weight], axis=1))
     graph.set_input(node, 0, split[image])
     graph.set_input(node, 1, twice)

@@ -14,6 +14,7 @@ from onnx import NodeProto
 from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.graph import GraphEditor, is_op, is_quantised, label
 from rewriter.graph.fusion import behind_products, is_depthwise
+from rewriter.graph.new_weights import NewWeights
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import facts
 from rewriter.patterns.splits import PASS, is_made
@@ -112,7 +113,7 @@ class SplitProducts(GraphPass):
         sums = context.target.answers.get(PROBE) == "fp32"
         if not sums or context.budget == 0.0:
             return
-        behind, weights = behind_products(graph), dict[str, str]()
+        behind, weights = behind_products(graph), NewWeights(graph)
         found: list[Splitting] = []
         products = [node for node in graph.nodes if _is_product(graph, node)]
         projected = Counter(node.input[0] for node in products)

@@ -12,8 +12,9 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Requires, Stage
 from rewriter.graph import GraphEditor, attribute, label, made_by, open_graphs
+from rewriter.graph.new_weights import NewWeights, layout_obstacle
 from rewriter.model import Model, facts, walk_graphs
-from rewriter.patterns.windows import Windows, pads_of, reason_in_weight, windows_of
+from rewriter.patterns.windows import Windows, pads_of, windows_of
 from rewriter.planning.costs.kernels import TYPICAL
 from rewriter.planning.planner import node_key
 
@@ -89,7 +90,7 @@ class TransposeConvs(ModelPass):
         kept = {decision.key for decision in plan.decisions} if plan is not None else set()
         graphs = list(enumerate(open_graphs(model, facts.infer(model), tag=self.name)))
         for scope, graph in reversed(graphs):  # an outer commit copies inner graphs, so these come first
-            weights: dict[str, str] = {}
+            weights = NewWeights(graph)
             with graph:
                 for node in graph.nodes:
                     conv = _conv(graph, node)
@@ -159,18 +160,17 @@ def _flop(graph: GraphEditor, conv: _Conv, places: int) -> float:
 
 
 def _reason_against(graph: GraphEditor, conv: _Conv, kept: Kept) -> str | None:
-    option = next(kept.options(conv.node), None)
-    if option is not None:
-        return f"it is kept in FP32 by {option}"
+    if (reason := kept.reason(conv.node)) is not None:
+        return reason
     if min(conv.transposed_pads) < 0:
         return f"it pads by more than its window reaches ({list(conv.pads)})"
-    return reason_in_weight(graph, conv.node.input[1])
+    return layout_obstacle(graph, conv.node.input[1])
 
 
-def _transpose(graph: GraphEditor, conv: _Conv, weights: dict[str, str]) -> Change:
-    """Replaces the Conv by the ConvTranspose; `weights` holds reversed weights by the name of the Conv's."""
+def _transpose(graph: GraphEditor, conv: _Conv, weights: NewWeights) -> Change:
+    """Replaces the Conv by the ConvTranspose."""
     node = conv.node
-    inputs = [node.input[0], _turned(graph, node.input[1], weights), *node.input[2:]]
+    inputs = [node.input[0], _turned(node.input[1], weights), *node.input[2:]]
     made = graph.make("ConvTranspose", inputs, node.output, **_layout(conv))
     made.name = node.name or made.name  # plans and options of the user refer to the name
     graph.substitute(node.output[0], made)
@@ -185,7 +185,7 @@ def restore_in_fp32(model: Model) -> None:
     if not any(_is_made(node) for graph in walk_graphs(model.proto.graph) for node in graph.node):
         return
     for graph in reversed(open_graphs(model, facts.infer(model))):
-        weights: dict[str, str] = {}
+        weights = NewWeights(graph)
         with graph:
             for node in graph.nodes:
                 if _is_made(node) and graph.dtype(node.input[1]) == TensorProto.FLOAT:
@@ -197,12 +197,12 @@ def _is_made(node: NodeProto) -> bool:
     return node.op_type == "ConvTranspose" and made_by(node, (TransposeConvs.name,))
 
 
-def _restore(graph: GraphEditor, node: NodeProto, weights: dict[str, str]) -> None:
+def _restore(graph: GraphEditor, node: NodeProto, weights: NewWeights) -> None:
     kernel = attribute(node, "kernel_shape")
     reach = [d * (k - 1) for d, k in zip(attribute(node, "dilations"), kernel, strict=True)]
     layout = {name: attribute(node, name) for name in ("kernel_shape", "strides", "dilations", "group")}
     pads = [r - p for r, p in zip(reach * 2, attribute(node, "pads"), strict=True)]
-    inputs = [node.input[0], _turned(graph, node.input[1], weights), *node.input[2:]]
+    inputs = [node.input[0], _turned(node.input[1], weights), *node.input[2:]]
     made = graph.make("Conv", inputs, node.output, pads=pads, **layout)
     made.name = node.name or made.name
     graph.substitute(node.output[0], made)
@@ -218,11 +218,8 @@ def _layout(conv: _Conv) -> dict[str, Any]:
     }
 
 
-def _turned(graph: GraphEditor, name: str, weights: dict[str, str]) -> str:
-    """Returns the name of the weight with channels swapped and window reversed; Convs go on sharing it."""
-    if name not in weights:
-        value = graph.constant(name)
-        assert value is not None, name  # checked by `_conv`
-        turned = np.flip(value, tuple(range(2, value.ndim))).swapaxes(0, 1)
-        weights[name] = graph.add_constant(f"{name}/transposed", np.ascontiguousarray(turned))
-    return weights[name]
+def _turned(name: str, weights: NewWeights) -> str:
+    """Returns the name of the weight with channels swapped and window reversed."""
+    return weights.changed(
+        name, "transposed", lambda value: np.flip(value, tuple(range(2, value.ndim))).swapaxes(0, 1)
+    )

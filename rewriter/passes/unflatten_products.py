@@ -9,10 +9,15 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
-from rewriter.graph import GraphEditor, attribute, constant_row, is_op, is_own, label
+from rewriter.graph import GraphEditor, is_op, is_own, label
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, row_obstacle
 from rewriter.graph.ops import PRODUCTS
 from rewriter.graph.stored import EXCHANGEABLE
 from rewriter.model.facts import Shape
+
+Views = dict[tuple[str, tuple[int, ...]], str]
+"""Reshaped data, by the tensor that was reshaped and its new shape."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class UnflattenProducts(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        made: dict[object, str] = {}
+        weights, views = NewWeights(graph), Views()
         for node in graph.nodes:
             found = _flattened(graph, node)
             if found is None:
@@ -67,7 +72,7 @@ class UnflattenProducts(GraphPass):
             if reason is not None:
                 yield Refusal(label(node), f"it stays between Reshapes: {reason}")
             else:
-                yield _write(graph, found, made)
+                yield _write(graph, found, weights, views)
 
 
 @dataclass(frozen=True)
@@ -90,16 +95,12 @@ class _Flattened:
 
     @property
     def transposed(self) -> bool:
-        return _is_transposed(self.node)
+        return is_transposed(self.node)
 
     @property
     def c(self) -> str:
         """The third input of a Gemm; "" if there is none."""
-        return self.node.input[2] if len(self.node.input) > 2 else ""
-
-
-def _is_transposed(node: NodeProto) -> bool:
-    return node.op_type == "Gemm" and bool(attribute(node, "transB", 0))
+        return optional_input(self.node, 2)
 
 
 def _flattened(graph: GraphEditor, node: NodeProto) -> _Flattened | None:
@@ -117,7 +118,7 @@ def _flattened(graph: GraphEditor, node: NodeProto) -> _Flattened | None:
         or helper.np_dtype_to_tensor_dtype(weight.dtype) not in EXCHANGEABLE
     ):
         return None
-    depth, columns = weight.shape[::-1] if _is_transposed(node) else weight.shape
+    depth, columns = weight.shape[::-1] if is_transposed(node) else weight.shape
     split = graph.shape(after.output[0])
     if split is None or len(split) < 3 or split[-1] != columns:
         return None
@@ -144,19 +145,12 @@ def _says_as_much(given: Shape | None, wanted: Shape) -> bool:
 def _reason_against(graph: GraphEditor, found: _Flattened, kept: Kept) -> str | None:
     node = found.node
     around = (found.before, node, found.after)
-    option = next((option for n in around for option in kept.options(n)), None)
-    if option is not None:
-        return f"it is kept in FP32 by {option}"
+    if (reason := kept.reason(*around)) is not None:
+        return reason
     if found.ambiguous:
         return "more than one size of its result is unknown: export the model with a fixed length"
-    if node.op_type == "MatMul":
-        return None
-    if attribute(node, "alpha", 1.0) != 1 or (found.c and attribute(node, "beta", 1.0) != 1):
-        return "its alpha or beta is not 1"
-    if attribute(node, "transA", 0):
-        return "it transposes its data"
-    if found.c and constant_row(graph, found.c, found.columns, rank=2) is None:
-        return f"its C, {found.c}, is no constant row"
+    if (obstacle := gemm_obstacle(node) or row_obstacle(graph, node, found.columns)) is not None:
+        return obstacle
     if found.transposed and not is_own(graph, node.input[1]):
         return "its weight belongs to an enclosing graph, and would be copied"
     if found.transposed and any(reader.op_type == "Gather" for reader in graph.consumers(node.input[1])):
@@ -164,11 +158,13 @@ def _reason_against(graph: GraphEditor, found: _Flattened, kept: Kept) -> str | 
     return None
 
 
-def _write(graph: GraphEditor, found: _Flattened, made: dict[object, str]) -> Change:
-    """Writes the product; `made` holds weights and data that products may share, by what they are made of."""
+def _write(graph: GraphEditor, found: _Flattened, weights: NewWeights, views: Views) -> Change:
+    """Writes the product; products may share weights and views."""
     node, result = found.node, found.after.output[0]
-    data = found.before.input[0] if found.target is None else _joined(graph, found, found.target, made)
-    weight = _upright(graph, node.input[1], made) if found.transposed else node.input[1]
+    data = found.before.input[0] if found.target is None else _joined(graph, found, found.target, views)
+    weight = node.input[1]
+    if found.transposed:
+        weight = weights.changed(weight, "transposed", np.transpose)
     name = f"{label(node)}/unflattened"
     product = graph.tensor(f"{node.output[0]}/unflattened", like=result) if found.c else result
     nodes = [graph.make("MatMul", [data, weight], [product], name=name)]
@@ -180,22 +176,13 @@ def _write(graph: GraphEditor, found: _Flattened, made: dict[object, str]) -> Ch
     )
 
 
-def _joined(graph: GraphEditor, found: _Flattened, target: tuple[int, ...], made: dict[object, str]) -> str:
+def _joined(graph: GraphEditor, found: _Flattened, target: tuple[int, ...], views: Views) -> str:
     """Returns the product's input in the shape that its result has."""
     source = found.before.input[0]
-    if (source, target) not in made:
+    if (source, target) not in views:
         base = found.node.input[0]
         wanted = graph.add_constant(f"{base}/unflattened/shape", np.asarray(target, np.int64))
         shape = tuple(None if size < 0 else size for size in target)
-        tensor = made[source, target] = graph.tensor(f"{base}/unflattened", like=base, shape=shape)
+        tensor = views[source, target] = graph.tensor(f"{base}/unflattened", like=base, shape=shape)
         graph.insert(graph.make("Reshape", [source, wanted], [tensor]), before=found.node)
-    return made[source, target]
-
-
-def _upright(graph: GraphEditor, weight: str, made: dict[object, str]) -> str:
-    """Returns the name of the constant, transposed."""
-    if weight not in made:
-        value = graph.constant(weight)
-        assert value is not None  # checked by `_flattened`
-        made[weight] = graph.add_constant(f"{weight}/transposed", value.T.copy())
-    return made[weight]
+    return views[source, target]

@@ -9,10 +9,10 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
-from rewriter.graph import GraphEditor, attribute, is_op, label
+from rewriter.graph import GraphEditor, is_op, label
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
 from rewriter.graph.ops import PRODUCTS
-from rewriter.model import Array
-from rewriter.patterns.windows import reason_in_weight
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,7 @@ def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:
-    option = next(kept.options(node), None)
-    if option is not None:
-        return f"it is kept in FP32 by {option}"
-    if attribute(node, "transA", 0) or any(attribute(node, name, 1.0) != 1.0 for name in ("alpha", "beta")):
-        return "it scales or transposes its input"
-    return reason_in_weight(graph, node.input[1])
+    return kept.reason(node) or gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
 
 
 def _write(graph: GraphEditor, node: NodeProto) -> Change:
@@ -104,9 +99,9 @@ def _write(graph: GraphEditor, node: NodeProto) -> Change:
         graph.make("Mul", [node.input[0], weight], [products], name=f"{name}/Mul"),
         graph.make("ReduceSum", [products, axis], [last], name=f"{name}/ReduceSum", keepdims=0),
     ]
-    if len(node.input) > 2 and node.input[2]:
+    if bias := optional_input(node, 2):
         biased = graph.tensor(f"{out}/biased", dtype=dtype)
-        made.append(graph.make("Add", [last, node.input[2]], [biased], name=f"{name}/Add"))
+        made.append(graph.make("Add", [last, bias], [biased], name=f"{name}/Add"))
         last = biased
     graph.substitute(out, *made, graph.make("Reshape", [last, row], [out], name=f"{name}/Reshape"))
     return Change(name, f"{count} sums of {depth} products")
@@ -115,9 +110,4 @@ def _write(graph: GraphEditor, node: NodeProto) -> Change:
 def _rows(graph: GraphEditor, node: NodeProto) -> str:
     """Returns the name of the constant [results, depth]."""
     weight = node.input[1]
-    if attribute(node, "transB", 0):
-        return weight
-    value = graph.constant(weight)
-    assert value is not None, weight  # checked by `_is_head`
-    turned: Array = np.ascontiguousarray(value.T)
-    return graph.add_constant(f"{weight}/turned", turned)
+    return weight if is_transposed(node) else NewWeights(graph).changed(weight, "turned", np.transpose)

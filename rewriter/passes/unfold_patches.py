@@ -11,6 +11,8 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import NewWeights
 from rewriter.model import Array
 from rewriter.model.facts import Shape
 from rewriter.patterns.windows import IMAGE_CHANNELS, Replacement, Windows, reason_against, windows_of
@@ -80,7 +82,7 @@ class UnfoldPatches(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        weights: dict[str, str] = {}
+        weights = NewWeights(graph)
         for node in graph.nodes:
             windows = windows_of(graph, node)
             if windows is None or not self._accepts(windows):
@@ -110,16 +112,12 @@ def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept:
 
 @dataclass(frozen=True)
 class _Unfolding:
-    """Unfolds one Conv.
-
-    Attributes:
-        weights: Names of the products' weights, by the name of the Conv's: Convs go on sharing them.
-    """
+    """Unfolds one Conv."""
 
     graph: GraphEditor
     conv: NodeProto
     windows: Windows
-    weights: dict[str, str]
+    weights: NewWeights
 
     @property
     def new(self) -> Replacement:
@@ -167,17 +165,13 @@ class _Unfolding:
 
     def _weight(self) -> str:
         """Returns the name of the constant [C * window, O]."""
-        name = self.conv.input[1]
-        if name not in self.weights:
-            value = self.graph.constant(name)
-            assert value is not None, name  # checked by `windows_of`
-            turned = np.ascontiguousarray(value.reshape(value.shape[0], -1).T)
-            self.weights[name] = self.graph.add_constant(f"{name}/unfolded", turned)
-        return self.weights[name]
+        return self.weights.changed(
+            self.conv.input[1], "unfolded", lambda value: value.reshape(len(value), -1).T
+        )
 
     def _bias(self) -> str:
-        if len(self.conv.input) > 2 and self.conv.input[2]:
-            return self.conv.input[2]
+        if given := optional_input(self.conv, 2):
+            return given
         dtype = helper.tensor_dtype_to_np_dtype(self.graph.dtype(self.conv.input[1]) or TensorProto.FLOAT)
         zeros: Array = np.zeros(self.windows.out, dtype)
         return self.graph.add_constant(f"{self.conv.input[1]}/unfolded/bias", zeros)

@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.graph import GraphEditor, label, open_graphs
-from rewriter.model import STANDARD_DOMAINS, Model, facts
+from rewriter.model import STANDARD_DOMAINS, Model, facts, refill
 from rewriter.passes.inline_functions import inline
 from rewriter.rewriting.opsets import NodeConverter, Request
 from rewriter.rewriting.opsets.rules import CannotConvertError
@@ -196,8 +196,6 @@ def _unlist_initializers(model: Model) -> Iterator[Event]:
     kept = [v for v in graph.input if v.name not in constants]
     count = len(graph.input) - len(kept)
     if count:
-        kept = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
-        del graph.input[:]
-        graph.input.extend(kept)
+        refill(graph.input, kept)
         model.proto.ir_version = max(model.proto.ir_version, 4)  # from 4 on, they need not be inputs
         yield Change("model", f"{count} initializers are no longer listed as inputs")
