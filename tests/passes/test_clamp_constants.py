@@ -1,4 +1,4 @@
-"""clamp-constants: which masks become finite in FP16, which stay, and that nothing changes by it."""
+"""clamp-constants: masks that become finite in FP16, masks that stay, and results that do not change."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ DECLINED = [
     pytest.param(
         "<float v = {-1e9}> { x = Where(b, s, v) n = Neg(x) q = Softmax(x) p = Add(n, q) }",
         "reaches Neg",
-        id="masked scores that something else reads",
+        id="masked scores with another consumer",
     ),
     pytest.param(
         "<float v = {-1e9}, float h = {0.5}> { x = Where(b, s, v) y = Mul(x, h) p = Softmax(y) }",

@@ -1,4 +1,4 @@
-"""merge-branches: which Convs stay apart, and why; other types than FP32."""
+"""merge-branches: Convs that stay apart, with the reasons; other types than FP32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize("body", SILENT)
-def test_left_alone(body: str) -> None:
+def test_skipped(body: str) -> None:
     before = model(body, SIX if "d3" in body else "float[2,3,6,7] x")
     after, report = merged(before)
     assert after is before
@@ -34,7 +34,9 @@ PAIR = f"p = {WIDE}(x, w3, a) q = Conv(x, w1, b) y = Add(p, q)"
 WIDER = "p = Conv<pads = [2, 2, 2, 2]>(x, w5)"
 DECLINED = [
     pytest.param(
-        f"p = {WIDE}(x, w3) q = Conv<strides = [6, 7]>(x, w1) y = Add(p, q)", "different strides", id="strides"
+        f"p = {WIDE}(x, w3) q = Conv<strides = [6, 7]>(x, w1) y = Add(p, q)",
+        "different strides",
+        id="strides",
     ),
     pytest.param(
         f"p = {WIDE}(x, w3) q = Conv(x, one) y = Add(p, q)", "different numbers of channels", id="channels"
@@ -57,7 +59,7 @@ DECLINED = [
     pytest.param(
         "p = Conv<pads = [2, 1, 0, 1]>(x, w3) q = Conv<pads = [1, 0, 1, 0]>(x, w31) y = Add(p, q)",
         "none holds the other",
-        id="behind the window",
+        id="after the window",
     ),
     pytest.param(
         "p = Conv<dilations = [2, 2], pads = [1, 2, 3, 2]>(x, w3) q = Conv(x, w1) y = Add(p, q)",
@@ -115,11 +117,11 @@ KEPT = [
 
 
 @pytest.mark.parametrize("kept", KEPT)
-def test_what_the_user_keeps_in_fp32_stays_apart(kept: Kept) -> None:
+def test_nodes_that_the_user_keeps_in_fp32_stay_apart(kept: Kept) -> None:
     declined(model(f"[wide] {PAIR}"), "is kept in FP32 by", kept=kept)
 
 
-def test_others_merge_beside_what_is_kept() -> None:
+def test_other_convs_merge_beside_kept_ones() -> None:
     other = f"r = {WIDE}(x, v3) s = Conv(x, v1) z = Add(r, s)"
     before = model(f"[wide] {PAIR} {other}", outputs="float[N,C,P,Q] y, float[N,C,P,Q] z")
     after, report = merged(before, kept=Kept(("wide",)))
@@ -172,5 +174,5 @@ def test_sums_beyond_fp16_are_declined(weight: float, bias: float) -> None:
     declined(typed(TensorProto.FLOAT16, weight, bias), "not finite in their type")
 
 
-def test_weights_around_a_branch_are_not_copied_into_it() -> None:
+def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
     declined(branch("", "around"), "enclosing graph")
