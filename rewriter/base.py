@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from rewriter.graph import label
+
 if TYPE_CHECKING:
     from onnx import NodeProto
 
@@ -209,6 +211,13 @@ class Kept:
         if node.op_type in self.ops:
             yield f"--keep-fp32-op {node.op_type}"
         yield from (f"the plan, as {name}" for name in names if (name, node.op_type) in self.planned)
+
+    def reason(self, *nodes: NodeProto) -> str | None:
+        """Returns why nodes stay unchanged: an option keeps one of them in FP32; None if none does."""
+        for node in nodes:
+            for option in self.options(node):
+                return f"{'it' if len(nodes) == 1 else label(node)} is kept in FP32 by {option}"
+        return None
 
 
 @dataclass(frozen=True)
