@@ -186,7 +186,7 @@ class Square(Pattern):
 
     def match(self, found: Match, tensor: str) -> Iterator[Match]:
         step = found.step(tensor, "Mul", wide=self.wide)
-        if step is not None and same_value(found.graph, *step[0].input):
+        if step is not None and same_value(found.graph, step[0].input[0], step[0].input[1]):
             yield from self.of.match(step[1], step[0].input[0])
 
 
