@@ -1,1 +1,1 @@
-"""What runs models: ONNX Runtime on the CPU, and TensorRT."""
+"""Runs models on ONNX Runtime and TensorRT; builds and measurements run in child processes."""

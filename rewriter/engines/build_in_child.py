@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.engines import nvidia_driver, timing_cache
-from rewriter.engines.tensorrt_module import Log, library, load_plugins, logger, without_noise
+from rewriter.engines.tensorrt_module import Log, import_tensorrt, load_plugins, logger, without_noise
 from rewriter.errors import EngineError
 
 PORTABLE_CAPABILITY = "SM80"
-"""What TensorRT-RTX builds for without a GPU. One compute capability, so one set of kernels; 8.0 is
+"""Compute capability that TensorRT-RTX builds for without a GPU: a single one, so one set of kernels. 8.0 is
 the oldest that its default engines cover."""
 
 
 def build_here(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Parse and build in this process; the fields of `BuildReport` as JSON."""
-    trt = library(options["library"])
+    trt = import_tensorrt(options["library"])
     log = Log()
     sink = logger(trt, log)
     builder = trt.Builder(sink)
@@ -54,7 +54,7 @@ def _attempt(trt: Any, builder: Any, network: Any, options: Mapping[str, Any]) -
 
 
 def _creation_flags(trt: Any) -> int:
-    """STRONGLY_TYPED, which TensorRT 10 must be told and the others ignore."""
+    """STRONGLY_TYPED, which TensorRT 10 needs and the others ignore."""
     flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
     return 0 if flag is None else 1 << int(flag)
 
@@ -79,7 +79,7 @@ def onnx_node(metadata: str) -> str:
 
 
 def _mark(network: Any, options: Mapping[str, Any]) -> Iterator[str]:
-    """Mark what shall come out on top of the model's outputs; what cannot be marked is told."""
+    """Mark further outputs and debug tensors; yields a note for each that cannot be marked."""
     missing = set(options["outputs"])
     for layer in map(network.get_layer, range(network.num_layers)):
         for tensor in map(layer.get_output, range(layer.num_outputs)):

@@ -1,4 +1,4 @@
-"""What TensorRT's parser and builder told of a model."""
+"""The report of TensorRT's parser and builder on a model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Layer:
+class NetworkLayer:
     """A layer of the parsed network.
 
     Attributes:
         type: Name in `LayerType`, e.g. `NORMALIZATION`.
-        node: ONNX node that it was made from; "" where the parser does not say.
+        node: ONNX node that it was made from; "" if unknown.
         outputs: Name and type (in `DataType`, e.g. `HALF`) of each output. A tensor has its ONNX
             name if it is one of the ONNX graph's.
     """
@@ -26,7 +26,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class ParserError:
-    """A node (or initializer) that the parser refuses. `node` and `op` are "" if it names none."""
+    """A node (or initializer) that the parser refuses; `node` and `op` may be ""."""
 
     node: str
     op: str
@@ -38,16 +38,16 @@ class ParserError:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What became of a model.
+    """The parsed network, and the result of its build.
 
     Attributes:
         layers: The parsed network; empty if the parser refused the model.
         inputs: Name and type of each network input.
         warnings, errors: Distinct messages of parser and builder, in order.
-        obstacle, hint: Why nothing was built although the model was parsed (an input's shape is
-            missing), and what to do; "" if that is not so.
+        obstacle, hint: Reason and advice if the model was parsed but not built because something is missing,
+            such as the shape of an input; else "".
         engine_bytes: Size of the engine; None if none was built.
-        notes: What was asked for and could not be done: an output that is not in the network.
+        notes: Requests that could not be met, such as an output that is not in the network.
         log: End of what the child printed.
         parse_s, build_s: Wall time.
     """
@@ -55,7 +55,7 @@ class BuildReport:
     library: str
     version: str
     parsed: bool
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[NetworkLayer, ...] = ()
     inputs: tuple[tuple[str, str], ...] = ()
     parser_errors: tuple[ParserError, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class BuildReport:
     log: str = ""
 
     def count(self, layer_type: str) -> int:
-        """How many layers of a type the parsed network has."""
+        """Number of layers of a type in the parsed network."""
         return sum(layer.type == layer_type for layer in self.layers)
 
     def types(self) -> Iterator[tuple[str, str, str]]:
@@ -80,7 +80,7 @@ class BuildReport:
 
 
 def report_of(result: Mapping[str, Any], log: str) -> BuildReport:
-    """The report out of JSON, which knows lists only."""
+    """The report from JSON, in which tuples are lists."""
     structured = {
         "layers": tuple(_layer(*layer) for layer in result["layers"]),
         "inputs": tuple((name, dtype) for name, dtype in result["inputs"]),
@@ -92,5 +92,5 @@ def report_of(result: Mapping[str, Any], log: str) -> BuildReport:
     return BuildReport(**{**result, **structured}, log=log)
 
 
-def _layer(name: str, kind: str, node: str, outputs: list[list[str]]) -> Layer:
-    return Layer(name, kind, node, tuple((tensor, dtype) for tensor, dtype in outputs))
+def _layer(name: str, kind: str, node: str, outputs: list[list[str]]) -> NetworkLayer:
+    return NetworkLayer(name, kind, node, tuple((tensor, dtype) for tensor, dtype in outputs))

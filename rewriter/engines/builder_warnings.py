@@ -1,4 +1,4 @@
-"""What TensorRT's builder warns of that concerns precision, in the words of this program."""
+"""Explains the warnings of TensorRT's builder that concern precision."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ the log may hold several."""
 
 
 def precision_warnings(warnings: Iterable[str]) -> Iterator[str]:
-    """What the warnings say about precision, each with what TensorRT wrote."""
+    """Explanations of the warnings about precision, each with TensorRT's text."""
     for warning in warnings:
         meanings = [meaning for pattern, meaning in PRECISION if re.search(pattern, warning)]
         if meanings:
@@ -41,7 +41,7 @@ def precision_warnings(warnings: Iterable[str]) -> Iterator[str]:
 
 
 def other_warnings(warnings: Iterable[str]) -> Iterator[str]:
-    """Warnings that are neither routine, nor about precision, nor judged elsewhere."""
+    """Warnings that are neither routine nor about precision, nor judged in `build_check`."""
     known = "|".join(pattern for pattern, _ in PRECISION)
     for warning in warnings:
         if not any(part in warning for part in (*ROUTINE, NORM_IN_FP16)) and not re.search(known, warning):

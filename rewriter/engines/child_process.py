@@ -1,8 +1,8 @@
-"""Runs one function in a child process, so that its crash, hang or memory hunger is a result.
+"""Runs a function in a child process, so that a crash, a hang or a lack of memory is a result.
 
-Native code (ONNX parsers, engine builders) may end its process; the user of this tool must not
-lose theirs. Order and answer are JSON files; whatever Python or C++ print in the child is the log;
-its stdin is a lifeline that ends when the parent does.
+Native code (ONNX parsers, engine builders) may end its process, but must not end the user's. Order and
+answer are JSON files; the output of the child's Python and C++ is the log. The child ends when its stdin
+closes, which happens when the parent ends.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-Status = Literal["ok", "error", "crashed", "timeout"]
+ChildStatus = Literal["ok", "error", "crashed", "timeout"]
 
 LOG_BYTES = 256 * 1024
-"""How much of the end of a child's output is kept: a builder can print gigabytes."""
+"""Size of the end of a child's output that is kept: a builder can print gigabytes."""
 
 GRACE_S = 5.0
-"""How long the rest of a dead child's output is waited for."""
+"""Time limit for reading the rest of a dead child's output."""
 
 POLL_S = 0.02
-"""How often a child is asked whether it has ended; small against the start of an interpreter."""
+"""Interval of checks whether a child has ended; small against the start of an interpreter."""
 
 _BOOTSTRAP = (
     "import json, sys; order = json.load(open(sys.argv[1])); sys.path[:] = order['path']; "
     "from rewriter.engines.child_process import serve; serve(order)"
 )
-"""The child imports what this process would, whether `rewriter` is installed or not."""
+"""The child has this process's import path, so that `rewriter` need not be installed."""
 
 
 @dataclass(frozen=True)
 class ChildResult:
-    """How a child process ended.
+    """The end of a child process.
 
     Attributes:
         status: `ok`: the function returned; `error`: it raised; `crashed`: the process ended
@@ -57,7 +57,7 @@ class ChildResult:
         exit_code: Its exit code; None if a signal ended it.
     """
 
-    status: Status
+    status: ChildStatus
     result: dict[str, Any] | None
     log: str
     seconds: float
@@ -66,7 +66,7 @@ class ChildResult:
 
     @property
     def summary(self) -> str:
-        """One line for the user: what happened."""
+        """One line for the user."""
         if self.status == "ok":
             return f"done in {self.seconds:.1f} s"
         if self.status == "timeout":
@@ -74,7 +74,7 @@ class ChildResult:
         if self.status == "error" and self.result is not None:
             return f"{self.result['type']}: {self.result['message']}"
         cause = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
-        hint = ", which is what the kernel sends when memory runs out" if self.signal == "SIGKILL" else ""
+        hint = ", which the kernel sends when memory runs out" if self.signal == "SIGKILL" else ""
         return f"the process ended without a result ({cause}{hint})"
 
 
@@ -127,7 +127,7 @@ def _child(order: Path, env: Mapping[str, str] | None) -> Iterator[subprocess.Po
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
-    """Whether the child ended before `deadline` (time.perf_counter)."""
+    """True if the child ended before `deadline` (time.perf_counter)."""
     while not _has_ended(process):
         if time.perf_counter() > deadline:
             return False
@@ -154,7 +154,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Tail:
-    """Reads a child's output as it comes, and keeps the end of it."""
+    """Reads a child's output continuously, and keeps the end of it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -178,7 +178,7 @@ def _verdict(
     if answered is not None:
         return ChildResult(answered["status"], answered["result"], log, seconds, exit_code=0)
     name = _signal_name(-returncode) if returncode < 0 else None
-    status: Status = "crashed" if ended else "timeout"
+    status: ChildStatus = "crashed" if ended else "timeout"
     return ChildResult(status, None, log, seconds, name, None if name else returncode)
 
 
@@ -210,9 +210,9 @@ def _carry_out(order: Mapping[str, Any]) -> str:
         return json.dumps({"status": "ok", "result": result})
     except BaseException as error:
         traceback.print_exc()
-        told = {"type": type(error).__name__, "message": getattr(error, "what", None) or str(error)}
-        told |= {key: getattr(error, key, None) for key in ("where", "hint")}
-        return json.dumps({"status": "error", "result": told})
+        result = {"type": type(error).__name__, "message": getattr(error, "what", None) or str(error)}
+        result |= {key: getattr(error, key, None) for key in ("where", "hint")}
+        return json.dumps({"status": "error", "result": result})
 
 
 def _limit_memory(limit: int | None) -> None:
@@ -223,7 +223,7 @@ def _limit_memory(limit: int | None) -> None:
 
 
 def _die_with_parent() -> None:
-    """Wait for the end of stdin: a build that nobody waits for must not go on."""
+    """Wait for the end of stdin: a build must not continue without its parent."""
     while os.read(0, 4096):
         pass
     if sys.platform != "win32" and os.getpgrp() == os.getpid():

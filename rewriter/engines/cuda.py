@@ -1,4 +1,4 @@
-"""Memory, stream, events and graphs of the GPU, by cuda-python; in the child alone.
+"""Memory, stream, events and graphs of the GPU, by cuda-python; used in child processes only.
 
 `cuda.bindings.runtime` is CUDA's own API one to one, the same for CUDA 12 and 13, and needs no toolkit: a
 driver is enough. (`cuda.core` would read better; its names and signatures still change between releases.)
@@ -22,23 +22,18 @@ class CudaFault(EngineError):
 
 
 def runtime() -> Any:
-    """The module `cuda.bindings.runtime`, once it is sure that it can be used.
+    """Imports `cuda.bindings.runtime`, and checks that it can be used.
 
     Raises:
         EngineError: no GPU, no cuda-python, or a driver that is too old for it.
     """
-    found = nvidia_driver.gpus()
-    if not found:
-        raise EngineError(
-            "no GPU: there is no NVIDIA driver here, or it sees no device",
-            hint="on a machine with a GPU, `nvidia-smi` lists it; in a container, start it with --gpus all",
-        )
+    gpu = nvidia_driver.first_gpu()
     try:
         cudart = import_module("cuda.bindings.runtime")
     except ImportError as error:
         raise EngineError(f"cuda-python is missing: {error}", hint=INSTALL_HINT) from error
     (version,) = _checked(cudart, cudart.cudaRuntimeGetVersion())
-    needed, known = version // 1000, found[0].driver_cuda
+    needed, known = version // 1000, gpu.driver_cuda
     if known[0] < needed:
         raise EngineError(
             f"the driver is too old: it knows CUDA {known[0]}.{known[1]}, cuda-bindings needs CUDA {needed}",
@@ -51,9 +46,9 @@ def _checked(cudart: Any, answer: tuple[Any, ...]) -> tuple[Any, ...]:
     error, *values = answer
     if int(error):
         _, text = cudart.cudaGetErrorString(error)
-        told = text.decode() if isinstance(text, bytes) else str(text)
-        hint = "close other programs on the GPU, or use smaller samples" if "memory" in told else None
-        raise CudaFault(f"CUDA: {told} ({int(error)})", hint=hint)
+        message = text.decode() if isinstance(text, bytes) else str(text)
+        hint = "close other programs on the GPU, or use smaller samples" if "memory" in message else None
+        raise CudaFault(f"CUDA: {message} ({int(error)})", hint=hint)
     return tuple(values)
 
 
@@ -82,7 +77,7 @@ class Buffer:
 
 
 class Stream:
-    """A stream of the first GPU, with what is timed and captured on it."""
+    """A stream of the first GPU, with timing and graph capture."""
 
     def __init__(self) -> None:
         self.cudart = runtime()
@@ -127,7 +122,7 @@ class Stream:
         return float(milliseconds) * 1000.0
 
     def captured(self, work: Callable[[], None]) -> Graph:
-        """What `work` puts on this stream, as a graph.
+        """Captures the work that `work` puts on this stream as a graph.
 
         Raises:
             EngineError: it cannot be captured; the stream is usable again.

@@ -1,4 +1,4 @@
-"""An end to runs of ONNX Runtime at a moment that was said before."""
+"""Stops runs of ONNX Runtime at a deadline."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def ended_at(until: float) -> Iterator[ort.RunOptions | None]:
-    """Options for runs that end, with an exception of ONNX Runtime, at `until`; None for no end.
+def stopped_at(until: float) -> Iterator[ort.RunOptions | None]:
+    """Run options that raise an exception of ONNX Runtime at `until`; None if there is no deadline.
 
-    A run ends behind the node that it computes at that moment.
+    The node that is computed at that moment is finished.
 
     Args:
         until: By time.monotonic().

@@ -1,4 +1,4 @@
-"""What the user says of the engine: which one, with which plugins, for which shapes."""
+"""The user's choice of an engine: its name, plugins and shapes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rewriter.model import Port, Signature
 AUTO, EMULATION = "auto", "emulation"
 ENGINES = (AUTO, *get_args(EngineName), EMULATION)
 TENSORRT = (AUTO, "tensorrt", "tensorrt-rtx", EMULATION)
-"""Of `ENGINES`, those that say how a model is built, and whether it runs."""
+"""Those of `ENGINES` that build models with TensorRT, if they build them."""
 
-Shapes = Mapping[str, Shape]
+Shapes = Mapping[str, Sequence[int]]
 _PROFILE = "--min-shapes, --opt-shapes, --max-shapes"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """How an engine is to be had; `deployment` makes it of a user's words.
+    """An engine with its plugins and profile; `deployment` makes and checks it.
 
     Attributes:
         engine: A name of `ENGINES`.
@@ -53,7 +53,7 @@ class Deployment:
         return {name: span[1] for name, span in self.profile.items()}
 
     def check(self, signature: Signature) -> None:
-        """Hold the profile to a model.
+        """Check the profile against a model.
 
         Raises:
             UsageError: no such input, or a shape that it does not take.
@@ -61,14 +61,13 @@ class Deployment:
         ports = {port.name: port for port in signature.inputs}
         for name, span in self.profile.items():
             if name not in ports:
-                told = "; ".join(
-                    filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports)))
-                )
-                raise UsageError(told, where=_PROFILE, hint="its inputs are " + ", ".join(ports))
+                parts = (f"the model has no input {name!r}", did_you_mean(name, ports))
+                hint = "its inputs are " + ", ".join(ports)
+                raise UsageError("; ".join(filter(None, parts)), where=_PROFILE, hint=hint)
             _require_fit(ports[name], span)
 
     def check_data(self, samples: Mapping[str, Span]) -> None:
-        """Hold the data to the profile.
+        """Check the data against the profile.
 
         Args:
             samples: Smallest, first and largest shape of each input.
@@ -90,7 +89,7 @@ def deployment(
     *,
     engines: Sequence[str] = ENGINES,
 ) -> Deployment:
-    """Put together what the user says, and refuse what cannot be.
+    """Make a deployment from the user's options, and check them.
 
     Args:
         engines: The names that may be given.
@@ -112,7 +111,7 @@ def deployment(
 
 
 def _spans(low: Shapes, usual: Shapes, high: Shapes) -> Iterator[tuple[str, Span]]:
-    """Profiles; where one of the three is missing, another stands in."""
+    """Profiles; a missing shape is replaced by another of the three."""
     for name in {**low, **usual, **high}:
         middle = usual.get(name) or high.get(name) or low[name]
         span = tuple(low.get(name, middle)), tuple(middle), tuple(high.get(name, middle))

@@ -1,4 +1,4 @@
-"""What TensorRT's engine inspector tells of a built engine, as `EngineLayer`s."""
+"""Reads the layers of a built engine from TensorRT's engine inspector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent's side of a measurement: builds and runs in child processes, and what became of them as data."""
+"""Measures variants of a model: builds and runs them in child processes, and returns outcomes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
         folder: Where engines and outputs go; what the outcomes read lives as long as it does.
 
     Returns:
-        One outcome for each variant and build, in that order: what failed is told there. If the process
-        that runs them does not survive, each is run alone, to find whose fault it was; the others are then
-        timed without it.
+        One outcome for each variant and build, in that order, failures included. If the process that runs
+        them crashes or hangs, each is run alone to find the cause, and the others are then timed without it.
 
     Raises:
-        EngineError: the library that was asked for is not installed, or two variants share a name.
+        EngineError: the library is not installed, or two variants share a name.
     """
     names = [variant.name for variant in variants]
     if twice := {name for name in names if names.count(name) > 1}:
@@ -74,7 +73,7 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
 def build_variant(
     variant: Variant, settings: MeasureSettings, target: Path, number: int = 0
 ) -> tuple[Path, BuildReport | None] | EngineOutcome:
-    """Build one variant; or what there is already.
+    """Build one variant, if its engine needs a build.
 
     Returns:
         What to load, and the builder's report if there is one; the outcome if there is nothing to load.
@@ -122,10 +121,10 @@ def shape_values(sample: Mapping[str, Any]) -> dict[str, list[int]]:
 
 
 def _refusal(name: str, number: int, report: BuildReport) -> EngineOutcome:
-    """Why parser or builder gave no engine."""
-    told = [str(error) for error in report.parser_errors]
-    told = told or ([report.obstacle] if report.obstacle else list(report.errors[-3:]))
-    problem = "; ".join(told) or "the builder gave no engine and no reason"
+    """The outcome of a build that gave no engine."""
+    reasons = [str(error) for error in report.parser_errors]
+    reasons = reasons or ([report.obstacle] if report.obstacle else list(report.errors[-3:]))
+    problem = "; ".join(reasons) or "the builder gave no engine and no reason"
     library = f"{report.library} {report.version}"
     return EngineOutcome(
         name, number, "refused", problem, report.hint, report.log, library=library, report=report
@@ -133,14 +132,14 @@ def _refusal(name: str, number: int, report: BuildReport) -> EngineOutcome:
 
 
 def _accident(name: str, number: int, child: ChildResult, what: str) -> EngineOutcome:
-    """How a child process ended that gave no answer, or raised what it should not."""
+    """The outcome of a child process without an answer, or with an unexpected exception."""
     status: Status = child.status if child.status in ("crashed", "timeout") else "error"
     hint = (child.result or {}).get("hint") or ""
     return EngineOutcome(name, number, status, f"{what}: {child.summary}", hint, child.log)
 
 
 def _run_group(group: Sequence[_Built], settings: MeasureSettings, folder: Path) -> Iterator[EngineOutcome]:
-    """Run together; if that process does not survive, each alone, and then the survivors together.
+    """Run all together; if that process crashes or hangs, run each alone, and then the survivors together.
 
     Nothing is run again after `settings.until`.
     """

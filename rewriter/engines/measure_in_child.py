@@ -1,12 +1,12 @@
-"""The run of a measurement, in the child: load every engine, run every sample, time all in turn."""
+"""The child's side of a measurement: loads every engine, runs every sample, times all in turn."""
 
 from __future__ import annotations
 
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,23 +17,23 @@ from rewriter.engines.tensor_files import read_tensors, write_tensors
 from rewriter.errors import RewriterError
 
 LEAST_REPEATS = 10
-"""Rounds that are counted however long one takes: quartiles of fewer say little."""
+"""Smallest number of timed rounds, however long they are: quartiles of fewer mean little."""
 
 
 def engine_named(name: str) -> Engine:
-    """The engine of a name of `EngineName`."""
+    """The engine with this `EngineName`."""
     if name.startswith("onnxruntime"):
-        from rewriter.engines.onnxruntime_program import OnnxRuntime
+        from rewriter.engines.onnxruntime_program import OnnxRuntimeEngine
 
-        return OnnxRuntime(gpu=name == "onnxruntime-cuda")
-    from rewriter.engines.tensorrt_program import TensorRT
+        return OnnxRuntimeEngine(gpu=name == "onnxruntime-cuda")
+    from rewriter.engines.tensorrt_program import TensorRTEngine
 
-    return TensorRT(name.replace("-", "_"))
+    return TensorRTEngine(name.replace("-", "_"))
 
 
 @dataclass
 class _Lane:
-    """One engine of the measurement and what it gave so far; `answer` is JSON."""
+    """One engine of the measurement, with its results so far; `answer` is JSON."""
 
     order: RunOrder
     program: Program | None = None
@@ -61,18 +61,14 @@ def run_here(
         `outcomes`: for each order the fields of `Outcome` that a run gives.
 
     Raises:
-        CudaFault: the GPU failed; what other engines of this process would give is worth nothing.
+        CudaFault: the GPU failed, so that results of other engines of this process would be unreliable.
     """
     lanes = [_Lane(_order(fields)) for fields in orders]
     maker = engine_named(engine)
     for lane in lanes:
-        try:
+        with _failing(lane):
             lane.program = maker.load(lane.order)
             _run_samples(lane, lane.program)
-        except CudaFault:
-            raise
-        except RewriterError as error:
-            lane.fail(error)
     if timing is not None:
         _time([lane for lane in lanes if lane.alive], Timing(**timing))
     return {"outcomes": [_closed(lane) for lane in lanes]}
@@ -98,9 +94,9 @@ def _run_samples(lane: _Lane, program: Program) -> None:
 
 
 def _time(lanes: Sequence[_Lane], timing: Timing) -> None:
-    """All in turn, round by round, so that drift of the clock and of its neighbours meets all alike."""
+    """Time all in turn, round by round, so that drift of the GPU's clock affects all alike."""
     for lane in lanes:
-        with _faults(lane):
+        with _failing(lane):
             assert lane.program is not None
             lane.program.prepare(read_tensors(lane.order.samples[0]))
     limit = None if timing.seconds is None else timing.seconds * len(lanes)
@@ -111,31 +107,26 @@ def _time(lanes: Sequence[_Lane], timing: Timing) -> None:
 
 
 def _rounds(lanes: Sequence[_Lane], most: int, least: int, limit: float | None) -> None:
-    """So many rounds; from `least` on no more of them than fit into `limit` seconds."""
+    """Run `most` rounds, or as many as fit into `limit` seconds, but at least `least`."""
     start = time.perf_counter()
     for number in range(most):
         if limit is not None and number >= least and time.perf_counter() - start > limit:
             return
         for lane in lanes:
             if lane.alive and lane.program is not None:
-                with _faults(lane):
+                with _failing(lane):
                     lane.times.append(lane.program.time_us())
 
 
-class _faults:  # noqa: N801 - reads as a statement
-    """Errors of one lane end that lane; a fault of the GPU ends all."""
-
-    def __init__(self, lane: _Lane) -> None:
-        self._lane = lane
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, RewriterError) and not isinstance(error, CudaFault):
-            self._lane.fail(error)
-            return True
-        return False
+@contextmanager
+def _failing(lane: _Lane) -> Iterator[None]:
+    """Ends a lane at its first error; a fault of the GPU ends all lanes."""
+    try:
+        yield
+    except CudaFault:
+        raise
+    except RewriterError as error:
+        lane.fail(error)
 
 
 def _closed(lane: _Lane) -> dict[str, Any]:

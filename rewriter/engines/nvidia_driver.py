@@ -1,4 +1,4 @@
-"""NVIDIA's driver: whether it is there, its GPUs, and what they can do. Needs nothing installed."""
+"""NVIDIA's driver and its GPUs, queried by ctypes without any library."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rewriter.errors import EngineError
+
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
-"""Where NVIDIA's kernel module says its release, on Linux."""
+"""File with the release of NVIDIA's kernel module, on Linux."""
 
 _NAME_BYTES = 256
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -25,7 +27,7 @@ class Gpu:
     Attributes:
         capability: Compute capability, e.g. (9, 0).
         driver_cuda: Newest CUDA that the driver supports, e.g. (13, 0).
-        driver: Its release, e.g. 580.65.06; "" where the system does not tell (Windows).
+        driver: Its release, e.g. 580.65.06; "" if unknown (Windows).
     """
 
     name: str
@@ -40,8 +42,29 @@ class Gpu:
 
 
 def has_gpu() -> bool:
-    """Whether the driver is there and sees a device."""
+    """True if the driver is installed and finds a device."""
     return bool(gpus())
+
+
+def first_gpu() -> Gpu:
+    """The GPU that engines use.
+
+    Raises:
+        EngineError: there is no GPU.
+    """
+    found = gpus()
+    if not found:
+        raise no_gpu("an engine was to run on a GPU")
+    return found[0]
+
+
+def no_gpu(why: str) -> EngineError:
+    """The error for a machine without a GPU."""
+    return EngineError(
+        f"{why}: there is no NVIDIA driver here, or it finds no device",
+        hint="`nvidia-smi` lists the GPUs, and a container needs --gpus all; "
+        "without a GPU: --engine onnxruntime or emulation",
+    )
 
 
 def gpus() -> list[Gpu]:
@@ -54,7 +77,7 @@ def gpus() -> list[Gpu]:
 
 
 def release(text: str) -> str:
-    """The driver's release out of what its kernel module says of itself; "" if it is not there."""
+    """The release in the version text of the kernel module; "" if there is none."""
     found = re.search(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)", text)
     return found[1] if found else ""
 
@@ -85,6 +108,6 @@ def _devices(driver: Any) -> Iterator[Gpu]:
 
 
 def _number(function: Any, *arguments: int) -> int:
-    """What a function of the driver writes through its first argument; 0 if it fails."""
+    """The number that a driver function writes through its first argument; 0 if it fails."""
     value = ctypes.c_int(0)
     return value.value if function(ctypes.byref(value), *arguments) == 0 else 0

@@ -1,4 +1,4 @@
-"""Models on ONNX Runtime: weights shared, not copied, and failures that name the node."""
+"""Sessions of ONNX Runtime that share weights without copies, and name the node of a failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 
-from rewriter.engines.deadline import ended_at
+from rewriter.engines.deadline import stopped_at
 from rewriter.engines.onnxruntime_errors import explain
 from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
 from rewriter.graph import label
@@ -26,7 +26,7 @@ MAX_THREADS = 2
 """Reductions and small convolutions gain little from more, and builds often share the machine."""
 
 _QUIET = 4
-"""`fatal` of OrtLoggingLevel: every failure below it also arrives as an exception."""
+"""`fatal` of OrtLoggingLevel: failures of lower levels are raised as exceptions, too."""
 
 
 def qualified(node: onnx.NodeProto) -> str:
@@ -94,27 +94,27 @@ class Session:
 
         Args:
             feeds: One array for each input, in its type and shape; BF16 as ml_dtypes.bfloat16.
-            until: time.monotonic() at which the run is given up, behind the node that is being computed.
+            until: time.monotonic() at which the run stops, after the current node.
 
         Raises:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
-            TimeUpError: it took too long.
+            TimeUpError: the deadline passed.
         """
         if self._session is None:
             raise ArithmeticRunError("the session is closed", where=self._file)
         names = list(self.outputs if outputs is None else outputs)
         try:
             given = {name: _value(array) for name, array in feeds.items()}
-            with ended_at(until) as options:
+            with stopped_at(until) as options:
                 values = self._session.run_with_ort_values(names, self._inputs | given, options)
         except Exception as error:
             if time.monotonic() >= until:
-                raise TimeUpError("a run on ONNX Runtime was given up: the time was up") from error
+                raise TimeUpError("a run on ONNX Runtime was stopped at its deadline") from error
             explain(error, self._file, "ONNX Runtime cannot run the model")
         return {name: _array(value) for name, value in zip(names, values, strict=True)}
 
     def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
-        """A run on these feeds that copies nothing: they, and what comes out, stay on the device.
+        """Returns a function that runs these feeds without copies: inputs and outputs stay on the device.
 
         Raises:
             ArithmeticRunError: a feed does not fit; or, when it is called, a node failed.
@@ -155,7 +155,7 @@ class Session:
 
 
 def _providers(gpu: bool, tf32: bool) -> list[Any]:
-    """What computes, best first; what CUDA has no kernel for stays on the CPU."""
+    """Execution providers, best first: nodes without a CUDA kernel run on the CPU."""
     import onnxruntime as ort
 
     if not gpu:
@@ -186,9 +186,9 @@ def _options(optimize: bool, threads: int) -> ort.SessionOptions:
 
 
 def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[str], list[str]]:
-    """A proto for ONNX Runtime, and the detached weights by the way in which they reach it.
+    """Splits a model into a proto for ONNX Runtime and the detached weights.
 
-    Every node of the proto has a name, so that a failure can say which it was.
+    Every node of the proto gets a name for error messages.
 
     Returns:
         The proto, the weights that are inputs of it, and those that are external initializers.

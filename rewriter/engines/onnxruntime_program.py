@@ -1,4 +1,4 @@
-"""ONNX Runtime as an `Engine` of the protocol, on the CPU or on the GPU. In the child alone."""
+"""ONNX Runtime as an `Engine` of the protocol, on CPU or GPU; used in child processes only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rewriter.errors import EngineError
 from rewriter.model import Array, load
 
 
-class OnnxRuntime:
+class OnnxRuntimeEngine:
     """Its "engine" is the ONNX file itself: there is nothing to build.
 
     Args:
@@ -25,19 +25,19 @@ class OnnxRuntime:
     def __init__(self, *, gpu: bool) -> None:
         self._gpu = gpu
 
-    def load(self, order: RunOrder) -> OrtProgram:
+    def load(self, order: RunOrder) -> OnnxRuntimeProgram:
         """See `Engine.load`."""
-        return OrtProgram(order, gpu=self._gpu)
+        return OnnxRuntimeProgram(order, gpu=self._gpu)
 
 
-class OrtProgram:
+class OnnxRuntimeProgram:
     """A session; optimisations are off, so that it computes what the file says."""
 
     cuda_graph = False
 
     def __init__(self, order: RunOrder, *, gpu: bool) -> None:
         self.notes: list[str] = []
-        self.device = _gpu_name() if gpu else "CPU"
+        self.device = str(nvidia_driver.first_gpu()) if gpu else "CPU"
         model = load(order.engine)
         ports = {port.name for port in model.signature.outputs}
         # a name alone is enough for ONNX Runtime, which infers the type
@@ -59,7 +59,7 @@ class OrtProgram:
         self._timed = self._session.bound(feeds)
 
     def time_us(self) -> float:
-        """See `Program.time_us`: wall time until the device is done."""
+        """See `Program.time_us`: wall time until the device has finished."""
         if self._timed is None:
             raise EngineError("nothing was prepared to be timed")
         start = time.perf_counter()
@@ -74,13 +74,3 @@ class OrtProgram:
         """Free the session."""
         self._timed = None
         self._session.close()
-
-
-def _gpu_name() -> str:
-    gpus = nvidia_driver.gpus()
-    if not gpus:
-        raise EngineError(
-            "no GPU: there is no NVIDIA driver here, or it sees no device",
-            hint="--engine onnxruntime computes on the CPU",
-        )
-    return str(gpus[0])

@@ -1,4 +1,4 @@
-"""How many builds at a time."""
+"""Number of builds to run at a time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ MOST_JOBS = 8
 """Builds at a time; each is a process with a model and its engine in memory."""
 
 BUILD_BYTES = 2 * 1024**3
-"""What a build takes besides the weights: libraries, CUDA, the optimiser."""
+"""Memory of a build besides the weights: libraries, CUDA, the optimiser."""
 
 WEIGHTS_TIMES = 4
 """The model as read and as parsed, the builder's copy, the engine."""
 
 TIMES_KERNELS = frozenset({"tensorrt"})
-"""Engines that choose kernels by timing them on the GPU as they build: one at a time, and nothing beside."""
+"""Engines whose builder times kernels on the GPU: one build at a time, with no other work beside it."""
 
 
 def builds_at_a_time(engine: EngineName, weights: int) -> int:
-    """Half of the cores, as far as memory allows; one where a build would disturb the others.
+    """Half of the cores, as far as memory allows; 1 if builds would disturb each other's timings.
 
     Args:
         weights: Bytes of the model's weights.
@@ -33,7 +33,7 @@ def builds_at_a_time(engine: EngineName, weights: int) -> int:
 
 
 def _available_bytes() -> int:
-    """Memory that can be had without swapping; plenty where the system does not say."""
+    """Memory that is available without swapping; unlimited if unknown."""
     try:
         with Path("/proc/meminfo").open(encoding="ascii") as table:
             lines = dict(line.split(":", 1) for line in table)

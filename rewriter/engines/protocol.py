@@ -17,7 +17,7 @@ parent turns all of that into an `EngineOutcome`. What they must keep:
 - `Program.run` gives every output of the ONNX model under its ONNX name, in its ONNX type.
 - `Program.prepare` puts one sample where the device reads it; `Program.time_us` runs on it and
   returns the device's own time of a run. Between the two nothing is copied.
-- FP32 stays FP32 where `RunOrder.tf32` is False: who cannot promise that raises `EngineError`.
+- FP32 stays FP32 if `RunOrder.tf32` is False; an engine that cannot guarantee that raises `EngineError`.
 - A failure after which the process cannot be trusted (a CUDA error) is a `CudaFault`: the parent then runs
   every variant in a process of its own, so that one does not spoil the others.
 """
@@ -45,8 +45,8 @@ EngineName = Literal["tensorrt", "tensorrt-rtx", "onnxruntime", "onnxruntime-cud
 """`onnxruntime` computes on the CPU, `onnxruntime-cuda` on the GPU."""
 
 Status = Literal["ok", "refused", "error", "crashed", "timeout"]
-"""`refused`: parser or builder said no; `error`: it was built, but does not load or run; `crashed` and
-`timeout`: how the child process ended that built or ran it."""
+"""`refused`: by parser or builder; `error`: built, but does not load or run; `crashed` and `timeout`: the
+end of the child process that built or ran it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Variant:
             outputs with those of a build without.
         debug: Record the unfused tensors, which leaves fusion as it is, where the library can: their
             values are in `EngineOutcome.debug`, under the library's names.
-        engine: An engine file that `build` wrote already; nothing is built then.
+        engine: An existing engine file, which makes a build unnecessary.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Timing:
-    """How latency is measured: on the first sample, all variants in turn, round by round.
+    """Settings of the timing: on the first sample, all variants in turn, round by round.
 
     Attributes:
         warm_up: Rounds that are not counted.
@@ -98,7 +98,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """How all variants of one measurement are built and run.
+    """Settings for building and running all variants of one measurement.
 
     Attributes:
         builds: How often each is built: builders choose kernels by timing them, so that two builds of
@@ -108,7 +108,7 @@ class MeasureSettings:
         optimization_level: 0 (quick) to 5; None: the library's default.
         build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
         memory_bytes: Limit on the address space of each child; leave it out on a GPU.
-        until: time.monotonic() at which builds and runs under way are ended.
+        until: Deadline by time.monotonic(), at which builds and runs are stopped.
     """
 
     engine: EngineName
@@ -163,20 +163,20 @@ class EngineLayer:
 
 @dataclass(frozen=True)
 class EngineOutcome:
-    """What became of one build of one variant.
+    """The result of one build of one variant.
 
     Attributes:
         build: Number of the build, from 0.
-        problem: If the status is not `ok`: what happened, in one sentence. `hint`: what to do.
-        log: End of what the child printed, if the status is not `ok`.
-        device: What it ran on, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`.
+        problem: If the status is not `ok`: the reason, in one sentence. `hint`: the advice.
+        log: End of the child's output, if the status is not `ok`.
+        device: The GPU and its driver, or the CPU, e.g. `NVIDIA H200, driver CUDA 13.0` or `CPU`.
         library: Name and version.
         report: Of TensorRT's parser and builder, if it got that far.
-        layers: The built engine; empty if the library cannot tell.
+        layers: The built engine; empty if the library has no inspector.
         outputs: Folder of each sample's outputs.
         debug: Folder of each sample's debug tensors.
         latency: None if it did not run, or nothing was to be timed.
-        notes: What the reader should know: no CUDA graph, no debug tensors in this library.
+        notes: Remarks for the user: no CUDA graph, no debug tensors in this library.
     """
 
     variant: str
@@ -221,7 +221,7 @@ class Program(Protocol):
 
     @property
     def cuda_graph(self) -> bool:
-        """Whether `time_us` replays a graph. Known after `prepare`."""
+        """True if `time_us` replays a CUDA graph; known after `prepare`."""
         ...
 
     def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
@@ -243,7 +243,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class RunOrder:
-    """What the child shall load and run: one build of one variant.
+    """One build of one variant for the child to load and run.
 
     Attributes:
         engine: What the build wrote; the ONNX file if there is no build.

@@ -1,4 +1,4 @@
-"""TensorRT's parser and builder, run in a child process: what the parsed network is, and whether it builds.
+"""Runs TensorRT's parser and builder in a child process.
 
 `tensorrt` (10, 11) and `tensorrt_rtx` (1.4 on) are one code path; the module's name is the only
 difference that callers see. Networks are always strongly typed.
@@ -18,7 +18,7 @@ from rewriter.errors import EngineError
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to build.
+    """Options of a build.
 
     Attributes:
         shapes: Smallest, usual and largest shape of each input with dynamic axes.
@@ -30,11 +30,11 @@ class BuildOptions:
         optimization_level: 0 (quick) to 5; None: the library's default. Without a GPU it changes
             neither the time nor the engine of TensorRT-RTX 1.6.
         engine: Where to write the engine; None: nowhere.
-        outputs: Tensors that become outputs of the network, too.
+        outputs: Further tensors to mark as outputs of the network.
         debug: Mark the unfused tensors as debug tensors, where the library can.
         tf32: Whether FP32 may be computed in TF32. False needs `NO_TF32` in the child's environment,
             too: `build` sees to it.
-        details: Keep what the engine inspector tells of each layer.
+        details: Keep the details of layers for the engine inspector.
         plugins: Shared libraries with plugins.
         timing_cache: Use the cache of kernel timings in the user's cache folder; `tensorrt` on a GPU only.
     """
@@ -69,7 +69,7 @@ def build(
     """Parse and build an ONNX file in a child process with these limits (see `run_in_child`).
 
     Returns:
-        The report; or, when the child crashed or ran out of time, how it ended.
+        The report, or the child's end if it crashed or ran out of time.
 
     Raises:
         EngineError: no library is installed, or it lacks what the options ask for.
@@ -83,6 +83,6 @@ def build(
     if child.status == "ok" and child.result is not None:
         return report_of(child.result, child.log)
     if child.status == "error" and child.result is not None and child.result["type"] == "EngineError":
-        told = child.result
-        raise EngineError(told["message"], where=told["where"], hint=told["hint"])
+        error = child.result
+        raise EngineError(error["message"], where=error["where"], hint=error["hint"])
     return child

@@ -1,4 +1,4 @@
-"""What TensorRT calls back while it runs: memory for outputs of unknown size, and debug tensors."""
+"""Callbacks of TensorRT during a run: memory for outputs of unknown size, and debug tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
     "INT64": np.dtype(np.int64),
     "BOOL": np.dtype(np.bool_),
 }
-"""Of TensorRT's `DataType`, what an input or output can be."""
+"""NumPy's type for each `DataType` of inputs and outputs."""
 
 
 def allocator(trt: Any, stream: Stream) -> Any:
@@ -53,7 +53,7 @@ def allocator(trt: Any, stream: Stream) -> Any:
 
 
 def listener(trt: Any, stream: Stream, writer: TensorWriter, notes: list[str]) -> Any:
-    """Writes each debug tensor as it comes, so that one is in memory at a time."""
+    """Writes each debug tensor at once, so that one is in memory at a time."""
 
     class Listener(trt.IDebugListener):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -85,7 +85,7 @@ def listener(trt: Any, stream: Stream, writer: TensorWriter, notes: list[str]) -
 
 
 def _address(pointer: Any) -> int:
-    """A pointer that the bindings hand over as a number or as a capsule, which differs by version."""
+    """The address in a pointer, which is a number or a capsule, depending on the version."""
     if isinstance(pointer, int):
         return pointer
     get = ctypes.pythonapi.PyCapsule_GetPointer

@@ -1,4 +1,4 @@
-"""The TensorRT module of this machine and its log; in the child alone."""
+"""Imports TensorRT, with its log and its plugins; used in child processes only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MESSAGE_LIMIT = 200
 """Distinct warnings, and as many errors, that are kept."""
 
 
-def library(name: str | None) -> Any:
-    """The module `name`, or the best one that can build here."""
+def import_tensorrt(name: str | None) -> Any:
+    """Imports the module `name`, or the best one that can build here."""
     gpu = nvidia_driver.has_gpu()
     wanted = (name,) if name else (LIBRARIES if gpu else LIBRARIES[1:])
     failures = []
@@ -36,7 +36,7 @@ def library(name: str | None) -> Any:
 
 
 class Log:
-    """Distinct warnings and errors in order; everything from INFO on goes to stderr as it comes."""
+    """Collects distinct warnings and errors; everything from INFO on goes to stderr at once."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -45,10 +45,10 @@ class Log:
     def add(self, severity: str, message: str) -> None:
         sys.stderr.write(f"[{severity}] {message}\n")
         sys.stderr.flush()
-        if severity != "INFO" and (told := without_noise(message)):
+        if severity != "INFO" and (text := without_noise(message)):
             kept = self.warnings if severity == "WARNING" else self.errors
-            if told not in kept and len(kept) < MESSAGE_LIMIT:
-                kept.append(told)
+            if text not in kept and len(kept) < MESSAGE_LIMIT:
+                kept.append(text)
 
 
 def logger(trt: Any, log: Log) -> Any:
@@ -64,13 +64,13 @@ def logger(trt: Any, log: Log) -> Any:
 
 
 def without_noise(message: str) -> str:
-    """One line, without the complaint that there is no GPU driver, and without source positions."""
+    """The message on one line, without source positions and complaints about a missing GPU driver."""
     lines = [line for line in message.splitlines() if "catchCudaError" not in line]
     return re.sub(r"\.? +In \w+ at /?[\w./]+:\d+|^\w+\.[ch]pp:\d+: ", "", " ".join(lines)).strip()
 
 
 def load_plugins(trt: Any, registry: Any, plugins: Sequence[str]) -> None:
-    """The plugins of the library itself, and those of the shared libraries `plugins`.
+    """Loads the plugins of the library itself, and those of the shared libraries `plugins`.
 
     Raises:
         EngineError: a file is missing, or is no plugin library.
@@ -82,7 +82,7 @@ def load_plugins(trt: Any, registry: Any, plugins: Sequence[str]) -> None:
             raise EngineError("no such plugin library", where=plugin, hint="--plugin-lib names a .so or .dll")
         try:
             loaded = registry.load_library(plugin)
-        except Exception as error:  # bindings raise what they like here
+        except Exception as error:  # the bindings raise several types
             raise EngineError(
                 f"it does not load as a TensorRT plugin library: {error}", where=plugin
             ) from error

@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX as an `Engine`: load an engine file, run it, time it. In the child alone."""
+"""TensorRT and TensorRT-RTX as an `Engine`: loads, runs and times; used in child processes only."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from rewriter.engines.protocol import EngineLayer, RunOrder
 from rewriter.engines.tensor_files import TensorWriter
 from rewriter.engines.tensorrt_build import NO_TF32
 from rewriter.engines.tensorrt_callbacks import NUMPY, allocator, listener
-from rewriter.engines.tensorrt_module import Log, library, load_plugins, logger
+from rewriter.engines.tensorrt_module import Log, import_tensorrt, load_plugins, logger
 from rewriter.engines.this_machine import refusal, title
 from rewriter.errors import EngineError
 from rewriter.model import Array
 
 BATCH_US = 500.0
-"""Back-to-back runs of one timing together take about this long: a launch costs some microseconds during
-which the GPU idles, which would be most of what a one-node model takes."""
+"""Duration of the back-to-back runs of one timing. The GPU idles for some microseconds at each launch, which
+would be most of the time of a one-node model."""
 
 MOST_RUNS = 50
 """Back-to-back runs of one timing at most."""
 
 WARM_RUNS = 2
-"""Runs before a capture: the first one may allocate, compile or load, which no graph can hold."""
+"""Runs before a capture: the first one may allocate, compile or load, which cannot be captured."""
 
 NO_KERNEL = "cubin or ptx module for device target"
-"""What TensorRT-RTX 1.6.1 wrote on an H200 of engines that it had built there and could not load."""
+"""Part of the error of TensorRT-RTX 1.6.1 on an H200 for engines that it had built and could not load."""
 
 
 def context_hint(why: str) -> str:
-    """What to do about an engine that makes no execution context, by what the library said."""
+    """Hint for an engine that makes no execution context, by the message of the library."""
     if NO_KERNEL in why:
         return "this build cannot run on this GPU: it has no kernel for it; another release may build one"
     return "it may lack memory: close other programs on the GPU"
 
 
-class TensorRT:
+class TensorRTEngine:
     """The `Engine` of one of the two modules."""
 
     def __init__(self, module: str) -> None:
@@ -52,10 +52,10 @@ class TensorRT:
         """See `Engine.load`."""
         if not order.tf32 and any(os.environ.get(name) != value for name, value in NO_TF32.items()):
             raise EngineError(
-                "FP32 without TF32 was asked for, and this process allows TF32",
+                "FP32 without TF32 was requested, and this process allows TF32",
                 hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
             )
-        trt = library(self._module)
+        trt = import_tensorrt(self._module)
         for gpu in nvidia_driver.gpus()[:1]:
             if problem := refusal(trt.__name__, trt.__version__, gpu):
                 raise problem
@@ -71,7 +71,7 @@ class TensorRTProgram:
         self._title = f"{title(trt.__name__)} {trt.__version__}"
         self._trt = trt
         self._stream = Stream()
-        self.device = str(nvidia_driver.gpus()[0])
+        self.device = str(nvidia_driver.first_gpu())
         self._log = Log()
         self._runtime = trt.Runtime(logger(trt, self._log))
         load_plugins(trt, self._runtime.get_plugin_registry(), [str(p) for p in order.plugins])
@@ -95,7 +95,7 @@ class TensorRTProgram:
         return self._graph is not None
 
     def layers(self) -> Sequence[EngineLayer]:
-        """What the engine inspector tells."""
+        """The layers that the engine inspector lists."""
         return read_layers(self._trt, self._engine)
 
     def run(self, feeds: Mapping[str, Array], debug: Path | None = None) -> dict[str, Array]:
@@ -131,7 +131,7 @@ class TensorRTProgram:
         self._runs = max(1, min(MOST_RUNS, round(BATCH_US / max(single, 1.0))))
 
     def time_us(self) -> float:
-        """See `Program.time_us`; the mean of some back-to-back runs if one is short."""
+        """See `Program.time_us`; the mean of several back-to-back runs if a run is short."""
         return self._stream.elapsed_us(self._batch) / self._runs
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class TensorRTProgram:
         self._buffers.clear()
 
     def _created(self) -> Any:
-        """An execution context; kernels for dynamic shapes are made before they run, not beside them."""
+        """An execution context that compiles kernels for dynamic shapes before runs, not during them."""
         trt, engine = self._trt, self._engine
         strategies = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
         if strategies is None or not hasattr(engine, "create_runtime_config"):
@@ -158,7 +158,7 @@ class TensorRTProgram:
         return context
 
     def _why(self) -> str:
-        return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it does not say why"
+        return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it gives no reason"
 
     def _once(self) -> None:
         if self._graph is not None:
@@ -202,7 +202,7 @@ class TensorRTProgram:
             self._buffer(name, array.nbytes).upload(array)
 
     def _provide(self, name: str) -> None:
-        """Memory for an output; where its shape is known only afterwards, TensorRT asks for it itself."""
+        """Memory for an output; TensorRT allocates it if the shape depends on the data."""
         shape = tuple(self._context.get_tensor_shape(name))
         if -1 in shape:
             if name not in self._allocators:

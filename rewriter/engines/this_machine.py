@@ -1,4 +1,4 @@
-"""What this machine can run: its GPU, the libraries that are installed, and the best engine of them."""
+"""The GPU of this machine, the installed libraries, and the best engine that runs here."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rewriter.engines.protocol import EngineName
 from rewriter.errors import EngineError
 
 ASK_S = 60.0
-"""Seconds that the driver gets to answer; a GPU that wakes up takes a few."""
+"""Time limit for the driver; a GPU that wakes up needs a few seconds."""
 
 REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
-"""Library, from this version on, does not load engines on this compute capability; the last that does.
-Seen on an H200: 1.7.1 builds there, and its runtime refuses; 1.4 to 1.6.1 run."""
+"""Library, first release that does not load engines on a compute capability, and last release that does.
+Measured on an H200: 1.7.1 builds there, and its runtime refuses; 1.4 to 1.6.1 run."""
 
 PREFERRED: tuple[EngineName, ...] = ("tensorrt", "tensorrt-rtx")
-"""What `auto` looks for on a GPU, best first."""
+"""Engines that `auto` tries on a GPU, best first."""
 
 INSTALL = {
     "tensorrt": 'pip install "rewriter[trt]", on a machine with a GPU',
@@ -36,8 +36,8 @@ class Choice:
     """The engine that runs here.
 
     Attributes:
-        engine: None if there is none with a GPU: emulation has to do.
-        reasons: Why the better ones cannot, one sentence each.
+        engine: None if no engine runs on a GPU here, so that emulation is used.
+        reasons: One sentence for each better engine that cannot run.
     """
 
     engine: EngineName | None
@@ -46,7 +46,7 @@ class Choice:
 
 @lru_cache(maxsize=1)
 def gpu() -> Gpu | None:
-    """The first GPU, or None; the driver is asked once, in a child process."""
+    """The first GPU, or None; queried once, in a child process."""
     child = run_in_child({"call": "rewriter.engines.this_machine:_gpus_here"}, timeout_s=ASK_S)
     if child.status != "ok" or child.result is None or not child.result["gpus"]:
         return None
@@ -72,7 +72,7 @@ def choose() -> Choice:
 
 
 def require(engine: str) -> EngineName:
-    """The engine of this name, which can run here.
+    """Checks that the engine of this name can run here.
 
     Raises:
         EngineError: no such engine; no GPU, no library, or a release that does not run on this GPU.
@@ -86,15 +86,12 @@ def require(engine: str) -> EngineName:
 
 
 def obstacle(engine: EngineName) -> EngineError | None:
-    """Why an engine cannot run here; None if it can, as far as can be told without loading it."""
+    """The error for an engine that cannot run here; None if it can, judged without loading it."""
     if engine == "onnxruntime":
         return None
     found = gpu()
     if found is None:
-        return EngineError(
-            f"{engine} runs on a GPU: there is no NVIDIA driver here, or it sees no device",
-            hint="`nvidia-smi` lists what the driver sees; without a GPU: --engine onnxruntime or emulation",
-        )
+        return nvidia_driver.no_gpu(f"{engine} runs on a GPU")
     if engine == "onnxruntime-cuda":
         return _without_cuda()
     module = engine.replace("-", "_")
@@ -115,7 +112,7 @@ def _without_cuda() -> EngineError | None:
 
 
 def refusal(module: str, release: str, found: Gpu) -> EngineError | None:
-    """Why a release does not load engines on a GPU, where that is known: before minutes go into a build."""
+    """The error for a release that is known not to load engines on a GPU; avoids a build of minutes."""
     installed = tuple(int(part) for part in release.split(".")[:2] if part.isdigit())
     for name, since, capability, last in REFUSES:
         if module == name and installed >= since and found.capability == capability:
@@ -129,7 +126,7 @@ def refusal(module: str, release: str, found: Gpu) -> EngineError | None:
 
 
 def title(module: str) -> str:
-    """What NVIDIA calls the module."""
+    """NVIDIA's name for the library."""
     return "TensorRT-RTX" if module == "tensorrt_rtx" else "TensorRT"
 
 
@@ -141,7 +138,7 @@ def _installed(module: str) -> bool:
 
 
 def _version(module: str) -> str:
-    """The release that is installed; empty if its wheel does not say."""
+    """The installed release; empty if no wheel has metadata."""
     plain = module.replace("_", "-")
     for name in (plain, f"{plain}-cu13", f"{plain}-cu12"):
         try:

@@ -25,7 +25,7 @@ class TimingCache:
     path: Path
 
     def keep(self) -> None:
-        """Write it; a cache that cannot be written is only a slower build next time."""
+        """Write the file; failures are ignored, as they only make the next build slower."""
         with contextlib.suppress(OSError):
             handle, temporary = tempfile.mkstemp(dir=self.path.parent)
             with os.fdopen(handle, "wb") as file:
@@ -34,7 +34,7 @@ class TimingCache:
 
 
 def open_cache(trt: Any, config: Any) -> TimingCache | None:
-    """Give the config its cache; None where there is none to use."""
+    """Set the config's cache; None if the library or the machine has none."""
     gpus = nvidia_driver.gpus()
     if trt.__name__ != "tensorrt" or not gpus:
         return None

@@ -1,4 +1,4 @@
-"""Where this program keeps what it can make again: the user's cache folder."""
+"""The user's cache folder, for files that can be made again."""
 
 from __future__ import annotations
 

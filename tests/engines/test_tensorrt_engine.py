@@ -13,7 +13,7 @@ import pytest
 from graphs import graph, model
 
 from rewriter.engines.build_in_child import onnx_node
-from rewriter.engines.build_report import BuildReport, Layer
+from rewriter.engines.build_report import BuildReport, NetworkLayer
 from rewriter.engines.tensorrt_build import BuildOptions, build
 from rewriter.engines.tensorrt_module import without_noise
 from rewriter.errors import EngineError
@@ -51,7 +51,7 @@ def test_the_parsed_network_is_read_back(tmp_path: Path) -> None:
     assert not built.parser_errors
     assert built.inputs == (("x", "HALF"), ("scale", "HALF"), ("bias", "HALF"))
     by_node = {layer.node: layer for layer in built.layers if layer.node}
-    assert by_node["node_of_normed"] == Layer(
+    assert by_node["node_of_normed"] == NetworkLayer(
         "node_of_normed", "NORMALIZATION", "node_of_normed", (("normed", "HALF"),)
     )
     assert [(layer.type, layer.outputs) for layer in built.layers][-2:] == [
