@@ -13,7 +13,7 @@ from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal,
 from rewriter.graph import GraphEditor, attribute, constant_row, is_own, is_quantised, label, is_op
 from rewriter.patterns.heads import Heads, find_heads, part_of
 from rewriter.model import Array
-from rewriter.graph.stored import EXCHANGEABLE
+from rewriter.graph.float_types import EXCHANGEABLE
 
 SIZES_AS_INPUT = 13
 """From opset 13 on Split takes its sizes as an input; before, as an attribute."""

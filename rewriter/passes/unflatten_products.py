@@ -12,7 +12,7 @@ from rewriter.graph.ops import PRODUCTS
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, constant_row, is_own, label, is_op
 from rewriter.model.facts import Shape
-from rewriter.graph.stored import EXCHANGEABLE
+from rewriter.graph.float_types import EXCHANGEABLE
 
 @dataclass(frozen=True)
 class UnflattenProducts(GraphPass):
