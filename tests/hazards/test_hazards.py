@@ -25,17 +25,17 @@ class TestRequests:
         }"""
 
     @pytest.mark.parametrize(
-        ("request", "expected"),
+        ("asked", "expected"),
         [
             pytest.param(PrecisionRequest(FP16, keep_nodes=("enc_*",)), "enc_a enc_b", id="a pattern"),
             pytest.param(PrecisionRequest(FP16, keep_nodes=("enc_b", "y")), "enc_b y", id="two names"),
             pytest.param(PrecisionRequest(FP16, keep_nodes=("enc",)), "", id="a pattern is no prefix"),
             pytest.param(PrecisionRequest(FP16, keep_ops=("Exp",)), "enc_a y", id="an operator"),
-            pytest.param(PrecisionRequest(FP16), "", id="nothing asked for"),
+            pytest.param(PrecisionRequest(FP16), "", id="nothing requested"),
         ],
     )
-    def test_user_choice(self, request: PrecisionRequest, expected: str) -> None:
-        assert found("user_choice", self.TEXT, request=request) == expected
+    def test_user_choice(self, asked: PrecisionRequest, expected: str) -> None:
+        assert found("user_choice", self.TEXT, request=asked) == expected
 
     MIXED = """
         g (float16[2] x, int64 n) => (float16[2] y) {
