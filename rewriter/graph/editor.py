@@ -96,6 +96,19 @@ class GraphEditor(GraphView):
             node.metadata_props.add(key=TAG, value=self.tag)
         return node
 
+    def again(
+        self,
+        node: NodeProto,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        name: str = "",
+        **changes: Any,
+    ) -> NodeProto:
+        """A node like another one, with other inputs and outputs, and with `changes` of its attributes."""
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute} | changes
+        return self.make(node.op_type, inputs, outputs, name=name, **attributes)
+
     def tensor(
         self, base: str, like: str | None = None, *, dtype: int | None = None, shape: Shape | None = None
     ) -> str:

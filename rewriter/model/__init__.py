@@ -12,6 +12,7 @@ from rewriter.model.graphs import (
     UNKNOWN_DOMAIN,
     holds_graphs,
     opsets_of,
+    refill,
     subgraphs,
     walk_graphs,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "holds_graphs",
     "load",
     "opsets_of",
+    "refill",
     "replacing",
     "save",
     "shape_of",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import onnx
 
@@ -30,6 +31,13 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield attribute.g
         elif attribute.type == onnx.AttributeProto.GRAPHS:
             yield from attribute.graphs
+
+
+def refill(field: Any, messages: Iterable[Any]) -> None:
+    """Replaces the content of a repeated field by `messages`, which may be its own."""
+    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
+    del field[:]
+    field.extend(copies)
 
 
 def holds_graphs(node: onnx.NodeProto) -> bool:
