@@ -262,6 +262,7 @@ class Pass(ABC):
         stage: When it runs. `fix` checks that the stages of a pipeline are in order.
         requires: What must hold before it runs; the driver and `fix` check it.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
+        stands_alone: True for a pass that no preset runs: users name it.
     """
 
     name: ClassVar[str]
@@ -273,6 +274,7 @@ class Pass(ABC):
     stage: ClassVar[Stage] = Stage.STRUCTURE
     requires: ClassVar[Requires] = Requires()
     keeps_signature: ClassVar[bool] = True
+    stands_alone: ClassVar[bool] = False
 
     def opset_for(self, model: Model, target: Target) -> int:
         """Returns the operator set that the pass has a use for on this model and target; 0: any will do.

@@ -14,7 +14,7 @@ from rewriter.graph import GraphEditor, is_op, label
 from rewriter.graph.ops import RESHAPES
 from rewriter.model import Array
 from rewriter.model.facts import Shape
-from rewriter.patterns.norms.trail import transparent
+from rewriter.patterns.norms.values import transparent
 
 Fit = Literal["fits", "wrong shape", "computed", "scalar"]
 
