@@ -49,7 +49,7 @@ class PostponeResize(GraphPass):
     name = "postpone-resize"
     exactness = Exactness(
         1e-5,
-        "sums in another order, and a mean of sums in place of a sum of means: 4.4e-7 measured on a SegFormer",
+        "another order of sums, a mean of sums in place of a sum of means: 4.4e-7 measured on a SegFormer",
     )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
