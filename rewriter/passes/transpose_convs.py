@@ -11,10 +11,10 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.model import facts
-from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Requires, Stage
+from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Stage
 from rewriter.planning.costs.kernels import TYPICAL
-from rewriter.graph import GraphEditor, attribute, label, made_by, open_graphs
-from rewriter.model import Model, walk_graphs
+from rewriter.graph import GraphEditor, attribute, label, open_graphs
+from rewriter.model import Model
 from rewriter.planning.planner import node_key
 from rewriter.patterns.windows import Windows, pads_of, reason_in_weight, windows_of
 
@@ -43,8 +43,8 @@ class TransposeConvs(ModelPass):
 
     Left alone without a word: groups, strides, other than two spatial axes (not measured), computed weights,
     Convs below the options' bounds or in FP32 by the plan: those sum in FP32, and a ConvTranspose in FP32
-    takes longer (on that GPU a NAFNet in FP32 took 838 us with Convs, 930 us with 33 ConvTransposes). For
-    what a search puts in FP32 the pass runs once more behind it.
+    takes longer (on that GPU a NAFNet in FP32 took 838 us with Convs, 930 us with 33 ConvTransposes). A
+    search runs the pass for each of its candidates.
 
     Options:
         depth: Least number of products in a sum (input channels times elements of the window). With all
@@ -64,8 +64,7 @@ class TransposeConvs(ModelPass):
     """
 
     name = "transpose-convs"
-    stage = Stage.FITTING
-    requires = Requires(after=("compensate-rounding",))
+    stage = Stage.ADAPTING
     exactness = Exactness(
         1e-5,
         "ONNX Runtime adds in another order: 3.5e-6 measured on an RT-DETR, at most 6.8e-7 on four others",
@@ -181,38 +180,6 @@ def _transpose(graph: GraphEditor, conv: _Conv, weights: dict[str, str]) -> Chan
     made.name = node.name or made.name  # a plan, and the user, go on calling it so
     graph.substitute(node.output[0], made)
     return Change(label(node), "became a ConvTranspose, which sums in FP32")
-
-
-def restore_in_fp32(model: Model) -> None:
-    """Make the ConvTransposes that this pass made Convs again where they are FP32, in place.
-
-    A search has types tried on one model: as an engine, a plan is what the pass gives for it.
-    """
-    if not any(_is_made(node) for graph in walk_graphs(model.proto.graph) for node in graph.node):
-        return
-    for graph in reversed(open_graphs(model, facts.infer(model))):
-        graph.refresh()
-        weights: dict[str, str] = {}
-        for node in graph.nodes:
-            if _is_made(node) and graph.dtype(node.input[1]) == TensorProto.FLOAT:
-                _restore(graph, node, weights)
-        graph.commit()
-
-
-def _is_made(node: NodeProto) -> bool:
-    """Whether it is a ConvTranspose of this pass."""
-    return node.op_type == "ConvTranspose" and made_by(node, (TransposeConvs.name,))
-
-
-def _restore(graph: GraphEditor, node: NodeProto, weights: dict[str, str]) -> None:
-    kernel = attribute(node, "kernel_shape")
-    reach = [d * (k - 1) for d, k in zip(attribute(node, "dilations"), kernel, strict=True)]
-    layout = {name: attribute(node, name) for name in ("kernel_shape", "strides", "dilations", "group")}
-    pads = [r - p for r, p in zip(reach * 2, attribute(node, "pads"), strict=True)]
-    inputs = [node.input[0], _turned(graph, node.input[1], weights), *node.input[2:]]
-    made = graph.make("Conv", inputs, node.output, pads=pads, **layout)
-    made.name = node.name or made.name
-    graph.substitute(node.output[0], made)
 
 
 def _layout(conv: _Conv) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rewriter.jobs.fix.phases import Phases
 from rewriter.model.stopwatch import Progress
 from rewriter.plan import Plan
 from rewriter.planning.planner import Wish
-from rewriter.search.goal import Aim
+from rewriter.search.goal import Goal
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Options:
     plan_source: str = "the plan"
     save_plan: Path | None = None
     accumulation: Accumulation = "fp32"
-    goal: Aim | None = None
+    goal: Goal | None = None
     metric: str = "relative-l2"
     pareto: bool = False
     weak_typing: bool = False
