@@ -154,7 +154,7 @@ def _by_emulation(given: SearchInput, request: SearchRequest) -> SearchOutcome:
     plan = found.plan if found is not None else given.plan
     return SearchOutcome(
         plan,
-        found and _check(found),
+        None if found is None else _check(found),
         replace(frontier(trials, request.metric), chosen=plan) if request.pareto else None,
         warnings=(effort.told,) if effort.told else (),
     )
