@@ -10,7 +10,7 @@ from onnx import TensorProto
 from rewriter.model import facts
 from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.graph import GraphEditor, label, open_graphs
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model
 from rewriter.plan import Plan, Range
 from rewriter.data.ranges import Ranges
@@ -95,7 +95,7 @@ class Rescale(ModelPass):
         """Every graph, the main one first."""
         opsets = {o.domain: o.version for o in model.proto.opset_import}
         opsets.setdefault("", opsets.get("ai.onnx", 1))
-        settings = Settings(TensorProto.FLOAT16, measured_norms=self.norms)
+        settings = PrecisionRequest(TensorProto.FLOAT16, measured_norms=self.norms)
         made: dict[int, Survey] = {}
         for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=self.name)):
             parent = made.get(id(graph.parent)) if graph.parent is not None else None

@@ -13,7 +13,7 @@ from graphs import apply, graph, model, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
-from test_norms import AFFINE, BLOCKED, CHANNEL, CORE, INPUTS, LAYER_NORMS, VARIANCE, build, units
+from written_norms import AFFINE, BLOCKED, CHANNEL, CORE, INPUTS, LAYER_NORMS, VARIANCE, build, units
 
 from rewriter.base import Refusal
 from rewriter.graph import TAG, attribute

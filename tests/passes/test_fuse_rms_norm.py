@@ -11,7 +11,7 @@ import onnx
 import pytest
 from graphs import apply, model, ops, random_feeds, run
 from onnx.reference import ReferenceEvaluator
-from test_norms import NORMALIZE, POWER, RMS_NORMS, build, units
+from written_norms import NORMALIZE, POWER, RMS_NORMS, build, units
 
 from rewriter.base import Context
 from rewriter.graph import attribute

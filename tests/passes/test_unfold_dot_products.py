@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graphs import apply, graph, keeps_results, ops
-from test_planner import kept, planned
+from plans import kept, planned
 from weighted import weighted, weights
 
 import rewriter

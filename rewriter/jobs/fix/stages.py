@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples, random_samples
+from rewriter.data.inputs import Samples, load_samples
 from rewriter.data.ranges import Ranges
 from rewriter.jobs.fix.options import Options
 from rewriter.jobs.fix.phases import Phases
@@ -95,17 +95,16 @@ def _loaded(options: Options, record: Record) -> tuple[Options, Model, Samples]:
 
 
 def _samples(original: Model, options: Options, record: Record) -> Samples:
-    deployment = options.deployment
-    deployment.check(original.signature)
-    if options.inputs is not None:
-        given = load_samples(options.inputs, original)
-        deployment.check_data(given.source.spans)
-        record.warnings.extend(data_warnings(original, given))
-        return given
-    shapes = {**deployment.usual, **options.input_shapes}
-    samples = random_samples(original, seed=options.seed, input_shapes=shapes)
-    deployment.check_data(samples.source.spans)
-    if options.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in options.steps):
+    samples = load_samples(
+        options.inputs,
+        original,
+        input_shapes=options.input_shapes,
+        seed=options.seed,
+        deployment=options.deployment,
+    )
+    record.warnings.extend(data_warnings(original, samples))
+    uses_data = options.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in options.steps)
+    if not samples.source.real and uses_data:
         record.warnings.append(samples.source.text)
     return samples
 
