@@ -8,13 +8,11 @@ the scalings that are in use (0..1, ImageNet's, CLIP's ...) are held against the
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from rewriter.data.inputs import read_raw_samples
 from rewriter.data.parity.describe import dtype_difference
 from rewriter.data.parity.explain import explain
 from rewriter.data.parity.images import match
@@ -24,38 +22,17 @@ from rewriter.data.parity.result import ArrayComparison, Difference, InputCompar
 from rewriter.errors import InputsError
 from rewriter.model import Array
 
-__all__ = ["ArrayComparison", "Difference", "InputComparison", "compare_arrays", "compare_inputs"]
-
-SAMPLES = 8
-"""Samples that are compared unless told otherwise: a pipeline does the same to all of them."""
+__all__ = [
+    "ArrayComparison",
+    "Difference",
+    "InputComparison",
+    "SampleComparison",
+    "arrays_of",
+    "compare_arrays",
+    "compare_samples",
+]
 
 UNRELATED = "shows something else"
-
-
-def compare_inputs(
-    ours: Path,
-    theirs: Path,
-    *,
-    samples: int = SAMPLES,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
-) -> InputComparison:
-    """Compare what two pipelines wrote, sample by sample, in the order of their files.
-
-    Args:
-        ours, theirs: .npz or .npy files, folders of them, or Polygraphy's JSON.
-        samples: How many samples to look at.
-
-    Raises:
-        InputsError: a file that cannot be read, or that holds no numbers.
-    """
-    sides = read_raw_samples(ours), read_raw_samples(theirs)
-    pairs = list(zip(*sides, strict=False))[:samples]
-    found = []
-    for index, (mine, other) in enumerate(pairs):
-        progress("comparing", index, len(pairs))
-        arrays = _arrays(mine.read(), mine.where), _arrays(other.read(), other.where)
-        found.append(SampleComparison(mine.where, other.where, tuple(_by_name(*arrays))))
-    return InputComparison(tuple(found), (len(sides[0]), len(sides[1])))
 
 
 def compare_arrays(ours: Array, theirs: Array, name: str = "array") -> ArrayComparison:
@@ -104,7 +81,7 @@ def _statistics(array: Array) -> str:
     return f"{text}, and {bad} NaN or infinite" if bad else text
 
 
-def _arrays(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
+def arrays_of(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
     found = {}
     for name, value in feeds.items():
         found[name] = array = np.asarray(value)
@@ -119,7 +96,7 @@ def _arrays(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
     return found
 
 
-def _by_name(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator[ArrayComparison]:
+def compare_samples(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator[ArrayComparison]:
     """Arrays of one name; one of a kind on both sides are the same, whatever their names."""
     left = [name for name in theirs if name not in ours]
     for name, array in ours.items():
