@@ -94,7 +94,7 @@ class Planning:
         if plan is not None:
             given = operators(structured)
             plan = named_by(given, self._with_activations(fitted.model, plan))
-            if options.goal is not None or options.pareto:
+            if options.goal is not None or options.request.pareto:
                 found = named_by(given, self._searched(original, fitted, plan))
                 if found.decisions != plan.decisions:
                     del fitted
@@ -118,10 +118,10 @@ class Planning:
             request = SearchRequest(
                 self._left(fitted.model, facts, plan),
                 options.metric,
-                options.pareto,
+                options.request.pareto,
                 options.search_engine,
-                options.search_seconds,
-                options.build_timeout,
+                options.request.search_seconds,
+                options.request.build_timeout,
                 options.accumulation,
                 options.target,
                 options.deployment,

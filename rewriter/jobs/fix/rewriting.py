@@ -52,7 +52,7 @@ class Rewriting:
     def fit(self, model: Model, plan: Plan | None, samples: Samples) -> Fitted:
         """Fits weights and operators to a plan. The caller records the passes of the result that it uses."""
         phases = self.options.phases
-        calibration = Calibration(samples, samples.source.real, self.options.seed)
+        calibration = Calibration(samples, samples.source.real, self.options.request.seed)
         rounded, rounding = self._driven(model, phases.rounding, self._context(plan, given=calibration))
         ran = len(rounding)
         adapted, adapting = self._driven(rounded, phases.adapting, self._context(plan), ran)
