@@ -70,8 +70,10 @@ def locate(
         settings = Settings(chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout)
         report = progress or (lambda stage, done, total: None)
         with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as folder:
-            paths = [one.path or save(one, Path(folder) / f"{i}.onnx") for i, one in enumerate(models)]
-            found = search.locate(*paths, used, chosen, options, settings, deployed.profile, report)
+            first, second = (
+                one.path or save(one, Path(folder) / f"{place}.onnx") for place, one in enumerate(models)
+            )
+            found = search.locate(first, second, used, chosen, options, settings, deployed.profile, report)
     return replace(found, notes=(*_notes(models[0], samples), *found.notes))
 
 
