@@ -18,6 +18,7 @@ from rewriter.model import Model, load, save
 from rewriter.model.stopwatch import Progress
 from rewriter.verification import locate as search
 from rewriter.verification.locate import TOLERANCE, Location, Options
+from rewriter.verification.locate.search import MARKS, MAX_BUILDS
 
 MOST_SAMPLES = 4
 """Samples that are used: every build of the search runs all of them."""
@@ -36,8 +37,8 @@ def locate(
     opt_shapes: Mapping[str, Shape] | None = None,
     max_shapes: Mapping[str, Shape] | None = None,
     tolerance: float = TOLERANCE,
-    marks: int = search.MARKS,
-    max_builds: int = search.MAX_BUILDS,
+    marks: int = MARKS,
+    max_builds: int = MAX_BUILDS,
     timeout: float = 600.0,
     progress: Progress | None = None,
 ) -> Location:
