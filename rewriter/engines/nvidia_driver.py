@@ -54,7 +54,7 @@ def first_gpu() -> Gpu:
     """
     found = gpus()
     if not found:
-        raise no_gpu("an engine was to run on a GPU")
+        raise no_gpu("no GPU")
     return found[0]
 
 

@@ -81,7 +81,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Timing:
-    """Settings of the timing: on the first sample, all variants in turn, round by round.
+    """MeasureSettings of the timing: on the first sample, all variants in turn, round by round.
 
     Attributes:
         warm_up: Rounds that are not counted.
@@ -98,7 +98,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """Settings for building and running all variants of one measurement.
+    """MeasureSettings for building and running all variants of one measurement.
 
     Attributes:
         builds: How often each is built: builders choose kernels by timing them, so that two builds of

@@ -18,8 +18,8 @@ from rewriter.engines.protocol import Shape, Span
 from rewriter.engines.tensorrt_build import BuildOptions, build
 from rewriter.errors import EngineError
 from rewriter.graph import is_op
+from rewriter.graph.float_types import logical_name
 from rewriter.graph.ops import NORMS
-from rewriter.graph.stored import logical_name
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts

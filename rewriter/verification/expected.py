@@ -9,7 +9,7 @@ import onnx
 
 from rewriter.emulation import reference, rounded
 from rewriter.engines.onnxruntime import Session
-from rewriter.graph.stored import NUMPY_TYPES
+from rewriter.graph.float_types import NUMPY_TYPES
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.model import facts as tensor_facts
 
