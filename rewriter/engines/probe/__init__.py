@@ -1,4 +1,4 @@
-"""What this TensorRT does on this GPU, asked with small models, and what the rest of the tool makes of it.
+"""Probes: small models that show how a TensorRT computes on a GPU.
 
-The models of the probes take half a second to make: only `ask` imports them.
+Making the models takes half a second, so only `ask` imports them.
 """

@@ -19,7 +19,7 @@ from rewriter.engines.user_cache import user_cache
 from rewriter.model import write_json
 
 RECORDED = Path(__file__).with_name("recorded")
-"""What `rewriter probe --json` wrote, a file for each GPU and release."""
+"""Files of `rewriter probe --json`, one for each GPU and release."""
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""
@@ -27,13 +27,13 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Answers:
-    """What one library does on one GPU.
+    """The answers of one library on one GPU.
 
     Attributes:
         library: `tensorrt` or `tensorrt-rtx`, as a target calls it; `version`: its release.
         gpu, driver: Name of the GPU; release of its driver, where known, and the CUDA of that.
-        source: Who measured it, and when; for people.
-        recorded: Whether it comes from the package instead of this machine.
+        source: Text on who measured, and when.
+        recorded: True if they come from the package, not from this machine.
         answers: By probe.
     """
 
@@ -47,18 +47,18 @@ class Answers:
 
     @property
     def values(self) -> dict[str, str]:
-        """What is known, by probe."""
+        """The known answers, by probe."""
         return {name: a.value for name, a in self.answers.items() if a.value != UNKNOWN}
 
     @property
     def title(self) -> str:
-        """On what."""
+        """Library, GPU and driver."""
         driver = f", driver {self.driver}" if self.driver else ""
         return f"{self.library} {self.version} on {self.gpu}{driver}"
 
     @property
     def origin(self) -> str:
-        """On what, and whether that is this machine."""
+        """`title`, with a remark whether that is this machine."""
         return (
             f"recorded of {self.title}, not measured here"
             if self.recorded
@@ -66,13 +66,13 @@ class Answers:
         )
 
     def fits(self, target: Target) -> bool:
-        """Whether they hold for a target: the same library, and its release as far as the target says it."""
+        """True if library and release are those of a target; a target may give a part of the release."""
         release = tuple(int(part) for part in re.findall(r"\d+", self.version))
         return self.library == target.library and release[: len(target.version)] == target.version
 
 
 def known_target(target: Target) -> Target:
-    """The target with what is known of it: measured on this machine's GPU, else recorded."""
+    """The target with its answers: measured on this machine's GPU, else recorded."""
     found = measured(target) or next((a for a in recorded() if a.fits(target)), None)
     if found is None:
         return target
@@ -81,7 +81,7 @@ def known_target(target: Target) -> Target:
 
 
 def measured(target: Target | None = None) -> Answers | None:
-    """What was measured on this machine's GPU and driver, for a target if one is given; the newest."""
+    """The newest answers of this machine's GPU and driver, for a target if one is given."""
     files = sorted(_cache_folder().glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     found = [answers for path in files if (answers := _read_cached(path)) is not None]
     fitting = [answers for answers in found if target is None or answers.fits(target)]
@@ -92,7 +92,7 @@ def measured(target: Target | None = None) -> Answers | None:
 
 
 def driver_text(gpu: Gpu) -> str:
-    """How answers call the driver: by its release, if that is known, and by its CUDA."""
+    """Name of a driver in `Answers`: its release, if known, and its CUDA version."""
     cuda = f"CUDA {'.'.join(map(str, gpu.driver_cuda))}"
     return f"{gpu.driver}, {cuda}" if gpu.driver else cuda
 

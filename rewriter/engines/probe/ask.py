@@ -1,4 +1,4 @@
-"""Asks an engine the probes, each build in a child process, and judges what came back."""
+"""Runs the probes on an engine, each build in a child process, and judges the results."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ PROBES: tuple[Probe, ...] = (
 )
 
 BUILD_TIMEOUT_S = 120.0
-"""For one model of a second."""
+"""A build of one model needs about a second."""
 
 RUN_TIMEOUT_S = 300.0
 
 ON_CPU = Timing(1, 3)
-"""A CPU takes a thousand times as long as the GPU that the models were made for."""
+"""A CPU needs a thousand times as long as the GPU that the models were made for."""
 
 
 def ask(
@@ -118,7 +118,7 @@ def _seen(case: Case, outcome: EngineOutcome) -> Seen:
 
 @dataclass(frozen=True)
 class Buildable:
-    """Whether a probe's model is parsed and built; `problem` is "" if it is."""
+    """The result of building a probe's model; `problem` is "" if it succeeded."""
 
     probe: str
     case: str
@@ -126,7 +126,7 @@ class Buildable:
 
 
 def known_here(engine: EngineName) -> Answers | None:
-    """What was measured on this machine; None if nothing was, or not all questions were asked then."""
+    """The answers measured on this machine; None if there are none, or if probes are missing."""
     found = measured(Target(engine))
     return found if found and all(probe.name in found.answers for probe in PROBES) else None
 
@@ -152,8 +152,8 @@ def _problem(report: object) -> str:
         return str(getattr(report, "summary", report))
     if report.engine_bytes is not None:
         return ""
-    told: list[str] = [error.message for error in report.parser_errors]
-    return "; ".join([*told, report.obstacle, *report.errors[-1:]]).strip("; ") or "nothing was built"
+    errors: list[str] = [error.message for error in report.parser_errors]
+    return "; ".join([*errors, report.obstacle, *report.errors[-1:]]).strip("; ") or "nothing was built"
 
 
 def questions(answers: Mapping[str, Answer]) -> Iterator[tuple[Probe, Answer]]:

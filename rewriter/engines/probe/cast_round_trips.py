@@ -21,7 +21,7 @@ EPSILON = 1e-5
 _ROUND_TRIP = "h = Cast<to = 10>(a) y = Cast<to = 1>(h)"
 
 
-def _behind_norm(name: str, kind: str, steps: str, dtype: type) -> Case:
+def _after_norm(name: str, kind: str, steps: str, dtype: type) -> Case:
     """LayerNormalization, MatMul, FP32 bias, and the pair of Casts; `kind` is that of norm and product."""
     shape = f"[1,{ROWS},{WIDTH}]"
     weights = {
@@ -47,7 +47,7 @@ def _projected(t: Mapping[str, Array]) -> Array:
 
 
 def _bottleneck() -> Case:
-    """Three FP32 Convs with a pair of Casts behind each ReLU."""
+    """Three FP32 Convs with a pair of Casts after each ReLU."""
     shape = f"[1,{CHANNELS},{SIDE},{SIDE}]"
     back = "<to = 1>"
     return Case(
@@ -76,14 +76,14 @@ def _convolved_thrice(t: Mapping[str, Array]) -> Array:
 
 
 CASES = (
-    _behind_norm(
+    _after_norm(
         "FP16 product, FP32 bias",
         "float16",
         "d = Cast<to = 10>(x) n = LayerNormalization<axis = -1>(d, s, o) m = MatMul(n, w) "
         "c = Cast<to = 1>(m) a = Add(c, b)",
         np.float16,
     ),
-    _behind_norm(
+    _after_norm(
         "FP32 product",
         "float",
         "n = LayerNormalization<axis = -1>(x, s, o) m = MatMul(n, w) a = Add(m, b)",

@@ -1,4 +1,4 @@
-"""Probes of FP16 products with FP32 behind them: does the kernel of both leave the sum unrounded?"""
+"""Probes of FP16 products with FP32 consumers: does a fused kernel leave the sum unrounded?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rewriter.model import Array
 
 SUM_UNROUNDED = 2e-3
 """Between what one rounding of each of two results costs, 2.9e-4 (6.3e-4 if Tensor Cores truncate the FP32
-sum after every 16 terms, the largest first), and what a rounding of the sums of `_behind_transposed` to FP16
+sum after every 16 terms, the largest first), and what a rounding of the sums of `_after_transposed` to FP16
 costs, 1.8e-2 (all computed)."""
 
 CANCELLED = 96.0
@@ -22,7 +22,7 @@ CANCELLED = 96.0
 ACTIVATIONS = {"Relu": "a = Relu(c)", "SiLU": "g = Sigmoid(c) a = Mul(c, g)"}
 
 
-def _behind_matmul(depth: int) -> Case:
+def _after_matmul(depth: int) -> Case:
     return Case(
         f"depth {depth}",
         f"g (float16[64,{depth}] x, float16[{depth},64] w, float[64] b) => (float16[64,64] y) "
@@ -33,17 +33,17 @@ def _behind_matmul(depth: int) -> Case:
     )
 
 
-def _behind_transposed(channels: int, kernel: int, size: int, activation: str) -> Case:
+def _after_transposed(channels: int, kernel: int, size: int, activation: str) -> Case:
     """A ConvTranspose with an activation in FP32, and a ConvTranspose that reads it.
 
     The bias cancels most of the sum: the first channel is 1 everywhere, the middle tap alone reads it, with
     weights of 96 or -96, and the bias is their opposite. What is left has a standard deviation of 1. So a
     sum that is rounded to FP16 before the bias is added errs by 1.8e-2 of the result. With a bias as small as
-    the result, that rounding is a factor of 1.4. One behind the bias does not show: Relu keeps FP16 values.
+    the result, that rounding is a factor of 1.4. After the bias it does not show: Relu keeps FP16 values.
 
-    The second ConvTranspose is there because the last activation of a graph tells nothing of the others:
+    The second ConvTranspose is there because the last activation of a graph differs from the others:
     of chains of four layers whose result was cast to FP32, TensorRT-RTX 1.6.1 on one H200 computed the first
-    three activations in the kernels of their ConvTransposes, and the last one with the Casts behind it.
+    three activations in the kernels of their ConvTransposes, and the last one with the Casts after it.
     """
     shape, weight = f"[1,{channels},{size},{size}]", f"[{channels},{channels},{kernel},{kernel}]"
     margin = kernel // 2
@@ -92,7 +92,7 @@ PROBES: tuple[Probe, ...] = (
         "matmul-epilogue",
         "Does an FP32 bias make an FP16 MatMul sum in FP32?",
         {"fp32": "yes, and it is rounded once", "fp16": "no"},
-        tuple(map(_behind_matmul, DEPTHS)),
+        tuple(map(_after_matmul, DEPTHS)),
         lambda seen: _up_to(ROUNDED_ONCE, seen),
         "mixed-precision{epilogues=true} keeps nothing in FP32 where it does not",
     ),
@@ -101,12 +101,12 @@ PROBES: tuple[Probe, ...] = (
         "Does an FP32 activation leave the sum and bias of an FP16 ConvTranspose of stride 1 unrounded?",
         {"fp32": "yes: the sum is not rounded before the bias is added", "fp16": "no"},
         (
-            _behind_transposed(64, 3, 56, "Relu"),
-            _behind_transposed(256, 3, 14, "Relu"),
-            _behind_transposed(256, 1, 56, "Relu"),
-            _behind_transposed(256, 3, 40, "SiLU"),
+            _after_transposed(64, 3, 56, "Relu"),
+            _after_transposed(256, 3, 14, "Relu"),
+            _after_transposed(256, 1, 56, "Relu"),
+            _after_transposed(256, 3, 40, "SiLU"),
         ),
         lambda seen: _up_to(SUM_UNROUNDED, seen),
-        "mixed-precision{epilogues=true} keeps activations behind ConvTransposes in FP32 unless it does not",
+        "mixed-precision{epilogues=true} keeps activations after ConvTransposes in FP32 unless it is fp16",
     ),
 )

@@ -1,4 +1,4 @@
-"""What a probe is: a question, small models that answer it, and how their outputs become an answer."""
+"""A probe: a question, small models, and a function from their outputs to an answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx
 import onnx.parser
 from onnx import numpy_helper
 
-from rewriter.figures.pair import relative_l2
+from rewriter.figures.pair import Pair
 from rewriter.model import Array
 
 IR_VERSION = 10
@@ -27,7 +27,7 @@ class Case:
 
     Attributes:
         name: Within its probe.
-        graph: In the syntax of onnx.parser, without the header. What it names in `weights` is no input.
+        graph: In the syntax of onnx.parser, without the header. Its inputs in `weights` become initializers.
         feeds, weights: Arrays in the graph's types.
         exact: The result in float64, from `feeds` and `weights`; None if only time or NaN matters.
         opset: Of the model.
@@ -56,7 +56,7 @@ class Case:
 
     @cached_property
     def expected(self) -> Array | None:
-        """What the outputs are compared with, in float64."""
+        """The exact output, in float64."""
         if self.exact is None:
             return None
         given = {n: a.astype(np.float64) for n, a in {**self.feeds, **self.weights}.items()}
@@ -65,11 +65,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an engine made of a case.
+    """The result of a case on an engine.
 
     Attributes:
         value: Its first output; None if it did not run.
-        problem: Why it did not.
+        problem: The reason if it did not run.
         us: Median latency; None if it was not timed.
     """
 
@@ -83,9 +83,7 @@ class Seen:
         """Relative L2 error; infinite for NaN and infinity."""
         if self.value is None or self.expected is None:
             return math.nan
-        if not np.isfinite(self.value.astype(np.float64)).all():
-            return math.inf
-        return relative_l2(self.expected, self.value)
+        return Pair(self.expected, self.value).relative_l2
 
     @property
     def finite(self) -> bool:
@@ -99,7 +97,7 @@ class Answer:
     Attributes:
         value: One of the probe's `values`, or `unknown`.
         figures: What was measured: relative L2 errors, microseconds, ratios of them.
-        problem: Why it is unknown.
+        problem: The reason if it is unknown.
     """
 
     value: str
@@ -115,11 +113,11 @@ class Probe:
     """A question about TensorRT on a GPU.
 
     Attributes:
-        name: By which passes and rules ask for the answer.
-        values: The answers that there are, with what each means.
-        judge: From what was seen of each case, by name, to a value and its figures. Called only if all
-            cases but the `optional` ones ran.
-        used: What depends on the answer.
+        name: Key of the answer for passes and rules.
+        values: The possible answers, with their meanings.
+        judge: Maps the results of the cases, by name, to a value and its figures. Called only if all cases
+            but the `optional` ones ran.
+        used: The use of the answer.
     """
 
     name: str
@@ -131,7 +129,7 @@ class Probe:
     optional: frozenset[str] = frozenset()
 
     def answer(self, seen: Mapping[str, Seen]) -> Answer:
-        """The answer, or why there is none."""
+        """The answer, or the reason why there is none."""
         failed = [f"{n}: {s.problem}" for n, s in seen.items() if s.value is None and n not in self.optional]
         if failed:
             return Answer(UNKNOWN, {}, "; ".join(failed))
