@@ -55,7 +55,7 @@ class MergeProjections(GraphPass):
     name = "merge-projections"
     requires = Requires(opset=11, after=("rescale",))  # from there on Split counts its axis from the end
     exactness = Exactness(
-        1e-5, "ONNX Runtime may block the same sums otherwise: 6.5e-7 measured on a UNet, 0 on nine others"
+        1e-5, "ONNX Runtime may order the same sums differently: 6.5e-7 measured on a UNet, 0 on nine others"
     )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

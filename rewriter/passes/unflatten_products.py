@@ -44,7 +44,7 @@ class UnflattenProducts(GraphPass):
 
     name = "unflatten-products"
     requires = Requires(opset=7)  # from there on Add broadcasts a row over any number of axes
-    exactness = Exactness(1e-5, "ONNX Runtime may block the same sums otherwise, and adds C after them")
+    exactness = Exactness(1e-5, "ONNX Runtime may order the same sums differently, and adds C after them")
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3,2] x) => (float[1,3,2] y)
