@@ -30,6 +30,7 @@ from rewriter.graph import attribute
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, Shape
+from rewriter.model.graphs import refill
 
 ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""
@@ -198,9 +199,7 @@ class _Writer:
                 split[node.op_type](node, chosen[index])
             else:
                 self.nodes.append(node)
-        nodes = [NodeProto.FromString(n.SerializeToString()) for n in self.nodes]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, self.nodes)
 
     def _matmul(self, node: NodeProto, choice: _Choice) -> None:
         self._call("MatMul", node.input, node.output[0], chunk=choice.chunk)

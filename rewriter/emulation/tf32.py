@@ -21,6 +21,7 @@ from rewriter.graph.fusion import is_depthwise
 from rewriter.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts
+from rewriter.model.graphs import refill
 
 DOMAIN = "rewriter.tf32"
 
@@ -107,9 +108,7 @@ def _rewrite(graph: GraphProto, positions: set[int]) -> None:
             for operand in (0, 1):
                 node.input[operand] = _rounded(node.input[operand], rounded, nodes)
         nodes.append(node)
-    copies = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+    refill(graph.node, nodes)
 
 
 def _rounded(name: str, known: dict[str, str], nodes: list[NodeProto]) -> str:
