@@ -138,9 +138,7 @@ def _simplified(proto: ModelProto) -> ModelProto:
 
 
 def _skipped(proto: ModelProto) -> list[str]:
-    """Returns `skipped_always()` and, in a mixed model, the removal of FP32 Adds of zeros: a product sums in FP32
-    for it.
-    """
+    """Returns `skipped_always()`, in a mixed model also the removal of FP32 Adds of zeros."""
     casts = (node for graph in walk_graphs(proto.graph) for node in graph.node if node.op_type == "Cast")
     mixed = any(attribute(cast, "to") == TensorProto.FLOAT16 for cast in casts)
     return [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]

@@ -165,8 +165,8 @@ TARGETS = [
     pytest.param(Target(), False, id="nothing is known"),
     pytest.param(Target(answers={"conv-accumulation": "fp16"}), False, id="ConvTranspose not probed"),
     pytest.param(Target(answers={"conv-transpose-accumulation": "fp32"}), False, id="Conv not probed"),
-    pytest.param(Target(answers=NEEDED_ANSWERS | {"conv-accumulation": "fp32"}), False, id="Conv sums in FP32"),
-    pytest.param(Target(answers=NEEDED_ANSWERS | {"conv-transpose-accumulation": "fp16"}), False, id="no gain"),
+    pytest.param(Target(answers={**NEEDED_ANSWERS, "conv-accumulation": "fp32"}), False, id="FP32 Conv"),
+    pytest.param(Target(answers={**NEEDED_ANSWERS, "conv-transpose-accumulation": "fp16"}), False, id="no gain"),
 ]  # fmt: skip
 
 
