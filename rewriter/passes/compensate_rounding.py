@@ -51,7 +51,7 @@ class CompensateRounding(ModelPass):
 
     name = "compensate-rounding"
     exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
-    stage = Stage.FITTING
+    stage = Stage.ROUNDING
     requires = Requires(after=("split-products",))
     rows: int = 2048
     tf32: bool = False

@@ -166,7 +166,7 @@ TARGETS = [
     pytest.param(Target(answers={"conv-accumulation": "fp16"}), False, id="ConvTranspose not probed"),
     pytest.param(Target(answers={"conv-transpose-accumulation": "fp32"}), False, id="Conv not probed"),
     pytest.param(Target(answers={**NEEDED_ANSWERS, "conv-accumulation": "fp32"}), False, id="FP32 Conv"),
-    pytest.param(Target(answers={**NEEDED_ANSWERS, "conv-transpose-accumulation": "fp16"}), False, id="no gain"),
+    pytest.param(Target(answers={**NEEDED_ANSWERS, "conv-transpose-accumulation": "fp16"}), False, id="FP16"),
 ]  # fmt: skip
 
 
