@@ -16,8 +16,9 @@ from rewriter.engines.probe.answers import known_target
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import EngineError, UsageError
 from rewriter.figures.metrics import named
-from rewriter.jobs.fix import Options, run
+from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.stages import run
 from rewriter.model.stopwatch import Progress
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
@@ -45,7 +46,7 @@ def fix(
     Args:
         model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
         output: Where to write; None writes nothing.
-        options: Options as a whole; keywords replace single ones.
+        options: FixJob as a whole; keywords replace single ones.
         progress: Called with the stage, and with how many of how many steps of it are done.
 
     Raises:
@@ -57,7 +58,7 @@ def fix(
 
 def _job(
     model: Any, output: str | os.PathLike[str] | None, request: FixOptions, progress: Progress
-) -> Options:
+) -> FixJob:
     """The request, checked and completed from its preset and its plan."""
     passes, metric, plan, save_plan = request.passes, request.metric, request.plan, request.save_plan
     precision, io, pareto = request.precision, request.io, request.pareto
@@ -104,7 +105,7 @@ def _job(
         engines=TENSORRT,
     )
     known = known_target(Target.parse(chosen.choose("target", request.target)))
-    return Options(
+    return FixJob(
         source=model,
         output=output,
         request=request,

@@ -22,7 +22,7 @@ from rewriter.search.goal import Goal
 
 
 @dataclass(frozen=True)
-class Options:
+class FixJob:
     """A request to `fix`, with the values that its preset, its plan and this machine decide.
 
     `free_opset`: whether `opset` is a default, which a model's norms may raise.
