@@ -36,8 +36,8 @@ def locate(
     opt_shapes: Mapping[str, Shape] | None = None,
     max_shapes: Mapping[str, Shape] | None = None,
     tolerance: float = TOLERANCE,
-    marks: int = search.MARKS,
-    max_builds: int = search.MAX_BUILDS,
+    marks: int = Options.marks,
+    max_builds: int = Options.max_builds,
     timeout: float = 600.0,
     progress: Progress | None = None,
 ) -> Location:
@@ -70,8 +70,8 @@ def locate(
         settings = Settings(chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout)
         report = progress or (lambda stage, done, total: None)
         with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as folder:
-            paths = [one.path or save(one, Path(folder) / f"{i}.onnx") for i, one in enumerate(models)]
-            found = search.locate(*paths, used, chosen, options, settings, deployed.profile, report)
+            mine, yours = (m.path or save(m, Path(folder) / f"{i}.onnx") for i, m in enumerate(models))
+            found = search.locate(mine, yours, used, chosen, options, settings, deployed.profile, report)
     return replace(found, notes=(*_notes(models[0], samples), *found.notes))
 
 

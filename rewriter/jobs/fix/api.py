@@ -90,7 +90,7 @@ def _job(
     if request.search == "gpu" and goal is None:
         goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", request.weak_typing))
-    if weak:  # what is handed out is the original in FP32; its weights are the builder's to round
+    if weak:  # the result is FP32, and the builder rounds its weights
         fitting = (Stage.ROUNDING, Stage.ADAPTING, Stage.LOWERED)
         steps = tuple(step for step in steps if step.stage not in fitting)
     if (given or save_plan or goal or pareto or weak) and not lowers:
@@ -135,7 +135,7 @@ def _job(
 
 
 def _planning(given: Plan | None, save_plan: object, goal: Goal | None, pareto: bool) -> str:
-    """The option that asks for a plan."""
+    """Returns the option that needs a plan."""
     if given or save_plan:
         return "--plan" if given else "--save-plan"
     if goal is None:
@@ -152,7 +152,7 @@ def _goal(
     *,
     lowers: bool,
 ) -> ErrorLimit | Budget | None:
-    """What to search for: the user's, or the preset's if there is a plan to search for."""
+    """Returns the goal of the search: the user's, or the preset's if the pipeline needs a plan."""
     metric = metric or str(preset.choose("metric"))
     measure = named(metric)
     if tolerance is None and max_latency_cost is None:
@@ -174,7 +174,7 @@ def _goal(
 
 
 def _search_engine(search: str, seconds: float, deployed: Deployment) -> EngineName | None:
-    """The engine of `--search gpu`; None for emulation.
+    """Returns the engine of `--search gpu`; None for emulation.
 
     Raises:
         UsageError: no such search, or no time for it. EngineError: no engine runs here.

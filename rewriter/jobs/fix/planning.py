@@ -1,4 +1,4 @@
-"""The ranges of a run, its plan, and the search that starts from it."""
+"""Measures ranges, makes the plan, and runs the search that starts from it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Planning:
     samples: Samples
 
     def ranges(self, model: Model) -> Ranges:
-        """What its tensors hold on the samples."""
+        """Measures the ranges of every tensor on the samples."""
         with self.record.stage("ranges"):
             widened = reference(model, tensor_facts.infer(model))
             ranges = measure(
@@ -58,7 +58,7 @@ class Planning:
     def rewritten_by_ranges(
         self, model: Model, steps: Sequence[Pass], ranges: Ranges
     ) -> tuple[Model, Ranges]:
-        """The model after passes that need ranges, with its ranges: known, or measured again."""
+        """Returns the model after passes that need ranges, with its ranges: derived, or measured again."""
         first = len(self.record.passes)
         if wanted := {tensor for step in steps for tensor in step.spread_of(model, ranges)}:
             with self.record.stage("ranges"):
@@ -74,7 +74,7 @@ class Planning:
         return rewritten, merged if merged is not None else self.ranges(rewritten)
 
     def plan(self, structured: Model, ranges: Ranges) -> Plan:
-        """The user's plan, or that of the rules on measured ranges."""
+        """Returns the user's plan, or the rules' plan for the measured ranges."""
         job = self.job
         with self.record.stage("plan"):
             facts = tensor_facts.infer(structured)
@@ -104,14 +104,14 @@ class Planning:
         return plan, fitted.model
 
     def _with_activations(self, fitted: Model, plan: Plan) -> Plan:
-        """The plan with what is free in FP32 behind ConvTransposes; one that the user gave stays as it is."""
+        """Adds activations of ConvTransposes to the plan that are free in FP32; a given plan is unchanged."""
         if self.job.plan is not None or not self.job.wish.epilogues:
             return plan
         with self.record.stage("plan"):
             return activations.extend_over_activations(fitted, plan, self.job.target)
 
     def _searched(self, original: Model, fitted: Fitted, plan: Plan) -> Plan:
-        """The plan that reaches the goal; one out of reach is a failed check, and told."""
+        """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
         job = self.job
         with self.record.stage("search"):
             facts = tensor_facts.infer(fitted.model)
@@ -140,19 +140,19 @@ class Planning:
             return goal
         prices = priced(structured, facts, self.job.target)
         left = splits.left(goal.share, prices.total_us(plan), spent)
-        return replace(goal, share=left, asked=goal.share)
+        return replace(goal, share=left, requested=goal.share)
 
 
 def _declined(wish: Wish) -> Iterator[str]:
-    """What the user asked for and the target was measured not to do."""
+    """Warns of requests that the target was measured not to fulfil."""
     if wish.epilogues and wish.precision == "fp16":
         yield from (*epilogues.refusals(wish.target), *activations.refusals(wish.target))
 
 
 def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
-    """A name that keeps nothing is a typing error, or a node that is not there any more."""
-    told = {d.reason for d in plan.decisions if d.rule == "user"}
+    """Warns of names that keep no node: typing errors, or nodes that a pass removed."""
+    reasons = {d.reason for d in plan.decisions if d.rule == "user"}
     for option, names in (("--keep-fp32", wish.keep_nodes), ("--keep-fp32-op", wish.keep_ops)):
         for name in names:
-            if not any(reason.endswith(f"{option} {name}") for reason in told):
+            if not any(reason.endswith(f"{option} {name}") for reason in reasons):
                 yield f"{option} {name} names no node that computes on floats"

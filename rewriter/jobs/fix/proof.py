@@ -1,4 +1,4 @@
-"""What a run proves of its model: by ONNX Runtime, by emulation, by a build, and on the GPU."""
+"""Checks the result of `fix`: on ONNX Runtime, by emulation, by a build, and on the GPU."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Proof:
 
     @property
     def spans(self) -> dict[str, Span]:
-        """The optimisation profile: the user's, else what the data says."""
+        """The optimisation profile: the user's, and the shapes of the samples for other inputs."""
         return {**self.samples.source.spans, **self.job.deployment.profile}
 
     def run_original(self, original: Model) -> None:
-        """Keep its outputs in `expected`."""
+        """Keeps its outputs in `expected`."""
         with self.record.stage("reference"):
             try:
                 self.expected = checks.expected_outputs(original, self._compared())
@@ -62,17 +62,17 @@ class Proof:
                 self.record.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
 
     def check_structure(self, structured: Model) -> None:
-        """In FP32, after the passes before the plan."""
+        """Compares the model in FP32, after the passes before the plan, with the original."""
         if self.expected is None:
-            told = "not checked: ONNX Runtime cannot run the original"
-            self.done.append(Check("structure", None, told))
+            why = "not checked: ONNX Runtime cannot run the original"
+            self.done.append(Check("structure", None, why))
             return
         with self.record.stage("verify"):
             changed = self.rewriting.changed()
             self.done.append(checks.check_structure(self.expected, structured, changed, self._compared()))
 
     def check_types(self, fixed: Model, plan: Plan | None) -> None:
-        """Emulated as planned, or with TF32 where all is FP32: that is told before an engine is built."""
+        """Emulates the planned types, or TF32 where all is FP32, before an engine is built."""
         if self.expected is None:
             return
         if plan is not None:
@@ -82,14 +82,14 @@ class Proof:
                 self.done.append(checks.check_tf32(self.expected, fixed, self._compared()))
 
     def write_and_build(self, fixed: Model, destination: Path | None, plan: Plan | None) -> Path | None:
-        """Build the file as written; with `strict` it comes to its place only after all checks."""
+        """Builds the file as written; with `strict` it is written to its place only after all checks."""
         job, written = self.job, None
         if destination is not None and not job.request.strict:
             written = self._save(fixed, destination)
         if job.request.verify and job.request.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                with _told_if_interrupted(written):
+                with _named_if_interrupted(written):
                     self.done.extend(self._build_and_run(fixed, path, Path(folder), plan))
         if written is not None or destination is None:
             return written
@@ -114,7 +114,7 @@ class Proof:
             return checks.explained(check, self.rewriting.again(again), fixed, compared, accumulation)
 
     def _build_and_run(self, fixed: Model, path: Path, folder: Path, plan: Plan | None) -> Iterator[Check]:
-        """Build once; where there is a GPU, run what was built, too."""
+        """Builds once; where there is a GPU, runs the engine, too."""
         job, deployment = self.job, self.job.deployment
         with self.record.stage("build"):
             choice = deployment.choose()
@@ -149,8 +149,8 @@ class Proof:
 
 
 @contextmanager
-def _told_if_interrupted(written: Path | None) -> Iterator[None]:
-    """Ctrl-C in a long build leaves the file, which has passed what came before, and says what it lacks."""
+def _named_if_interrupted(written: Path | None) -> Iterator[None]:
+    """Ctrl-C in a long build leaves the file; the message says that its verification is not complete."""
     try:
         yield
     except KeyboardInterrupt:

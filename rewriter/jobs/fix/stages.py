@@ -1,4 +1,4 @@
-"""The stages of a run in order, from the file to the verdict, with what each hands to the next."""
+"""The stages of `fix` in order, from the file to the verdict."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(job: FixJob) -> FixResult:
     if plan is not None and job.request.save_plan is not None:
         plan_file.write(plan, Path(job.request.save_plan))
     given = weak_typing.named(structured) if job.weak_typing else fixed
-    del original, structured  # their FP32 weights are as large as all that is still to come
+    del original, structured  # their FP32 weights take as much memory as the rest of the run
     search = record.search
     if search is not None and search.check is not None:
         proof.done.append(search.check)
@@ -71,9 +71,9 @@ def run(job: FixJob) -> FixResult:
 
 
 def _structured(model: Model, phases: Phases, planning: Planning) -> tuple[Model, Ranges]:
-    """The model that a plan is made for, and its ranges if it is."""
+    """Returns the model that a plan is made for, and its ranges unless the plan is given."""
     given = planning.job.plan
-    if given is not None:  # it says what the measuring passes found
+    if given is not None:  # it holds the results of the measuring passes
         found = planning.rewriting.rewrite(model, phases.measuring, given) if phases.measuring else model
         return found, Ranges()
     ranges = planning.ranges(model) if phases.measuring or phases.lowering else Ranges()
