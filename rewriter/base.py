@@ -151,6 +151,10 @@ class Target:
     def __str__(self) -> str:
         return self.library + (f" {'.'.join(map(str, self.version))}" if self.version else "")
 
+    def is_wrong(self, probe: str, *, unprobed: bool) -> bool:
+        """True if the probe found the target wrong; `unprobed` where it has no result."""
+        return self.answers[probe] == "wrong" if probe in self.answers else unprobed
+
     @classmethod
     def parse(cls, text: str) -> Target:
         """`tensorrt`, `tensorrt-rtx`, a version such as `10.0.1`, or both: `tensorrt-rtx 1.6`."""

@@ -14,7 +14,7 @@ from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import Divergence, diverge
 from rewriter.engines.onnxruntime import Session
 from rewriter.figures.metrics import Metric
-from rewriter.graph.retype import retype
+from rewriter.graph.casts import retype
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
