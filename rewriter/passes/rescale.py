@@ -14,10 +14,15 @@ from rewriter.hazards.survey import Settings, Survey
 from rewriter.model import Model
 from rewriter.plan import Plan, Range
 from rewriter.data.ranges import Ranges
-from rewriter.rewriting.rescaling import Part, Rescaling, concerned, rescale
-from rewriter.rewriting.rescaling.demands import quiet
-from rewriter.rewriting.rescaling.given import rescale_as_given
-from rewriter.rewriting.rescaling.record import record
+from rewriter.rewriting.rescaling import (
+    RescaledClass,
+    Rescaling,
+    apply_planned,
+    in_range,
+    record,
+    rescale,
+    to_count,
+)
 
 NAMED = 3
 """How many tensors a message names."""
@@ -70,7 +75,7 @@ class Rescale(ModelPass):
         if isinstance(ranges, Ranges) and not ranges.real:
             return ()
         survey = next(self._surveys(model, ranges))
-        return concerned(survey, survey.graph)
+        return to_count(survey, survey.graph)
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if context.plan is not None:
@@ -113,7 +118,7 @@ def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
 
 def _made_up(survey: Survey) -> Iterator[Refusal]:
     """Values that overflow on random inputs may be small on real ones, and FP16 would flush them."""
-    if not quiet(survey):
+    if not in_range(survey):
         why = "what overflows, or is small, was measured on random inputs: give --inputs for exponents"
         yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
 
@@ -124,7 +129,7 @@ def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
         exponents = {tensor: k for s, tensor, k in plan.exponents if s == scope}
         if exponents:
             graph.refresh()
-            edits = rescale_as_given(graph, exponents)
+            edits = apply_planned(graph, exponents)
             what = f"{len(exponents)} tensors and {edits} constants are scaled as the plan says"
             rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
             yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
@@ -132,7 +137,7 @@ def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
-    saved = _by_exponent(done.parts)
+    saved = _by_exponent(done.classes)
     exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
     for index, part in enumerate(saved):
         many = f"{part.size} tensors" if part.size > 1 else "a tensor"
@@ -143,18 +148,18 @@ def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Eve
     yield from _left(survey, graph, done)
 
 
-def _by_exponent(parts: tuple[Part, ...]) -> list[Part]:
+def _by_exponent(parts: tuple[RescaledClass, ...]) -> list[RescaledClass]:
     """What was saved, all that has one exponent together: a line of the report for each."""
-    together: dict[int, Part] = {}
+    together: dict[int, RescaledClass] = {}
     for part in (part for part in parts if part.saved):
-        known = together.get(part.exponent, Part(part.exponent, (), (), 0))
-        together[part.exponent] = Part(part.exponent, known.saved + part.saved, (), known.size + part.size)
+        known = together.get(part.exponent, RescaledClass(part.exponent, (), (), 0))
+        together[part.exponent] = RescaledClass(part.exponent, known.saved + part.saved, (), known.size + part.size)
     return list(together.values())
 
 
 def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refusal]:
     """What still overflows, one event for each part."""
-    for part in done.parts:
+    for part in done.classes:
         if part.left:
             reason = (
                 "what they are computed with allows no such factor" if done.solved else "no solution in time"
@@ -170,7 +175,7 @@ def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refus
         yield Refusal(_node(graph, tensors[0]), f"{_names(survey, tensors)} cannot be scaled: {why}")
 
 
-def _before_and_after(survey: Survey, part: Part) -> str:
+def _before_and_after(survey: Survey, part: RescaledClass) -> str:
     """The ranges of the largest tensors that are saved."""
     ranges: Mapping[str, float] = {t: m.absmax for t in part.saved if (m := survey.range(t)) is not None}
     largest = sorted(part.saved, key=lambda t: -ranges.get(t, 0.0))[:NAMED]

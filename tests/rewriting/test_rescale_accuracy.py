@@ -25,9 +25,8 @@ from rewriter.pipeline.presets import PRESETS
 from rewriter.plan import Decision
 from rewriter.rewriting.rescaling.apply import apply as shift
 from rewriter.rewriting.rescaling.classes import ZERO
-from rewriter.rewriting.rescaling.demand import Demand
-from rewriter.rewriting.rescaling.freedom import analyse
-from rewriter.rewriting.rescaling.solver import solve
+from rewriter.rewriting.rescaling.constraints import collect
+from rewriter.rewriting.rescaling.programme import Demand, solve
 from rewriter.verification.checks import expected_outputs, run_all
 
 ERROR_RATIO = 1.3
@@ -64,15 +63,15 @@ def test_no_residual_stream_is_left_in_fp32(name: str) -> None:
 def overflowing(source: Model, k: int) -> Model:
     """The same function with the class of most tensors, its residual stream, times 2^k."""
     editor = open_graphs(source := source.copy(), infer(source))[0]
-    freedom = analyse(editor)
-    members = freedom.members()
+    constraints = collect(editor)
+    members = constraints.members()
     stream = max(members.keys() - {ZERO}, key=lambda root: len(members[root]))
-    roots = members.keys() | {freedom.classes.root(use.number) for use in freedom.constants}
+    roots = members.keys() | {constraints.classes.root(use.number) for use in constraints.constants}
     demands = {root: Demand() for root in roots - {ZERO}}
     demands[stream] = Demand(k, k)
-    exponents = solve(demands, freedom.classes.equations())
+    exponents = solve(demands, constraints.classes.equations())
     assert exponents is not None and exponents[stream] == k
-    assert shift(editor, freedom, exponents)
+    assert shift(editor, constraints, exponents)
     editor.commit()
     return source
 

@@ -11,13 +11,12 @@ from rewriter.model import Model
 from rewriter.model.facts import infer
 from rewriter.rewriting.rescaling.apply import scaled
 from rewriter.rewriting.rescaling.classes import ZERO, Classes
-from rewriter.rewriting.rescaling.demand import Demand
-from rewriter.rewriting.rescaling.freedom import Freedom, analyse
-from rewriter.rewriting.rescaling.solver import solve
+from rewriter.rewriting.rescaling.constraints import Constraints, collect
+from rewriter.rewriting.rescaling.programme import Demand, solve
 
 
-def freedom(source: Model) -> Freedom:
-    return analyse(open_graphs(source, infer(source))[0])
+def constraints(source: Model) -> Constraints:
+    return collect(open_graphs(source, infer(source))[0])
 
 
 def test_opposite_terms_are_one_class_and_a_single_one_is_zero() -> None:
@@ -86,7 +85,7 @@ def test_an_operator_binds_the_exponents_at_its_border(body: str, wanted: str) -
         if "Foo" not in body
         else _with_unknown_operator()
     )
-    found = freedom(source)
+    found = constraints(source)
     roots = {t: found.classes.root(found.tensors[t]) for t in "abt" if t in found.tensors}
     named = [name for name in wanted.split(" = ") if name in roots]
     zero = wanted.endswith("= 0")
@@ -113,7 +112,7 @@ def _with_unknown_operator() -> Model:
 
 
 def test_a_tensor_that_a_subgraph_reads_keeps_its_scale() -> None:
-    found = freedom(
+    found = constraints(
         graph(
             """
             g (float[2] x, bool c) => (float[2] y) <float[2] w = {1, 2}> {
@@ -137,10 +136,10 @@ def test_the_least_change_that_ends_overflow_is_found() -> None:
 
 def test_small_values_weigh_against_the_exponent() -> None:
     kept = Demand(hazards={"t": -3})
-    kept.floor(0, weight=1000.0)
+    kept.floor(0, cost=1000.0)
     assert solve({1: kept}, []) == {}
     kept = Demand(hazards={"t": -3})
-    kept.floor(0, weight=1.0)
+    kept.floor(0, cost=1.0)
     assert solve({1: kept}, []) == {1: -3}
 
 
