@@ -16,9 +16,15 @@ from rewriter.emulation import reference
 from rewriter.model import Array, Model
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, SEARCHED, node_key
-from rewriter.rewriting.rounding import Layer, Left, Rounded, compensate, layers
-from rewriter.rewriting.rounding.compensate import Data
-from rewriter.rewriting.rounding.layers import Types
+from rewriter.rewriting.rounding import (
+    FittingData,
+    Layer,
+    Rounded,
+    Skipped,
+    Types,
+    compensate,
+    layers,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class CompensateRounding(ModelPass):
             return
         sources = tuple(dict.fromkeys(source for layer in chosen for source in layer.sources))
         feeds = given.samples
-        data = Data(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
+        data = FittingData(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
         names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
         weights = {name: _value(graph, name) for name in names}
         done = list(compensate(weights, chosen, data))
@@ -95,7 +101,7 @@ class CompensateRounding(ModelPass):
                     if value is not None:
                         stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
             yield Change("model", _summary(gained))
-        yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
+        yield from _refusals([one for one in (*found, *done) if isinstance(one, Skipped)])
         yield from _refusals([_told(one) for one in rounded if not one.gains])
         if any(map(_has_weights, inner)):
             yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
@@ -128,14 +134,14 @@ def _summary(rounded: Sequence[Rounded]) -> str:
     return f"{many} rounded together: {error:.1e} of each product instead of {nearest:.1e}, on rows held out"
 
 
-def _told(one: Rounded) -> Left:
+def _told(one: Rounded) -> Skipped:
     figures = f"{one.nearest:.2g} of the product, not {one.error:.2g}"
-    return Left(one.layer.node, f"rounded to nearest it errs no more on rows held out: {figures}")
+    return Skipped(one.layer.node, f"rounded to nearest it errs no more on rows held out: {figures}")
 
 
-def _refusals(left: Sequence[Left]) -> Iterator[Refusal]:
+def _refusals(left: Sequence[Skipped]) -> Iterator[Refusal]:
     """One for each reason, figures aside; the first node speaks for all."""
-    by_reason: dict[str, list[Left]] = {}
+    by_reason: dict[str, list[Skipped]] = {}
     for one in left:
         by_reason.setdefault(one.reason.partition(":")[0], []).append(one)
     for ones in by_reason.values():

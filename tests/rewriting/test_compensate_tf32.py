@@ -116,7 +116,7 @@ def test_a_weight_that_is_read_in_two_types_is_left_alone() -> None:
     context = Context(calibration=Calibration(feeds), plan=kept(SEARCHED))
     result, report = apply(CompensateRounding(tf32=True), source, context)
     assert result is source
-    assert "a node that computes in another type reads the weight, too" in report.refusals[0].reason
+    assert "a consumer of the weight computes in another type" in report.refusals[0].reason
 
 
 def test_a_search_of_accurate_has_its_products_rounded_when_it_is_done(tmp_path: Path) -> None:
