@@ -75,7 +75,7 @@ class Chosen:
 class Reader:
     """Reads rows of the main graph, for some sources at a time.
 
-    Tensors that later reads need are kept, if they fit: all reads together then run the graph once per sample.
+    Tensors that later reads need are kept if they fit: then all reads together run the graph once per sample.
 
     Attributes:
         model: Computes in FP32; see `emulation.reference`.
