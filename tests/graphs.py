@@ -90,3 +90,13 @@ def keeps_results(before: Model, after: Model, step: Pass) -> None:
     again, report = apply(step, after)
     assert again is after
     assert not report.changes
+
+
+def assert_bit_equal(source: Model, result: Model, feeds: Mapping[str, Array]) -> None:
+    for wanted, found in zip(run(source, feeds), run(result, feeds), strict=True):
+        np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
+
+
+def matrix(name: str, size: float) -> str:
+    values = np.random.default_rng(len(name)).standard_normal(16) * size
+    return f"float[4,4] {name} = {{{', '.join(f'{v:.6f}' for v in values)}}}"

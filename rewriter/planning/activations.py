@@ -19,7 +19,7 @@ from rewriter.base import Target
 from rewriter.graph.fusion import ELEMENTWISE, is_plain_transpose
 from rewriter.hazards import Hazard
 from rewriter.hazards.accumulation import sums_in_fp32
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model, facts, walk_graphs
 from rewriter.plan import Plan
 from rewriter.planning.epilogues import RULE
@@ -49,7 +49,7 @@ def extend_over_activations(model: Model, plan: Plan, target: Target) -> Plan:
     """
     if plan.precision != "fp16" or target.answers.get(PROBE) == "fp16" or not _has_any(model):
         return plan
-    settings = Settings(LOW_TYPES[plan.precision], plan.io, target=target)
+    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io, target=target)
     return replanned(model, facts.infer(model), plan, settings, _extend)
 
 

@@ -87,7 +87,7 @@ def _softmax_refused(target: Target) -> bool:
 
 def extend_over_splits(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add to `found` what the pass split-products wrote round its products."""
-    if survey.settings.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
     for node in filter(is_part, survey.nodes):
         found.setdefault(id(node), Hazard(node, SPLIT_RULE, SPLIT_REASON, node.input[0]))
@@ -100,7 +100,7 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
     view or output: Casts then stand where FP16 is read, and nowhere between. What leads to the Softmax of
     attention stays FP16. What adds up a split product is a part of its epilogue.
     """
-    if survey.settings.low != TensorProto.FLOAT16 or _refused(survey.settings.target):
+    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
     masked = {id(n) for softmax in _attention(survey) for n in _before(survey, softmax)}
     queue = [node for node in survey.nodes if is_part(node) and id(node) in found]
@@ -123,7 +123,7 @@ def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
 
     A norm that reads an FP32 sum with no view between stays FP16.
     """
-    if survey.settings.low != TensorProto.FLOAT16 or _refused(survey.settings.target):
+    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
     for node in survey.nodes:
         if node.op_type not in NORMS:
@@ -154,7 +154,7 @@ def _is_read(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bo
 
 def extend_over_softmax(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add the Softmax of each attention whose product is FP16 to `found`, and nothing round it."""
-    if survey.settings.low != TensorProto.FLOAT16 or _softmax_refused(survey.settings.target):
+    if survey.request.low != TensorProto.FLOAT16 or _softmax_refused(survey.request.target):
         return
     for softmax in _attention(survey):
         found.setdefault(id(softmax), Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0]))

@@ -13,7 +13,7 @@ from graphs import apply, graph, model, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
-from test_norms import AFFINE, BLOCKED, CHANNEL, CORE, INPUTS, LAYER_NORMS, VARIANCE, build, units
+from written_norms import AFFINE, BLOCKED, CHANNEL, CORE, INPUTS, LAYER_NORMS, VARIANCE, build, units
 
 from rewriter.base import Refusal
 from rewriter.graph import TAG, attribute
@@ -194,7 +194,7 @@ def test_below_opset_17_there_is_no_such_operator() -> None:
     before = build(f"{CORE} {AFFINE}", opset=16)
     _, report = apply(FuseLayerNorm(), before)
     assert report.refusals == (
-        Refusal("Add(y)", "LayerNormalization needs opset 17, the model has 16: run upgrade-opset"),
+        Refusal("Add(y)", "it needs opset 17, the model has 16: run upgrade-opset"),
     )
 
 

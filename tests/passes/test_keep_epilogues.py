@@ -90,3 +90,22 @@ def test_a_norm_whose_mean_is_read_is_declined() -> None:
     assert result is source
     (refusal,) = report.refusals
     assert "mean, which it computes besides, is read" in refusal.reason
+
+
+TRANSPOSED = "m = MatMul(x, w) a = Add(m, b) y = Transpose(a)"
+
+
+def test_below_opset_13_views_have_no_axes_as_inputs() -> None:
+    source = _model(TRANSPOSED, opset=12)
+    result, report = apply(KeepEpilogues(), source)
+    assert result is source
+    assert "views need opset 13, the model has 12" in report.refusals[0].reason
+
+
+@pytest.mark.parametrize(("axes", "refused"), [(7, False), (8, True)])
+def test_a_tensor_of_as_many_axes_as_tensorrt_has_gets_no_view(axes: int, refused: bool) -> None:
+    ones = "1," * (axes - 2)
+    source = graph(f"g (float[{ones}3,4] x) => (float[4,3,{ones[:-1]}] y) <{WEIGHTS}> {{ {TRANSPOSED} }}")
+    result, report = apply(KeepEpilogues(), source)
+    assert (result is source) == bool(report.refusals) == refused
+    assert not refused or "has 8 axes" in report.refusals[0].reason

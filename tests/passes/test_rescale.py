@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, graph, random_feeds, run
+from graphs import apply, assert_bit_equal, graph, matrix, random_feeds, run
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
@@ -41,9 +41,6 @@ def rescaled(source: Model, feeds: Feeds, *, norms: bool = False) -> tuple[Model
     return result, report, ranges.rescaled(exponents)
 
 
-def assert_bit_equal(source: Model, result: Model, feeds: Feeds) -> None:
-    for wanted, found in zip(run(source, feeds), run(result, feeds), strict=True):
-        np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
 def constant(source: Model, node: str, index: int) -> Array:
@@ -130,9 +127,6 @@ def test_what_overflows_comes_into_range(body: str, tensor: str) -> None:
     assert not second.changes
 
 
-def matrix(name: str, size: float) -> str:
-    values = np.random.default_rng(len(name)).standard_normal(16) * size
-    return f"float[4,4] {name} = {{{', '.join(f'{v:.6f}' for v in values)}}}"
 
 
 def test_weights_that_fp16_would_round_away_are_raised() -> None:

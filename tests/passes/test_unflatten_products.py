@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graphs import apply, graph, keeps_results, ops, with_constants
-from test_planner import kept, planned
+from plans import kept, planned
 
 import rewriter
 from rewriter.base import Context, Kept
@@ -16,7 +16,7 @@ from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.pipeline.presets import PRESETS
 from rewriter.planning.planner import Wish
 
-SHAPES = {"w": (4, 5), "t": (5, 4), "b": (5,), "r": (1, 5), "s": (1,), "m": (12, 5), "u": (5, 5)}
+SHAPES = {"w": (4, 5), "t": (5, 4), "b": (5,), "r": (1, 5), "s": (1,), "m": (12, 5), "u": (5, 5), "n": (12, 5), "cube": (1, 4, 5)}
 
 
 def _model(
@@ -100,6 +100,7 @@ def test_a_reshape_that_did_more_joins_less(changed: dict[str, str]) -> None:
         pytest.param(
             {"product": "MatMul(f, w)", "flat": "3, 4, 4", "back": "2, 6, 5"}, id="three axes between"
         ),
+        pytest.param({"product": "MatMul(f, cube)"}, id="a weight of three axes"),
     ],
 )
 def test_other_reshapes_stay(changed: dict[str, str]) -> None:
@@ -136,10 +137,13 @@ def test_what_is_read_between_stays() -> None:
         pytest.param("Gemm<alpha = 2.0>(f, w, b)", "alpha", id="alpha"),
         pytest.param("Gemm<beta = 2.0>(f, w, b)", "beta", id="beta"),
         pytest.param("Gemm(f, w, m)", "no constant row", id="C differs from row to row"),
+        pytest.param("Gemm<transA = 1>(f, n, b)", "transposes", id="its data is transposed"),
     ],
 )
 def test_gemm_that_a_matmul_and_an_add_are_not(product: str, reason: str) -> None:
-    after, report = apply(UnflattenProducts(), _model(product))
+    transposed = "transA" in product
+    y = "float[2,2,5] y" if transposed else "float[2,6,5] y"
+    after, report = apply(UnflattenProducts(), _model(product, back="2, -1, 5", y=y))
     assert reason in report.refusals[0].reason
     assert "Gemm" in ops(after)
 
@@ -267,3 +271,18 @@ def test_a_plan_with_a_node_that_took_over_a_name_fits_again(
 def test_it_is_a_part_of_the_presets_that_have_epilogues() -> None:
     having = {name for name, preset in PRESETS.items() if "unflatten-products" in preset.pipeline}
     assert having == {"trt-fp16", "accurate"}
+
+
+def test_a_transposed_weight_of_a_graph_around_it_is_not_copied() -> None:
+    weight = "{" + ", ".join(["0.5"] * 20) + "}"
+    inner = "{ f = Reshape(x, flat) p = Gemm<transB = 1>(f, t) a = Reshape(p, back) }"
+    before = graph(f"""
+        g (bool c, float[2,6,4] x) => (float[2,6,5] y)
+        <int64[2] flat = {{12, 4}}, int64[3] back = {{2, 6, 5}}, float[5,4] t = {weight}> {{
+            y = If (c) <then_branch = one () => (float[2,6,5] a) {inner},
+                        else_branch = two () => (float[2,6,5] a) {inner}>
+        }}""")
+    after, report = apply(UnflattenProducts(), before)
+    assert after is before
+    assert all("belongs to a graph around it" in refusal.reason for refusal in report.refusals)
+    assert len(report.refusals) == 2

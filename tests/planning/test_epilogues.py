@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import graphs
 import pytest
-from test_planner import kept, planned
+from plans import kept, planned
 
 from rewriter.base import Target
 from rewriter.planning.epilogues import FREE, PROBE, SOFTMAX_PROBE, refusals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import graphs
 import pytest
-from test_planner import kept, planned
+from plans import kept, planned
 
 from rewriter.planning.planner import Wish
 

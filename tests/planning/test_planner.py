@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import graphs
 import pytest
+from plans import kept, planned
 
-from rewriter.model import Model, facts, walk_graphs
+from rewriter.model import facts, walk_graphs
 from rewriter.plan import Plan, Range
 from rewriter.planning.planner import Wish, make_plan, node_key
-
-SMALL = Range(-1.0, 1.0, 0.5, True)
-
-
-def planned(
-    source: Model, wish: Wish | None = None, ranges: Mapping[tuple[int, str], Range] | None = None
-) -> Plan:
-    """The plan if every tensor lies within [-1, 1], but for those in `ranges`."""
-    known = facts.infer(source)
-    measured = {(scope, name): SMALL for scope, names in enumerate(known.scopes) for name in names}
-    return make_plan(source, known, {**measured, **(ranges or {})}, wish or Wish())
-
-
-def kept(plan: Plan) -> dict[str, str]:
-    """Rule by first output, of the main graph."""
-    return {d.key.partition(":")[2]: d.rule for d in plan.decisions if d.key.startswith("0:")}
-
 
 CHAIN = """
     g (float[2] x) => (float[2] y) {

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import graph, random_feeds
-from onnx import helper, numpy_helper
+from graphs import assert_bit_equal, graph, matrix, random_feeds
+from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
-from test_rescale import FP16_LARGEST, assert_bit_equal, matrix
 
 from rewriter.data.ranges import measure
 from rewriter.emulation import emulation
 from rewriter.graph import open_graphs
+from rewriter.hazards.survey import LARGEST
 from rewriter.jobs.fix import api
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Model, load
@@ -86,7 +86,9 @@ def test_a_stream_beyond_fp16_needs_no_island(name: str, k: int, options: dict[s
     """As good as the same network was before its stream left FP16, with fewer FP32 nodes than islands."""
     original, samples = load(MODELS / f"{name}.onnx"), MODELS / f"{name}.npz"
     source, feeds = overflowing(original, k), dict(np.load(samples))
-    assert max(r.absmax for r in measure(source, [feeds], infer(source)).values()) > FP16_LARGEST
+    assert (
+        max(r.absmax for r in measure(source, [feeds], infer(source)).values()) > LARGEST[TensorProto.FLOAT16]
+    )
     assert_bit_equal(original, source, feeds)
     before, islands = fixed(original, samples, ISLANDS), fixed(source, samples, ISLANDS)
     found = fixed(source, samples, options)

@@ -12,7 +12,13 @@ from rewriter.model import Array, Model, load
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.plan import Plan
-from rewriter.verification.checks import Expected, check_emulation, check_structure, expected_outputs
+from rewriter.verification.checks import (
+    Expected,
+    check_emulation,
+    check_structure,
+    check_tf32,
+    expected_outputs,
+)
 
 DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
 
@@ -111,3 +117,35 @@ def test_the_summary_names_the_limit_of_the_output_that_is_nearest_to_its_own() 
     nearest = max(check.outputs, key=lambda output: output.relative_l2 / output.tolerance)
     assert nearest.name == "y"
     assert check.summary.endswith(f"within {limits['y']:.2g}")
+
+
+def test_arithmetic_is_compared_with_exact_results_and_structure_with_what_is_written() -> None:
+    sample = {"x": np.ones(4, np.float32)}
+    right, wrong = [{"y": np.full(4, 2.0, np.float32)}], [{"y": np.full(4, 6.0, np.float32)}]
+    for exact, as_written in ((right, wrong), (wrong, right)):
+        expected, doubled = Expected(exact, as_written), graph(DOUBLED)
+        assert check_emulation(expected, doubled, "fp16", [sample]).passed is (exact is right)
+        assert check_tf32(expected, doubled, [sample]).passed is (exact is right)
+        assert check_structure(expected, doubled, [], [sample]).passed is (as_written is right)
+
+
+def test_what_rounding_may_add_is_relative_to_the_exact_result() -> None:
+    exact, as_written = [{"y": np.full(4, 2.0, np.float32)}], [{"y": np.full(4, 6.0, np.float32)}]
+    sample = {"x": np.full(4, 3.0, np.float32)}
+    check = check_structure(Expected(exact, as_written), graph(DOUBLED), [UnfoldPatches()], [sample])
+    assert "and 4 for the model's own rounding" in check.summary
+
+
+def test_an_error_is_relative_to_what_is_expected() -> None:
+    sample = {"x": np.ones(4, np.float32)}
+    expected = [{"y": np.full(4, 8.0, np.float32)}]
+    check = check_structure(Expected(expected, expected), graph(DOUBLED), [], [sample])
+    assert [output.relative_l2 for output in check.outputs] == [0.75]
+
+
+def test_what_is_written_is_rounded_and_what_is_exact_is_not() -> None:
+    model, sample = _half()
+    expected = expected_outputs(model, [sample])
+    for outputs, rounded in ((expected.as_written, True), (expected.exact, False)):
+        value = outputs[0]["y"]
+        assert np.array_equal(value, value.astype(np.float16)) is rounded

@@ -64,13 +64,13 @@ class Demands:
 
 def in_range(survey: Survey) -> bool:
     """True if the ranges alone show that nothing in a graph needs scaling, as in most graphs."""
-    highest = inside_limit(survey) if survey.settings.measured_norms else survey.settings.limit
+    highest = inside_limit(survey) if survey.request.measured_norms else survey.request.limit
     for node in survey.graph.nodes:
         least = SMALLEST_RMS if node.op_type in PRODUCTS else 0.0
         for tensor in node.input:
             measured = survey.range(tensor) if survey.is_constant(tensor) else None
             if measured is not None and (
-                measured.absmax > survey.settings.largest or 0 < measured.mean_abs < least
+                measured.absmax > survey.request.largest or 0 < measured.mean_abs < least
             ):
                 return False
         for tensor in node.output:
@@ -107,7 +107,7 @@ def demands(
         if root != ZERO and value is not None:
             demand = found.classes.setdefault(root, Demand())
             _add_constant(survey, use, value, demand, in_fp32=id(use.node) in context.islands)
-    if measured and survey.settings.measured_norms:
+    if measured and survey.request.measured_norms:
         _add_epsilons(survey, constraints, found)
     return found
 
@@ -135,7 +135,7 @@ class _Context:
         index = {"Div": 1, "Sqrt": 0, "Reciprocal": 0}
         nodes = (n for n in survey.graph.nodes if n.op_type in index)
         divisors = frozenset(n.input[index[n.op_type]] for n in nodes)
-        if survey.settings.measured_norms:
+        if survey.request.measured_norms:
             return cls(frozenset(), frozenset(), frozenset(inner), divisors)
         islands = frozenset(id(node) for norm in norms for node in norm.nodes)
         hidden = {t for t in inner if all(id(n) in islands for n in survey.graph.consumers(t))}
@@ -171,7 +171,7 @@ def _level(survey: Survey, tensor: str, context: _Context) -> int:
         return MAX_EXPONENT
     if not math.isfinite(measured.absmax):
         return 0
-    limit = inside_limit(survey) if tensor in context.squares else survey.settings.limit
+    limit = inside_limit(survey) if tensor in context.squares else survey.request.limit
     return min(MAX_EXPONENT, math.floor(math.log2(limit / measured.absmax)))
 
 
@@ -228,7 +228,7 @@ def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand
     demand.limit(FP32_LOWEST - math.frexp(smallest)[1], FP32_HIGHEST - math.frexp(largest)[1])
     if in_fp32:
         return
-    level = math.floor(math.log2(survey.settings.largest / largest))
+    level = math.floor(math.log2(survey.request.largest / largest))
     if level >= 0:
         demand.limit(-MAX_EXPONENT, min(level, MAX_EXPONENT))
     elif excess(survey, use.tensor):

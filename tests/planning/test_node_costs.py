@@ -1,0 +1,74 @@
+"""Estimated times of single nodes, held to numbers that are written out here."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from math import ceil
+from typing import Any
+
+import pytest
+from onnx import NodeProto, helper
+
+from rewriter.planning.costs.kernels import base_us, more_us, terms
+
+Sizes = tuple[int, ...]
+
+
+def node(op: str, *shapes: Sizes, **attributes: Any) -> tuple[NodeProto, dict[str, Sizes]]:
+    """A node with the given shapes: of its inputs, then of its output `y`."""
+    names = [f"t{place}" for place in range(len(shapes) - 1)]
+    return helper.make_node(op, names, ["y"], **attributes), dict(zip([*names, "y"], shapes, strict=True))
+
+
+WEIGHT: AbstractSet[str] = {"t1"}
+
+TIMES = [
+    pytest.param(node("MatMul", (4096, 4096), (4096, 4096), (4096, 4096)), 202.1, 1296.7, id="large MatMul"),
+    pytest.param(node("MatMul", (128, 768), (768, 768), (128, 768)), 5.661, 6.189, id="one wave"),
+    pytest.param(node("MatMul", (257, 64), (64, 8449), (257, 8449)), 3.582, 7.383, id="tiles are rounded up"),
+    pytest.param(node("Gemm", (128, 768), (768, 768), (128, 768)), 5.661, 6.189, id="Gemm is a MatMul"),
+    pytest.param(
+        node("Conv", (1, 64, 56, 56), (64, 64, 3, 3), (1, 64, 56, 56)), 5.066, 3.909, id="Conv of 3 x 3"
+    ),
+    pytest.param(
+        node("Conv", (1, 512, 14, 14), (512, 512, 1, 1), (1, 512, 14, 14)), 4.867, 1.512, id="Conv of 1 x 1"
+    ),
+    pytest.param(
+        node("Conv", (1, 512, 56, 56), (512, 512, 3, 3), (1, 512, 56, 56)), 33.63, 53.42, id="large Conv"
+    ),
+    pytest.param(
+        node("Conv", (1, 64, 56, 56), (64, 1, 3, 3), (1, 64, 56, 56), group=64), 3.28, 0.0, id="depthwise"
+    ),
+    pytest.param(
+        node("LayerNormalization", (128, 768), (768,), (128, 768)), 5.319, 0.0819, id="LayerNormalization"
+    ),
+    pytest.param(node("Relu", (1, 64, 56, 56), (1, 64, 56, 56)), 0.2228, 0.1673, id="elementwise"),
+    pytest.param(node("Transpose", (1, 64, 56, 56), (1, 56, 56, 64)), 0.0, 0.1673, id="a view"),
+    pytest.param(node("DepthToSpace", (1, 64, 56, 56), (1, 16, 112, 112)), 0.2228, 0.1673, id="a shuffle"),
+]
+
+
+@pytest.mark.parametrize(("given", "fp16_us", "more_in_fp32_us"), TIMES)
+def test_time_of_a_node(
+    given: tuple[NodeProto, dict[str, Sizes]], fp16_us: float, more_in_fp32_us: float
+) -> None:
+    assert base_us(*given, WEIGHT) == pytest.approx(fp16_us, rel=1e-3)
+    assert more_us(*given, WEIGHT) == pytest.approx(more_in_fp32_us, rel=1e-3)
+
+
+def test_the_products_of_a_large_attention_take_as_long_as_measured() -> None:
+    scores = node("MatMul", (8, 12, 1024, 64), (8, 12, 64, 1024), (8, 12, 1024, 1024))
+    values = node("MatMul", (8, 12, 1024, 1024), (8, 12, 1024, 64), (8, 12, 1024, 64))
+    total = sum(base_us(*product, set(), attention=True) for product in (scores, values))
+    assert total == pytest.approx(139.0, rel=5e-3)
+
+
+@pytest.mark.parametrize(("rows", "ragged"), [(1024, 0.0), (1500, 0.5)])
+def test_half_an_attention_of_unaligned_rows_is_ragged(rows: int, ragged: float) -> None:
+    scores = node("MatMul", (12, rows, 64), (12, 64, rows), (12, rows, rows))
+    assert terms(*scores, set(), attention=True) == {"attention": 12 * rows * rows * 64, "ragged": ragged}
+
+
+def test_tiles_come_in_waves_of_all_multiprocessors() -> None:
+    product = node("MatMul", (257, 64), (64, 8449), (257, 8449))
+    assert terms(*product, WEIGHT)["waves"] == pytest.approx(64 * ceil(257 / 128) * ceil(8449 / 128) / 132)

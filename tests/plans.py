@@ -1,0 +1,25 @@
+"""Plans of small graphs, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rewriter.model import Model, facts
+from rewriter.plan import Plan, Range
+from rewriter.planning.planner import Wish, make_plan
+
+SMALL = Range(-1.0, 1.0, 0.5, True)
+
+
+def planned(
+    source: Model, wish: Wish | None = None, ranges: Mapping[tuple[int, str], Range] | None = None
+) -> Plan:
+    """The plan if every tensor lies within [-1, 1], but for those in `ranges`."""
+    known = facts.infer(source)
+    measured = {(scope, name): SMALL for scope, names in enumerate(known.scopes) for name in names}
+    return make_plan(source, known, {**measured, **(ranges or {})}, wish or Wish())
+
+
+def kept(plan: Plan) -> dict[str, str]:
+    """Rule by first output, of the main graph."""
+    return {d.key.partition(":")[2]: d.rule for d in plan.decisions if d.key.startswith("0:")}
