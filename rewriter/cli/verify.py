@@ -110,7 +110,7 @@ def _held(in_force: InForce, metric: str | None) -> dict[str, Any]:
 def _show(result: VerifyResult, json: Path | None, *, verbosity: int) -> None:
     from rewriter.model import write_json
     from rewriter.report import terminal
-    from rewriter.report import verification as report
+    from rewriter.report import verify as report
 
     if json is not None:
         write_json(report.as_dict(result), json)

@@ -104,7 +104,7 @@ def say(text: str, settings: Settings) -> None:
 def _fix(source: Path | onnx.ModelProto, target: Path | None, feeds: Feeds, settings: Settings) -> FixResult:
     from rewriter.jobs.fix.api import fix
     from rewriter.passes.compensate_rounding import CompensateRounding
-    from rewriter.report.terminal import verdict_line
+    from rewriter.report.fix import verdict_line
 
     in_force = settings.in_force(source if isinstance(source, Path) else None)
     for sentence in in_force.told():
