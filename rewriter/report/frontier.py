@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -71,7 +71,7 @@ def _rows(found: Frontier) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Positions of points from 0 to 1, left to right and bottom to top; `spans` are the smallest and largest values."""
+    """Positions of points from 0 to 1, left to right and bottom to top; `spans` are the limits of both axes."""
 
     x: Callable[[float], float]
     y: Callable[[float], float]
@@ -178,12 +178,14 @@ def _label(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text, quote=False)}</text>'
 
 
+def _cells(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{escape(text, quote=False)}" for text in texts)
+
+
 def _page(found: Frontier) -> str:
     """The drawing and the table as one HTML page."""
-    head = "".join(f"<th>{escape(t, quote=False)}" for t in ("us", "more", found.metric, "FP32", "BF16", ""))
-    rows = "\n".join(
-        "<tr>" + "".join(f"<td>{escape(cell, quote=False)}" for cell in row) for row in _rows(found)
-    )
+    head = _cells("th", ("us", "more", found.metric, "FP32", "BF16", ""))
+    rows = "\n".join("<tr>" + _cells("td", row) for row in _rows(found))
     style = "body{font-family:sans-serif} td,th{padding:2px 12px;text-align:right}"
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Frontier</title>'

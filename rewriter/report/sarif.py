@@ -81,7 +81,7 @@ def _result(finding: Finding, index: int, uri: str | None) -> dict[str, Any]:
 
 
 def _location(finding: Finding, uri: str | None) -> dict[str, Any]:
-    """Returns the file as physical and the nodes as logical locations (3.28.4), since a model has no lines."""
+    """Returns the file as physical and the nodes as logical locations (3.28.4): a model has no lines."""
     nodes = zip(finding.nodes[:NODES_LISTED], finding.ops, strict=False)
     logical = [
         {"fullyQualifiedName": node, "name": node.split("/")[-1] or node, "kind": op} for node, op in nodes

@@ -26,7 +26,7 @@ _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note"
 
 
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
-    """Print the findings, worst first; verbosity -1: the verdict line only, 0: the highlights, 1: everything."""
+    """Print the findings, worst first; verbosity -1: the verdict line, 0: the highlights, 1: everything."""
     if verbosity >= 0:
         for part in _sections(result, None if verbosity > 0 else SHOWN):
             out.print(part)

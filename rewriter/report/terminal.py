@@ -58,19 +58,20 @@ def new_table(title: str, *columns: str, right: Iterable[str] = (), whole: str =
     )
     for name in columns:
         numeric = name in right
-        justify = "right" if numeric else "left"
-        table.add_column(name, justify=justify, no_wrap=numeric or name == whole, overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if numeric else "left",
+            no_wrap=numeric or name == whole,
+            overflow="fold",
+        )
     return table
 
 
 def about_target(target: Target) -> str:
     """One line: the target, and the origin of its probe results."""
-    known = (
-        f"probe results {target.known_from}"
-        if target.known_from
-        else "no probe results, rules assume the worst"
-    )
-    return f"Target: {target}; {known}"
+    if not target.known_from:
+        return f"Target: {target}; no probe results, rules assume the worst"
+    return f"Target: {target}; probe results: {target.known_from}"
 
 
 def closing_lines(
@@ -86,7 +87,7 @@ def closing_lines(
 
 
 def shorten(text: str) -> str:
-    """Returns the text with long names cut at the front: `/encoder/layer.0/attn/MatMul` as `.../attn/MatMul`."""
+    """Returns the text with long names cut at the front: `/encoder/layer.0/attn/q` as `.../attn/q`."""
     return _LONG_NAME.sub(lambda match: _tail(match[0]), text)
 
 

@@ -242,7 +242,7 @@ def test_verdict_line(changes: dict[str, object], line: str) -> None:
 def test_the_origin_of_probe_results_is_printed() -> None:
     recorded = Target("tensorrt-rtx", known_from="recorded of tensorrt-rtx 1.6 on a GPU, not measured here")
     text = flat(printed(result(target=recorded)))
-    assert "Target: tensorrt-rtx; probe results recorded of tensorrt-rtx 1.6" in text
+    assert "Target: tensorrt-rtx; probe results: recorded of tensorrt-rtx 1.6" in text
     assert report.as_dict(result(target=recorded))["probe"] == recorded.known_from
     assert "; no probe results, rules assume the worst" in flat(printed(result(target=Target())))
     assert report.as_dict(result(target=Target()))["probe"] is None
