@@ -71,7 +71,7 @@ def _rows(found: Frontier) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Positions of points from 0 to 1, left to right and bottom to top; `spans` are the limits of both axes."""
+    """Positions of points from 0 to 1, left to right and bottom to top; `spans` are their limits."""
 
     x: Callable[[float], float]
     y: Callable[[float], float]

@@ -127,7 +127,7 @@ class TestInstall:
         assert [path.name for path in repo.iterdir() if path.name != ".git"] == [name]
 
     def test_a_url_wants_a_revision(self, repo: Path) -> None:
-        with pytest.raises(UsageError, match="wants a revision"):
+        with pytest.raises(UsageError, match="needs a revision"):
             edits(repo, url="https://example.com/rewriter")
 
     def test_the_command_shows_the_diff(self, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ class TestCommands:
         assert (first.exit_code, "fixed; look at it" in first.output) == (1, True)
         written = path.read_bytes()
         second = run("hook", "fix", str(path))
-        assert (second.exit_code, "was fixed already" in second.output) == (0, True)
+        assert (second.exit_code, "already fixed" in second.output) == (0, True)
         assert path.read_bytes() == written
         assert run("hook", "scan", str(path)).exit_code == 0
 

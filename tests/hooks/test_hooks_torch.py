@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from rewriter.errors import RewriterError, UsageError
-from rewriter.hooks.core import FixWarning, Unverified
+from rewriter.hooks.fixing import FixWarning, Unverified
 from rewriter.model import load
 
 hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
@@ -116,7 +116,7 @@ def test_a_stream(tmp_path: Path) -> None:
 def test_a_stream_has_no_place_for_the_raw_export() -> None:
     stream, plain = io.BytesIO(), io.BytesIO()
     torch.onnx.export(net(), (image(),), plain, dynamo=False)
-    with pytest.warns(FixWarning, match="keep_raw=: a stream has no place beside it"):
+    with pytest.warns(FixWarning, match="keep_raw=: a stream holds one model only"):
         hooks.export(net(), (image(),), stream, fix=QUICK, keep_raw=True, dynamo=False)
     assert stream.getvalue() == plain.getvalue()
 
