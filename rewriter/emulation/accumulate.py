@@ -27,15 +27,14 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 from rewriter.emulation.epilogues import Epilogues
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
 from rewriter.graph import attribute
+from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, Shape
 
 ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""
 
-ACCUMULATING = frozenset({"MatMul", "Gemm", "Conv"})
-
-_REWRITTEN = ACCUMULATING | {"ConvTranspose"}
+ACCUMULATING = TENSOR_CORE - {"ConvTranspose"}
 
 DOMAIN = "rewriter.fp16_accumulators"
 
@@ -157,8 +156,8 @@ def _chosen(
 ) -> dict[int, _Choice]:
     """The nodes of `target`, by position, that shall accumulate in FP16."""
     known = facts.main | facts.scopes[scope]
-    originals = [n for n in source.node if n.op_type in _REWRITTEN]
-    copies = [i for i, n in enumerate(target.node) if n.op_type in _REWRITTEN]
+    originals = [n for n in source.node if n.op_type in TENSOR_CORE]
+    copies = [i for i, n in enumerate(target.node) if n.op_type in TENSOR_CORE]
     found = {}
     for node, position in zip(originals, copies, strict=True):
         result = known.get(node.output[0])

@@ -37,10 +37,10 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto
 
 from rewriter.graph import casts_to
-from rewriter.graph.fusion import ELEMENTWISE, NORMS, PRODUCTS, is_plain_transpose, reduces
+from rewriter.graph.fusion import is_plain_transpose, reduces
+from rewriter.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, ROW_NORMS, SCALING
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, TensorFacts
-from rewriter.planning.epilogues import SCALING, VIEWS
 
 Names = AbstractSet[tuple[int, str]]
 """Tensors, each as the index of its scope and its name."""
@@ -165,8 +165,8 @@ class _Graph:
         """Whether a product sums in FP32 for this reader in FP32: an elementwise one, or a norm's view."""
         if reader.op_type in ELEMENTWISE:
             return True
-        read = self.readers.get(reader.output[0], []) if reader.op_type in VIEWS else []
-        return bool(read) and all(node.op_type in NORMS for node in read)
+        read = self.readers.get(reader.output[0], []) if reader.op_type in LAYOUTS else []
+        return bool(read) and all(node.op_type in ROW_NORMS for node in read)
 
     def _taken(self, graph: GraphProto) -> set[str]:
         """The products whose FP32 operators another kernel takes, and that are no outputs of the graph.
@@ -210,7 +210,7 @@ class _Graph:
         if readers and all(casts_to(reader, TensorProto.FLOAT) for reader in readers):
             return True
         alone = self._only_reader(node.input[0]) is node
-        return alone and all(reader.op_type in NORMS | {"Transpose"} for reader in readers)
+        return alone and all(reader.op_type in ROW_NORMS | {"Transpose"} for reader in readers)
 
     def ends_in_fp32(self, node: NodeProto) -> bool:
         """Whether Casts to FP32 that are outputs are all that reads the product."""

@@ -18,12 +18,9 @@ import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.graph.fusion import is_depthwise
+from rewriter.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts
-
-ON_TENSOR_CORES = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
-
-_ARRANGING = frozenset({"Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 DOMAIN = "rewriter.tf32"
 
@@ -79,8 +76,8 @@ def round_to_tf32(emulated: Model, given: Model, facts: Facts) -> None:
 def _chosen(source: GraphProto, target: GraphProto, facts: Facts, scope: int) -> set[int]:
     """Positions in `target` of the nodes that compute in FP32 in `source`."""
     known = facts.main | facts.scopes[scope]
-    originals = [n for n in source.node if n.op_type in ON_TENSOR_CORES]
-    copies = [i for i, n in enumerate(target.node) if n.op_type in ON_TENSOR_CORES]
+    originals = [n for n in source.node if n.op_type in TENSOR_CORE]
+    copies = [i for i, n in enumerate(target.node) if n.op_type in TENSOR_CORE]
     makers = {name: node for node in source.node for name in node.output}
     found = set()
     for node, position in zip(originals, copies, strict=True):
@@ -96,7 +93,7 @@ def _chosen(source: GraphProto, target: GraphProto, facts: Facts, scope: int) ->
 def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
     """Whether a DequantizeLinear makes the tensor, through what only arranges or casts it."""
     node = makers.get(name)
-    while node is not None and node.op_type in _ARRANGING:
+    while node is not None and node.op_type in LAYOUTS | {"Cast"}:
         node = makers.get(node.input[0])
     return node is not None and node.op_type == "DequantizeLinear"
 

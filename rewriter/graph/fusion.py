@@ -11,25 +11,10 @@ from collections.abc import Sequence
 
 from onnx import NodeProto
 
-from rewriter.graph import GraphView, attribute
+from rewriter.graph import GraphView, attribute, is_op
+from rewriter.graph.ops import CONVOLUTIONS, ELEMENTWISE, NORMS, PRODUCTS, REDUCTIONS, SOFTMAX
 
-PRODUCTS = frozenset({"MatMul", "Gemm"})
-
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-
-ELEMENTWISE = frozenset(
-    "Add Sub Mul Div Pow Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu LeakyRelu Elu Celu Selu Gelu "
-    "Softplus Softsign Mish Swish HardSigmoid HardSwish PRelu Clip Min Max Sum".split()
-)
-"""What the kernel of the product before it computes, too."""
-
-NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
-"""Norms of one operator over the last axes: they compute in FP32 inside, whatever type they read."""
-
-_REDUCING = NORMS | frozenset(
-    "SimplifiedLayerNormalization GroupNormalization "
-    "InstanceNormalization Softmax LogSoftmax GlobalAveragePool GlobalMaxPool".split()
-)
+_REDUCING = NORMS | REDUCTIONS | SOFTMAX | {"GlobalAveragePool", "GlobalMaxPool"}
 
 
 def is_depthwise(node: NodeProto, weight: Sequence[object]) -> bool:
@@ -46,7 +31,7 @@ def is_depthwise(node: NodeProto, weight: Sequence[object]) -> bool:
 
 def is_plain_transpose(node: NodeProto) -> bool:
     """Whether it is a dense ConvTranspose of stride 1, as those are that were measured to sum in FP32."""
-    if node.op_type != "ConvTranspose" or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "ConvTranspose"):
         return False
     return bool(attribute(node, "group", 1) == math.prod(attribute(node, "strides", [1])) == 1)
 
@@ -66,7 +51,7 @@ def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
 
 def reduces(node: NodeProto) -> bool:
     """Whether the operator's kernel takes what is elementwise before it, away from a product's."""
-    return node.op_type in _REDUCING or node.op_type.startswith("Reduce")
+    return node.op_type in _REDUCING
 
 
 def behind_products(graph: GraphView) -> set[str]:

@@ -102,15 +102,15 @@ def _fix(
     from rewriter.passes.compensate_rounding import CompensateRounding
     from rewriter.report.fix import verdict_line
 
-    in_force = options.in_force(source if isinstance(source, Path) else None)
-    for sentence in in_force.told():
+    resolved = options.resolve(source if isinstance(source, Path) else None)
+    for sentence in resolved.messages():
         say(sentence, options)
-    arguments = {**in_force.arguments("fix"), **options.fix, "strict": True}
+    arguments = {**resolved.arguments("fix"), **options.fix, "strict": True}
     if options.calibration is not None or arguments.get("inputs") is None:
         arguments["inputs"] = feeds(load(source))
         if options.calibration is None:  # example arguments are often noise, so no weights are fitted to them
             arguments["skip"] = (*(arguments.get("skip") or ()), CompensateRounding.name)
-    with in_force.blaming():
+    with resolved.errors_name_sources():
         result = fix(source, target, in_place=True, **arguments)
     if result.verdict is not None and not result.verdict.passed:
         raise Unverified(

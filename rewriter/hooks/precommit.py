@@ -45,10 +45,10 @@ def scan_file(path: Path, **options: Any) -> FileOutcome:
         reason = _skipped(path)
         if reason:
             return FileOutcome(path, f"{path}: {reason}")
-        in_force = load_configuration(path).with_options(**options)
-        with in_force.blaming():
-            result = scan(path, **{**_data(path), **in_force.arguments("scan")})
-        least: Severity = in_force.settings.fail_on or "error"
+        resolved = load_configuration(path).resolve(**options)
+        with resolved.errors_name_sources():
+            result = scan(path, **{**_data(path), **resolved.arguments("scan")})
+        least: Severity = resolved.values["fail_on"] or "error"
     except RewriterError as error:
         return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
     return FileOutcome(path, verdict_line(result).plain, not result.reaches(least), detail=result)
@@ -66,9 +66,9 @@ def fix_file(path: Path, **options: Any) -> FileOutcome:
         reason = _skipped(path)
         if reason:
             return FileOutcome(path, f"{path}: {reason}")
-        in_force = load_configuration(path).with_options(**options)
-        arguments = {"build": False, **_data(path), **in_force.arguments("fix"), "strict": False}
-        with in_force.blaming():
+        resolved = load_configuration(path).resolve(**options)
+        arguments = {"build": False, **_data(path), **resolved.arguments("fix"), "strict": False}
+        with resolved.errors_name_sources():
             result = fix(path, None, **arguments)
         if result.verdict is not None and not result.verdict.passed:
             raise Unverified("the fixed model failed its verification; the file is unchanged")

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from onnx import NodeProto
 
 from rewriter.base import Target
-from rewriter.graph.fusion import ELEMENTWISE, is_plain_transpose
+from rewriter.graph.fusion import is_plain_transpose
+from rewriter.graph.ops import ELEMENTWISE
 from rewriter.hazards import Hazard
 from rewriter.hazards.accumulation import sums_in_fp32
 from rewriter.hazards.survey import PrecisionRequest, Survey

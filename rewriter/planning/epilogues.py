@@ -29,7 +29,7 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
-from rewriter.graph.fusion import ELEMENTWISE, NORMS, PRODUCTS
+from rewriter.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, ROW_NORMS, SCALING
 from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
@@ -49,11 +49,6 @@ PROBE = "matmul-epilogue"
 
 SOFTMAX_PROBE = "attention-islands"
 """Who asks the GPU which FP32 islands leave attention one kernel; `none` is a no."""
-
-SCALING = frozenset({"Mul", "Div"})
-
-VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-"""What stands between a norm and what feeds or reads it."""
 
 _ON_SCORES = SCALING | {"Add", "Where"}
 """What stands between the scores of attention and their Softmax."""
@@ -126,7 +121,7 @@ def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
     if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
     for node in survey.nodes:
-        if node.op_type not in NORMS:
+        if node.op_type not in ROW_NORMS:
             continue
         before = list(survey.upstream(node.input[0], _moves))
         source = survey.producer(before[-1].input[0] if before else node.input[0])
@@ -139,7 +134,7 @@ def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
 
 
 def _moves(node: NodeProto) -> bool:
-    return node.op_type in VIEWS
+    return node.op_type in LAYOUTS
 
 
 def _moved(survey: Survey, node: NodeProto) -> list[NodeProto]:
@@ -188,7 +183,7 @@ def _may_end(survey: Survey, reader: NodeProto) -> bool:
     if reader.op_type in ELEMENTWISE:
         return True
     read = [n for _, n in survey.readers(reader.output[0])] if _moves(reader) else []
-    return bool(read) and all(n.op_type in NORMS for n in read)
+    return bool(read) and all(n.op_type in ROW_NORMS for n in read)
 
 
 def _projected(survey: Survey, node: NodeProto) -> str | None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rewriter.graph.fusion import ELEMENTWISE, reduces
+from rewriter.graph.fusion import reduces
+from rewriter.graph.ops import ELEMENTWISE
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.plan import Plan
 from rewriter.planning.epilogues import RULE

@@ -21,7 +21,7 @@ from math import ceil, prod
 from onnx import NodeProto
 
 from rewriter.graph.fusion import conv_depth, is_depthwise
-from rewriter.hazards.survey import VIEWS
+from rewriter.graph.ops import CONVOLUTIONS, NORMS, PRODUCTS, SHUFFLES, VIEWS
 from rewriter.model.facts import Shape
 
 ORIGIN = "recorded on an H200, not measured here"
@@ -59,14 +59,8 @@ TILE, PROCESSORS = 128, 132
 """Rows and columns of a result that one multiprocessor computes at a time, as large FP16 kernels have it, and
 the multiprocessors of an H200 (NVIDIA's data sheet): what is more than one tile each comes in waves."""
 
-NORMS = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
-    "InstanceNormalization ReduceMean".split()
-)
+NORM_KERNELS = NORMS | {"ReduceMean"}
 """Kernels of their own with two passes over the data; a ReduceMean stands for a norm that is written out."""
-
-SHUFFLES = frozenset({"DepthToSpace", "SpaceToDepth"})
-"""Views that are priced as kernels: they were in the networks that the prices were fitted to."""
 
 TYPICAL = 64
 """Stands for a dimension that is not known."""
@@ -104,9 +98,12 @@ def terms(
         waves = _waves(node, shapes, channels=1) * depth
         per_window = "depth" if _taps(node, shapes) > 1 else "channels"
         return {"kernel": 1.0, "conv-products": count, per_window: float(depth), "waves": waves}
-    if node.op_type in VIEWS - SHUFFLES:
+    if node.op_type in VIEWS - SHUFFLES:  # the prices were fitted to networks that have shuffles
         return {}
-    return {"norm": float(node.op_type in NORMS), "moved": float(moved_elements(node, shapes, constants))}
+    return {
+        "norm": float(node.op_type in NORM_KERNELS),
+        "moved": float(moved_elements(node, shapes, constants)),
+    }
 
 
 def base_us(
@@ -137,10 +134,10 @@ def products(node: NodeProto, shapes: Shapes) -> tuple[str, float]:
 
     Those of a depthwise Conv do not count: it is bound by memory.
     """
-    if node.op_type in {"MatMul", "Gemm"}:
+    if node.op_type in PRODUCTS:
         left = _sizes(shapes.get(node.input[0]))
         return "MatMul", float(elements(node.output[0], shapes) * (left[-1] if left else TYPICAL))
-    if node.op_type in {"Conv", "ConvTranspose"}:
+    if node.op_type in CONVOLUTIONS:
         kernel = _sizes(shapes.get(node.input[1]))
         count = elements(node.output[0], shapes) * conv_depth(node, kernel)
         return "Conv", 0.0 if is_depthwise(node, kernel) else float(count)

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.data.ranges.binades import Binades
+from rewriter.graph.ops import QUANTISING, SCALING, TENSOR_CORE
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess, inside_limit, smallest_epsilon
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
@@ -35,11 +36,8 @@ FEW, FEWER = 0.01, 1e-3
 FP32_LOWEST, FP32_HIGHEST = -125, 128
 """Exponents, as frexp gives them, of FP32's smallest normal and of its largest number."""
 
-PRODUCTS = frozenset("Mul MatMul Gemm Conv ConvTranspose Einsum Div".split())
+MULTIPLYING = TENSOR_CORE | SCALING | {"Einsum"}
 """Operators whose result has the relative error of their constant."""
-
-QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
-"""Operators that need every bit of their scale: quantised values are its multiples."""
 
 WEIGHT_ERROR = 1e-3
 """Relative L2 error by rounding from which weights are worth scaling. Normal numbers have 2.1e-4, the root
@@ -66,7 +64,7 @@ def in_range(survey: Survey) -> bool:
     """True if the ranges alone show that nothing in a graph needs scaling, as in most graphs."""
     highest = inside_limit(survey) if survey.request.measured_norms else survey.request.limit
     for node in survey.graph.nodes:
-        least = SMALLEST_RMS if node.op_type in PRODUCTS else 0.0
+        least = SMALLEST_RMS if node.op_type in MULTIPLYING else 0.0
         for tensor in node.input:
             measured = survey.range(tensor) if survey.is_constant(tensor) else None
             if measured is not None and (
@@ -235,9 +233,9 @@ def _add_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand
         demand.hazards[use.tensor] = level
     if largest >= UNDERFLOW:
         demand.floor(_binades(UNDERFLOW, largest), VANISHING)
-    if use.node.op_type in QUANTISERS:
+    if use.node.op_type in QUANTISING:  # quantised values are multiples of the scale, so each bit counts
         demand.floor(_binades(FP16_MIN_NORMAL, smallest), VANISHING)
-    if use.node.op_type in PRODUCTS:
+    if use.node.op_type in MULTIPLYING:
         mean = float(sizes.mean(dtype=np.float64))
         _keep_mean(mean, demand)
         if mean < SMALLEST_RMS:  # the root mean square is at least the mean

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute
+from rewriter.model import STANDARD_DOMAINS
 
 Slot = int
 """An input or output of a node: input i is i, output j is ~j (its bitwise complement)."""
@@ -45,7 +46,7 @@ Rule = Callable[[GraphEditor, NodeProto], Relations | None]
 
 def relations(graph: GraphEditor, node: NodeProto) -> Relations | None:
     """Returns the equations of a node; None if all its exponents have to be 0."""
-    rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    rule = RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
     return rule(graph, node) if rule else None
 
 

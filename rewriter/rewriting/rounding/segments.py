@@ -13,7 +13,7 @@ from onnx import GraphProto, NodeProto, helper
 
 from rewriter.data.ranges.binades import leading_to
 from rewriter.data.ranges.instrument import unused_prefix
-from rewriter.data.ranges.statistics import Emitter, Names
+from rewriter.data.ranges.reductions import Emitter, Names
 from rewriter.engines.onnxruntime import Session
 from rewriter.graph import reads
 from rewriter.model import Array, Model
