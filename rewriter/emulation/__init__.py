@@ -13,7 +13,7 @@ from typing import Literal
 from onnx import TensorProto
 
 from rewriter.emulation.accumulate import FIRST_OPSET, accumulate_in_fp16
-from rewriter.emulation.epilogues import find_epilogues
+from rewriter.emulation.product_sums import find_product_sums
 from rewriter.emulation.tf32 import round_to_tf32
 from rewriter.graph.retype import Request, retype
 from rewriter.model import Model
@@ -50,7 +50,7 @@ def emulation(
     TF32 on Tensor Cores: `tf32` rounds their operands so. What sums in FP32 and is not rounded because of the
     FP32 operator behind it is what `epilogues` says.
     """
-    found = find_epilogues(model, facts)
+    found = find_product_sums(model, facts)
     emulated = retype(model, facts, replace(_all_fp32(model, rounding=True), exact=found.exact))
     if tf32:
         round_to_tf32(emulated, model, facts)

@@ -24,8 +24,8 @@ import onnx
 import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.emulation.epilogues import Epilogues
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
+from rewriter.emulation.product_sums import ProductSums
 from rewriter.graph import attribute
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, Shape
@@ -109,7 +109,7 @@ def sum_error(depth: int) -> float:
     return ONE_ROUNDING * math.sqrt(depth / CHUNK / 2)
 
 
-def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Epilogues | None = None) -> None:
+def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: ProductSums | None = None) -> None:
     """Give the MatMul, Gemm and Conv nodes of an emulation FP16 accumulators where `given` is FP16.
 
     ConvTransposes of `found.twice` get a rounding before their bias, if they have one.
@@ -122,14 +122,14 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Epilo
         emulated: What `retype` made of `given` with rounding; changed in place. It has the same nodes
             of these operators in the same order.
         facts: Of `given`.
-        found: How products sum: `rewriter.emulation.epilogues`; None: all alike.
+        found: How products sum: `rewriter.emulation.product_sums`; None: all alike.
     """
     if emulated.opset < FIRST_OPSET:
         return
     pairs = zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
     used = False
     for scope, (source, target) in reversed(list(enumerate(pairs))):  # inner graphs before their owners
-        chosen = _chosen(source, target, facts, scope, found or Epilogues())
+        chosen = _chosen(source, target, facts, scope, found or ProductSums())
         if chosen:
             used = True
             _Writer().rewrite(target, chosen)
@@ -153,7 +153,7 @@ class _Choice:
 
 
 def _chosen(
-    source: GraphProto, target: GraphProto, facts: Facts, scope: int, epilogues: Epilogues
+    source: GraphProto, target: GraphProto, facts: Facts, scope: int, sums: ProductSums
 ) -> dict[int, _Choice]:
     """The nodes of `target`, by position, that shall accumulate in FP16."""
     known = facts.main | facts.scopes[scope]
@@ -166,10 +166,10 @@ def _chosen(
         key = scope, node.output[0]
         shapes = tuple(known[n].shape if n in known else None for n in node.input)
         if node.op_type == "ConvTranspose":
-            if low and key in epilogues.twice and any(node.input[2:]) and shapes[1] is not None:
+            if low and key in sums.twice and any(node.input[2:]) and shapes[1] is not None:
                 found[position] = _Choice(shapes)
-        elif low and key not in epilogues.summed and _can_split(node, shapes):
-            found[position] = _Choice(shapes, FUSED_CHUNK if key in epilogues.fused else CHUNK)
+        elif low and key not in sums.summed and _can_split(node, shapes):
+            found[position] = _Choice(shapes, FUSED_CHUNK if key in sums.fused else CHUNK)
     return found
 
 

@@ -129,6 +129,10 @@ class Survey:
     def is_constant(self, tensor: str) -> bool:
         return self.graph.constant(self.source(tensor)) is not None
 
+    def is_output(self, tensor: str) -> bool:
+        """True if the graph hands out `tensor` or a float Cast of it."""
+        return any(self.graph.is_output(name) for name in self.aliases(tensor))
+
     def aliases(self, tensor: str) -> list[str]:
         """`tensor` and what float Casts make of it."""
         found = [tensor]

@@ -15,8 +15,8 @@ from rewriter.model import facts
 from rewriter.base import Context, Event, Exactness, GraphPass, Refusal
 from rewriter.planning.costs.kernels import PROCESSORS
 from rewriter.graph import GraphEditor, is_quantised, label
-from rewriter.planning.epilogues import PROBE
-from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, behind_products, is_depthwise
+from rewriter.planning.free_fp32 import PROBE
+from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, after_products, is_depthwise
 from rewriter.planning.mlp import feeds_attention, source_of
 from rewriter.planning.costs.pricing import priced
 from rewriter.patterns.splits import PASS, is_made
@@ -113,7 +113,7 @@ class SplitProducts(GraphPass):
         sums = context.target.answers.get(PROBE) == "fp32"
         if not sums or context.budget == 0.0:
             return
-        behind, weights = behind_products(graph), dict[str, str]()
+        behind, weights = after_products(graph), dict[str, str]()
         found: list[Splitting] = []
         products = [node for node in graph.nodes if _is_product(graph, node)]
         projected = Counter(node.input[0] for node in products)

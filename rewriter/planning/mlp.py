@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute
-from rewriter.graph.fusion import ELEMENTWISE, NORMS
-from rewriter.planning.epilogues import VIEWS
+from rewriter.graph.fusion import ELEMENTWISE, NORM_VIEWS, NORMS
 
 _LIFTING = frozenset({"Squeeze", "Unsqueeze", "Identity"})
 """Views after which each row is still a row."""
 
-_ARRANGING = VIEWS | {"Split", "Slice", "Concat"}
+_ARRANGING = NORM_VIEWS | {"Split", "Slice", "Concat"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Source:
 def source_of(graph: GraphEditor, tensor: str, behind: AbstractSet[str]) -> Source | None:
     """What leads to a tensor; None if it is FP16 anyway. `behind`: see `kernels.behind_products`."""
     node, read, plain = graph.producer(tensor), tensor, True
-    while node is not None and node.op_type in VIEWS:
+    while node is not None and node.op_type in NORM_VIEWS:
         plain = plain and node.op_type in _LIFTING
         read = node.input[0]
         node = graph.producer(read)

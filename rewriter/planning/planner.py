@@ -20,7 +20,7 @@ from rewriter.model.schemas import ports
 from rewriter.patterns.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
 from rewriter.planning.dot_products import extend_over_dot_products
-from rewriter.planning.epilogues import (
+from rewriter.planning.free_fp32 import (
     extend_over_epilogues,
     extend_over_norms,
     extend_over_softmax,
@@ -42,7 +42,7 @@ SEARCHED = "tolerance"
 class Wish:
     """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`.
 
-    `epilogues`: whether FP32 is used where it is free, as `rewriter.planning.epilogues` explains.
+    `epilogues`: whether FP32 is used where it is free, as `rewriter.planning.free_fp32` explains.
     """
 
     precision: Precision = "fp16"

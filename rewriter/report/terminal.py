@@ -14,7 +14,7 @@ from rewriter.figures.compare import OutputComparison
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan
-from rewriter.planning.epilogues import FREE
+from rewriter.planning.free_fp32 import FREE
 from rewriter.report.frontier import sections as frontier_sections
 from rewriter.report.next_step import next_command, remark
 from rewriter.report.searched import sections as searched_sections

@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from rewriter.errors import TimeUpError
 from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Settings, Survey
-from rewriter.planning import epilogues, islands
+from rewriter.planning import free_fp32, islands
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.cheapest import RELEASABLE, in_range_products
 from rewriter.search.choice import Choice, Group, added
@@ -24,7 +24,7 @@ from rewriter.search.goal import Aim, Budget, Goal
 from rewriter.search.trials import Trials, Types
 from rewriter.search.within import row_within
 
-FOR_ACCURACY = RELEASABLE | epilogues.FREE | {islands.RULE}
+FOR_ACCURACY = RELEASABLE | free_fp32.FREE | {islands.RULE}
 """Rules whose nodes an engine may find slower in FP32 than they are worth."""
 
 ESTIMATE_OFF = 0.12
@@ -130,7 +130,7 @@ def _released(trials: Trials) -> Iterator[Group]:
     for decision in trials.plan.decisions:
         if decision.rule in FOR_ACCURACY:
             rules.setdefault(decision.rule, []).append(decision.key)
-    for rule, keys in sorted(rules.items(), key=lambda pair: pair[0] not in epilogues.FREE):
+    for rule, keys in sorted(rules.items(), key=lambda pair: pair[0] not in free_fp32.FREE):
         yield Group(f"{rule} back in FP16 ({len(keys)})", Choice(released=frozenset(keys)))
 
 

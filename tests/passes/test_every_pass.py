@@ -24,7 +24,7 @@ from rewriter.base import Calibration, Context, Exactness, GraphPass, ModelPass,
 from rewriter.graph import TAG
 from rewriter.model import Array, Model, load, walk_graphs
 from rewriter.passes.transpose_convs import WANTED
-from rewriter.planning.epilogues import PROBE
+from rewriter.planning.free_fp32 import PROBE
 
 
 

@@ -20,7 +20,7 @@ from rewriter.model import Array, Model, facts, load
 from rewriter.passes.split_products import SplitProducts
 from rewriter.patterns.splits import RULE, is_made, left
 from rewriter.pipeline.presets import preset_named
-from rewriter.planning.epilogues import PROBE
+from rewriter.planning.free_fp32 import PROBE
 
 YES = Context(target=Target(answers={PROBE: "fp32"}))
 NORM = "n = LayerNormalization<axis = -1>(x, s)"

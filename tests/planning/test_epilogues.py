@@ -9,7 +9,7 @@ import pytest
 from plans import kept, planned
 
 from rewriter.base import Target
-from rewriter.planning.epilogues import FREE, PROBE, SOFTMAX_PROBE, refusals
+from rewriter.planning.free_fp32 import FREE, PROBE, SOFTMAX_PROBE, refusals
 from rewriter.planning.planner import Wish
 
 WISH = Wish(epilogues=True)

@@ -22,7 +22,7 @@ from rewriter.errors import OutputError, UsageError
 from rewriter.model import Model, facts, save
 from rewriter.plan import Decision, Plan, Range
 from rewriter.planning import plan_file
-from rewriter.planning.epilogues import FREE
+from rewriter.planning.free_fp32 import FREE
 from rewriter.planning.plan_fit import fit
 
 PAGE = DOCS / "plans.md"

@@ -19,7 +19,7 @@ from rewriter.jobs.fix import api
 from rewriter.model import Array, facts, load
 from rewriter.plan import Plan, Precision
 from rewriter.planning.activations import PROBE, extend_over_activations, refusals
-from rewriter.planning.epilogues import RULE
+from rewriter.planning.free_fp32 import RULE
 
 TARGET = Target(answers={"conv-transpose-accumulation": "fp32"})
 

@@ -19,7 +19,7 @@ from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
 from rewriter.patterns import splits
 from rewriter.plan import Plan
-from rewriter.planning import activations, epilogues
+from rewriter.planning import activations, free_fp32
 from rewriter.planning.costs.pricing import priced
 from rewriter.planning.plan_fit import fit, named_by, operators
 from rewriter.planning.planner import Wish, make_plan
@@ -147,7 +147,7 @@ class Planning:
 def _declined(wish: Wish) -> Iterator[str]:
     """What the user asked for and the target was measured not to do."""
     if wish.epilogues and wish.precision == "fp16":
-        yield from (*epilogues.refusals(wish.target), *activations.refusals(wish.target))
+        yield from (*free_fp32.refusals(wish.target), *activations.refusals(wish.target))
 
 
 def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto
 
 from rewriter.base import Target
-from rewriter.graph.fusion import CONVOLUTIONS, is_plain_transpose
+from rewriter.graph.fusion import CONVOLUTIONS, is_plain_transpose, kernel_results
 from rewriter.hazards.survey import CHEAP, VIEWS
 from rewriter.model import Model
 from rewriter.model.facts import Facts
@@ -113,13 +113,12 @@ class _Pricing:
 
     def _find_fused(self) -> set[str]:
         """Elementwise nodes behind a product, and behind one another: parts of the product's kernel."""
-        found: set[str] = set()
-        for key, node in self._nodes.items():
-            if node.op_type in _FUSED:
-                producers = [p for p in map(self._producer, self._computed(node)) if p is not None]
-                if any(self._weighted(p) or self._key(p) in found for p in producers):
-                    found.add(key)
-        return found
+        results = kernel_results(self._nodes.values(), self._weighted, lambda n: n.op_type in _FUSED)
+        return {
+            key
+            for key, node in self._nodes.items()
+            if node.op_type in _FUSED and not results.keys().isdisjoint(node.output)
+        }
 
     def _behind_convs(self) -> Iterator[tuple[str, Behind]]:
         """Of what is fused, that which a Conv leads to through nothing but such nodes."""
