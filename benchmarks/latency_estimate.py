@@ -30,9 +30,9 @@ from rewriter.model import Model, facts, load
 from rewriter.pipeline.presets import DEFAULT_OPSETS, DEFAULT_PRESET, PRESETS
 from rewriter.plan import Plan
 from rewriter.planning import plan_file
-from rewriter.planning.costs.kernels import LOW_US, MORE_US
+from rewriter.planning.costs.estimate import all_terms, priced
+from rewriter.planning.costs.node_times import LOW_US, MORE_US
 from rewriter.planning.costs.prices import Prices
-from rewriter.planning.costs.pricing import all_terms, priced
 from rewriter.rewriting.norm_opset import needed_opset
 
 ENGINES = Path(__file__).with_name("side_by_side.json")

@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto
 from rewriter.graph import attribute, casts_to, label
 from rewriter.hazards.kinds import Severity
 from rewriter.hazards.survey import VIEWS, Hazard, Survey
-from rewriter.patterns.splits import is_made
+from rewriter.patterns.split_parts import is_made
 
 NATIVE_INT64 = (9,)
 """From TensorRT 9.0 on INT64 is a type of its own; before, the parser clamps to INT32 (its change log)."""

@@ -13,14 +13,14 @@ from onnx import NodeProto
 
 from rewriter.model import facts
 from rewriter.base import Context, Event, Exactness, GraphPass, Refusal
-from rewriter.planning.costs.kernels import PROCESSORS
+from rewriter.planning.costs.node_times import PROCESSORS
 from rewriter.graph import GraphEditor, is_quantised, label
 from rewriter.planning.free_fp32 import PROBE
 from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, after_products, is_depthwise
-from rewriter.planning.mlp import feeds_attention, source_of
-from rewriter.planning.costs.pricing import priced
-from rewriter.patterns.splits import PASS, is_made
-from rewriter.rewriting.splitting import Splitting
+from rewriter.rewriting.product_splitting.operands import feeds_attention, operand_of
+from rewriter.planning.costs.estimate import priced
+from rewriter.patterns.split_parts import PASS, is_made
+from rewriter.rewriting.product_splitting.writing import Splitting
 
 LEAST_SHARE = 0.2
 """Of the products by weights that have to be split; measured were 0.17 (RT-DETR), which was not worth it, and
@@ -58,7 +58,7 @@ class SplitProducts(GraphPass):
 
     Options:
         tiles: Most tiles of 128 x 128 in the result of the larger product: 132 are what the multiprocessors
-            of an H200 compute at a time (see `rewriter.planning.costs.kernels`).
+            of an H200 compute at a time (see `rewriter.planning.costs.node_times`).
 
     Declines:
         - more products than the budget allows, or few of many
@@ -113,12 +113,12 @@ class SplitProducts(GraphPass):
         sums = context.target.answers.get(PROBE) == "fp32"
         if not sums or context.budget == 0.0:
             return
-        behind, weights = after_products(graph), dict[str, str]()
+        epilogues, weights = after_products(graph), dict[str, str]()
         found: list[Splitting] = []
         products = [node for node in graph.nodes if _is_product(graph, node)]
         projected = Counter(node.input[0] for node in products)
         for node in products:
-            source = None if is_made(node) else source_of(graph, node.input[0], behind)
+            source = None if is_made(node) else operand_of(graph, node.input[0], epilogues)
             if source is None or feeds_attention(graph, node):
                 continue
             split = Splitting(graph, node, source, weights)

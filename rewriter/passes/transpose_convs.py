@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.model import facts
 from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal
-from rewriter.planning.costs.kernels import TYPICAL
+from rewriter.planning.costs.node_times import TYPICAL
 from rewriter.graph import GraphEditor, attribute, label, made_by, open_graphs
 from rewriter.model import Model, walk_graphs
 from rewriter.planning.planner import node_key

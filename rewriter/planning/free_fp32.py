@@ -23,9 +23,9 @@ from rewriter.graph.fusion import ELEMENTWISE, NORM_VIEWS, NORMS, SCALING, has_f
 from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
-from rewriter.patterns.splits import REASON as SPLIT_REASON
-from rewriter.patterns.splits import RULE as SPLIT_RULE
-from rewriter.patterns.splits import is_part
+from rewriter.patterns.split_parts import REASON as SPLIT_REASON
+from rewriter.patterns.split_parts import RULE as SPLIT_RULE
+from rewriter.patterns.split_parts import is_part
 from rewriter.planning import dot_products
 
 RULE = "epilogue"

@@ -39,7 +39,7 @@ SEARCHED = "tolerance"
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlanRequest:
     """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`.
 
     `epilogues`: whether FP32 is used where it is free, as `rewriter.planning.free_fp32` explains.
@@ -62,7 +62,7 @@ def node_key(scope: int, node: NodeProto) -> str:
     return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
 
 
-def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], wish: Wish) -> Plan:
+def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], wish: PlanRequest) -> Plan:
     """The plan that the rules of `hazards` give for `model` with its measured `ranges`.
 
     `ranges` is keyed by scope index and tensor name; what is missing counts as unmeasured.
@@ -195,7 +195,7 @@ def _computes_low(graph: GraphEditor) -> bool:
     )
 
 
-def _decide(survey: Survey, wish: Wish) -> list[Decision]:
+def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
     found: dict[int, Hazard] = {}
     for rule in RULES:
         for hazard in rule(survey):

@@ -26,7 +26,7 @@ from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named
 from rewriter.pipeline.text import select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.planning.plan_file import given_plan
-from rewriter.planning.planner import Wish
+from rewriter.planning.planner import PlanRequest
 from rewriter.search.goal import Aim, Budget, Fastest, Goal
 
 
@@ -155,7 +155,7 @@ def fix(
             source=model,
             output=output,
             steps=steps,
-            wish=Wish(
+            wish=PlanRequest(
                 chosen_precision,
                 chosen_io,
                 tuple(keep_fp32),

@@ -15,7 +15,7 @@ from rewriter.engines.protocol import EngineName
 from rewriter.errors import UsageError
 from rewriter.model.stopwatch import Progress
 from rewriter.plan import Plan
-from rewriter.planning.planner import Wish
+from rewriter.planning.planner import PlanRequest
 from rewriter.search.goal import Aim
 
 
@@ -29,7 +29,7 @@ class Options:
     source: Any
     output: str | os.PathLike[str] | None
     steps: tuple[Pass, ...]
-    wish: Wish
+    wish: PlanRequest
     opset: int
     free_opset: bool
     target: Target

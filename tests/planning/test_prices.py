@@ -10,9 +10,9 @@ import pytest
 from rewriter.base import Target
 from rewriter.model import facts
 from rewriter.plan import Decision, Plan
-from rewriter.planning.costs.kernels import LOW_US, MORE_US
+from rewriter.planning.costs.estimate import BROKEN_ATTENTION_US, priced
+from rewriter.planning.costs.node_times import LOW_US, MORE_US
 from rewriter.planning.costs.prices import Prices
-from rewriter.planning.costs.pricing import BROKEN_ATTENTION_US, priced
 from rewriter.planning.planner import SEARCHED
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from math import ceil
+from typing import Any
 
 import pytest
 from onnx import NodeProto, helper
 
-from rewriter.planning.costs.kernels import base_us, more_us, terms
+from rewriter.planning.costs.node_times import base_us, more_us, terms
 
 Sizes = tuple[int, ...]
 
 
-def node(op: str, *shapes: Sizes, **attributes: int) -> tuple[NodeProto, dict[str, Sizes]]:
+def node(op: str, *shapes: Sizes, **attributes: Any) -> tuple[NodeProto, dict[str, Sizes]]:
     """A node with the given shapes: of its inputs, then of its output `y`."""
     names = [f"t{place}" for place in range(len(shapes) - 1)]
     return helper.make_node(op, names, ["y"], **attributes), dict(zip([*names, "y"], shapes, strict=True))

@@ -12,9 +12,9 @@ from onnx import NodeProto, TensorProto
 from rewriter.base import Change, Kept, Spent
 from rewriter.graph import GraphEditor, attribute, is_own, is_quantised, label
 from rewriter.model import Array
-from rewriter.patterns.splits import cost_us
-from rewriter.planning.costs.kernels import TILE
-from rewriter.planning.mlp import Source
+from rewriter.planning.costs.node_times import TILE
+from rewriter.rewriting.product_splitting.latency import split_us
+from rewriter.rewriting.product_splitting.operands import SplitOperand
 from rewriter.rewriting.rounding import Grid
 
 FP16 = Grid(TensorProto.FLOAT16)
@@ -37,7 +37,7 @@ class Splitting:
 
     graph: GraphEditor
     node: NodeProto
-    source: Source
+    source: SplitOperand
     weights: dict[str, str]
     nodes: list[NodeProto] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Splitting:
     @property
     def us(self) -> float:
         """What it takes longer, estimated."""
-        return cost_us(self._value().size)
+        return split_us(self._value().size)
 
     @property
     def tiles(self) -> int:
