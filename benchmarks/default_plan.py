@@ -35,7 +35,7 @@ from rewriter.data.inputs import load_samples
 from rewriter.data.ranges import measure as measured
 from rewriter.emulation import emulation, reference
 from rewriter.graph.retype import retype
-from rewriter.hazards import SCAN_RULES, Settings
+from rewriter.hazards import SCAN_RULES, PrecisionRequest
 from rewriter.hazards.kinds import KINDS
 from rewriter.model import Array, Model, facts, load
 from rewriter.passes.mixed_precision import request
@@ -54,7 +54,7 @@ def guarded(structured: Model, plan: Plan, samples: Any) -> Plan:
     widened = reference(structured, known)
     ranges = measured(widened, samples, facts.infer(widened))
     extra: dict[str, str] = {}
-    for survey in surveys(structured, known, ranges, Settings(TensorProto.FLOAT16)):
+    for survey in surveys(structured, known, ranges, PrecisionRequest(TensorProto.FLOAT16)):
         centre = {
             node_key(survey.scope, n): n for n in survey.nodes if node_key(survey.scope, n) in plan.fp32
         }

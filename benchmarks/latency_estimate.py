@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import rewriter
 from rewriter.base import Target
 from rewriter.model import Model, facts, load
+from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.pipeline.presets import DEFAULT_OPSETS, DEFAULT_PRESET, PRESETS
 from rewriter.plan import Plan
 from rewriter.planning import plan_file
 from rewriter.planning.costs.estimate import all_terms, priced
 from rewriter.planning.costs.node_times import LOW_US, MORE_US
 from rewriter.planning.costs.prices import Prices
-from rewriter.rewriting.norm_opset import needed_opset
 
 ENGINES = Path(__file__).with_name("side_by_side.json")
 TARGET = Target.parse("tensorrt-rtx")
@@ -59,7 +59,7 @@ def structured(path: Path) -> Model:
     names = (
         step for step in PRESETS[DEFAULT_PRESET].pipeline.split(",") if step.split("{")[0] not in LOWERING
     )
-    opset = needed_opset(load(path), DEFAULT_OPSETS["fp16"], TARGET)
+    opset = max(DEFAULT_OPSETS["fp16"], FuseRmsNorm().opset_for(load(path), TARGET))
     return rewriter.fix(
         path, passes=",".join(names), precision="fp32", opset=opset, target=str(TARGET), verify=False
     ).model

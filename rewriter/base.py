@@ -1,4 +1,4 @@
-"""What a pass is: a frozen dataclass whose fields are its options, and the events that it reports."""
+"""Defines a pass: a frozen dataclass whose fields are its options, and the events that it reports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from rewriter.graph import GraphEditor
     from rewriter.model import Array, Model
-    from rewriter.plan import Plan, Range
+    from rewriter.plan import Plan, Precision, Range
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,55 @@ class Exactness:
 
 
 EXACT = Exactness(0.0, "the arithmetic is the same, operation for operation")
+
+
+class Stage(IntEnum):
+    """When a pass runs, and the data that it reads. A pipeline goes through the stages in this order.
+
+    Passes of `STRUCTURE` need nothing but the graph and may stand anywhere.
+    """
+
+    STRUCTURE = 0
+    """Reads the graph alone."""
+
+    RANGES = 1
+    """Reads `Context.ranges`: `fix` measures before the first such pass."""
+
+    FITTING = 2
+    """Fits weights and operators to the plan, before types change."""
+
+    LOWERING = 3
+    """Carries the plan out: `mixed-precision`."""
+
+    LOWERED = 4
+    """Improves the lowered model."""
+
+    @property
+    def reduces_precision(self) -> bool:
+        """True for the stages that an FP32 result goes without."""
+        return self >= Stage.FITTING
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What must hold before a pass runs.
+
+    Attributes:
+        opset: Lowest default operator set of the model. Below it the driver reports what the pass would
+            have changed as refusals.
+        after: Names of passes that run earlier where a pipeline has both; `fix` checks this.
+        precisions: Precisions that a preset's pipeline runs the pass for.
+    """
+
+    opset: int = 0
+    after: tuple[str, ...] = ()
+    precisions: frozenset[Precision] = frozenset({"fp32", "fp16", "bf16"})
+
+    def refusal(self, opset: int) -> str | None:
+        """Reason why a model of that operator set stays unchanged; None if its operator set will do."""
+        if opset >= self.opset:
+            return None
+        return f"it needs opset {self.opset}, the model has {opset}: run upgrade-opset"
 
 
 @dataclass(frozen=True)
@@ -196,9 +246,8 @@ class Pass(ABC):
         example: Options of the example; {}: the defaults.
         imported: True when a library rewrites the graph: what breaks the contract is rolled back
             and reported as a refusal, instead of being raised as a defect of ours.
-        needs_ranges: True for a pass that looks at `Context.ranges`; `fix` measures before the first one.
-        follows_plan: True for a pass that is a part of reduced precision, such as one that rounds constants
-            for a lower type: `fix` runs it when the structure is checked and the plan is made.
+        stage: When it runs. `fix` checks that the stages of a pipeline are in order.
+        requires: What must hold before it runs; the driver and `fix` check it.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
     """
 
@@ -208,17 +257,19 @@ class Pass(ABC):
     after: ClassVar[str]
     example: ClassVar[Mapping[str, Any]] = {}
     imported: ClassVar[bool] = False
-    needs_ranges: ClassVar[bool] = False
-    follows_plan: ClassVar[bool] = False
+    stage: ClassVar[Stage] = Stage.STRUCTURE
+    requires: ClassVar[Requires] = Requires()
     keeps_signature: ClassVar[bool] = True
 
-    @property
-    def follows_search(self) -> bool:
-        """Whether it looks at what a search puts in FP32, too: then it runs once more behind the search."""
-        return False
+    def opset_for(self, model: Model, target: Target) -> int:
+        """Returns the operator set that the pass has a use for on this model and target; 0: any will do.
+
+        `fix` converts to the highest of these where the user names no operator set.
+        """
+        return 0
 
     def spread_of(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Collection[str]:
-        """The tensors of the main graph of which it wants `Ranges.binades`: that costs one more run."""
+        """Returns the tensors of the main graph whose `Ranges.binades` it needs: they cost one more run."""
         return ()
 
 

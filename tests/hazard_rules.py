@@ -8,7 +8,7 @@ import graphs
 from onnx import TensorProto
 
 from rewriter.graph import open_graphs
-from rewriter.hazards import RULES, Settings, Survey
+from rewriter.hazards import RULES, PrecisionRequest, Survey
 from rewriter.model import facts
 from rewriter.plan import Range
 
@@ -20,7 +20,7 @@ def found(
     text: str,
     ranges: Mapping[str, Range | tuple[float, float]] | None = None,
     *,
-    settings: Settings | None = None,
+    settings: PrecisionRequest | None = None,
     mixed: bool = False,
     opset: int = 17,
     scope: int = 0,
@@ -32,5 +32,7 @@ def found(
         for name, r in (ranges or {}).items()
     }
     graph = open_graphs(source, facts.infer(source))[scope]
-    survey = Survey(graph, scope, measured, {"": opset}, settings or Settings(TensorProto.FLOAT16), mixed)
+    survey = Survey(
+        graph, scope, measured, {"": opset}, settings or PrecisionRequest(TensorProto.FLOAT16), mixed
+    )
     return " ".join(sorted({h.node.output[0] for h in NAMES[rule](survey)}))

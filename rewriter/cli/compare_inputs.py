@@ -28,6 +28,7 @@ def compare_inputs(
     """
     with exit_codes():
         from rewriter.data import parity
+        from rewriter.model import write_json
         from rewriter.report import parity as report
         from rewriter.report.progress import progress
         from rewriter.report.terminal import console
@@ -36,7 +37,7 @@ def compare_inputs(
         with progress(shown=True) as shown:
             result = parity.compare_inputs(ours, theirs, samples=samples, progress=shown)
         if json is not None:
-            report.write_json(result, json)
+            write_json(report.as_dict(result), json)
         with reader_may_leave():
             report.print_comparison(result, console())
         if result.differ:

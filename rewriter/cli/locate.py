@@ -69,7 +69,7 @@ def locate(
     with exit_codes():
         from rewriter.engines.deployment import deployment
         from rewriter.errors import UsageError
-        from rewriter.model import load
+        from rewriter.model import load, write_json
         from rewriter.report import locate as report
         from rewriter.report.terminal import console
         from rewriter.verification.locate import Options
@@ -85,7 +85,7 @@ def locate(
         found = _located(original, other, samples, deployed, options, timeout)
         found = replace(found, notes=(*notes, *found.notes))
         if json is not None:
-            report.write_json(found, json)
+            write_json(report.as_dict(found), json)
         with reader_may_leave():
             report.print_location(found, console())
         if found.wrong:
@@ -97,16 +97,9 @@ def _data(
 ) -> tuple[Samples, list[str]]:
     """The samples to look at, and what the user should know of them."""
     from rewriter.data.expectations import data_warnings
-    from rewriter.data.inputs import load_samples, random_samples
+    from rewriter.data.inputs import load_samples
 
-    deployed.check(model.signature)
-    wanted = deployed.usual | sizes
-    samples = (
-        load_samples(inputs, model)
-        if inputs is not None
-        else random_samples(model, seed=seed, input_shapes=wanted)
-    )
-    deployed.check_data(samples.source.spans)
+    samples = load_samples(inputs, model, input_shapes=sizes, seed=seed, deployment=deployed)
     notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(model, samples)]
     if len(samples) > MOST_SAMPLES:
         notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")

@@ -83,13 +83,14 @@ def scan(
 
 
 def _show_findings(result: ScanResult, json: Path | None, sarif: Path | None, *, verbosity: int) -> None:
+    from rewriter.model import write_json
     from rewriter.report import sarif as sarif_report
     from rewriter.report import scan as scan_report
     from rewriter.report import terminal
 
     if json is not None:
-        scan_report.write_json(result, json)
+        write_json(scan_report.as_dict(result), json)
     if sarif is not None:
-        sarif_report.write(result, sarif)
+        write_json(sarif_report.as_sarif(result), sarif)
     with reader_may_leave():
         scan_report.print_result(result, terminal.console(), verbosity=verbosity)

@@ -108,10 +108,11 @@ def _held(in_force: InForce, metric: str | None) -> dict[str, Any]:
 
 
 def _show(result: VerifyResult, json: Path | None, *, verbosity: int) -> None:
+    from rewriter.model import write_json
     from rewriter.report import terminal
     from rewriter.report import verification as report
 
     if json is not None:
-        report.write_json(result, json)
+        write_json(report.as_dict(result), json)
     with reader_may_leave():
         report.print_result(result, terminal.console(), verbosity=verbosity)

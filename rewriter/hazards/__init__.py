@@ -42,17 +42,17 @@ from rewriter.hazards.loss import (
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, lost_epsilon, overflow, underflow, unfused_norm
 from rewriter.hazards.quirks import known_defects
 from rewriter.hazards.resolution import comparisons, coordinates, integers, order, phase, positions
-from rewriter.hazards.survey import CHEAP, Hazard, Settings, Survey
+from rewriter.hazards.survey import CHEAP, Hazard, PrecisionRequest, Survey
 from rewriter.model import holds_graphs
 
-__all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "Rule", "Settings", "Survey", "is_kept"]
+__all__ = ["KEPT", "RULES", "SCAN_RULES", "Hazard", "PrecisionRequest", "Rule", "Survey", "is_kept"]
 
 Rule = Callable[[Survey], Iterable[Hazard]]
 
 
 def user_choice(survey: Survey) -> Iterator[Hazard]:
     """Nodes that the user named, by pattern or by operator."""
-    kept = Kept(survey.settings.keep_nodes, survey.settings.keep_ops)
+    kept = Kept(survey.request.keep_nodes, survey.request.keep_ops)
     for node in survey.nodes:
         yield from (Hazard(node, "user", f"kept by {option}") for option in kept.options(node))
 
@@ -68,7 +68,7 @@ def user_island(survey: Survey) -> Iterator[Hazard]:
 
 def no_lower_type(survey: Survey) -> Iterator[Hazard]:
     """Operators without a schema, without the lower type, or at tensors of unknown type."""
-    low = "FP16" if survey.settings.low == TensorProto.FLOAT16 else "BF16"
+    low = "FP16" if survey.request.low == TensorProto.FLOAT16 else "BF16"
     for node in survey.nodes:
         rules = survey.ports(node)
         unknown = [t for t in (*node.input, *node.output) if t and not survey.graph.dtype(t)]
@@ -96,7 +96,7 @@ def quantized(survey: Survey) -> Iterator[Hazard]:
         if node.op_type not in {"QuantizeLinear", "DequantizeLinear"}:
             continue
         scale = survey.graph.constant(survey.source(node.input[1]))
-        if survey.settings.low == TensorProto.FLOAT16 and (scale is None or np.any(scale < FP16_MIN_NORMAL)):
+        if survey.request.low == TensorProto.FLOAT16 and (scale is None or np.any(scale < FP16_MIN_NORMAL)):
             yield Hazard(node, "quantized", f"scale {node.input[1]} may be below FP16's normal range")
 
 

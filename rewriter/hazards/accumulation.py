@@ -51,8 +51,8 @@ def partial_sums(survey: Survey) -> Iterator[Hazard]:
     in range, nothing can happen. If depth * mean|a| * mean|b| is out of range, it happens wherever the
     terms of a row have one sign for long; between the two it is a note.
     """
-    largest = survey.settings.largest
-    for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
+    largest = survey.request.largest
+    for node in survey.nodes if survey.request.low == TensorProto.FLOAT16 else ():
         depth = None if sums_in_fp32(survey, node) else depth_of(survey, node)
         operands = _operands(survey, node, depth) if depth else None
         if depth is None or operands is None or _overflows_anyway(survey, node):
@@ -78,7 +78,7 @@ def likely_partial_sums(survey: Survey) -> Iterator[Hazard]:
 
 def accumulator_error(survey: Survey) -> Iterator[Hazard]:
     """Products so deep that rounding every partial sum to FP16 shows: the error grows with sqrt(depth)."""
-    for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
+    for node in survey.nodes if survey.request.low == TensorProto.FLOAT16 else ():
         depth = 0 if sums_in_fp32(survey, node) else depth_of(survey, node) or 0
         error = ERROR_PER_ROOT_DEPTH * math.sqrt(depth)
         if error > NOTED_ERROR:
@@ -101,7 +101,7 @@ def sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
     kind = "conv" if node.op_type.startswith("Conv") else "matmul"
     if is_plain_transpose(node):
         kind = "conv-transpose"  # others were not measured: they count as Conv
-    return survey.settings.target.answers.get(f"{kind}-accumulation") == "fp32"
+    return survey.request.target.answers.get(f"{kind}-accumulation") == "fp32"
 
 
 def depth_of(survey: Survey, node: NodeProto) -> int | None:
@@ -127,7 +127,7 @@ def _axis(shape: tuple[int | str | None, ...] | None, axis: int) -> tuple[int | 
 def _overflows_anyway(survey: Survey, node: NodeProto) -> bool:
     """Whether the result is out of range itself, which is another rule's matter."""
     result = survey.range(node.output[0])
-    return result is not None and result.absmax > survey.settings.largest
+    return result is not None and result.absmax > survey.request.largest
 
 
 def _operands(survey: Survey, node: NodeProto, depth: int) -> tuple[Operand, Operand] | None:

@@ -43,7 +43,7 @@ def unbounded_masks(survey: Survey) -> Iterator[Hazard]:
     """
     for use in huge_uses(survey.graph):
         value = float(np.max(np.abs(use.value.astype(np.float64))))
-        if use.node.op_type != "Mul" or not survey.settings.largest < value < np.inf:
+        if use.node.op_type != "Mul" or not survey.request.largest < value < np.inf:
             continue
         reached = [n for _, n in survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)]
         if any(n.op_type == "Softmax" for n in reached):
@@ -60,7 +60,7 @@ def mask_uses(survey: Survey) -> Iterator[tuple[Use, bool]]:
     """
     follower = Follower(survey.graph, LARGEST_BIAS)
     for use in huge_uses(survey.graph):
-        if np.max(np.abs(use.value.astype(np.float64))) > survey.settings.largest:
+        if np.max(np.abs(use.value.astype(np.float64))) > survey.request.largest:
             outcome = follower.follow(use.node, use.index, use.value)
             if not outcome.obstacle:
                 yield use, outcome.relies

@@ -51,7 +51,7 @@ def wide_integers(survey: Survey) -> Iterator[Hazard]:
 
     Where Slice reads them they say "as far as it goes", clamped or not.
     """
-    target = survey.settings.target
+    target = survey.request.target
     if target.library != "tensorrt" or (target.version and target.version >= NATIVE_INT64):
         return
     span = np.iinfo(np.int32)

@@ -25,7 +25,7 @@ def hidden_sums(survey: Survey) -> Iterator[Hazard]:
     LpNormalization of 64 times 31 is right, of 33 zero (64 * 33^2 > 65504), of 1e-4 wrong; ReduceLogSum
     of 256 times 3000 is infinite. Emulation, which rounds tensors, does not see it.
     """
-    stable = survey.settings.target.answers.get("reduce-log-sum-exp") == "right"
+    stable = survey.request.target.answers.get("reduce-log-sum-exp") == "right"
     for node in survey.nodes:
         if stable and node.op_type == "ReduceLogSumExp":
             continue
@@ -49,8 +49,8 @@ NORM_OPERATORS = {
 
 def norm_operators(survey: Survey) -> Iterator[Hazard]:
     """Normalisations that `rewriter probe` saw lose accuracy in FP16 on this target."""
-    for node in survey.nodes if survey.settings.low == TensorProto.FLOAT16 else ():
-        if survey.settings.target.answers.get(NORM_OPERATORS.get(node.op_type, "")) == "fp16":
+    for node in survey.nodes if survey.request.low == TensorProto.FLOAT16 else ():
+        if survey.request.target.answers.get(NORM_OPERATORS.get(node.op_type, "")) == "fp16":
             reason = f"{node.op_type} was measured to lose accuracy in FP16 on this target"
             yield Hazard(node, "internal-overflow", reason, node.input[0], survey.range(node.input[0]))
 
@@ -82,10 +82,10 @@ def _term(node: NodeProto) -> Callable[[float], float] | None:
 
 def _severity(survey: Survey, term: float, least: float, most: float) -> Severity | None:
     """Error if the sum is out of range or its largest term is zero, warning if that is near."""
-    small = survey.settings.low == TensorProto.FLOAT16 and term < FP16_MIN_NORMAL
-    if least > survey.settings.largest or (small and 0 < term <= FP16_FLUSH):
+    small = survey.request.low == TensorProto.FLOAT16 and term < FP16_MIN_NORMAL
+    if least > survey.request.largest or (small and 0 < term <= FP16_FLUSH):
         return "error"
-    return "warning" if most > survey.settings.limit or (small and term > 0) else None
+    return "warning" if most > survey.request.limit or (small and term > 0) else None
 
 
 def long_softmax(survey: Survey) -> Iterator[Hazard]:
@@ -98,7 +98,7 @@ def long_softmax(survey: Survey) -> Iterator[Hazard]:
         shape = survey.graph.shape(node.input[0]) if node.op_type in {"Softmax", "LogSoftmax"} else None
         axis = attribute(node, "axis", -1 if survey.opsets.get("", 13) >= 13 else 1)
         size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
-        if isinstance(size, int) and size > survey.settings.largest:
+        if isinstance(size, int) and size > survey.request.largest:
             reason = f"{node.op_type} over {size} entries may sum up to {size} inside"
             yield Hazard(node, "internal-overflow", reason, node.input[0], survey.range(node.input[0]))
 
@@ -115,7 +115,7 @@ def inner_squares(survey: Survey) -> Iterator[Hazard]:
             continue
         count = reduced_count(survey, node) or 1
         total = max(measured.absmax**2, count * measured.mean_abs**2)
-        if total > survey.settings.largest:
+        if total > survey.request.largest:
             text = f"{node.op_type} sums squares up to at least {total:.2g} inside: {_ELSEWHERE}"
             yield Hazard(node, "internal-overflow", text, node.input[0], measured, "note")
 
@@ -125,11 +125,11 @@ def inner_exponentials(survey: Survey) -> Iterator[Hazard]:
 
     TensorRT-RTX 1.6.1 was measured to be right at x = 12 and 100.
     """
-    border = math.log(survey.settings.largest)
+    border = math.log(survey.request.largest)
     for node in survey.nodes:
         measured = survey.range(node.input[0]) if node.op_type in {"Softplus", "Mish"} else None
         if measured is not None and measured.high > border:
-            text = f"exp({measured.high:.3g}) inside {node.op_type} is beyond {survey.settings.largest:.4g}"
+            text = f"exp({measured.high:.3g}) inside {node.op_type} is beyond {survey.request.largest:.4g}"
             reason = f"{text}: {_ELSEWHERE}"
             yield Hazard(node, "internal-overflow", reason, node.input[0], measured, "note")
 
@@ -140,7 +140,7 @@ def inner_cube(survey: Survey) -> Iterator[Hazard]:
         if node.op_type != "Gelu" or attribute(node, "approximate", "none") not in {"tanh", b"tanh"}:
             continue
         measured = survey.range(node.input[0])
-        if measured is not None and measured.absmax**3 > survey.settings.largest:
+        if measured is not None and measured.absmax**3 > survey.request.largest:
             reason = "the cube inside Gelu is infinite, which its tanh saturates to 1"
             yield Hazard(node, "internal-overflow", reason, node.input[0], measured, "note")
 
@@ -155,8 +155,8 @@ def steep_powers(survey: Survey) -> Iterator[Hazard]:
         measured, result = survey.range(node.input[0]), survey.range(node.output[0])
         if power < 2 or measured is None or result is None or not measured.finite:
             continue
-        grown = (survey.settings.headroom * measured.absmax) ** min(power, 64.0)
-        if result.absmax <= survey.settings.limit and grown > survey.settings.largest:
+        grown = (survey.request.headroom * measured.absmax) ** min(power, 64.0)
+        if result.absmax <= survey.request.limit and grown > survey.request.largest:
             reason = f"to the power of {power:g}, an input of twice the measured size overflows"
             yield Hazard(node, "no-headroom", reason, node.input[0], measured)
 
@@ -173,7 +173,7 @@ def _power(survey: Survey, node: NodeProto) -> float:
 
 def inner_sums(survey: Survey) -> Iterator[Hazard]:
     """Reductions whose sum leaves the range inside, although the result does not: means of many."""
-    if survey.settings.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
     sums = {"ReduceMean", "ReduceSum", "ReduceL1", "GlobalAveragePool"}
     for node in survey.nodes:
@@ -183,7 +183,7 @@ def inner_sums(survey: Survey) -> Iterator[Hazard]:
             continue
         result = survey.range(node.output[0])
         total = count * measured.mean_abs
-        if total > survey.settings.largest and (result is None or result.absmax <= survey.settings.limit):
+        if total > survey.request.largest and (result is None or result.absmax <= survey.request.limit):
             reason = f"{node.op_type} sums {count} values, about {total:.2g}, inside: {_ELSEWHERE}"
             yield Hazard(node, "internal-overflow", reason, node.input[0], measured, "note")
 

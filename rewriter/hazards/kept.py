@@ -35,7 +35,7 @@ def is_kept(survey: Survey, hazard: Hazard) -> bool:
     if hazard.rule in OF_RESULTS:
         return not rounded
     measured = [survey.range(t) for t in rounded]
-    return all(m is None or m.absmax <= survey.settings.largest for m in measured)
+    return all(m is None or m.absmax <= survey.request.largest for m in measured)
 
 
 def _computes_in_fp32(survey: Survey, node: NodeProto) -> bool:

@@ -48,13 +48,13 @@ def overflowing(survey: Survey) -> Iterator[Hazard]:
         measured = survey.range(tensor)
         if measured is None or tensor in inside or survey.is_constant(tensor):
             return False
-        is_mask = tensor in masks and measured.high <= survey.settings.limit
-        return measured.absmax > survey.settings.limit and not is_mask
+        is_mask = tensor in masks and measured.high <= survey.request.limit
+        return measured.absmax > survey.request.limit and not is_mask
 
     for node, head in _chains(survey, excess):
         measured = survey.range(head)
         assert measured is not None  # excess has seen it
-        certain = measured.absmax > survey.settings.largest
+        certain = measured.absmax > survey.request.largest
         if not measured.finite:
             nan = math.isnan(measured.mean_abs)
             text = f"{head} is {'NaN' if nan else 'infinite'} in FP32 already"
@@ -65,10 +65,10 @@ def overflowing(survey: Survey) -> Iterator[Hazard]:
             text = f"{head} overflows, which Tanh, Sigmoid or Erf saturates"
             yield Hazard(node, "overflow", text, head, measured, "note")
         elif certain:
-            text = f"{head} exceeds {survey.settings.largest:.4g}"
+            text = f"{head} exceeds {survey.request.largest:.4g}"
             yield Hazard(node, "overflow", text, head, measured, "error")
         else:
-            text = f"{head} comes within a factor of 2 of {survey.settings.largest:.4g}"
+            text = f"{head} comes within a factor of 2 of {survey.request.largest:.4g}"
             yield Hazard(node, "overflow", text, head, measured, "warning")
 
 
@@ -129,7 +129,7 @@ def _harmless(survey: Survey, node: NodeProto) -> bool:
     if node.op_type != "Add":
         return any(s is not None and s != 0 for s in scalars)
     ranges = [survey.range(t) for t in node.input]
-    return any(r is not None and r.absmax <= survey.settings.limit for r in ranges)
+    return any(r is not None and r.absmax <= survey.request.limit for r in ranges)
 
 
 def vanishing(survey: Survey) -> Iterator[Hazard]:
@@ -137,7 +137,7 @@ def vanishing(survey: Survey) -> Iterator[Hazard]:
 
     A note while 8 bits or more are left, an error where all become zero.
     """
-    if survey.settings.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
 
     def tiny(tensor: str) -> bool:
@@ -158,7 +158,7 @@ def vanishing(survey: Survey) -> Iterator[Hazard]:
 
 def flushed_constants(survey: Survey) -> Iterator[Hazard]:
     """Scalars that are multiplied or divided by, and that FP16 makes zero, infinite or inexact."""
-    if survey.settings.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
     for node in survey.nodes:
         for index, tensor in enumerate(node.input if node.op_type in {"Mul", "Div"} else ()):
@@ -199,9 +199,9 @@ def _weights(survey: Survey, node: NodeProto, tensor: str, value: Array) -> Iter
     if measured is not None and _cannot_lose(survey, measured):
         return
     largest = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
-    if largest > survey.settings.largest:
+    if largest > survey.request.largest:
         yield Hazard(node, "weights", f"{tensor} holds {largest:.4g}", tensor, measured)
-    elif survey.settings.low == TensorProto.FLOAT16 and value.size > 1:
+    elif survey.request.low == TensorProto.FLOAT16 and value.size > 1:
         error = _rounding_error(value)
         if error > WEIGHT_ERROR:
             text = f"{tensor} is rounded by {error:.1%}: {_SMALL}"
@@ -221,13 +221,13 @@ def small_weights(survey: Survey) -> Iterator[Hazard]:
     In FP32 a Tensor Core rounds them to TF32: 11 bits, as FP16's normal numbers have. One such Conv, the
     last of a NAFNet whose stream is in the thousands, made up most of that model's error.
     """
-    if survey.settings.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
     errors: dict[str, float] = {}
     for node in survey.nodes:
         for tensor in map(survey.source, node.input[:2] if node.op_type in MULTIPLYING else ()):
             value = survey.graph.constant(tensor)
-            if value is None or value.size < 2 or np.abs(value).max() > survey.settings.largest:
+            if value is None or value.size < 2 or np.abs(value).max() > survey.request.largest:
                 continue
             if tensor not in errors:
                 measured = survey.range(tensor)
@@ -240,7 +240,7 @@ def small_weights(survey: Survey) -> Iterator[Hazard]:
 
 def _cannot_lose(survey: Survey, measured: Range) -> bool:
     """Whether the range alone says enough: subnormals err by 2^-25 at most, and the norm is sqrt(n) mean."""
-    return measured.absmax <= survey.settings.largest and measured.mean_abs * WEIGHT_ERROR / 2 > 2.0**-25
+    return measured.absmax <= survey.request.largest and measured.mean_abs * WEIGHT_ERROR / 2 > 2.0**-25
 
 
 def cancellation(survey: Survey) -> Iterator[Hazard]:

@@ -46,18 +46,18 @@ def excess(survey: Survey, tensor: str) -> str:
     value = survey.graph.constant(survey.source(tensor))
     if value is not None:  # a constant needs no head-room
         largest = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
-        return f"holds {largest:.4g}" if largest > survey.settings.largest else ""
+        return f"holds {largest:.4g}" if largest > survey.request.largest else ""
     measured = survey.range(tensor)
-    if measured is None or measured.absmax <= survey.settings.limit or _is_mask(survey, tensor, measured):
+    if measured is None or measured.absmax <= survey.request.limit or _is_mask(survey, tensor, measured):
         return ""
-    return f"exceeds {survey.settings.limit:.4g}" if measured.finite else "is not finite"
+    return f"exceeds {survey.request.limit:.4g}" if measured.finite else "is not finite"
 
 
 def _is_mask(survey: Survey, tensor: str, measured: Range) -> bool:
     """Whether only large negative values are out of range, and Softmax makes 0 of them in any precision."""
-    if math.isnan(measured.mean_abs) or not measured.high <= survey.settings.limit:
+    if math.isnan(measured.mean_abs) or not measured.high <= survey.request.limit:
         return False
-    fits = measured.low == -math.inf or measured.low >= -survey.settings.largest
+    fits = measured.low == -math.inf or measured.low >= -survey.request.largest
     return fits and _only_feeds_softmax(survey, tensor)
 
 
@@ -69,7 +69,7 @@ def _only_feeds_softmax(survey: Survey, tensor: str) -> bool:
 
 def underflow(survey: Survey) -> Iterator[Hazard]:
     """A whole tensor deep below FP16's normal range: it keeps a few bits, and below 2^-25 none."""
-    if survey.settings.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
     for node in survey.nodes:
         for tensor in survey.floats(node):
@@ -110,9 +110,9 @@ def _inner_severity(survey: Survey, norm: Norm) -> Severity:
     inner = [t for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
     measured = [r for t in inner if (r := survey.range(t)) is not None]
     worst = max((r.absmax for r in measured), default=math.inf if inner else 0.0)
-    if worst > survey.settings.largest:
+    if worst > survey.request.largest:
         return "error"
-    return "warning" if worst > survey.settings.limit else "note"
+    return "warning" if worst > survey.request.limit else "note"
 
 
 def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
@@ -135,7 +135,7 @@ def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
 
 def inside_limit(survey: Survey) -> float:
     """Largest value of a square that is taken as in range: head-room for what is squared is squared, too."""
-    return survey.settings.largest / survey.settings.headroom**2
+    return survey.request.largest / survey.request.headroom**2
 
 
 def fits_inside(survey: Survey, norm: Norm) -> bool:
@@ -143,7 +143,7 @@ def fits_inside(survey: Survey, norm: Norm) -> bool:
 
     And whether it stays so where its input is constant, which makes epsilon the whole radicand.
     """
-    if survey.settings.low != TensorProto.FLOAT16 or not survey.settings.measured_norms:
+    if survey.request.low != TensorProto.FLOAT16 or not survey.request.measured_norms:
         return False
     if norm.kind == "l2-normalize" or norm.epsilon < smallest_epsilon(survey, norm):
         return False
@@ -198,7 +198,7 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
 
     The island reaches from the sum of squares, whose small values would vanish, to what is guarded.
     """
-    if survey.settings.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
     settled = {id(n) for norm in find_norms(survey.graph) if fits_inside(survey, norm) for n in norm.nodes}
     for node in survey.nodes:

@@ -88,11 +88,11 @@ def known_defects(survey: Survey) -> Iterator[Hazard]:
     """Every place where a defect of the target's release, or of one it may be, is met."""
     opset = survey.opsets.get("", 1)
     for quirk in table():
-        concerned = quirk.concerns(survey.settings.target)
+        concerned = quirk.concerns(survey.request.target)
         if concerned is False or opset < quirk.min_opset:
             continue
-        probed = quirk.probe in survey.settings.target.answers
-        where = f"seen by `rewriter probe` on {survey.settings.target}" if probed else quirk.releases
+        probed = quirk.probe in survey.request.target.answers
+        where = f"seen by `rewriter probe` on {survey.request.target}" if probed else quirk.releases
         reason = f"{quirk.title} ({where})"
         severity = quirk.severity if concerned else "note"
         for node in places(survey.graph, quirk):

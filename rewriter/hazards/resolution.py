@@ -57,7 +57,7 @@ def _is_outer_product(survey: Survey, node: NodeProto) -> bool:
 
 def positions(survey: Survey) -> Iterator[Hazard]:
     """Integers carried as floats beyond what the lower type counts exactly, as long as they stay so large."""
-    exact = EXACT_INTEGERS[survey.settings.low]
+    exact = EXACT_INTEGERS[survey.request.low]
 
     def beyond(node: NodeProto) -> bool:
         measured = survey.range(node.output[0])

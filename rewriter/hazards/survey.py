@@ -44,7 +44,7 @@ Through = Callable[[NodeProto], bool]
 
 
 @dataclass(frozen=True)
-class Settings:
+class PrecisionRequest:
     """What the user asked for.
 
     Attributes:
@@ -93,7 +93,7 @@ class Survey:
     scope: int
     ranges: Mapping[tuple[int, str], Range]
     opsets: Mapping[str, int]
-    settings: Settings
+    request: PrecisionRequest
     mixed: bool = False
     parent: Survey | None = None
     nodes: list[NodeProto] = field(init=False)
@@ -155,7 +155,7 @@ class Survey:
 
     def stays_fp32(self, tensor: str) -> bool:
         """Whether `tensor` is an input or output of the model that stays FP32."""
-        main, kept = self.graph.is_main, self.settings.io != "fp16"
+        main, kept = self.graph.is_main, self.request.io != "fp16"
         return main and kept and self.graph.dtype(tensor) == TensorProto.FLOAT
 
     # -- nodes -------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class Survey:
 
     def ports(self, node: NodeProto) -> Ports | None:
         domain = "" if node.domain == "ai.onnx" else node.domain
-        return ports(node, self.opsets.get(domain, 1), self.settings.low)
+        return ports(node, self.opsets.get(domain, 1), self.request.low)
 
     def producer(self, tensor: str) -> NodeProto | None:
         """The node of this graph that computes `tensor`, seen through float Casts."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rewriter.errors import OutputError, UsageError
-from rewriter.model import replacing
+from rewriter.errors import UsageError
+from rewriter.model import write_text
 
 PRE_COMMIT, PYPROJECT = ".pre-commit-config.yaml", "pyproject.toml"
 HOOKS = ("rewriter-scan", "rewriter-fix")
@@ -92,14 +92,8 @@ def apply(changes: Sequence[Edit]) -> None:
         OutputError: a file cannot be written.
     """
     for change in changes:
-        try:
-            windows = change.path.is_file() and b"\r\n" in change.path.read_bytes()
-            with replacing(change.path) as temporary:
-                temporary.write_text(change.after, encoding="utf-8", newline="\r\n" if windows else "\n")
-        except OSError as error:
-            raise OutputError(
-                f"cannot write it: {error.strerror or error}", where=str(change.path)
-            ) from error
+        windows = change.path.is_file() and b"\r\n" in change.path.read_bytes()
+        write_text(change.after, change.path, "it", newline="\r\n" if windows else "\n")
 
 
 def _read(path: Path) -> str | None:

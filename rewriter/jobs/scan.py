@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from rewriter.base import Context, Target
 from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples, random_samples
+from rewriter.data.inputs import Samples, load_samples
 from rewriter.data.ranges import Ranges, measure
 from rewriter.emulation import emulation, reference
 from rewriter.engines.probe.answers import known_target
@@ -18,7 +18,7 @@ from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.figures.metrics import METRICS
 from rewriter.figures.tolerances import EMULATION_TOLERANCE
 from rewriter.graph import label
-from rewriter.hazards import KEPT, SCAN_RULES, Hazard, Settings, Survey, is_kept
+from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Survey, is_kept
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.model import Model, load
@@ -62,13 +62,12 @@ def scan(
     """
     if precision not in get_args(LowPrecision):
         raise UsageError(f"it cannot be {precision!r}", where="--precision", hint="choose from fp16, bf16")
-    shapes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
     run = _Scan(
         precision,
         known_target(Target.parse(target)),
         Stopwatch(progress or (lambda stage, done, total: None)),
     )
-    return run.result(model, inputs, shapes, seed)
+    return run.result(model, inputs, input_shapes, seed)
 
 
 @dataclass
@@ -80,22 +79,17 @@ class _Scan:
     stage: Stopwatch
 
     def result(
-        self, source: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]], seed: int
+        self, source: Any, inputs: Any, shapes: Mapping[str, Sequence[int]] | None, seed: int
     ) -> ScanResult:
         with self.stage("load"):
             original = load(source)
-            given = inputs is not None
-            samples = (
-                load_samples(inputs, original)
-                if given
-                else random_samples(original, seed=seed, input_shapes=shapes)
-            )
+            samples = load_samples(inputs, original, input_shapes=shapes, seed=seed)
             model = _inlined(original)
             facts = tensor_facts.infer(model)
         with self.stage("ranges"):
             ranges = self._measure(model, facts, samples)
         with self.stage("hazards"):
-            settings = Settings(LOW_TYPES[self.precision], target=self.target)
+            settings = PrecisionRequest(LOW_TYPES[self.precision], target=self.target)
             seen = list(surveys(model, facts, ranges, settings))
             findings = list(_findings(seen))
         with self.stage("tf32"):

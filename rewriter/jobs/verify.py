@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples, random_samples
+from rewriter.data.inputs import Samples, load_samples
 from rewriter.emulation import Accumulation
-from rewriter.engines.deployment import AUTO, Deployment, deployment
+from rewriter.engines.deployment import AUTO, deployment
 from rewriter.engines.host import Choice
 from rewriter.engines.ort_errors import NoKernelError
 from rewriter.engines.protocol import Settings, Shape, Timing
@@ -21,7 +21,7 @@ from rewriter.errors import UsageError
 from rewriter.figures.metrics import named
 from rewriter.figures.statistics import OutputStatistics
 from rewriter.figures.tolerances import Tolerance, default_tolerance
-from rewriter.model import Model, load
+from rewriter.model import load
 from rewriter.model.stopwatch import Progress, Stopwatch
 from rewriter.verification.execute import build_without_gpu, emulated, on_engine
 from rewriter.verification.result import BuildRun, VerifyResult
@@ -86,7 +86,9 @@ def verify(
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
         with watch("load"):
             models = load(original), load(fixed)
-            samples = _samples(models[0], inputs, input_shapes or {}, seed, deployed)
+            samples = load_samples(
+                inputs, models[0], input_shapes=input_shapes, seed=seed, deployment=deployed
+            )
             stage = Stage(*models, samples, Path(folder), deployed.profile)
         tf32 = chosen.engine not in (None, "onnxruntime")
         held = asked or default_tolerance(stage.fixed_facts, tf32=tf32)
@@ -126,20 +128,6 @@ def verify(
             warnings=warnings,
             seconds=watch.seconds,
         )
-
-
-def _samples(
-    original: Model, inputs: Any, shapes: Mapping[str, Sequence[int]], seed: int, deployed: Deployment
-) -> Samples:
-    deployed.check(original.signature)
-    wanted = deployed.usual | {name: tuple(shape) for name, shape in shapes.items()}
-    samples = (
-        load_samples(inputs, original)
-        if inputs is not None
-        else random_samples(original, seed=seed, input_shapes=wanted)
-    )
-    deployed.check_data(samples.source.spans)
-    return samples
 
 
 def _without_reference(stage: Stage, chosen: Choice) -> str:

@@ -11,7 +11,7 @@ from rewriter.model.graphs import UNKNOWN_DOMAIN, holds_graphs, subgraphs, walk_
 from rewriter.model.model import Model
 from rewriter.model.reading import check, load
 from rewriter.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
-from rewriter.model.writing import replacing, save
+from rewriter.model.writing import replacing, save, write_json, write_text
 
 __all__ = [
     "DETACH_BYTES",
@@ -28,4 +28,6 @@ __all__ = [
     "shape_of",
     "subgraphs",
     "walk_graphs",
+    "write_json",
+    "write_text",
 ]

@@ -1,7 +1,8 @@
-"""A model into a file, whole or not at all."""
+"""Writes models, reports and plans to files: the whole file, or nothing."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -29,24 +30,49 @@ def save(model: Model, path: str | os.PathLike[str]) -> Path:
         OutputError: the folder does not exist or cannot be written, or the disk is full.
     """
     target = Path(path)
-    try:
+    with _reporting_failure("the model", target):
         if model.external or model.size > PROTOBUF_LIMIT:
             _save_external(model, target)
         else:
             with replacing(target) as temporary:
                 temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
+    return target
+
+
+def write_text(text: str, path: Path, what: str = "the report", newline: str | None = None) -> None:
+    """Write a text file; `path` is replaced only after everything is written.
+
+    Args:
+        what: Name of the content in the error message.
+        newline: Line ending, as for `open`.
+
+    Raises:
+        OutputError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    with _reporting_failure(what, path), replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline=newline)
+
+
+def write_json(content: Any, path: Path, what: str = "the report") -> None:
+    """Write standard JSON (no NaN or infinity), in the same way as `write_text`."""
+    write_text(json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n", path, what)
+
+
+@contextmanager
+def _reporting_failure(what: str, path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise OutputError(
-            f"cannot write the model: {error.strerror or error}",
-            where=str(target),
+            f"cannot write {what}: {error.strerror or error}",
+            where=str(path),
             hint="check the folder, its permissions and the free space",
         ) from error
-    return target
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """A temporary file beside `target` that takes its place when the block ends well."""
+    """Yields a temporary file beside `target`, which replaces it if the block succeeds."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
     temporary = Path(name)

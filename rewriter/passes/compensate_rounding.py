@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto
 
 from rewriter.model import facts
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires, Stage
 from rewriter.graph import GraphEditor, open_graphs
 from rewriter.emulation import reference
 from rewriter.model import Array, Model
@@ -47,7 +47,8 @@ class CompensateRounding(ModelPass):
 
     name = "compensate-rounding"
     exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
-    follows_plan = True
+    stage = Stage.FITTING
+    requires = Requires(after=("split-products",))
     rows: int = 2048
     tf32: bool = False
     before = """
@@ -62,10 +63,6 @@ class CompensateRounding(ModelPass):
             d = Concat<axis = 1>(x, x)
             y = MatMul(d, w)
         }"""
-
-    @property
-    def follows_search(self) -> bool:
-        return self.tf32
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         plan = context.plan or Plan("fp16")

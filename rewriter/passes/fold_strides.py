@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.patterns.windows import (
     IMAGE_CHANNELS,
@@ -63,6 +63,7 @@ class FoldStrides(GraphPass):
     window: int = LEAST_WINDOW
 
     name = "fold-strides"
+    requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(1e-5, "ONNX Runtime orders the same sums otherwise: 7.4e-7 measured on a SegFormer")
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.graph import GraphEditor
 from rewriter.patterns.norms import Norm, find_norms
 from rewriter.patterns.norms.operator import frame, replace
-
-FIRST_OPSET = 17
-"""LayerNormalization came with opset 17."""
-
 
 @dataclass(frozen=True)
 class FuseLayerNorm(GraphPass):
@@ -40,6 +36,7 @@ class FuseLayerNorm(GraphPass):
     """
 
     name = "fuse-layer-norm"
+    requires = Requires(opset=17)  # from there on it has LayerNormalization
     exactness = Exactness(
         1e-4,
         "FP32 sums in another order: at most 4.3e-5 measured on models/ (vit_massive), 6e-7 on the others",
@@ -85,8 +82,6 @@ class FuseLayerNorm(GraphPass):
     def _refused(self, graph: GraphEditor, norm: Norm) -> str | None:
         if norm.blocked:
             return f"stays decomposed, as one unit: {norm.blocked}"
-        if graph.model.opset < FIRST_OPSET:
-            return f"LayerNormalization needs opset 17, the model has {graph.model.opset}: run upgrade-opset"
         where = frame(graph, norm)
         if where.trailing:
             return None

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
-from rewriter.graph import GraphEditor
-from rewriter.rewriting.norm_opset import RMS_NORM_OPSET
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Target
+from rewriter.graph import GraphEditor, open_graphs
+from rewriter.model import Model, facts
 from rewriter.patterns.norms import Norm, find_norms
 from rewriter.patterns.norms.operator import frame, replace
+
+
+MAPPED_FROM = {"tensorrt": (10, 15), "tensorrt-rtx": (1, 6)}
+"""First releases known to map RMSNormalization: TensorRT by its changelog, TensorRT-RTX was measured."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class FuseRmsNorm(GraphPass):
     """
 
     name = "fuse-rms-norm"
+    requires = Requires(opset=23)  # from there on it has RMSNormalization
     exactness = Exactness(1e-5, "FP32 sums in another order; at most 4.1e-7 measured on real exports")
     before = """
         <ir_version: 11, opset_import: ["" : 23]>
@@ -47,6 +52,14 @@ class FuseRmsNorm(GraphPass):
         g (float[2,8,64] x, float[64] scale) => (float[2,8,64] y) {
             y = RMSNormalization <axis = -1, epsilon = 0.000001> (x, scale)
         }"""
+
+    def opset_for(self, model: Model, target: Target) -> int:
+        """Returns 23 where the model writes out RMSNorms and the target is known to map the operator."""
+        newest = not target.version and target.library == "tensorrt-rtx"  # of unknown version, a new one
+        if not newest and target.version < MAPPED_FROM[target.library]:
+            return 0
+        norms = (norm for graph in open_graphs(model, facts.infer(model)) for norm in find_norms(graph))
+        return self.requires.opset if any(n.kind == "rms-norm" and n.blocked is None for n in norms) else 0
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for norm in find_norms(graph):
@@ -70,9 +83,8 @@ def _refused(graph: GraphEditor, norm: Norm, context: Context) -> str | None:
         return "it divides by the root of a sum, which no ONNX operator does"
     if norm.blocked:
         return norm.blocked
-    for opset, whose in ((graph.model.opset, "the model has"), (context.opset, "the run allows")):
-        if opset < RMS_NORM_OPSET:
-            return f"RMSNormalization needs opset 23, {whose} {opset}"
+    if context.opset < FuseRmsNorm.requires.opset:
+        return f"RMSNormalization needs opset {FuseRmsNorm.requires.opset}, the run allows {context.opset}"
     if not frame(graph, norm).trailing:
         return f"it normalises axes {list(norm.axes)}, not the last ones"
     return None

@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import EXACT, Change, Context, Event, GraphPass, Refusal
+from rewriter.base import EXACT, Change, Context, Event, GraphPass, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.graph.fusion import NORMS, after_products
 
 MOST_AXES = 8
 """TensorRT's Dims::MAX_DIMS."""
-
-FIRST_OPSET = 13
-"""From opset 13 on Unsqueeze and Squeeze take their axes as an input."""
-
 
 @dataclass(frozen=True)
 class KeepEpilogues(GraphPass):
@@ -43,6 +39,7 @@ class KeepEpilogues(GraphPass):
     """
 
     name = "keep-epilogues"
+    requires = Requires(opset=13)  # from there on Unsqueeze takes its axes as an input
     exactness = EXACT
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
@@ -83,8 +80,6 @@ class KeepEpilogues(GraphPass):
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
-    if graph.model.opset < FIRST_OPSET:
-        return f"views need opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
     if (graph.rank(node.input[0]) or 0) >= MOST_AXES:
         return f"{node.input[0]} has {MOST_AXES} axes, and TensorRT's tensors have no more"
     read = [name for name in node.output[1:] if name and (graph.consumers(name) or graph.is_output(name))]

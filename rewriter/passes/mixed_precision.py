@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto
 
 from rewriter.model import facts
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
 from rewriter.model import Model
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, node_key
@@ -36,6 +36,7 @@ class MixedPrecision(ModelPass):
     name = "mixed-precision"
     epilogues: bool = False
     exactness = Exactness(5e-3, "FP16 has 11 bits; the error of well-conditioned networks is about 1e-3")
+    stage = Stage.LOWERING
     keeps_signature = False
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from rewriter.model import facts
-from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Rescaled
+from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.graph import GraphEditor, label, open_graphs
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model
 from rewriter.plan import Plan, Range
 from rewriter.data.ranges import Ranges
@@ -47,7 +47,8 @@ class Rescale(ModelPass):
     exactness = Exactness(
         0.0, "a power of two changes no significand, as long as FP32's normal range is kept"
     )
-    needs_ranges = True
+    stage = Stage.RANGES
+    requires = Requires(precisions=frozenset({"fp16"}))  # only FP16 has so few exponents
     norms: bool = False
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
@@ -94,7 +95,7 @@ class Rescale(ModelPass):
         """Every graph, the main one first."""
         opsets = {o.domain: o.version for o in model.proto.opset_import}
         opsets.setdefault("", opsets.get("ai.onnx", 1))
-        settings = Settings(TensorProto.FLOAT16, measured_norms=self.norms)
+        settings = PrecisionRequest(TensorProto.FLOAT16, measured_norms=self.norms)
         made: dict[int, Survey] = {}
         for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=self.name)):
             parent = made.get(id(graph.parent)) if graph.parent is not None else None

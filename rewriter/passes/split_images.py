@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Stage
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.patterns.windows import IMAGE_CHANNELS, reason_in_weight
-
-FIRST_OPSET = 13
-"""From it on emulation rounds to TF32; Clip has taken its bounds as inputs since 11."""
 
 LARGEST = np.finfo(np.float16).max
 """What is beyond it is left to the second tensor."""
@@ -44,8 +41,9 @@ class SplitImages(GraphPass):
     channels: int = IMAGE_CHANNELS
 
     name = "split-images"
+    requires = Requires(opset=13)  # from there on emulation rounds to TF32
     exactness = Exactness(1e-6, "hi + lo is x; ONNX Runtime adds the same products in another order")
-    follows_plan = True
+    stage = Stage.LOWERED
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,1,4,4] x) => (float[1,2,4,4] y) <float[2,1,1,1] w = {0.1, 0.2}> {
@@ -85,8 +83,6 @@ class SplitImages(GraphPass):
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
-    if graph.model.opset < FIRST_OPSET:
-        return f"the split needs opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
     return reason_in_weight(graph, node.input[1])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.model import facts
-from rewriter.base import Context, Event, Exactness, GraphPass, Refusal
+from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.planning.costs.node_times import PROCESSORS
 from rewriter.graph import GraphEditor, is_quantised, label
 from rewriter.planning.free_fp32 import PROBE
@@ -72,6 +72,7 @@ class SplitProducts(GraphPass):
     """
 
     name = PASS
+    requires = Requires(opset=13, after=("keep-epilogues",))  # from there on Split takes sizes as an input
     exactness = Exactness(
         1e-5,
         "two FP16 numbers have 22 bits, 2.4e-7; 3.5e-7 measured on a T5 encoder, with sums in another order",

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.model import facts
-from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal
+from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Requires, Stage
 from rewriter.planning.costs.node_times import TYPICAL
 from rewriter.graph import GraphEditor, attribute, label, made_by, open_graphs
 from rewriter.model import Model, walk_graphs
@@ -64,7 +64,8 @@ class TransposeConvs(ModelPass):
     """
 
     name = "transpose-convs"
-    follows_plan = True
+    stage = Stage.FITTING
+    requires = Requires(after=("compensate-rounding",))
     exactness = Exactness(
         1e-5,
         "ONNX Runtime adds in another order: 3.5e-6 measured on an RT-DETR, at most 6.8e-7 on four others",
@@ -85,10 +86,6 @@ class TransposeConvs(ModelPass):
             y = ConvTranspose<pads = [1, 0, 1, 0]>(x, turned, b)
         }"""
     example: ClassVar[Mapping[str, Any]] = {"depth": 1, "work": 0}
-
-    @property
-    def follows_search(self) -> bool:
-        return True
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if not _gains(context):

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, helper
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, constant_row, is_own, label
 from rewriter.model.facts import Shape
 from rewriter.graph.stored import EXCHANGEABLE
-
-FIRST_OPSET = 7
-"""From it on Add broadcasts a row over any number of axes, and Reshape takes its target as an input."""
-
 
 @dataclass(frozen=True)
 class UnflattenProducts(GraphPass):
@@ -41,6 +37,7 @@ class UnflattenProducts(GraphPass):
     """
 
     name = "unflatten-products"
+    requires = Requires(opset=7)  # from there on Add broadcasts a row over any number of axes
     exactness = Exactness(1e-5, "ONNX Runtime may block the same sums otherwise, and adds C behind them")
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
@@ -145,8 +142,6 @@ def _says_as_much(given: Shape | None, wanted: Shape) -> bool:
 
 def _reason_against(graph: GraphEditor, found: _Flattened, kept: Kept) -> str | None:
     node = found.node
-    if graph.model.opset < FIRST_OPSET:
-        return f"Add needs opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
     around = (found.before, node, found.behind)
     option = next((option for n in around for option in kept.options(n)), None)
     if option is not None:

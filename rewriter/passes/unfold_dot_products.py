@@ -8,14 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.model import Array
 from rewriter.patterns.windows import reason_in_weight
-
-FIRST_OPSET = 13
-"""From it on ReduceSum takes its axes as an input."""
-
 
 @dataclass(frozen=True)
 class UnfoldDotProducts(GraphPass):
@@ -44,6 +40,7 @@ class UnfoldDotProducts(GraphPass):
     size: int = 4
 
     name = "unfold-dot-products"
+    requires = Requires(opset=13)  # from there on ReduceSum takes its axes as an input
     exactness = Exactness(1e-5, "ONNX Runtime adds the same products in another order")
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
@@ -86,8 +83,6 @@ def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:
-    if graph.model.opset < FIRST_OPSET:
-        return f"ReduceSum needs opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
     option = next(kept.options(node), None)
     if option is not None:
         return f"it is kept in FP32 by {option}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.model.facts import Shape
 from rewriter.model import Array
@@ -59,6 +59,7 @@ class UnfoldPatches(GraphPass):
     depth: int = 0
 
     name = "unfold-patches"
+    requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(
         1e-5, "ONNX Runtime blocks the same sums otherwise: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"
     )

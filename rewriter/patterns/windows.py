@@ -13,9 +13,6 @@ from rewriter.base import Kept
 from rewriter.graph import GraphEditor, attribute, is_own, is_quantised, label
 from rewriter.graph.stored import EXCHANGEABLE
 
-FIRST_OPSET = 7
-"""From opset 5 on Reshape takes its shape as an input, from 7 on Add broadcasts a row by itself."""
-
 IMAGE_CHANNELS = 4
 """Most channels of an image: grey, RGB, RGBA; a latent of Stable Diffusion has as many. TensorRT-RTX pads
 so few channels, and has no good kernel for them (docs/accuracy.md)."""
@@ -99,8 +96,6 @@ def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: 
 
     Padding is the caller's affair.
     """
-    if graph.model.opset < FIRST_OPSET:
-        return f"Reshape needs opset {FIRST_OPSET}, the model has {graph.model.opset}: run upgrade-opset"
     option = next(kept.options(node), None)
     if option is not None:
         return f"it is kept in FP32 by {option}"

@@ -75,6 +75,9 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
     model = state.model.copy()
     try:
         events = list(_apply(step, model, state.facts, context))
+        too_old = step.requires.refusal(state.model.opset)
+        if too_old is not None:
+            return state, [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
         _require(all(isinstance(event, Event) for event in events), "it yields what is no Change or Refusal")
         if not any(isinstance(event, Change) for event in events):
             _require(model.same_as(state.model), "it reports no change, but the model differs")

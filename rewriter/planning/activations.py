@@ -16,7 +16,7 @@ from rewriter.base import Target
 from rewriter.graph.fusion import elementwise_after, is_plain_transpose
 from rewriter.hazards import Hazard
 from rewriter.hazards.accumulation import sums_in_fp32
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model, facts, walk_graphs
 from rewriter.plan import Plan
 from rewriter.planning.free_fp32 import RULE
@@ -46,7 +46,7 @@ def extend_over_activations(model: Model, plan: Plan, target: Target) -> Plan:
     """
     if plan.precision != "fp16" or target.answers.get(PROBE) == "fp16" or not _has_any(model):
         return plan
-    settings = Settings(LOW_TYPES[plan.precision], plan.io, target=target)
+    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io, target=target)
     return replanned(model, facts.infer(model), plan, settings, _extend)
 
 

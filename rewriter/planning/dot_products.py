@@ -23,7 +23,7 @@ _POOLING = frozenset({"GlobalAveragePool", "ReduceMean"})
 
 def extend_over_dot_products(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add such sums to `found`, with the pooling that they read and what follows them elementwise."""
-    if survey.settings.low == TensorProto.FLOAT:
+    if survey.request.low == TensorProto.FLOAT:
         return
     for node in survey.nodes:
         product = _product(survey, node)

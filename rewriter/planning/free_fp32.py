@@ -72,7 +72,7 @@ def _softmax_refused(target: Target) -> bool:
 
 def extend_over_splits(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add to `found` the nodes of split products that have to be FP32 (pass split-products)."""
-    if survey.settings.low != TensorProto.FLOAT16:
+    if survey.request.low != TensorProto.FLOAT16:
         return
     for node in filter(is_part, survey.nodes):
         found.setdefault(id(node), Hazard(node, SPLIT_RULE, SPLIT_REASON, node.input[0]))
@@ -85,7 +85,7 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
     output: Casts then stand where FP16 is read, and nowhere between. Operators that lead to the Softmax of
     attention stay FP16. The sums of a split product begin an epilogue, too.
     """
-    if survey.settings.low != TensorProto.FLOAT16 or _refused(survey.settings.target):
+    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
     masked = {id(n) for softmax in _attention(survey) for n in _before(survey, softmax)}
     queue = [node for node in survey.nodes if is_part(node) and id(node) in found]
@@ -108,7 +108,7 @@ def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
 
     A norm that reads an FP32 sum directly stays FP16.
     """
-    if survey.settings.low != TensorProto.FLOAT16 or _refused(survey.settings.target):
+    if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
     for node in survey.nodes:
         if node.op_type not in NORMS:
@@ -139,7 +139,7 @@ def _is_read(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bo
 
 def extend_over_softmax(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add to `found` the Softmax of each attention whose products are FP16, and nothing around it."""
-    if survey.settings.low != TensorProto.FLOAT16 or _softmax_refused(survey.settings.target):
+    if survey.request.low != TensorProto.FLOAT16 or _softmax_refused(survey.request.target):
         return
     for softmax in _attention(survey):
         found.setdefault(id(softmax), Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0]))

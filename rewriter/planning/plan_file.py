@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rewriter.errors import OutputError, UsageError
-from rewriter.model import replacing
+from rewriter.errors import UsageError
+from rewriter.model import write_text
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range, Repair
 
 SCHEMA = "rewriter-plan"
@@ -152,15 +152,7 @@ def write(plan: Plan, path: Path) -> None:
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.
     """
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text(to_text(plan), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the plan: {error.strerror or error}",
-            where=str(path),
-            hint="check the folder, its permissions and the free space",
-        ) from error
+    write_text(to_text(plan), path, "the plan")
 
 
 def _decision_fields(decision: Decision) -> dict[str, Any]:

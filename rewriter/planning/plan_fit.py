@@ -11,7 +11,7 @@ from onnx import NodeProto
 from rewriter.base import Kept
 from rewriter.errors import UsageError
 from rewriter.graph import label
-from rewriter.hazards.survey import Settings
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts
 from rewriter.plan import Decision, Plan
@@ -119,7 +119,7 @@ class _Nodes:
 
 def _index(model: Model, facts: Facts, plan: Plan) -> _Nodes:
     nodes = _Nodes()
-    for survey in surveys(model, facts, {}, Settings(LOW_TYPES[plan.precision], plan.io)):
+    for survey in surveys(model, facts, {}, PrecisionRequest(LOW_TYPES[plan.precision], plan.io)):
         for node in survey.nodes:
             key = node_key(survey.scope, node)
             nodes.by_key[key] = node

@@ -13,7 +13,7 @@ from rewriter.graph import GraphEditor, label, open_graphs
 from rewriter.graph.stored import logical_name
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model
 from rewriter.model.facts import Facts
 from rewriter.model.schemas import ports
@@ -40,7 +40,7 @@ SEARCHED = "tolerance"
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What the user asked of the plan; `measured_norms` and `target` are explained at `Settings`.
+    """What the user asked of the plan; `measured_norms` and `target` are explained at `PrecisionRequest`.
 
     `epilogues`: whether FP32 is used where it is free, as `rewriter.planning.free_fp32` explains.
     """
@@ -69,7 +69,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
-    settings = Settings(
+    settings = PrecisionRequest(
         LOW_TYPES[wish.precision],
         wish.io,
         wish.keep_nodes,
@@ -121,7 +121,7 @@ def extend_plan(
             if key in extra and id(node) not in found:
                 found[id(node)] = Hazard(node, SEARCHED, extra[key])
 
-    settings = Settings(LOW_TYPES[plan.precision], plan.io)
+    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
     return replanned(model, facts, replace(plan, decisions=tuple(left)), settings, extend)
 
 
@@ -129,7 +129,7 @@ def replanned(
     model: Model,
     facts: Facts,
     plan: Plan,
-    settings: Settings,
+    settings: PrecisionRequest,
     extend: Callable[[Survey, dict[int, Hazard]], None],
 ) -> Plan:
     """`plan` with what `extend` adds to the nodes that it keeps, and islands that meet merged, as always.
@@ -167,7 +167,7 @@ def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
 
 
 def surveys(
-    model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: Settings
+    model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: PrecisionRequest
 ) -> Iterator[Survey]:
     """Every graph of the model as the rules see it, in the order of `Facts.scopes`."""
     opsets = {o.domain: o.version for o in model.proto.opset_import}
@@ -206,7 +206,7 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     keep_adjacent(survey, found)
-    if not survey.settings.measured_norms:  # else rescaling is to leave as little in FP32 as it can
+    if not survey.request.measured_norms:  # else rescaling is to leave as little in FP32 as it can
         grow(survey, found)
     if wish.epilogues:
         extend_over_norms(survey, found)  # once more, for sums that islands have grown over

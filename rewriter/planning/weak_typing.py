@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from rewriter.errors import OutputError
-from rewriter.model import Model, holds_graphs, replacing, walk_graphs
+from rewriter.model import Model, holds_graphs, walk_graphs, write_text
 from rewriter.model.facts import FLOATS, Facts
 from rewriter.plan import Plan, Repair
 from rewriter.planning.planner import node_key
@@ -125,12 +124,7 @@ def write(model: Model, facts: Facts, plan: Plan, path: Path) -> Files:
     wanted, files = constraints(model, facts, plan), Files.beside(path)
     texts = {files.trtexec: trtexec_arguments(wanted) + "\n", files.python: python_code(wanted, path.name)}
     for file, text in texts.items():
-        try:
-            with replacing(file) as temporary:
-                temporary.write_text(text, encoding="utf-8")
-        except OSError as error:
-            what = f"cannot write the constraints: {error.strerror or error}"
-            raise OutputError(what, where=str(file), hint="check the folder and the free space") from error
+        write_text(text, file, "the constraints")
     return files
 
 

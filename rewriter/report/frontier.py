@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rewriter.errors import UsageError
-from rewriter.report.json import write_text
+from rewriter.model import write_text
 from rewriter.report.tables import new_table
 from rewriter.search.result import Frontier, FrontierPoint
 

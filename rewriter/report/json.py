@@ -6,17 +6,13 @@ numbers become the strings "nan", "inf" and "-inf".
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
-from rewriter.errors import OutputError
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import replacing
 from rewriter.plan import Decision, Plan
 from rewriter.report.next_step import next_command
 from rewriter.search.result import Frontier, Searched
@@ -62,32 +58,6 @@ def as_dict(result: FixResult) -> dict[str, Any]:
         "next_command": next_command(result),
     }
     return {name: plain(value) for name, value in fields.items()}
-
-
-def write(result: FixResult, path: Path) -> None:
-    """Write the result to `path`, which is replaced only when all is written.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    write_text(json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a report to `path`, which is replaced only when all is written.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"cannot write the report: {error.strerror or error}",
-            where=str(path),
-            hint="check the folder, its permissions and the free space",
-        ) from error
 
 
 def installed_versions() -> dict[str, str]:

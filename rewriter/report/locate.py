@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rewriter.report.json import installed_versions, plain, write_text
+from rewriter.report.json import installed_versions, plain
 from rewriter.report.tables import new_table
 from rewriter.report.text import shorten
 from rewriter.verification.locate.result import Location, Step
@@ -105,12 +103,3 @@ def as_dict(found: Location) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes."""
     fields = {"schema_version": SCHEMA_VERSION, "versions": installed_versions(), **asdict(found)}
     return {name: plain(value) for name, value in fields.items()}
-
-
-def write_json(found: Location, path: Path) -> None:
-    """Write the result to `path`, which is replaced only when all is written.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    write_text(json.dumps(as_dict(found), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from rewriter.data.parity.result import ArrayComparison, InputComparison
-from rewriter.report.json import installed_versions, plain, write_text
+from rewriter.report.json import installed_versions, plain
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""
@@ -80,12 +78,3 @@ def as_dict(result: InputComparison) -> dict[str, Any]:
         ],
     }
     return {name: plain(value) for name, value in fields.items()}
-
-
-def write_json(result: InputComparison, path: Path) -> None:
-    """Write the result to `path`, which is replaced only when all is written.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    write_text(json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)

@@ -6,7 +6,6 @@ The format is OASIS Standard "Static Analysis Results Interchange Format (SARIF)
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +13,7 @@ from urllib.parse import quote
 from rewriter import __version__
 from rewriter.hazards.kinds import KINDS
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.report.json import plain, write_text
+from rewriter.report.json import plain
 
 VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -45,15 +44,6 @@ def as_sarif(result: ScanResult) -> dict[str, Any]:
     }
     log = {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
     return {name: plain(value) for name, value in log.items()}
-
-
-def write(result: ScanResult, path: Path) -> None:
-    """Write the findings to `path`, which is replaced only when all is written.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    write_text(json.dumps(as_sarif(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)
 
 
 def _rule(name: str) -> dict[str, Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,7 +11,7 @@ from rich.text import Text
 
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.report.json import installed_versions, plain, write_text
+from rewriter.report.json import installed_versions, plain
 from rewriter.report.tables import new_table
 from rewriter.report.terminal import MORE, SHOWN
 from rewriter.report.text import about_target, grouped, listed, shorten
@@ -116,12 +114,3 @@ def as_dict(result: ScanResult) -> dict[str, Any]:
         "seconds": result.seconds,
     }
     return {name: plain(value) for name, value in fields.items()}
-
-
-def write_json(result: ScanResult, path: Path) -> None:
-    """Write the result to `path`, which is replaced only when all is written.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    write_text(json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,7 +11,7 @@ from rich.text import Text
 
 from rewriter.engines.protocol import Latency
 from rewriter.figures.statistics import DECADES, OutputStatistics
-from rewriter.report.json import SCHEMA_VERSION, check_dict, installed_versions, plain, write_text
+from rewriter.report.json import SCHEMA_VERSION, check_dict, installed_versions, plain
 from rewriter.report.tables import new_table
 from rewriter.report.terminal import SHOWN, checks_tables
 from rewriter.report.text import shorten
@@ -21,15 +19,6 @@ from rewriter.verification.result import VerifyResult
 
 BARS = " ▁▂▃▄▅▆▇█"
 """From none to all of an output's elements; the first full step is shown for a single element."""
-
-
-def write_json(result: VerifyResult, path: Path) -> None:
-    """Write the result to `path`, which is replaced only when all is written.
-
-    Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    write_text(json.dumps(as_dict(result), indent=2, allow_nan=False, ensure_ascii=False) + "\n", path)
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:

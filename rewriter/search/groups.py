@@ -15,7 +15,7 @@ from itertools import chain
 from onnx import NodeProto
 
 from rewriter.errors import TimeUpError
-from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, Settings, Survey
+from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, PrecisionRequest, Survey
 from rewriter.planning import free_fp32, islands
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.cheapest import RELEASABLE, in_range_products
@@ -83,7 +83,7 @@ def groups(trials: Trials, aim: Aim) -> Iterator[list[Group]]:
     ranked = _ranking(trials)
     if isinstance(aim, Budget) and ranked:
         yield new(_filling(trials, aim))
-    settings = Settings(LOW_TYPES[plan.precision], plan.io)
+    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
     survey = next(iter(surveys(model, trials.problem.facts, {}, settings)))
     by_kind = chain(_resizes(survey, trials), _kinds(survey, trials))
     kept = new(chain(by_kind, _ranked(survey, ranked)))

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rewriter.graph.fusion import ELEMENTWISE, kernel_results, reduces
-from rewriter.hazards.survey import Settings, Survey
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.plan import Plan
 from rewriter.planning.free_fp32 import RULE
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
@@ -29,7 +29,7 @@ def taking_sums(problem: Problem, plan: Plan) -> frozenset[str]:
 
     With FP16 sums an emulation shows what they undo.
     """
-    settings = Settings(LOW_TYPES[plan.precision], plan.io)
+    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
     survey = next(iter(surveys(problem.model, problem.facts, {}, settings)))
     epilogues = frozenset(d.key for d in plan.decisions if d.rule == RULE)
     return frozenset(_taking(survey, epilogues)) - plan.fp32 - plan.bf16

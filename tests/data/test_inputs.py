@@ -14,7 +14,8 @@ import pytest
 from polygraphy.json import save_json
 
 from rewriter.data.inputs import Samples, load_samples, random_samples
-from rewriter.errors import InputsError
+from rewriter.engines.deployment import Deployment
+from rewriter.errors import InputsError, UsageError
 from rewriter.model import Array, Model
 
 TWO = graphs.graph("g (float[N,3] image, int64[N] ids) => (float[N,3] y) { y = Relu(image) }")
@@ -460,3 +461,30 @@ def test_sequences_cannot_be_fed() -> None:
     model = graphs.graph("g (seq(float[2]) s) => (float[N] y) { y = ConcatFromSequence<axis=0>(s) }")
     with pytest.raises(InputsError, match="a sequence, map or optional"):
         load_samples({"s": np.ones(2, np.float32)}, model)
+
+
+# -- the samples of a run --------------------------------------------------------------------
+
+PROFILE = Deployment(profile={"image": ((1, 3), (5, 3), (8, 3)), "ids": ((1,), (5,), (8,))})
+
+
+def test_without_data_there_is_one_random_sample_of_the_usual_shape() -> None:
+    samples = load_samples(None, TWO, seed=4, deployment=PROFILE)
+    same(samples, list(random_samples(TWO, seed=4, input_shapes={"image": (5, 3)})))
+    assert not samples.source.real
+
+
+def test_shapes_given_by_the_user_replace_the_usual_ones() -> None:
+    samples = load_samples(None, TWO, input_shapes={"image": [7, 3], "ids": [7]}, deployment=PROFILE)
+    assert next(iter(samples))["image"].shape == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"inputs": sample(rows=9)}, "the profile goes from"), ({"inputs": None}, "no input 'imag'")],
+    ids=["data outside the profile", "a profile of another model"],
+)
+def test_the_profile_is_checked(given: dict[str, Any], words: str) -> None:
+    profile = PROFILE if given["inputs"] else Deployment(profile={"imag": ((1,), (1,), (1,))})
+    with pytest.raises(UsageError, match=words):
+        load_samples(**given, model=TWO, deployment=profile)

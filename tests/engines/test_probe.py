@@ -34,7 +34,7 @@ from rewriter.engines.probe.ask import (
 )
 from rewriter.engines.probe.question import Case, Seen
 from rewriter.errors import OutputError
-from rewriter.hazards.survey import Settings
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.model import facts as tensor_facts
 from rewriter.planning.planner import PlanRequest, make_plan
 
@@ -332,7 +332,7 @@ def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
     facts = tensor_facts.infer(deep)
 
     def told(target: Target) -> int:
-        (survey,) = surveys(deep, facts, {}, Settings(onnx.TensorProto.FLOAT16, target=target))
+        (survey,) = surveys(deep, facts, {}, PrecisionRequest(onnx.TensorProto.FLOAT16, target=target))
         return len(list(accumulator_error(survey)))
 
     assert told(answering()) == 1

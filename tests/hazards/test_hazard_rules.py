@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from rewriter.base import Target
 from rewriter.graph import open_graphs
-from rewriter.hazards import RULES, SCAN_RULES, Settings, Survey
+from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, Survey
 from rewriter.hazards.kinds import KINDS
 from rewriter.model import facts
 from rewriter.plan import Range
@@ -41,7 +41,7 @@ def said(
         for name, r in (ranges or {}).items()
     }
     graph = open_graphs(source, facts.infer(source))[0]
-    settings = Settings(low, target=Target.parse(target))
+    settings = PrecisionRequest(low, target=Target.parse(target))
     survey = Survey(graph, 0, measured, {"": opset}, settings, mixed)
     hazards = list(NAMES[rule](survey))
     assert {h.rule for h in hazards} <= KINDS.keys()
@@ -74,7 +74,9 @@ class TestOverflow:
     def test_what_a_chain_hands_on_is_one_reason(self) -> None:
         source = graphs.graph(self.CHAIN)
         measured = {(0, name): Range(0, 7e4, 1e4, True) for name in "ab"}
-        survey = Survey(open_graphs(source, facts.infer(source))[0], 0, measured, {"": 17}, Settings(FP16))
+        survey = Survey(
+            open_graphs(source, facts.infer(source))[0], 0, measured, {"": 17}, PrecisionRequest(FP16)
+        )
         assert {h.reason for h in NAMES["overflowing"](survey)} == {"a exceeds 6.55e+04"}
 
     def test_a_sum_of_squares_is_a_tensor_as_any_other(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hazard_rules import NAMES, found
 from onnx import TensorProto
 
-from rewriter.hazards import Settings
+from rewriter.hazards import PrecisionRequest
 from rewriter.plan import Range
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
@@ -27,14 +27,14 @@ class TestWishes:
     @pytest.mark.parametrize(
         ("settings", "expected"),
         [
-            pytest.param(Settings(FP16, keep_nodes=("enc_*",)), "enc_a enc_b", id="a pattern"),
-            pytest.param(Settings(FP16, keep_nodes=("enc_b", "y")), "enc_b y", id="two names"),
-            pytest.param(Settings(FP16, keep_nodes=("enc",)), "", id="a pattern is no prefix"),
-            pytest.param(Settings(FP16, keep_ops=("Exp",)), "enc_a y", id="an operator"),
-            pytest.param(Settings(FP16), "", id="nothing asked for"),
+            pytest.param(PrecisionRequest(FP16, keep_nodes=("enc_*",)), "enc_a enc_b", id="a pattern"),
+            pytest.param(PrecisionRequest(FP16, keep_nodes=("enc_b", "y")), "enc_b y", id="two names"),
+            pytest.param(PrecisionRequest(FP16, keep_nodes=("enc",)), "", id="a pattern is no prefix"),
+            pytest.param(PrecisionRequest(FP16, keep_ops=("Exp",)), "enc_a y", id="an operator"),
+            pytest.param(PrecisionRequest(FP16), "", id="nothing asked for"),
         ],
     )
-    def test_user_choice(self, settings: Settings, expected: str) -> None:
+    def test_user_choice(self, settings: PrecisionRequest, expected: str) -> None:
         assert found("user_choice", self.TEXT, settings=settings) == expected
 
     MIXED = """
@@ -94,7 +94,7 @@ class TestTypes:
         ],
     )
     def test_no_lower_type(self, text: str, opset: int, low: int, expected: str) -> None:
-        assert found("no_lower_type", text, opset=opset, settings=Settings(low)) == expected
+        assert found("no_lower_type", text, opset=opset, settings=PrecisionRequest(low)) == expected
 
     def test_unmeasured(self) -> None:
         text = "g (float[2] x) => (float[2] y) { a = Exp(x)\n y = Neg(a) }"
@@ -131,7 +131,7 @@ class TestSmallWeights:
         ],
     )
     def test_small_weights(self, text: str, low: int, expected: str) -> None:
-        assert found("small_weights", text, settings=Settings(low)) == expected
+        assert found("small_weights", text, settings=PrecisionRequest(low)) == expected
 
     def test_the_range_alone_can_say_that_nothing_is_lost(self) -> None:
         ranges = {"w": Range(-5.0, 5.0, 1.0, True)}
@@ -151,7 +151,7 @@ class TestUnderflow:
     )
     def test_measured_ranges(self, largest: float, low: int, expected: str) -> None:
         ranges = {"a": (0.0, largest), "x": (0.0, 1.0), "b": (0.0, 1.0)}
-        assert found("underflow", TestOverflow.TEXT, ranges, settings=Settings(low)) == expected
+        assert found("underflow", TestOverflow.TEXT, ranges, settings=PrecisionRequest(low)) == expected
 
     def test_a_factor_that_fp16_flushes(self) -> None:
         text = "g (float[2] x) => (float[2] y) <float tiny = {1e-9}> { y = Mul(x, tiny) }"
@@ -176,7 +176,7 @@ class TestOverflow:
     def test_measured_ranges(
         self, ranges: Mapping[str, Range | tuple[float, float]], low: int, expected: str
     ) -> None:
-        assert found("overflow", self.TEXT, ranges, settings=Settings(low)) == expected
+        assert found("overflow", self.TEXT, ranges, settings=PrecisionRequest(low)) == expected
 
     @pytest.mark.parametrize(
         ("constant", "low", "expected"),
@@ -190,7 +190,7 @@ class TestOverflow:
     def test_constants(self, constant: str, low: int, expected: str) -> None:
         text = f"g (float[2] x) => (float[2] y) <float c = {{{constant}}}> {{ y = Min(x, c) }}"
         assert (
-            found("overflow", text, {"c": (float(constant), float(constant))}, settings=Settings(low))
+            found("overflow", text, {"c": (float(constant), float(constant))}, settings=PrecisionRequest(low))
             == expected
         )
 
@@ -302,7 +302,7 @@ class TestNormsAndEpsilons:
         ],
     )
     def test_where_the_epsilon_decides(self, low: int, range_: tuple[float, float], expected: str) -> None:
-        assert found("lost_epsilon", self.TEXT, {"x": range_}, settings=Settings(low)) == expected
+        assert found("lost_epsilon", self.TEXT, {"x": range_}, settings=PrecisionRequest(low)) == expected
 
 
 class TestPositions:
@@ -369,7 +369,7 @@ class TestPositions:
     )
     def test_positions(self, high: float, low: int, expected: str) -> None:
         ranges = {"c": (0, high), "d": (0, high), "e": (0, high / 5000), "h": (-1, 1), "y": (-1, 2)}
-        assert found("positions", self.COUNTED, ranges, settings=Settings(low)) == expected
+        assert found("positions", self.COUNTED, ranges, settings=PrecisionRequest(low)) == expected
 
     @pytest.mark.parametrize(
         ("to", "expected"),
@@ -477,7 +477,7 @@ class TestOthers:
     )
     def test_quantized(self, scale: str, low: int, expected: str) -> None:
         text = self.QDQ.replace("SCALE", scale)
-        assert found("quantized", text, settings=Settings(low), opset=19) == expected
+        assert found("quantized", text, settings=PrecisionRequest(low), opset=19) == expected
 
     def test_accumulation(self) -> None:
         text = """

@@ -9,7 +9,7 @@ import pytest
 
 from rewriter.base import Target
 from rewriter.graph import open_graphs
-from rewriter.hazards import Settings, Survey
+from rewriter.hazards import PrecisionRequest, Survey
 from rewriter.hazards.quirks import known_defects, places, table
 from rewriter.model import facts
 from rewriter.planning.planner import LOW_TYPES
@@ -165,7 +165,7 @@ def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[
         }"""
     source = graphs.graph(text, opset=opset, ir=10)
     graph = open_graphs(source, facts.infer(source))[0]
-    settings = Settings(LOW_TYPES["fp16"], target=Target.parse(target))
+    settings = PrecisionRequest(LOW_TYPES["fp16"], target=Target.parse(target))
     found = list(known_defects(Survey(graph, 0, {}, {"": opset}, settings)))
     assert {h.severity for h in found if "opset 20" in h.reason} == expected
 
@@ -174,7 +174,7 @@ def test_a_finding_says_that_it_was_seen() -> None:
     source = graphs.graph(CLIP.replace("BODY", "a = MatMul(x, x)"))
     graph = open_graphs(source, facts.infer(source))[0]
     target = Target("tensorrt-rtx", (1, 6), {"matmul-add-clip": "wrong"})
-    settings = Settings(LOW_TYPES["fp16"], target=target)
+    settings = PrecisionRequest(LOW_TYPES["fp16"], target=target)
     (finding,) = known_defects(Survey(graph, 0, {}, {"": 17}, settings))
     assert finding.reason.endswith("(seen by `rewriter probe` on tensorrt-rtx 1.6)")
     assert finding.severity == "error"

@@ -22,7 +22,7 @@ from rewriter.errors import UsageError
 from rewriter.hazards import KEPT
 from rewriter.hazards.kinds import KINDS, SEVERITIES
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.model import save
+from rewriter.model import save, write_json
 from rewriter.report import scan as scan_report
 from rewriter.report import terminal
 
@@ -216,7 +216,7 @@ class TestReports:
 
     def test_json_holds_everything(self, tmp_path: Path) -> None:
         path = tmp_path / "scan.json"
-        scan_report.write_json(scanned("t5_encoder"), path)
+        write_json(scan_report.as_dict(scanned("t5_encoder")), path)
         written = json.loads(path.read_text())
         assert written["counts"] == {"error": 5, "warning": 1, "note": scanned("t5_encoder").count("note")}
         assert {f["rung"] for f in written["findings"]} >= {"fp32-inside", "equal-algebra"}

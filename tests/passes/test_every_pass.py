@@ -45,7 +45,7 @@ EVERY = [pytest.param(kind, id=kind.name) for kind in FILES.values()]
 STRUCTURAL = [
     pytest.param(kind, id=kind.name)
     for kind in FILES.values()
-    if kind.keeps_signature and not kind.follows_plan
+    if kind.keeps_signature and not kind.stage.reduces_precision
 ]
 CASES = [pytest.param(path, id=path.stem) for path in sorted(MODELS.glob("*.onnx"))]
 
@@ -197,7 +197,7 @@ def _hold_to_contract(
 def _context(step: Pass, feeds: Feeds, opset: int) -> Context:
     """What follows a plan needs data to round by, and a target that gains."""
     target = Target(answers={**WANTED, PROBE: "fp32"})
-    return Context(opset, target, calibration=Calibration([feeds]) if step.follows_plan else None)
+    return Context(opset, target, calibration=Calibration([feeds]) if step.stage.reduces_precision else None)
 
 
 def _same_results(exactness: Exactness, wanted: list[Array], found: list[Array]) -> None:

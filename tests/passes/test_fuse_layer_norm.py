@@ -194,7 +194,7 @@ def test_below_opset_17_there_is_no_such_operator() -> None:
     before = build(f"{CORE} {AFFINE}", opset=16)
     _, report = apply(FuseLayerNorm(), before)
     assert report.refusals == (
-        Refusal("Add(y)", "LayerNormalization needs opset 17, the model has 16: run upgrade-opset"),
+        Refusal("Add(y)", "it needs opset 17, the model has 16: run upgrade-opset"),
     )
 
 

@@ -170,7 +170,7 @@ def test_tiles_are_of_the_larger_product() -> None:
         pytest.param(
             _model("m = MatMul(x, w) r = Relu(m) y = MatMul(r, v)", y="float[2,5,8] y", opset=12),
             Kept(),
-            "it takes opset 13, the model has 12",
+            "it needs opset 13, the model has 12",
             id="opset",
         ),
     ],

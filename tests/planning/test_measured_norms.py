@@ -8,10 +8,10 @@ import pytest
 from hazard_rules import found
 from onnx import TensorProto
 
-from rewriter.hazards.survey import Settings
+from rewriter.hazards.survey import PrecisionRequest
 from rewriter.plan import Range
 
-TRUSTING = Settings(TensorProto.FLOAT16, measured_norms=True)
+TRUSTING = PrecisionRequest(TensorProto.FLOAT16, measured_norms=True)
 
 
 def layer_norm(epsilon: float) -> str:
@@ -91,7 +91,7 @@ def test_what_was_not_measured_is_not_trusted() -> None:
 
 
 def test_bf16_has_too_few_bits_inside_a_norm() -> None:
-    settings = Settings(TensorProto.BFLOAT16, measured_norms=True)
+    settings = PrecisionRequest(TensorProto.BFLOAT16, measured_norms=True)
     assert found("unfused_norm", layer_norm(1e-6), SEEN, settings=settings) == WHOLE
 
 

@@ -19,7 +19,7 @@ from rewriter.errors import PassError
 from rewriter.figures.compare import compare
 from rewriter.graph import open_graphs
 from rewriter.graph.retype import retype
-from rewriter.hazards import SCAN_RULES, Settings, Survey
+from rewriter.hazards import SCAN_RULES, PrecisionRequest, Survey
 from rewriter.model import Array, Model, facts
 from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
@@ -285,7 +285,7 @@ def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
     known = facts.infer(source)
     measured = measure(source, [feeds], known)
     opsets = {o.domain: o.version for o in source.proto.opset_import}
-    settings = Settings(LOW_TYPES["fp16"])
+    settings = PrecisionRequest(LOW_TYPES["fp16"])
     named: set[str] = set()
     made: dict[int, Survey] = {}
     for scope, graph in enumerate(open_graphs(source, known)):

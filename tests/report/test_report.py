@@ -16,6 +16,7 @@ from rewriter.data.source import DataSource
 from rewriter.errors import OutputError
 from rewriter.figures.compare import OutputComparison
 from rewriter.jobs.fix.result import FixResult
+from rewriter.model import write_json
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan, Range
 from rewriter.report import json as json_report
@@ -318,7 +319,7 @@ def test_json_is_standard_even_with_infinities_and_numpy_numbers(tmp_path: Path)
         output(), relative_l2=float("inf"), max_abs=float(np.float32("nan")), tolerance=np.float64(0.5)
     )
     path = tmp_path / "report.json"
-    json_report.write(result(verdict=Verdict((Check("emulation", False, "", (wild,)),))), path)
+    write_json(json_report.as_dict(result(verdict=Verdict((Check("emulation", False, "", (wild,)),)))), path)
     told = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert told["checks"][0]["outputs"][0]["relative_l2"] == "inf"
     assert told["checks"][0]["outputs"][0]["max_abs"] == "nan"
@@ -329,5 +330,5 @@ def test_json_is_standard_even_with_infinities_and_numpy_numbers(tmp_path: Path)
 def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OutputError, match="cannot write the report"):
-        json_report.write(result(), tmp_path / name)
+        write_json(json_report.as_dict(result()), tmp_path / name)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]

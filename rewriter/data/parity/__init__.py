@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.data.inputs import raw_samples
+from rewriter.data.inputs import read_raw_samples
 from rewriter.data.parity.describe import dtype_difference
 from rewriter.data.parity.explain import explain
 from rewriter.data.parity.images import match
@@ -48,7 +48,7 @@ def compare_inputs(
     Raises:
         InputsError: a file that cannot be read, or that holds no numbers.
     """
-    sides = raw_samples(ours), raw_samples(theirs)
+    sides = read_raw_samples(ours), read_raw_samples(theirs)
     pairs = list(zip(*sides, strict=False))[:samples]
     found = []
     for index, (mine, other) in enumerate(pairs):

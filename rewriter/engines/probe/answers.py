@@ -16,8 +16,7 @@ from rewriter.engines import host
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.probe.question import UNKNOWN, Answer
 from rewriter.engines.user_cache import user_cache
-from rewriter.errors import OutputError
-from rewriter.model import replacing
+from rewriter.model import write_json
 
 RECORDED = Path(__file__).with_name("recorded")
 """What `rewriter probe --json` wrote, a file for each GPU and release."""
@@ -114,22 +113,14 @@ def remember(answers: Answers) -> Path:
 
 
 def write(answers: Answers, path: Path) -> None:
-    """Write answers as JSON, which `RECORDED` takes as it is.
+    """Write answers as JSON; a file in `RECORDED` has the same form.
 
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.
     """
     fields = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
     del fields["recorded"]
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(fields, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"the answers cannot be written: {error.strerror or error}",
-            where=str(path),
-            hint="check the folder, its permissions and the free space",
-        ) from error
+    write_json(fields, path, "the answers")
 
 
 def _cache_folder() -> Path:

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import onnx
 
-from rewriter.base import Target
+from rewriter.base import Stage, Target
 from rewriter.emulation import Accumulation
 from rewriter.engines.deployment import AUTO, TENSORRT, Deployment, deployment
 from rewriter.engines.probe.answers import known_target
@@ -131,11 +131,11 @@ def fix(
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(preset, passes, skip)
-    if passes is None and chosen_precision != "fp16":  # only FP16 has so few exponents
-        steps = tuple(step for step in steps if step.name != "rescale")
+    if passes is None:
+        steps = tuple(step for step in steps if chosen_precision in step.requires.precisions)
     if chosen_precision == "fp32":
-        steps = tuple(step for step in steps if step.name != "mixed-precision" and not step.follows_plan)
-    lowers = any(step.name == "mixed-precision" for step in steps)
+        steps = tuple(step for step in steps if not step.stage.reduces_precision)
+    lowers = any(step.stage is Stage.LOWERING for step in steps)
     goal: Aim | None = _goal(tolerance, max_latency_cost, metric, given, chosen, lowers=lowers)
     for option, asked in (("--pareto", pareto), ("--search gpu", search == "gpu")):
         if asked and given is not None:
@@ -144,7 +144,7 @@ def fix(
         goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", weak_typing))
     if weak:  # what is handed out is the original in FP32; its weights are the builder's to round
-        steps = tuple(step for step in steps if not step.follows_plan)
+        steps = tuple(step for step in steps if step.stage not in (Stage.FITTING, Stage.LOWERED))
     if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rewriter.emulation import Accumulation
 from rewriter.engines.deployment import Deployment
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import UsageError
+from rewriter.jobs.fix.phases import Phases
 from rewriter.model.stopwatch import Progress
 from rewriter.plan import Plan
 from rewriter.planning.planner import PlanRequest
@@ -55,10 +57,10 @@ class Options:
     deployment: Deployment = field(default_factory=Deployment)
     search_seconds: float = 300.0
 
-    @property
-    def parts(self) -> Parts:
+    @cached_property
+    def phases(self) -> Phases:
         """The steps by when they run."""
-        return Parts.of(self.steps)
+        return Phases.of(self.steps)
 
     def destination(self) -> Path | None:
         """Where the model is to be written; None: nowhere.
@@ -81,30 +83,3 @@ class Options:
                 hint="write elsewhere, or say --in-place to replace the model",
             )
         return path
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The passes of a pipeline by when they run.
-
-    Attributes:
-        structural: Up to the first that needs ranges.
-        measuring: Up to the first behind the plan.
-        following: Behind the plan, up to the one that carries it out.
-        lowering: That one, and the rest.
-    """
-
-    structural: tuple[Pass, ...]
-    measuring: tuple[Pass, ...]
-    following: tuple[Pass, ...]
-    lowering: tuple[Pass, ...]
-
-    @classmethod
-    def of(cls, steps: Sequence[Pass]) -> Parts:
-        """In their order."""
-        end = next((i for i, step in enumerate(steps) if step.name == "mixed-precision"), len(steps))
-        middle = next((i for i, step in enumerate(steps[:end]) if step.follows_plan), end)
-        start = next((i for i, step in enumerate(steps[:middle]) if step.needs_ranges), middle)
-        return cls(
-            tuple(steps[:start]), tuple(steps[start:middle]), tuple(steps[middle:end]), tuple(steps[end:])
-        )

@@ -100,7 +100,7 @@ class Planning:
         if options.goal is None and not options.pareto:
             return plan, followed
         found = named_by(given, self._searched(original, followed, plan))
-        if found.decisions != plan.decisions and any(step.follows_search for step in steps):
+        if found.decisions != plan.decisions and steps:
             del followed, self.record.passes[first:]
             followed = self.rewriting.follow(structured, steps, found, self.samples)
         return found, followed

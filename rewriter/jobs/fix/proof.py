@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from rewriter.base import Stage
 from rewriter.data.inputs import Samples
 from rewriter.engines import host
 from rewriter.engines.protocol import Settings, Span
@@ -104,11 +105,11 @@ class Proof:
         accumulation, compared = self.options.accumulation, self._compared()
         with self.record.stage("verify"):
             check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
-        by_ranges = any(step.needs_ranges for step in self.rewriting.changed())
+        by_ranges = any(step.stage is Stage.RANGES for step in self.rewriting.changed())
         if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
-        parts = self.options.parts
-        again = (*parts.structural, *(step for step in parts.measuring if not step.needs_ranges))
+        phases = self.options.phases
+        again = (*phases.structural, *(step for step in phases.measuring if step.stage is not Stage.RANGES))
         with self.record.stage("explain"):
             return checks.explained(check, self.rewriting.again(again), fixed, compared, accumulation)
 

@@ -48,8 +48,8 @@ class Rewriting:
 
     def changed(self) -> list[Pass]:
         """The passes before the plan that changed something."""
-        parts = self.options.parts
-        before = (*parts.structural, *parts.measuring)
+        phases = self.options.phases
+        before = (*phases.structural, *phases.measuring)
         return [step for step, did in zip(before, self.record.passes, strict=False) if did.changes]
 
     def _driven(self, model: Model, steps: Sequence[Pass], context: Context) -> Model:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
-from rewriter.data.inputs import Samples, load_samples, random_samples
+from rewriter.data.inputs import Samples, load_samples
 from rewriter.data.ranges import Ranges
-from rewriter.jobs.fix.options import Options, Parts
+from rewriter.jobs.fix.options import Options
+from rewriter.jobs.fix.phases import Phases
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import Proof
 from rewriter.jobs.fix.record import Record
@@ -20,7 +22,6 @@ from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline import text as pipeline
 from rewriter.plan import Plan
 from rewriter.planning import plan_file, weak_typing
-from rewriter.rewriting.norm_opset import needed_opset
 
 
 def run(options: Options) -> FixResult:
@@ -32,15 +33,15 @@ def run(options: Options) -> FixResult:
     proof = Proof(options, record, rewriting, samples)
     if options.verify:
         proof.run_original(original)
-    parts = options.parts
-    structured, ranges = _structured(rewriting.rewrite(original, parts.structural), parts, planning)
+    phases = options.phases
+    structured, ranges = _structured(rewriting.rewrite(original, phases.structural), phases, planning)
     if options.verify:
         proof.check_structure(structured)
-    plan = planning.plan(structured, ranges) if parts.lowering else None
-    plan, structured = planning.followed(original, structured, parts.following, plan)
+    plan = planning.plan(structured, ranges) if phases.lowering else None
+    plan, structured = planning.followed(original, structured, phases.fitting, plan)
     if plan is not None and options.plan is None:
         plan = replace(plan, exponents=record.exponents())
-    fixed = rewriting.rewrite(structured, parts.lowering, plan)
+    fixed = rewriting.rewrite(structured, phases.lowering, plan)
     if plan is not None and options.save_plan is not None:
         plan_file.write(plan, options.save_plan)
     given = weak_typing.named(structured) if options.weak_typing else fixed
@@ -70,15 +71,15 @@ def run(options: Options) -> FixResult:
     )
 
 
-def _structured(model: Model, parts: Parts, planning: Planning) -> tuple[Model, Ranges]:
+def _structured(model: Model, phases: Phases, planning: Planning) -> tuple[Model, Ranges]:
     """The model that a plan is made for, and its ranges if it is."""
     given = planning.options.plan
     if given is not None:  # it says what the measuring passes found
-        found = planning.rewriting.rewrite(model, parts.measuring, given) if parts.measuring else model
+        found = planning.rewriting.rewrite(model, phases.measuring, given) if phases.measuring else model
         return found, Ranges()
-    ranges = planning.ranges(model) if parts.measuring or parts.lowering else Ranges()
+    ranges = planning.ranges(model) if phases.measuring or phases.lowering else Ranges()
     return (
-        planning.rewritten_by_ranges(model, parts.measuring, ranges) if parts.measuring else (model, ranges)
+        planning.rewritten_by_ranges(model, phases.measuring, ranges) if phases.measuring else (model, ranges)
     )
 
 
@@ -88,22 +89,22 @@ def _loaded(options: Options, record: Record) -> tuple[Options, Model, Samples]:
         original = load(options.source)
         samples = _samples(original, options, record)
         if options.free_opset:
-            options = replace(options, opset=needed_opset(original, options.opset, options.target))
+            wanted = (step.opset_for(original, options.target) for step in options.steps)
+            options = replace(options, opset=max(options.opset, *wanted))
     return options, original, samples
 
 
 def _samples(original: Model, options: Options, record: Record) -> Samples:
-    deployment = options.deployment
-    deployment.check(original.signature)
-    if options.inputs is not None:
-        given = load_samples(options.inputs, original)
-        deployment.check_data(given.source.spans)
-        record.warnings.extend(data_warnings(original, given))
-        return given
-    shapes = {**deployment.usual, **options.input_shapes}
-    samples = random_samples(original, seed=options.seed, input_shapes=shapes)
-    deployment.check_data(samples.source.spans)
-    if options.verify or any(step.needs_ranges or step.name == "mixed-precision" for step in options.steps):
+    samples = load_samples(
+        options.inputs,
+        original,
+        input_shapes=options.input_shapes,
+        seed=options.seed,
+        deployment=options.deployment,
+    )
+    record.warnings.extend(data_warnings(original, samples))
+    uses_data = options.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in options.steps)
+    if not samples.source.real and uses_data:
         record.warnings.append(samples.source.text)
     return samples
 

@@ -19,9 +19,6 @@ from rewriter.rewriting.rounding import Grid
 
 FP16 = Grid(TensorProto.FLOAT16)
 
-FIRST_OPSET = 13
-"""From opset 13 on Unsqueeze and Split take their axes and sizes as inputs."""
-
 MOST_AXES = 3
 """TensorRT views a tensor of more axes as a matrix before a product, and then sums it in FP16."""
 
@@ -75,8 +72,6 @@ class Splitting:
         option = next(kept.options(self.node), None)
         if option is not None:
             return f"it is kept in FP32 by {option}"
-        if self.graph.model.opset < FIRST_OPSET:
-            return f"it takes opset {FIRST_OPSET}, the model has {self.graph.model.opset}: run upgrade-opset"
         if (refusal := self._reason_in_weight()) is not None:
             return refusal
         if len(self.sizes) < 2:

@@ -44,13 +44,13 @@ class Demands:
 
 def quiet(survey: Survey) -> bool:
     """Whether the ranges alone say that nothing in a graph asks to be scaled: most graphs, at no cost."""
-    highest = inside_limit(survey) if survey.settings.measured_norms else survey.settings.limit
+    highest = inside_limit(survey) if survey.request.measured_norms else survey.request.limit
     for node in survey.graph.nodes:
         least = SMALLEST_RMS if node.op_type in PRODUCTS else 0.0
         for tensor in node.input:
             measured = survey.range(tensor) if survey.is_constant(tensor) else None
             if measured is not None and (
-                measured.absmax > survey.settings.largest or 0 < measured.mean_abs < least
+                measured.absmax > survey.request.largest or 0 < measured.mean_abs < least
             ):
                 return False
         for tensor in node.output:
@@ -86,7 +86,7 @@ def demands(
         if root != ZERO and value is not None:
             demand = found.classes.setdefault(root, Demand())
             of_constant(survey, use, value, demand, inside=id(use.node) in border.islands)
-    if measured and survey.settings.measured_norms:
+    if measured and survey.request.measured_norms:
         _of_epsilons(survey, freedom, found)
     return found
 
@@ -114,7 +114,7 @@ class _Border:
         index = {"Div": 1, "Sqrt": 0, "Reciprocal": 0}
         nodes = (n for n in survey.graph.nodes if n.op_type in index)
         divisors = frozenset(n.input[index[n.op_type]] for n in nodes)
-        if survey.settings.measured_norms:
+        if survey.request.measured_norms:
             return cls(frozenset(), frozenset(), frozenset(inner), divisors)
         islands = frozenset(id(node) for norm in norms for node in norm.nodes)
         hidden = {t for t in inner if all(id(n) in islands for n in survey.graph.consumers(t))}
@@ -145,7 +145,7 @@ def _level(survey: Survey, tensor: str, border: _Border) -> int:
         return MAX_EXPONENT
     if not math.isfinite(measured.absmax):
         return 0
-    limit = inside_limit(survey) if tensor in border.tight else survey.settings.limit
+    limit = inside_limit(survey) if tensor in border.tight else survey.request.limit
     return min(MAX_EXPONENT, math.floor(math.log2(limit / measured.absmax)))
 
 

@@ -44,7 +44,7 @@ def of_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand, 
     demand.limit(FP32_LOWEST - math.frexp(smallest)[1], FP32_HIGHEST - math.frexp(largest)[1])
     if inside:
         return
-    level = math.floor(math.log2(survey.settings.largest / largest))
+    level = math.floor(math.log2(survey.request.largest / largest))
     if level >= 0:
         demand.limit(-MAX_EXPONENT, min(level, MAX_EXPONENT))
     elif excess(survey, use.tensor):

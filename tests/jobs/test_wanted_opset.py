@@ -11,31 +11,27 @@ from paths import MODELS
 import rewriter
 from rewriter.base import Target
 from rewriter.model import load
-from rewriter.rewriting.norm_opset import needed_opset
+from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 
 
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        ("tensorrt", 17),
-        ("tensorrt 10.14", 17),
+        ("tensorrt", 0),
+        ("tensorrt 10.14", 0),
         ("tensorrt 10.15", 23),
         ("11", 23),
         ("tensorrt-rtx", 23),
-        ("tensorrt-rtx 1.4", 17),
+        ("tensorrt-rtx 1.4", 0),
         ("tensorrt-rtx 1.6.1", 23),
     ],
 )
 def test_which_targets_raise_it(target: str, expected: int) -> None:
-    assert needed_opset(load(MODELS / "t5_encoder.onnx"), 17, Target.parse(target)) == expected
+    assert FuseRmsNorm().opset_for(load(MODELS / "t5_encoder.onnx"), Target.parse(target)) == expected
 
 
 def test_other_norms_do_not() -> None:
-    assert needed_opset(load(MODELS / "vit.onnx"), 17, Target("tensorrt-rtx")) == 17
-
-
-def test_a_higher_one_stays() -> None:
-    assert needed_opset(load(MODELS / "t5_encoder.onnx"), 24, Target("tensorrt-rtx")) == 24
+    assert FuseRmsNorm().opset_for(load(MODELS / "vit.onnx"), Target("tensorrt-rtx")) == 0
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, 23), (17, 17)], ids=["free", "asked for"])

@@ -1,0 +1,231 @@
+"""Reads samples from npz and npy files, folders of either, Polygraphy's JSON, dicts and generators."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewriter.data.inputs.samples import Sample, Samples
+from rewriter.errors import InputsError
+from rewriter.model import Array, Model, Signature
+
+FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
+
+
+def read_samples(data: Any, model: Model) -> Samples:
+    """Samples from a path, a dict of arrays, or an iterable of such dicts.
+
+    An .npz file is one sample. A folder holds one .npz file for each sample; or one .npy file for each
+    input, which is one sample; or subfolders of such .npy files. A JSON file is what
+    `polygraphy.json.save_json` writes for a list of feeds. Sources that can be read only once (JSON,
+    generators) are copied to a temporary folder, so that one sample is in memory at a time.
+
+    Raises:
+        InputsError: missing or unreadable data, or data that does not fit the model's inputs.
+    """
+    signature = model.signature
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, (str, os.PathLike)):
+        samples, origin = _opened(Path(data), signature), str(data)
+    elif isinstance(data, Mapping):
+        samples, origin = [Sample("the given dict", lambda: data)], "arrays"
+    elif isinstance(data, Sequence):
+        samples = [Sample(f"sample {i}", _constant(feeds)) for i, feeds in enumerate(data)]
+        origin = "a list of arrays"
+    elif isinstance(data, Iterable):
+        samples, origin = _spooled(data, "sample"), "an iterable"
+    else:
+        raise InputsError(
+            f"cannot read samples from a {type(data).__name__}", hint=f"give {FORMATS}, or dicts of arrays"
+        )
+    _require_some(samples, origin)
+    count = f"{len(samples)} sample" + "s" * (len(samples) != 1)
+    return Samples(signature, samples, f"{count} from {origin}", real=True)
+
+
+def read_raw_samples(path: Path) -> Sequence[Sample]:
+    """The samples of a file or folder as `read_samples` reads them, checked against no model.
+
+    An .npy file is a sample with one array, called `array`.
+
+    Raises:
+        InputsError: missing or unreadable data.
+    """
+    if path.is_file() and path.suffix == ".npy":
+        return [Sample(str(path), lambda: {"array": _load(path)})]
+    samples = _opened(path, Signature((), ()))
+    _require_some(samples, str(path))
+    return samples
+
+
+def _require_some(samples: Sequence[Sample], origin: str) -> None:
+    if not samples:
+        raise InputsError("there is no sample in it", where=origin, hint="give at least one")
+
+
+def _constant(feeds: Any) -> Callable[[], Any]:
+    return lambda: feeds
+
+
+def _opened(path: Path, signature: Signature) -> list[Sample]:
+    if path.is_dir():
+        return _from_folder(path, signature)
+    if not path.is_file():
+        raise InputsError("no such file or folder", where=str(path), hint=f"give {FORMATS}")
+    if path.suffix == ".npz":
+        return [_npz(path)]
+    if path.suffix == ".json":
+        return _spooled(_polygraphy(path), f"{path}: sample")
+    if path.suffix == ".npy" and len(signature.inputs) == 1:
+        name = signature.inputs[0].name
+        return [Sample(str(path), lambda: {name: _load(path)})]
+    raise InputsError(f"cannot read samples from a {path.suffix or 'such a'} file", where=str(path),
+                      hint=f"give {FORMATS}")  # fmt: skip
+
+
+def _from_folder(folder: Path, signature: Signature) -> list[Sample]:
+    entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    archives = [p for p in entries if p.suffix == ".npz"]
+    arrays = [p for p in entries if p.suffix == ".npy"]
+    nested = [p for p in entries if p.is_dir() and any(p.glob("*.npy"))]
+    if sum(map(bool, (archives, arrays, nested))) > 1:
+        raise InputsError(
+            "it holds a mixture of .npz files, .npy files and subfolders",
+            where=str(folder),
+            hint="keep one kind",
+        )
+    if archives:
+        return [_npz(path) for path in archives]
+    if arrays:
+        return [_npy_folder(folder, signature)]
+    if nested:
+        return [_npy_folder(path, signature) for path in nested]
+    raise InputsError(
+        "it holds no sample",
+        where=str(folder),
+        hint="one .npz file for each sample, or one .npy file for each input, called <input>.npy",
+    )
+
+
+def _npz(path: Path) -> Sample:
+    def read() -> dict[str, Array]:
+        with _explained(str(path)), path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise InputsError("not an npz archive", where=str(path), hint="write it with np.savez")
+            return {name: _member(archive, name, path) for name in archive.files}
+
+    return Sample(str(path), read)
+
+
+def _npy_folder(folder: Path, signature: Signature) -> Sample:
+    """Files are named after the inputs; characters that file names cannot hold (`/`, `:`) are `_`."""
+    plain = {re.sub(r"[^\w.-]", "_", port.name): port.name for port in signature.inputs}
+
+    def read() -> dict[str, Array]:
+        return {plain.get(p.stem, p.stem): _load(p) for p in sorted(folder.glob("*.npy"))}
+
+    return Sample(str(folder), read)
+
+
+def _member(archive: Any, name: str, path: Path) -> Array:
+    with _explained(f"{path}: array {name!r}"):
+        return np.asarray(archive[name])
+
+
+def _load(path: Path) -> Array:
+    with _explained(str(path)), path.open("rb") as stream:
+        return np.asarray(np.load(stream, allow_pickle=False))
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Turns the errors that numpy raises for a broken file into an InputsError."""
+    try:
+        yield
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        if any(word in str(error).lower() for word in ("pickle", "object array")):
+            raise InputsError(
+                "it holds Python objects (pickled data), which are not loaded because they can run code",
+                where=where,
+                hint="save plain arrays: np.savez(file, **{name: np.asarray(value)})",
+            ) from error
+        raise InputsError(f"it cannot be read: {error}", where=where, hint="write it again") from error
+
+
+class _Spool:
+    """Samples in a temporary folder that is removed with this object."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="rewriter-samples-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    def write(self, index: int, feeds: Mapping[str, Any], where: str) -> Callable[[], Mapping[str, Any]]:
+        """Stores one sample and returns a function that reads it."""
+        for position, value in enumerate(feeds.values()):
+            with _explained(where):
+                np.save(self._file(index, position), np.asarray(value), allow_pickle=False)
+        return partial(self._read, index, list(feeds))
+
+    def _read(self, index: int, names: Sequence[str]) -> dict[str, Array]:
+        return {name: _load(self._file(index, position)) for position, name in enumerate(names)}
+
+    def _file(self, index: int, position: int) -> Path:
+        return self.folder / f"{index}-{position}.npy"
+
+
+def _spooled(feeds: Iterable[Any], label: str) -> list[Sample]:
+    """Writes each sample to disk as it comes, so that only one is in memory."""
+    spool, samples = _Spool(), []
+    for index, sample in enumerate(feeds):
+        where = f"{label} {index}"
+        # anything but a dict is passed on: `checked` raises the error that explains it
+        read = spool.write(index, sample, where) if isinstance(sample, Mapping) else _constant(sample)
+        samples.append(Sample(where, read))
+    return samples
+
+
+def _polygraphy(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Feeds from the JSON that Polygraphy writes, where an array is the base64 text of an npy file."""
+    where = str(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputsError(f"it is not JSON: {error}", where=where, hint=f"give {FORMATS}") from error
+    if isinstance(content, Mapping):
+        content = [content]
+    if not isinstance(content, list):
+        raise InputsError(
+            "it holds no list of feeds", where=where, hint="write a list of dicts with save_json"
+        )
+    for index, sample in enumerate(content):
+        if not isinstance(sample, Mapping):
+            raise InputsError("it is not a dict of arrays", where=f"{where}: sample {index}")
+        yield {n: _decoded(v, f"{where}: sample {index}: array {n!r}") for n, v in sample.items()}
+
+
+def _decoded(value: Any, where: str) -> Array:
+    if isinstance(value, Mapping) and isinstance(value.get("array"), str):
+        with _explained(where):
+            data = base64.b64decode(value["array"], validate=True)
+            return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+    raise InputsError(
+        "it is not an array as Polygraphy encodes them",
+        where=where,
+        hint="polygraphy.json.save_json writes numpy arrays; convert others first",
+    )

@@ -1,0 +1,57 @@
+"""Splits a pipeline into the phases of a run, and checks its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rewriter.base import Pass, Stage
+from rewriter.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The passes of a pipeline by when they run.
+
+    Attributes:
+        structural: Run before ranges are measured.
+        measuring: From the first pass that reads ranges; they run before the plan is made.
+        fitting: From the first pass that follows a plan.
+        lowering: From the pass that carries the plan out.
+    """
+
+    structural: tuple[Pass, ...]
+    measuring: tuple[Pass, ...]
+    fitting: tuple[Pass, ...]
+    lowering: tuple[Pass, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[Pass]) -> Phases:
+        """Splits the pipeline, in order.
+
+        Raises:
+            UsageError: a pass stands before one that it has to follow.
+        """
+        _check_order(steps)
+        lowering = _first(steps, len(steps), lambda stage: stage is Stage.LOWERING)
+        fitting = _first(steps, lowering, lambda stage: stage.reduces_precision)
+        measuring = _first(steps, fitting, lambda stage: stage is Stage.RANGES)
+        bounds = (0, measuring, fitting, lowering, len(steps))
+        return cls(*(tuple(steps[a:b]) for a, b in pairwise(bounds)))
+
+
+def _first(steps: Sequence[Pass], end: int, wanted: Callable[[Stage], bool]) -> int:
+    """Returns the place of the first pass of such a stage before `end`; `end` if there is none."""
+    return next((place for place, step in enumerate(steps[:end]) if wanted(step.stage)), end)
+
+
+def _check_order(steps: Sequence[Pass]) -> None:
+    names = [step.name for step in steps]
+    for place, step in enumerate(steps):
+        before, later = names[:place], steps[place + 1 :]
+        for other in later:
+            required = other.name in step.requires.after and other.name not in before
+            if required or Stage.STRUCTURE < other.stage < step.stage:
+                hint = f"name {step.name} after {other.name}"
+                raise UsageError(f"{step.name} has to follow {other.name}", where="--passes", hint=hint)
