@@ -32,7 +32,7 @@ RULE = "epilogue"
 NORM_RULE = "norm"
 SOFTMAX_RULE = "softmax"
 FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, dot_products.RULE})
-"""Rules that keep nodes in FP32 because it costs nothing, not because FP16 would break them."""
+"""Rules that keep nodes in FP32 because it costs nothing, not because of a hazard."""
 
 PROBE = "matmul-epilogue"
 """Probe: does a product sum in FP32 for an FP32 epilogue? `fp16` means no."""
@@ -43,8 +43,8 @@ SOFTMAX_PROBE = "attention-islands"
 _ON_SCORES = SCALING | {"Add", "Where"}
 """Operators between the scores of attention and their Softmax."""
 
-_REASON = "an FP16 product before it sums in FP32 for it, at no cost"
-_NORM_REASON = "it computes in FP32 inside: what it reads and writes need not be rounded"
+_REASON = "the FP16 product before it then sums in FP32, at no cost"
+_NORM_REASON = "it computes in FP32 inside: FP32 operands and results cost nothing extra"
 _SOFTMAX_REASON = "attention stays one kernel with it in FP32, and the product before it sums in FP32"
 
 
