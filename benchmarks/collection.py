@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import platform
 import subprocess
@@ -19,7 +18,7 @@ from benchmarks.headline import Row
 from benchmarks.measurement import WITHOUT_TF32
 from benchmarks.report import markdown
 from benchmarks.variants import VARIANTS
-from rewriter.jobs.verify import verify
+from rewriter.pipeline.options import VerifyOptions
 from rewriter.pipeline.presets import OTHERWISE
 
 PACKAGES = (
@@ -63,7 +62,7 @@ def default_sums() -> dict[str, str]:
     """Type in which the emulations of `fix` and `verify` sum FP16 products when the user says nothing."""
     return {
         "fix": str(OTHERWISE["accumulation"]),
-        "verify": str(inspect.signature(verify).parameters["accumulation"].default),
+        "verify": VerifyOptions().accumulation,
     }
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from rewriter.graph import label
+
 if TYPE_CHECKING:
     from onnx import NodeProto
 
@@ -210,6 +212,13 @@ class Kept:
             yield f"--keep-fp32-op {node.op_type}"
         yield from (f"the plan, as {name}" for name in names if (name, node.op_type) in self.planned)
 
+    def reason(self, *nodes: NodeProto) -> str | None:
+        """Returns why nodes stay unchanged: an option keeps one of them in FP32; None if none does."""
+        for node in nodes:
+            for option in self.options(node):
+                return f"{'it' if len(nodes) == 1 else label(node)} is kept in FP32 by {option}"
+        return None
+
 
 @dataclass(frozen=True)
 class Context:
@@ -249,6 +258,7 @@ class Pass(ABC):
         stage: When it runs. `fix` checks that the stages of a pipeline are in order.
         requires: What must hold before it runs; the driver and `fix` check it.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
+        stands_alone: True for a pass that no preset runs: users name it.
     """
 
     name: ClassVar[str]
@@ -260,6 +270,7 @@ class Pass(ABC):
     stage: ClassVar[Stage] = Stage.STRUCTURE
     requires: ClassVar[Requires] = Requires()
     keeps_signature: ClassVar[bool] = True
+    stands_alone: ClassVar[bool] = False
 
     def opset_for(self, model: Model, target: Target) -> int:
         """Returns the operator set that the pass has a use for on this model and target; 0: any will do.

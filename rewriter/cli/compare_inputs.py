@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
-from rewriter.cli.options import OUTCOME, check_extra, option
+from rewriter.cli.parameters import check_extra, option
+from rewriter.pipeline.options import OUTCOME
 
 Ours = Annotated[Path, typer.Argument(metavar="OURS", help="npz, npy, folder, Polygraphy JSON")]
 Theirs = Annotated[Path, typer.Argument(metavar="THEIRS", help="The same samples from the other pipeline")]

@@ -38,23 +38,23 @@ def _table(configuration: Configuration, near: Path) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from rewriter.pipeline.config import KEYS
     from rewriter.pipeline.config.files import shown
     from rewriter.pipeline.config.values import to_text
+    from rewriter.pipeline.options import KEYS
 
-    in_force = configuration.with_options()
+    resolved = configuration.resolve()
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column("option", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_column("from", overflow="fold")
     for name, key in KEYS.items():
-        origin = in_force.origins[name]
-        value = to_text(getattr(in_force.settings, name))
+        origin = resolved.origins[name]
+        value = to_text(resolved.values[name])
         table.add_row(key.key, value, origin.text, style="bold" if origin.source else None)
     head = (
         f"File: {shown(configuration.file)}"
         if configuration.file
         else f"No file from {near.absolute()} upwards"
     )
-    notes = [*in_force.hidden, *configuration.warnings]
+    notes = [*resolved.ignored, *configuration.warnings]
     return Group(Text(head), "", table, *[Text(note) for note in (["", *notes] if notes else [])])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rewriter.cli.exits import BAD_INPUT, FAILED, exit_codes, reader_may_leave
-from rewriter.cli.options import FLAG, Inputs, Verbose
+from rewriter.cli.parameters import FLAG, Verbose, with_options
 from rewriter.cli.plain import Command, Group
+from rewriter.pipeline.options import FixCommand, ScanCommand
 
 if TYPE_CHECKING:
     from rewriter.hooks.precommit import Outcome
@@ -54,36 +55,24 @@ def install(
 
 
 @app.command(cls=Command)
-def scan(
-    models: Models,
-    inputs: Inputs = None,
-    precision: Annotated[
-        Literal["fp16", "bf16"] | None, typer.Option(metavar="TYPE", help="fp16 or bf16")
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="NAME", help="tensorrt, tensorrt-rtx or 10.3")] = None,
-    fail_on: Annotated[
-        Literal["warning", "error"] | None, typer.Option(metavar="LEVEL", help="Stop the commit from this on")
-    ] = None,
-    verbose: Verbose = False,
-) -> None:
+@with_options(ScanCommand, "inputs", "precision", "target", "fail_on")
+def scan(models: Models, verbose: Verbose = False, **given: Any) -> None:
     """Scan committed models. Samples are taken from net.npz beside net.onnx, if it is there.
 
     Exits with 0, with 1 if a model has an error, with 2 if one cannot be read.
     """
     from rewriter.hooks.precommit import scan_file
 
-    options = {"inputs": inputs, "precision": precision, "target": target, "fail_on": fail_on}
-    _run((scan_file(model, **options) for model in models), verbose=verbose)
+    _run((scan_file(model, **given) for model in models), verbose=verbose)
 
 
 @app.command(cls=Command)
+@with_options(FixCommand, "inputs", "preset", "target")
 def fix(
     models: Models,
-    inputs: Inputs = None,
-    preset: Annotated[str | None, typer.Option(metavar="NAME", help="As for rewriter fix")] = None,
-    target: Annotated[str | None, typer.Option(metavar="NAME", help="tensorrt, tensorrt-rtx or 10.3")] = None,
     build: Annotated[bool, typer.Option("--build", metavar=FLAG, help="Build with TensorRT, too")] = False,
     verbose: Verbose = False,
+    **given: Any,
 ) -> None:
     """Fix committed models in their place, once each. Samples as for `hook scan`.
 
@@ -91,8 +80,7 @@ def fix(
     """
     from rewriter.hooks.precommit import fix_file
 
-    options = {"inputs": inputs, "preset": preset, "target": target, "build": build or None}
-    _run((fix_file(model, **options) for model in models), verbose=verbose)
+    _run((fix_file(model, **given, build=build or None) for model in models), verbose=verbose)
 
 
 def _run(outcomes: Iterator[Outcome], *, verbose: bool) -> None:

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
-from rewriter.cli.options import (
-    ENGINE,
-    OUTCOME,
-    Inputs,
-    InputShape,
-    MaxShapes,
-    MinShapes,
-    OptShapes,
-    PluginLib,
-    Seed,
-    check_extra,
-    option,
-    profile,
-    shapes,
-)
+from rewriter.cli.exits import FAILED, reader_may_leave
+from rewriter.cli.parameters import check_extra, option, with_options
+from rewriter.pipeline.options import ENGINE, OUTCOME, VerifyOptions
 
 if TYPE_CHECKING:
     from rewriter.data.inputs import Samples
@@ -32,7 +19,8 @@ if TYPE_CHECKING:
     from rewriter.verification.locate import Location, Options
 
 SEARCH = "Search"
-AUTO = "auto"
+_SHARED = ("inputs", "input_shapes", "seed", "engine", "plugin_lib", "min_shapes", "opt_shapes", "max_shapes")
+"""Options that `locate` has in common with `verify`."""
 
 MOST_SAMPLES = 4
 """Samples that are looked at: every build of the search runs all of them."""
@@ -41,17 +29,10 @@ Original = Annotated[Path, typer.Argument(metavar="ORIGINAL", help="The model as
 Other = Annotated[Path, typer.Argument(metavar="OTHER", help="The model that goes wrong")]
 
 
+@with_options(VerifyOptions, *_SHARED)
 def locate(
     original: Original,
     other: Other,
-    inputs: Inputs = None,
-    input_shape: InputShape = None,
-    seed: Seed = None,
-    engine: Annotated[str, option(ENGINE, "NAME", "One of those above; auto: the best here")] = AUTO,
-    plugin_lib: PluginLib = None,
-    min_shapes: MinShapes = None,
-    opt_shapes: OptShapes = None,
-    max_shapes: MaxShapes = None,
     timeout: Annotated[float, option(ENGINE, "SECONDS", "For each build, and for each run [600]")] = 600.0,
     tolerance: Annotated[
         float, typer.Option(min=0.0, metavar="X", help="Error that is wrong [5e-3]", show_default=False)
@@ -59,6 +40,7 @@ def locate(
     marks: Annotated[int, option(SEARCH, "N", "Tensors to mark in one build [8]")] = 8,
     max_builds: Annotated[int, option(SEARCH, "N", "Builds to make at most [48]")] = 48,
     json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the result as JSON, too")] = None,
+    **given: Any,
 ) -> None:
     """Find the first tensor at which OTHER leaves ORIGINAL when an engine runs it.
 
@@ -66,40 +48,42 @@ def locate(
 
     Exits with 0 if nothing is wrong, with 1 if something is, with 2 on bad usage or model.
     """
-    with exit_codes():
-        from rewriter.engines.deployment import deployment
-        from rewriter.errors import UsageError
-        from rewriter.model import load, write_json
-        from rewriter.report import locate as report
-        from rewriter.report.terminal import console
-        from rewriter.verification.locate import Options
+    from rewriter.engines.deployment import deployment
+    from rewriter.errors import UsageError
+    from rewriter.model import load, write_json
+    from rewriter.report import locate as report
+    from rewriter.report.terminal import console
+    from rewriter.verification.locate import Options
 
-        check_extra("--json", json, [original, other])
-        if marks < 1 or max_builds < 1:
-            raise UsageError("at least one is needed", where="--marks, --max-builds", hint="8 and 48 do well")
-        if not timeout > 0:
-            raise UsageError(f"it cannot be {timeout:g}", where="--timeout", hint="seconds, such as 600")
-        options = Options(tolerance=tolerance, marks=marks, max_builds=max_builds)
-        deployed = deployment(engine, plugin_lib or (), **profile(min_shapes, opt_shapes, max_shapes))
-        samples, notes = _data(load(original), inputs, shapes(input_shape), seed or 0, deployed)
-        found = _located(original, other, samples, deployed, options, timeout)
-        found = replace(found, notes=(*notes, *found.notes))
-        if json is not None:
-            write_json(report.as_dict(found), json)
-        with reader_may_leave():
-            report.print_location(found, console())
-        if found.wrong:
-            raise typer.Exit(FAILED)
+    check_extra("--json", json, [original, other])
+    if marks < 1 or max_builds < 1:
+        raise UsageError("at least one is needed", where="--marks, --max-builds", hint="8 and 48 do well")
+    if not timeout > 0:
+        raise UsageError(f"it cannot be {timeout:g}", where="--timeout", hint="seconds, such as 600")
+    options = Options(tolerance=tolerance, marks=marks, max_builds=max_builds)
+    chosen = VerifyOptions(**given)
+    deployed = deployment(
+        chosen.engine, chosen.plugin_lib, chosen.min_shapes, chosen.opt_shapes, chosen.max_shapes
+    )
+    samples, notes = _data(load(original), chosen, deployed)
+    found = _located(original, other, samples, deployed, options, timeout)
+    found = replace(found, notes=(*notes, *found.notes))
+    if json is not None:
+        write_json(report.as_dict(found), json)
+    with reader_may_leave():
+        report.print_location(found, console())
+    if found.wrong:
+        raise typer.Exit(FAILED)
 
 
-def _data(
-    model: Model, inputs: Path | None, sizes: dict[str, tuple[int, ...]], seed: int, deployed: Deployment
-) -> tuple[Samples, list[str]]:
+def _data(model: Model, chosen: VerifyOptions, deployed: Deployment) -> tuple[Samples, list[str]]:
     """The samples to look at, and what the user should know of them."""
     from rewriter.data.expectations import data_warnings
     from rewriter.data.inputs import load_samples
 
-    samples = load_samples(inputs, model, input_shapes=sizes, seed=seed, deployment=deployed)
+    samples = load_samples(
+        chosen.inputs, model, input_shapes=chosen.input_shapes, seed=chosen.seed, deployment=deployed
+    )
     notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(model, samples)]
     if len(samples) > MOST_SAMPLES:
         notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")

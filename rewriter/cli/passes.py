@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from rewriter.cli import complete
 from rewriter.cli.exits import exit_codes, reader_may_leave
 from rewriter.cli.plain import Command, Group
+from rewriter.pipeline import completion
 
 app = typer.Typer(cls=Group)
 
@@ -26,7 +26,7 @@ def _list_passes(context: typer.Context) -> None:
 @app.command("show", cls=Command)
 def _show_pass(
     name: Annotated[
-        str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=complete.passes)
+        str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=completion.passes)
     ],
 ) -> None:
     """Why a pass exists, its options, an example before and after, and what it declines."""

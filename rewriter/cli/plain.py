@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from rewriter.cli.options import FLAG
+from rewriter.cli.parameters import FLAG
 
 COMPLETION = {
     "install_completion": "Complete names on TAB in this shell",

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from rewriter.cli import complete
 from rewriter.cli.exits import exit_codes, reader_may_leave
 from rewriter.cli.plain import Command, Group
+from rewriter.pipeline import completion
 
 app = typer.Typer(cls=Group)
 
@@ -26,7 +26,7 @@ def _list_presets(context: typer.Context) -> None:
 @app.command("show", cls=Command)
 def _show_preset(
     name: Annotated[
-        str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=complete.presets)
+        str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=completion.presets)
     ],
 ) -> None:
     """What a preset stands for: its pipeline, its defaults, and when to use it."""

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from rewriter.cli.exits import exit_codes, reader_may_leave
-from rewriter.cli.options import FLAG, OUTCOME, Verbose, check_extra, option
+from rewriter.cli.parameters import FLAG, Verbose, check_extra, option
+from rewriter.pipeline.options import OUTCOME
 
 
 def probe(

@@ -3,83 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli import complete
-from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
-from rewriter.cli.options import (
-    FLAG,
-    OUTCOME,
-    PRECISION,
-    Inputs,
-    InputShape,
-    ModelPath,
-    Seed,
-    Verbose,
-    check_extra,
-    configured,
-    option,
-    shapes,
-)
+from rewriter.cli.exits import FAILED, reader_may_leave
+from rewriter.cli.parameters import FLAG, ModelPath, Verbose, check_extra, configured, option, with_options
+from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
 
 if TYPE_CHECKING:
     from rewriter.jobs.findings import ScanResult
 
 
+@with_options(ScanCommand)
 def scan(
     model: ModelPath,
-    inputs: Inputs = None,
-    input_shape: InputShape = None,
-    seed: Seed = None,
-    precision: Annotated[
-        Literal["fp16", "bf16"] | None,
-        option(PRECISION, "TYPE", "What MODEL shall compute in: fp16 (default) or bf16"),
-    ] = None,
-    target: Annotated[
-        str | None,
-        option(
-            PRECISION,
-            "NAME",
-            "tensorrt (default), tensorrt-rtx or 10.3",
-            autocompletion=complete.targets,
-        ),
-    ] = None,
     json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the findings as JSON, too")] = None,
     sarif: Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too")] = None,
-    fail_on: Annotated[
-        Literal["warning", "error"] | None, option(OUTCOME, "LEVEL", "Exit with 1 from warning or error on")
-    ] = None,
     verbose: Verbose = False,
     quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the counts alone", "-q", "--quiet")] = False,
+    **given: Any,
 ) -> None:
     """Find where MODEL goes wrong in FP16, and what would repair it; change nothing.
 
     Exits with 0, with 1 if --fail-on says so, with 2 on bad usage or model.
     """
-    with exit_codes():
-        from rewriter.jobs import scan as scanner
-        from rewriter.report.progress import progress
+    from rewriter.jobs import scan as scanner
+    from rewriter.report.progress import progress
 
-        in_force = configured(
-            model,
-            quiet=quiet,
-            inputs=inputs,
-            input_shapes=shapes(input_shape),
-            seed=seed,
-            precision=precision,
-            target=target,
-            fail_on=fail_on,
-        )
-        for option, path in (("--json", json), ("--sarif", sarif)):
-            check_extra(option, path, [model])
-        with in_force.blaming(), progress(shown=not quiet) as shown:
-            result = scanner.scan(model, progress=shown, **in_force.arguments("scan"))
-        _show_findings(result, json, sarif, verbosity=int(verbose) - int(quiet))
-        least = in_force.settings.fail_on
-        if least is not None and result.reaches(least):
-            raise typer.Exit(FAILED)
+    resolved = configured(model, given, quiet=quiet)
+    for flag, path in (("--json", json), ("--sarif", sarif)):
+        check_extra(flag, path, [model])
+    options = ScanOptions(**resolved.arguments("scan"))
+    with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
+        result = scanner.scan(model, options, progress=shown)
+    _show_findings(result, json, sarif, verbosity=int(verbose) - int(quiet))
+    least = resolved.values["fail_on"]
+    if least is not None and result.reaches(least):
+        raise typer.Exit(FAILED)
 
 
 def _show_findings(result: ScanResult, json: Path | None, sarif: Path | None, *, verbosity: int) -> None:

@@ -10,10 +10,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the samples came from. `real` is False for generated inputs; `text` says it in one line.
+    """Where samples came from.
 
-    `spans` holds the smallest, first and largest shape of each input, as far as they are known; a
-    build with dynamic shapes wants them.
+    Attributes:
+        text: The origin in one line.
+        samples: Their number.
+        real: False for generated samples.
+        spans: Smallest, first and largest shape by input, where known: builds with dynamic shapes use them.
     """
 
     text: str

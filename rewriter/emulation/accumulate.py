@@ -19,15 +19,14 @@ from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
 from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired, replace_nodes
 from rewriter.emulation.product_sums import ProductSums
 from rewriter.graph import attribute
+from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Model
 from rewriter.model.facts import Facts, Shape, TensorFacts
 
 ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""
 
-ACCUMULATING = frozenset({"MatMul", "Gemm", "Conv"})
-
-_REWRITTEN = ACCUMULATING | {"ConvTranspose"}
+ACCUMULATING = TENSOR_CORE - {"ConvTranspose"}
 
 DOMAIN = "rewriter.fp16_accumulators"
 
@@ -115,7 +114,7 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Produ
     if emulated.opset < FIRST_OPSET:
         return
     used = False
-    for scope, graph, pairs in paired(given, emulated, _REWRITTEN):
+    for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
         chosen = _chosen(pairs, facts.main | facts.scopes[scope], scope, found or ProductSums())
         if chosen:
             used = True

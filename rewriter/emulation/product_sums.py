@@ -13,9 +13,6 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.graph import casts_to
 from rewriter.graph.fusion import (
-    ELEMENTWISE,
-    PRODUCTS,
-    SCALING,
     TypedGraph,
     has_fp32_epilogue,
     is_plain_transpose,
@@ -23,6 +20,7 @@ from rewriter.graph.fusion import (
     projected,
     stands_alone,
 )
+from rewriter.graph.ops import ELEMENTWISE, PRODUCTS, SCALING
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts
 

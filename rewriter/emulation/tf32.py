@@ -13,13 +13,10 @@ from collections.abc import Iterable, Mapping
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired, replace_nodes
-from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, is_depthwise
+from rewriter.graph.fusion import is_depthwise
+from rewriter.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, TensorFacts
-
-ON_TENSOR_CORES = PRODUCTS | CONVOLUTIONS
-
-_ARRANGING = frozenset({"Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 
 DOMAIN = "rewriter.tf32"
 
@@ -57,7 +54,7 @@ def round_to_tf32(emulated: Model, given: Model, facts: Facts) -> None:
         return
     used = False
     graphs = list(walk_graphs(given.proto.graph))
-    for scope, graph, pairs in paired(given, emulated, ON_TENSOR_CORES):
+    for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
         positions = _chosen(graphs[scope], pairs, facts.main | facts.scopes[scope])
         if positions:
             used = True
@@ -85,7 +82,7 @@ def _chosen(
 def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
     """True if a DequantizeLinear makes the tensor, through views and Casts."""
     node = makers.get(name)
-    while node is not None and node.op_type in _ARRANGING:
+    while node is not None and node.op_type in LAYOUTS | {"Cast"}:
         node = makers.get(node.input[0])
     return node is not None and node.op_type == "DequantizeLinear"
 

@@ -19,7 +19,7 @@ ENGINES = (AUTO, *get_args(EngineName), EMULATION)
 TENSORRT = (AUTO, "tensorrt", "tensorrt-rtx", EMULATION)
 """Of `ENGINES`, those that say how a model is built, and whether it runs."""
 
-Shapes = Mapping[str, Shape]
+Shapes = Mapping[str, Sequence[int]]
 _PROFILE = "--min-shapes, --opt-shapes, --max-shapes"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
@@ -23,9 +23,10 @@ def made_by(node: NodeProto, passes: Container[str]) -> bool:
 
 
 class GraphEditor(GraphView):
-    """A graph whose edits reach the model by `commit`; `tag` names the pass in nodes that it makes.
+    """A graph whose edits reach the model at the end of a `with` block; `tag` names the pass in new nodes.
 
     Edits touch this graph alone. Names of new nodes and tensors are unique in the whole model.
+    A block that raises leaves the graph's list of nodes as it was.
     """
 
     def __init__(
@@ -45,6 +46,17 @@ class GraphEditor(GraphView):
         self._names = names if names is not None else all_names(model.proto.graph)
         self._placed_before: dict[int, list[NodeProto]] = {}
         self._tail: list[NodeProto] = []
+
+    def __enter__(self) -> Self:
+        """Index again what subgraphs read: they may have been edited since the editor was made."""
+        for node in self.nodes:
+            if holds_graphs(node):
+                self._index(node)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.commit()
 
     def fresh(self, base: str) -> str:
         """A name that nothing in the model has, made of `base`."""
@@ -83,6 +95,19 @@ class GraphEditor(GraphView):
         if self.tag:
             node.metadata_props.add(key=TAG, value=self.tag)
         return node
+
+    def again(
+        self,
+        node: NodeProto,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        *,
+        name: str = "",
+        **changes: Any,
+    ) -> NodeProto:
+        """A node like another one, with other inputs and outputs, and with `changes` of its attributes."""
+        attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute} | changes
+        return self.make(node.op_type, inputs, outputs, name=name, **attributes)
 
     def tensor(
         self, base: str, like: str | None = None, *, dtype: int | None = None, shape: Shape | None = None
@@ -172,12 +197,6 @@ class GraphEditor(GraphView):
         if node is not None and self._is_dead(node):
             self.remove(node)
 
-    def refresh(self) -> None:
-        """Index again what subgraphs read, after they were edited."""
-        for node in self.nodes:
-            if holds_graphs(node):
-                self._index(node)
-
     def commit(self) -> None:
         """Write the edits into the graph: nodes in topological order, unread new constants dropped."""
         if not self.edited:
@@ -221,8 +240,8 @@ class GraphEditor(GraphView):
 def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
     """Editors for the main graph and every subgraph, outer ones first.
 
-    Edit and commit them in reverse order, or one at a time: an outer graph's commit copies its
-    nodes, and with them the subgraphs as they are at that moment.
+    Edit them in reverse order, each in a `with` block: an outer graph's commit copies its nodes, and
+    with them the subgraphs as they are at that moment.
     """
     scopes = iter(facts.scopes)
     names = all_names(model.proto.graph)

@@ -18,32 +18,20 @@ from typing import Protocol
 
 from onnx import GraphProto, NodeProto, TensorProto
 
-from rewriter.graph import GraphView, attribute, casts_to
+from rewriter.graph import GraphView, attribute, casts_to, is_op
+from rewriter.graph.ops import (
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    LAYOUTS,
+    NORMS,
+    PRODUCTS,
+    REDUCTIONS,
+    ROW_NORMS,
+    SOFTMAX,
+)
 from rewriter.model.facts import TensorFacts
 
-PRODUCTS = frozenset({"MatMul", "Gemm"})
-
-CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
-
-ELEMENTWISE = frozenset(
-    "Add Sub Mul Div Pow Neg Abs Sqrt Reciprocal Exp Log Erf Tanh Sigmoid Relu LeakyRelu Elu Celu Selu Gelu "
-    "Softplus Softsign Mish Swish HardSigmoid HardSwish PRelu Clip Min Max Sum".split()
-)
-"""Operators that the kernel of the product before them computes, too."""
-
-SCALING = frozenset({"Mul", "Div"})
-"""Operators that scale the scores of attention."""
-
-NORM_VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-"""Views that may stand before or after a norm without breaking a kernel."""
-
-NORMS = frozenset({"LayerNormalization", "RMSNormalization"})
-"""Norms of one operator over the last axes: they compute in FP32 inside, whatever type they read."""
-
-_REDUCING = NORMS | frozenset(
-    "SimplifiedLayerNormalization GroupNormalization "
-    "InstanceNormalization Softmax LogSoftmax GlobalAveragePool GlobalMaxPool".split()
-)
+_REDUCING = NORMS | REDUCTIONS | SOFTMAX | {"GlobalAveragePool", "GlobalMaxPool"}
 
 Test = Callable[[NodeProto], bool]
 
@@ -65,7 +53,7 @@ def is_depthwise(node: NodeProto, weight: Sequence[object]) -> bool:
 
 def is_plain_transpose(node: NodeProto) -> bool:
     """True for a dense ConvTranspose of stride 1, the kind that was measured to sum in FP32."""
-    if node.op_type != "ConvTranspose" or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "ConvTranspose"):
         return False
     return bool(attribute(node, "group", 1) == math.prod(attribute(node, "strides", [1])) == 1)
 
@@ -85,7 +73,7 @@ def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
 
 def reduces(node: NodeProto) -> bool:
     """True if the operator's kernel takes elementwise operators before it away from a product's kernel."""
-    return node.op_type in _REDUCING or node.op_type.startswith("Reduce")
+    return node.op_type in _REDUCING
 
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -197,8 +185,8 @@ def _may_end(flow: Dataflow, reader: NodeProto) -> bool:
     """True if the reader, in FP32, can begin the epilogue of a product."""
     if reader.op_type in ELEMENTWISE:
         return True
-    read = [n for _, n in flow.readers(reader.output[0])] if reader.op_type in NORM_VIEWS else []
-    return bool(read) and all(n.op_type in NORMS for n in read)
+    read = [n for _, n in flow.readers(reader.output[0])] if reader.op_type in LAYOUTS else []
+    return bool(read) and all(n.op_type in ROW_NORMS for n in read)
 
 
 def _nothing(_: NodeProto) -> bool:
@@ -311,4 +299,4 @@ class TypedGraph:
         if readers and all(casts_to(reader, TensorProto.FLOAT) for reader in readers):
             return True
         alone = self.only_reader(node.input[0]) is node
-        return alone and all(reader.op_type in NORMS | {"Transpose"} for reader in readers)
+        return alone and all(reader.op_type in ROW_NORMS | {"Transpose"} for reader in readers)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from rewriter.model import Array, holds_graphs, subgraphs
+from rewriter.model import STANDARD_DOMAINS, Array, holds_graphs, subgraphs
+
+
+def is_op(node: NodeProto | None, *ops: str) -> TypeGuard[NodeProto]:
+    """True if there is a node, of the standard domain, and its operator is one of `ops`."""
+    return node is not None and node.op_type in ops and node.domain in STANDARD_DOMAINS
 
 
 def fresh_name(base: str, taken: set[str]) -> str:
@@ -153,6 +158,4 @@ def topological(nodes: Iterator[NodeProto], producer: dict[str, NodeProto]) -> l
 
 def casts_floats(node: NodeProto, is_float: Callable[[str], bool]) -> bool:
     """Whether a node is a Cast from one float type to another; `is_float` knows the tensors."""
-    if node.op_type != "Cast" or node.domain not in ("", "ai.onnx"):
-        return False
-    return is_float(node.input[0]) and is_float(node.output[0])
+    return is_op(node, "Cast") and is_float(node.input[0]) and is_float(node.output[0])

@@ -15,20 +15,11 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.graph import all_names, attribute, casts_floats, label, without_unread
+from rewriter.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
 from rewriter.graph.stored import EXCHANGEABLE, Book, Tensors, convert
 from rewriter.model import Model, holds_graphs, subgraphs
 from rewriter.model.facts import Facts
 from rewriter.model.schemas import Port, Ports, ports, set_type_attributes
-
-VALUE_PRESERVING = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather GatherElements GatherND Split Concat "
-    "Expand Tile Relu Neg Abs Max Min MaxPool GlobalMaxPool ReduceMax ReduceMin DepthToSpace SpaceToDepth "
-    "Where Dropout ScatterElements ScatterND TopK Compress ReverseSequence Trilu If Loop Scan".split()
-)
-"""Operators whose outputs hold only values of their inputs: what was rounded stays rounded."""
-
-BORDERED = frozenset({"If", "Loop", "Scan"})
-"""Operators whose subgraphs take and hand out the very tensors of the node."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +62,9 @@ def retype(model: Model, facts: Facts, request: Request) -> Model:
     wanted = [
         own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
     ]
-    versions = {o.domain: o.version for o in result.proto.opset_import}
-    versions.setdefault("", versions.get("ai.onnx", 1))
-    _Walk(facts, request, versions, Book(result, all_names(graph), request.tag)).graph(graph, None, wanted)
+    _Walk(facts, request, result.opsets, Book(result, all_names(graph), request.tag)).graph(
+        graph, None, wanted
+    )
     return result
 
 
@@ -83,7 +74,7 @@ class _Walk:
 
     facts: Facts
     request: Request
-    versions: Mapping[str, int]
+    opsets: Mapping[str, int]
     book: Book
     opened: int = 0
 
@@ -159,8 +150,7 @@ class _Walk:
         """None if the node must keep the types that it has."""
         if any(name and not tensors.given(name) for name in (*node.input, *node.output)):
             return None
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return ports(node, self.versions.get(domain, 1), dtype)
+        return ports(node, self.opsets, dtype)
 
     def _read(self, tensors: Tensors, node: NodeProto, types: Sequence[int]) -> None:
         for index, (name, dtype) in enumerate(zip(node.input, types, strict=True)):
@@ -196,7 +186,7 @@ class _Walk:
     def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
         """0 if the node keeps the types that it has."""
         dtype = self.request.node_type(scope, node)
-        rules = ports(node, self.versions[""], dtype) if node.op_type in BORDERED else None
+        rules = ports(node, self.opsets, dtype) if node.op_type in CONTROL_FLOW else None
         if rules is None:
             return 0
         return dtype if rules.can_follow else TensorProto.FLOAT

@@ -97,6 +97,12 @@ class GraphView:
             self._constants[tensor] = self._read_constant(tensor)
         return self._constants[tensor]
 
+    def value(self, tensor: str) -> Array:
+        """Value of a tensor that is known to be constant."""
+        value = self.constant(tensor)
+        assert value is not None, tensor
+        return value
+
     def scalar(self, tensor: str) -> float | None:
         """Value of a constant with exactly one element, of any rank; None for everything else."""
         value = self.constant(tensor) if tensor else None

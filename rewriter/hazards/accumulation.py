@@ -1,8 +1,6 @@
-"""Hazard rules about accumulators: what MatMul, Gemm and Conv add up in FP16 on Tensor Cores.
+"""Hazard rules about sums: FP16 accumulators of products, running sums, and the states of loops.
 
-Measured on an H200 with TensorRT-RTX 1.6.1: products of FP16 tensors accumulate in FP16, partial sums
-above 65504 give infinity or NaN even if the result is 1, and the relative L2 error is 1.05e-3 at a depth
-of 768, 2.05e-3 at 3072 and 2.36e-3 at 4096. Reductions accumulate in FP32.
+Products of FP16 tensors accumulate in FP16 on Tensor Cores: docs/hazards.md#fp16-accumulators.
 """
 
 from __future__ import annotations
@@ -12,31 +10,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
-from rewriter.graph import attribute, label
+from rewriter.graph import GraphEditor, attribute, label
 from rewriter.graph.fusion import conv_depth, is_plain_transpose
-from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import VIEWS, Hazard, Survey
+from rewriter.graph.ops import CHEAP, LOOPS, TENSOR_CORE, VIEWS
+from rewriter.hazards.kinds import Hazard, Severity
+from rewriter.hazards.survey import Survey
+from rewriter.model import holds_graphs
 
 ERROR_PER_ROOT_DEPTH = 3.7e-5
-"""Relative L2 error over sqrt(depth): 1.05e-3 / sqrt(768) = 3.8e-5, 2.36e-3 / sqrt(4096) = 3.7e-5."""
+"""Relative L2 error over sqrt(depth), docs/hazards.md#fp16-accumulators."""
 
 NOTED_ERROR = 2e-3
-"""From a depth of 2,900 on; below, the accumulator errs no more than some ten roundings do."""
+"""Reached at a depth of 2,900; below, the accumulator errs no more than some ten roundings do."""
 
 LARGE_ERROR = 5e-3
-"""The error that case models are held to, from a depth of 18,000 on."""
+"""The error that case models are held to, reached at a depth of 18,000."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a product, along the axis that is summed.
+    """Absolute values of one operand of a product.
 
     Attributes:
-        absmax: Largest absolute value.
-        l1: Largest sum of absolute values over the summed axis; exact for constants, a bound otherwise.
-        mean: Mean of the absolute values.
+        l1: Largest sum over the summed axis; exact for constants, else a bound.
     """
 
     absmax: float
@@ -47,38 +45,36 @@ class Operand:
 def partial_sums(survey: Survey) -> Iterator[Hazard]:
     """Products whose partial sums can leave FP16's range although their results do not.
 
-    Hoelder's inequality bounds every partial sum by max|a| * sum|b| and by sum|a| * max|b|: if that is
-    in range, nothing can happen. If depth * mean|a| * mean|b| is out of range, it happens wherever the
-    terms of a row have one sign for long; between the two it is a note.
+    Hoelder's inequality bounds every partial sum by max|a| * sum|b| and by sum|a| * max|b|: within that
+    range no sum overflows. Beyond depth * mean|a| * mean|b|, sums overflow wherever many terms in a row
+    have one sign. Between the two the hazard is a note.
     """
-    largest = survey.request.largest
-    for node in survey.nodes if survey.request.low == TensorProto.FLOAT16 else ():
+    for node in survey.nodes if survey.is_fp16 else ():
         depth = None if sums_in_fp32(survey, node) else depth_of(survey, node)
         operands = _operands(survey, node, depth) if depth else None
         if depth is None or operands is None or _overflows_anyway(survey, node):
             continue
         a, b = operands
         bound, usual = min(a.absmax * b.l1, a.l1 * b.absmax), depth * a.mean * b.mean
-        if usual > largest:
-            text = f"{depth} terms sum up to about {usual:.2g} if they have one sign"
-            yield Hazard(node, "partial-sums", text, node.output[0], survey.range(node.output[0]))
-        elif bound > largest:
-            text = f"partial sums of {depth} terms may reach {bound:.2g} in the worst case"
-            output = node.output[0]
-            yield Hazard(node, "partial-sums", text, output, survey.range(output), "note")
+        if usual > survey.largest:
+            reason = f"{depth} terms sum up to about {usual:.2g} if they have one sign"
+            yield survey.hazard(node, "partial-sums", reason, node.output[0])
+        elif bound > survey.largest:
+            reason = f"partial sums of {depth} terms may reach {bound:.2g} in the worst case"
+            yield survey.hazard(node, "partial-sums", reason, node.output[0], "note")
 
 
 def likely_partial_sums(survey: Survey) -> Iterator[Hazard]:
-    """Those of `partial_sums` that need no worst case. FP32 round the product alone is FP32 accumulation.
+    """Hazards of `partial_sums` that need no worst case.
 
-    Measured on an H200, TensorRT-RTX 1.6.1: finite, at 4 to 10 % of a large MatMul's time.
+    A product between two Casts accumulates in FP32, at a small cost: docs/hazards.md#fp16-accumulators.
     """
     return (hazard for hazard in partial_sums(survey) if hazard.severity is None)
 
 
 def accumulator_error(survey: Survey) -> Iterator[Hazard]:
     """Products so deep that rounding every partial sum to FP16 shows: the error grows with sqrt(depth)."""
-    for node in survey.nodes if survey.request.low == TensorProto.FLOAT16 else ():
+    for node in survey.nodes if survey.is_fp16 else ():
         depth = 0 if sums_in_fp32(survey, node) else depth_of(survey, node) or 0
         error = ERROR_PER_ROOT_DEPTH * math.sqrt(depth)
         if error > NOTED_ERROR:
@@ -92,21 +88,46 @@ def running_sums(survey: Survey) -> Iterator[Hazard]:
     for node in survey.nodes:
         if node.op_type == "CumSum":
             reason = f"{label(node)} adds to a sum that grows, and loses what is small beside it"
-            measured = survey.range(node.output[0])
-            yield Hazard(node, "accumulation", reason, node.output[0], measured, "warning")
+            yield survey.hazard(node, "accumulation", reason, node.output[0], "warning")
+
+
+def accumulation(survey: Survey) -> Iterator[Hazard]:
+    """A running sum rounds at every step, and a Loop or Scan at every iteration."""
+    for node in survey.nodes:
+        if node.op_type in LOOPS | {"CumSum"}:
+            yield Hazard(node, "accumulation", "rounding would add up from step to step")
+        elif holds_graphs(node) and node.op_type != "If":
+            yield Hazard(node, "subgraph", f"{node.op_type} is not taken apart")
+
+
+def state_update(survey: Survey) -> Iterator[Hazard]:
+    """Cheap operators in the body of a Loop or Scan that compute the state of the next iteration."""
+    for tensor in filter(survey.is_float, _states(survey.graph)):
+        for node in survey.upstream(tensor, lambda n: n.op_type in CHEAP):
+            yield Hazard(node, "accumulation", f"state {tensor} goes from iteration to iteration", tensor)
+
+
+def _states(graph: GraphEditor) -> list[str]:
+    """States among a body's outputs: Loop has its condition before them, and both scan outputs after."""
+    owner, outputs = graph.owner, [v.name for v in graph.graph.output]
+    if owner is None or owner.op_type not in LOOPS:
+        return []
+    if owner.op_type == "Loop":
+        return outputs[1 : len(owner.input) - 1]
+    return outputs[: len(owner.input) - attribute(owner, "num_scan_inputs")]
 
 
 def sums_in_fp32(survey: Survey, node: NodeProto) -> bool:
-    """Whether the target was measured (`rewriter probe`) to accumulate in FP32."""
+    """True if `rewriter probe` found that the target accumulates this operator in FP32."""
     kind = "conv" if node.op_type.startswith("Conv") else "matmul"
     if is_plain_transpose(node):
-        kind = "conv-transpose"  # others were not measured: they count as Conv
+        kind = "conv-transpose"  # other ConvTransposes were not measured: they count as Conv
     return survey.request.target.answers.get(f"{kind}-accumulation") == "fp32"
 
 
 def depth_of(survey: Survey, node: NodeProto) -> int | None:
-    """How many products one element of the result sums; None for other operators and unknown shapes."""
-    if node.op_type not in {"MatMul", "Gemm", "Conv", "ConvTranspose"} or len(node.input) < 2:
+    """Number of terms that one element of a product sums; None for other operators or unknown shapes."""
+    if node.op_type not in TENSOR_CORE or len(node.input) < 2:
         return None
     a, b = (survey.graph.shape(t) for t in node.input[:2])
     if node.op_type == "MatMul":
@@ -125,9 +146,9 @@ def _axis(shape: tuple[int | str | None, ...] | None, axis: int) -> tuple[int | 
 
 
 def _overflows_anyway(survey: Survey, node: NodeProto) -> bool:
-    """Whether the result is out of range itself, which is another rule's matter."""
+    """True if the result itself is out of range: the rules about overflow report it."""
     result = survey.range(node.output[0])
-    return result is not None and result.absmax > survey.request.largest
+    return result is not None and result.absmax > survey.largest
 
 
 def _operands(survey: Survey, node: NodeProto, depth: int) -> tuple[Operand, Operand] | None:
@@ -137,7 +158,7 @@ def _operands(survey: Survey, node: NodeProto, depth: int) -> tuple[Operand, Ope
 
 def _operand(survey: Survey, node: NodeProto, index: int, depth: int) -> Operand | None:
     tensor = node.input[index]
-    value = survey.graph.constant(survey.source(tensor))
+    value = survey.constant(tensor)
     if value is not None and value.size and value.dtype.kind == "f":
         absolute = np.abs(value.astype(np.float32, copy=False))
         sums = absolute.sum(axis=_summed_axes(node, index, value.ndim), dtype=np.float64)
@@ -151,7 +172,7 @@ def _operand(survey: Survey, node: NodeProto, index: int, depth: int) -> Operand
 
 
 def _summed_axes(node: NodeProto, index: int, rank: int) -> tuple[int, ...]:
-    """The axes of a constant operand over which one element of the result sums."""
+    """The axes of a constant operand that the product sums over."""
     if node.op_type == "Conv":
         return tuple(range(1, rank))
     if node.op_type == "ConvTranspose":

@@ -8,18 +8,19 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import label
-from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import CHEAP, Hazard, Survey
+from rewriter.graph.ops import CHEAP, SOFTMAX
+from rewriter.hazards.kinds import Hazard, Severity
+from rewriter.hazards.survey import Survey
 from rewriter.patterns.masks import LARGEST_BIAS, Follower, Use, huge_uses
 
-BEFORE_SOFTMAX = CHEAP - {"Softmax", "LogSoftmax"}
+BEFORE_SOFTMAX = CHEAP - SOFTMAX
 
 
 def masks(survey: Survey) -> Iterator[Hazard]:
-    """Mask constants that the lower type makes infinite, whatever the samples' masks are.
+    """Mask constants that become infinite in the lower type, whatever the samples' masks are.
 
-    Times an open entry's 0 they are NaN. Added or selected they are harmless, until a row is masked
-    whole: Softmax makes NaN of it (measured on TensorRT-RTX 1.6.1), or -inf meets a second mask's inf.
+    Multiplied by the 0 of an unmasked entry they are NaN. Added or selected they are harmless until a
+    row is masked entirely: its Softmax is NaN (docs/hazards.md#masks), as is -inf plus another mask's inf.
     """
     for use, relies in mask_uses(survey):
         value = f"{float(use.value.reshape(-1)[np.argmax(np.abs(use.value.astype(np.float64)))]):.4g}"
@@ -29,45 +30,44 @@ def masks(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(use.node, "mask", reason, tensor, severity="error")
         else:
             guarded = _guarded(survey, use.node)
-            end = "which is replaced behind the Softmax" if guarded else "and a row masked whole is NaN"
+            end = "which is replaced after the Softmax" if guarded else "and a row masked entirely is NaN"
             severity: Severity = "warning" if relies and not guarded else "note"
             reason = f"{value} in {place} becomes infinite, {end}"
             yield Hazard(use.node, "mask", reason, tensor, severity=severity)
 
 
 def unbounded_masks(survey: Survey) -> Iterator[Hazard]:
-    """A huge constant times a mask that may hold more than 0 and 1, so that it could not be clamped.
+    """Huge constants times a mask that may hold other values than 0 and 1, and so cannot be clamped.
 
-    The product is 0 on samples without padding, and beyond the lower type on others: from there on to the
-    Softmax, all is kept in FP32, where a row masked whole stays finite.
+    The product is 0 on samples without padding, and beyond the lower type on others. All nodes from there
+    to the Softmax are kept in FP32, where even a row that is masked entirely stays finite.
     """
     for use in huge_uses(survey.graph):
         value = float(np.max(np.abs(use.value.astype(np.float64))))
-        if use.node.op_type != "Mul" or not survey.request.largest < value < np.inf:
+        if use.node.op_type != "Mul" or not survey.largest < value < np.inf:
             continue
         reached = [n for _, n in survey.downstream(use.node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)]
         if any(n.op_type == "Softmax" for n in reached):
             tensor = use.node.input[use.index]
             reason = f"{value:.4g} in {label(use.node)} masks scores, and no sample may have shown it"
-            for inner in (use.node, *reached):
-                yield Hazard(inner, "mask", reason, tensor, survey.range(tensor))
+            yield from (survey.hazard(inner, "mask", reason, tensor) for inner in (use.node, *reached))
 
 
 def mask_uses(survey: Survey) -> Iterator[tuple[Use, bool]]:
-    """Constants that the lower type makes infinite and that reach Softmax alone.
+    """Constants that become infinite in the lower type and that reach nothing but a Softmax.
 
-    With each whether what becomes of it depends on no row being masked whole.
+    The flag is True if the result is right only while no row is masked entirely.
     """
     follower = Follower(survey.graph, LARGEST_BIAS)
     for use in huge_uses(survey.graph):
-        if np.max(np.abs(use.value.astype(np.float64))) > survey.request.largest:
+        if np.max(np.abs(use.value.astype(np.float64))) > survey.largest:
             outcome = follower.follow(use.node, use.index, use.value)
             if not outcome.obstacle:
                 yield use, outcome.relies
 
 
 def _guarded(survey: Survey, node: NodeProto) -> bool:
-    """Whether an IsNaN looks at what Softmax makes of the mask, as exporters write it."""
+    """True if an IsNaN reads the Softmax's result, as exporters write it to replace NaN."""
     reached = survey.downstream(node.output[0], lambda n: n.op_type in CHEAP)
     softmaxes = [n for _, n in reached if n.op_type == "Softmax"]
     readers = [r for s in softmaxes for r in survey.graph.consumers(s.output[0])]
@@ -75,25 +75,23 @@ def _guarded(survey: Survey, node: NodeProto) -> bool:
 
 
 def linear_attention(survey: Survey) -> Iterator[Hazard]:
-    """Two products of activations in a row without a Softmax between: K^T V grows with the tokens.
+    """Two products of activations in sequence without a Softmax: K^T V grows with the number of tokens.
 
     Reported for EfficientViT, EfficientViT-SAM and Sana:
     https://github.com/NVIDIA/TensorRT/issues/3893
     """
-    through = CHEAP - {"Softmax", "LogSoftmax"}
     for node in survey.nodes:
         if not of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input[:2]):
             continue
-        readers = survey.downstream(node.output[0], lambda n: n.op_type in through)
+        readers = survey.downstream(node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
         second = next((n for _, n in readers if n is not node and of_activations(survey, n)), None)
         if second is not None and not any(_is_softmax(survey, t) for t in second.input[:2]):
             reason = f"{label(node)} sums over the tokens, and {label(second)} reads it without a Softmax"
-            output = node.output[0]
-            yield Hazard(node, "linear-attention", reason, output, survey.range(output))
+            yield survey.hazard(node, "linear-attention", reason, node.output[0])
 
 
 def of_activations(survey: Survey, node: NodeProto) -> bool:
-    """A product of two computed tensors that sums more than one term."""
+    """True for a MatMul of two computed tensors that sums more than one term."""
     if node.op_type != "MatMul" or any(survey.is_constant(t) for t in node.input[:2]):
         return False
     shape = survey.graph.shape(node.input[0])
@@ -102,6 +100,6 @@ def of_activations(survey: Survey, node: NodeProto) -> bool:
 
 
 def _is_softmax(survey: Survey, tensor: str) -> bool:
-    """Whether a Softmax stands before a tensor, with cheap operators between."""
+    """True if a Softmax leads to the tensor through cheap operators."""
     seen = survey.upstream(tensor, lambda n: n.op_type in CHEAP)
     return any(n.op_type == "Softmax" for n in seen)

@@ -1,30 +1,31 @@
-"""Hazards that an already mixed model has settled: what would go wrong in FP16 stands in FP32 there."""
+"""Hazards that a mixed model has settled already: it computes in FP32 what would go wrong in FP16."""
 
 from __future__ import annotations
 
 from onnx import NodeProto
 
-from rewriter.hazards.survey import Hazard, Survey
+from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.survey import Survey
 
 ANY_TYPE = frozenset(
     "cast-pair wide-integer tf32 known-defect unmeasured no-schema outside-statistics random-data "
     "fp16-reference quantized".split()
 )
-"""Kinds that FP32 arithmetic has, too, or that are about no arithmetic."""
+"""Kinds that occur in FP32, too, or that concern no arithmetic."""
 
 OF_RESULTS = frozenset({"overflow", "underflow"})
-"""Kinds that stand wherever a Cast to the lower type follows, whatever the node itself computes in."""
+"""Kinds that hold wherever a Cast to the lower type follows, whatever type the node computes in."""
 
 OF_OPERANDS = frozenset("coordinates order positions phase integers comparison cancellation".split())
-"""Kinds that no FP32 node repairs if what it reads was rounded before."""
+"""Kinds that FP32 does not repair where the operands were rounded before."""
 
 KEPT = "nothing to do: this model computes it in FP32; keep it so"
 
 
 def is_kept(survey: Survey, hazard: Hazard) -> bool:
-    """Whether the model, mixed already, computes in FP32 what the hazard warns of.
+    """True if the model, mixed already, computes the hazard's node in FP32 and keeps the benefit.
 
-    A Cast to the lower type behind it must not lose what FP32 saved.
+    A Cast of the result to the lower type must not overflow.
     """
     node = hazard.node
     if not survey.mixed or hazard.rule in ANY_TYPE or not _computes_in_fp32(survey, node):
@@ -35,11 +36,11 @@ def is_kept(survey: Survey, hazard: Hazard) -> bool:
     if hazard.rule in OF_RESULTS:
         return not rounded
     measured = [survey.range(t) for t in rounded]
-    return all(m is None or m.absmax <= survey.request.largest for m in measured)
+    return all(m is None or m.absmax <= survey.largest for m in measured)
 
 
 def _computes_in_fp32(survey: Survey, node: NodeProto) -> bool:
-    """Casts between float types compute nothing: they are judged by what they write."""
-    if node.op_type == "Cast":
-        return all(survey.is_float(t) for t in (*node.input, *node.output)) or survey.in_fp32(node)
+    """True for FP32 nodes, and for Casts between float types: those are judged by their results."""
+    if node.op_type == "Cast" and all(survey.is_float(t) for t in (*node.input, *node.output)):
+        return True
     return survey.in_fp32(node)

@@ -1,8 +1,8 @@
-"""The kinds of hazard: what each is, how bad by default, and the rung of the ladder that repairs it.
+"""A hazard, and the kinds of hazard: title, default severity, and the cheapest repair.
 
-Rungs, cheapest first: nothing; an operator that computes in FP32 inside; equal algebra; exact rescaling
-by powers of two; FP32 accumulation or a BF16 island; an FP32 island. `data` and `build` stand for what no
-rewriting of the graph repairs.
+Repairs form a ladder, cheapest rung first: nothing; an operator that computes in FP32 inside; equal
+algebra; exact rescaling by powers of two; FP32 accumulation or a BF16 island; an FP32 island. The rungs
+`data` and `build` stand for hazards that no rewriting of the graph repairs.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from onnx import NodeProto
+
+from rewriter.plan import Range
+
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
-"""Note: worth knowing. Warning: wrong or inaccurate on other data, or by a little. Error: wrong on this."""
+"""Note: worth knowing. Warning: inaccurate, or wrong on other data. Error: wrong on these samples."""
 
 Rung = Literal[
     "nothing", "fp32-inside", "equal-algebra", "rescale", "accumulate-fp32", "fp32-island", "data", "build"
@@ -24,11 +28,11 @@ class Kind:
     """One kind of hazard, as reports explain it.
 
     Attributes:
-        title: What it is, without an article.
-        severity: Where the rule itself does not say.
-        rung: What repairs it at the least cost.
+        title: Its name in reports, without an article.
+        severity: Used where the rule itself gives none.
+        rung: The cheapest repair.
         repair: The same for the user, in one sentence.
-        measured: Whether its evidence is a measured range, which random data may get wrong.
+        measured: True if its evidence is a measured range, which may be wrong on random data.
     """
 
     title: str
@@ -36,6 +40,27 @@ class Kind:
     rung: Rung
     repair: str
     measured: bool = False
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """A node that goes wrong in the lower precision, with the evidence.
+
+    Attributes:
+        rule: Its kind: a key of `KINDS` where `scan` reports it.
+        reason: One sentence; hazards with the same rule and reason are one finding.
+        severity, repair: None: those of the kind.
+        link: The page that reports it, if there is one.
+    """
+
+    node: NodeProto
+    rule: str
+    reason: str
+    tensor: str | None = None
+    range: Range | None = None
+    severity: Severity | None = None
+    repair: str | None = None
+    link: str = ""
 
 
 _ISLAND = "keep these nodes in FP32: `rewriter fix` does"
@@ -62,7 +87,7 @@ KINDS: dict[str, Kind] = {
         True,
     ),
     "no-headroom": Kind(
-        "power that is in range on these samples alone",
+        "power that is in range only on these samples",
         "note",
         "fp32-island",
         "give more samples; keep it in FP32 (--keep-fp32) if inputs may grow",
@@ -72,7 +97,7 @@ KINDS: dict[str, Kind] = {
         "partial sums of a product outside the accumulator's range",
         "warning",
         "accumulate-fp32",
-        "accumulate in FP32: a Cast to FP32 before the operator and back behind it; `rewriter fix` does "
+        "accumulate in FP32: a Cast to FP32 before the operator and back after it; `rewriter fix` does "
         "where that is likely",
         True,
     ),
@@ -163,4 +188,4 @@ KINDS: dict[str, Kind] = {
         "compare engines with the FP32 original: ONNX Runtime's CPU kernels compute FP16 graphs in FP32",
     ),
 }
-"""By the name that a hazard's `rule` gives."""
+"""By the `rule` of a hazard."""

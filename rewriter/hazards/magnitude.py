@@ -1,4 +1,4 @@
-"""Hazard rules about range: what overflows, and what underflows where it matters."""
+"""Hazard rules of `fix` about values: overflow, underflow, decomposed norms and lost epsilons."""
 
 from __future__ import annotations
 
@@ -6,58 +6,59 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from rewriter.graph import label
-from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import VIEWS, Hazard, Survey
+from rewriter.graph.ops import VIEWS
+from rewriter.hazards.kinds import Hazard, Severity
+from rewriter.hazards.survey import Survey
 from rewriter.patterns.norms import Norm, find_norms
 from rewriter.plan import Range
 
 FP16_MIN_NORMAL = 2.0**-14
-"""IEEE 754 binary16: below it, numbers lose bits."""
+"""IEEE 754 binary16: smaller numbers lose bits."""
 
 FP16_FLUSH = 2.0**-25
-"""Half of binary16's smallest subnormal number: what is not larger rounds to zero."""
+"""Half of binary16's smallest subnormal number: up to here, numbers round to zero."""
 
 UNDERFLOW = 2.0**-17
 """Subnormals are multiples of 2^-24: a tensor whose largest value is smaller keeps fewer than 8 bits."""
 
 FP16_DIVISOR = 2.0**-20
-"""Smallest divisor that is taken: FP16 holds it, a subnormal number, to 5 bits, and never as zero."""
+"""Smallest accepted divisor: a subnormal number that FP16 holds to 5 bits, and never as zero."""
 
 CANCELLATION = 8.0
-"""How much larger than its deviation from the mean a tensor may be. The mean's rounding, 2^-12 of it at
-most, then shifts what is normalised by less than 2^-9 of its size."""
+"""Largest accepted ratio of a tensor to its deviation from the mean. Rounding the mean, by 2^-12 at most,
+then shifts the normalised values by less than 2^-9 of their size."""
 
 
 def overflow(survey: Survey) -> Iterator[Hazard]:
-    """A tensor at the border leaves the lower type's range, or nearly does."""
+    """An input or output leaves the lower type's range, or nearly does."""
     for node in survey.nodes:
         for tensor in survey.floats(node):
             too_large = excess(survey, tensor)
             if too_large:
-                yield Hazard(node, "overflow", f"{tensor} {too_large}", tensor, survey.range(tensor))
+                yield survey.hazard(node, "overflow", f"{tensor} {too_large}", tensor)
                 break
 
 
 def excess(survey: Survey, tensor: str) -> str:
-    """What is too large about a tensor; "" if nothing is, or nothing is known."""
-    value = survey.graph.constant(survey.source(tensor))
+    """How a tensor is out of range, as a phrase; "" if it is in range, or nothing is known."""
+    value = survey.constant(tensor)
     if value is not None:  # a constant needs no head-room
         largest = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
-        return f"holds {largest:.4g}" if largest > survey.request.largest else ""
+        return f"holds {largest:.4g}" if largest > survey.largest else ""
     measured = survey.range(tensor)
-    if measured is None or measured.absmax <= survey.request.limit or _is_mask(survey, tensor, measured):
+    if measured is None or measured.absmax <= survey.limit or _is_mask(survey, tensor, measured):
         return ""
-    return f"exceeds {survey.request.limit:.4g}" if measured.finite else "is not finite"
+    return f"exceeds {survey.limit:.4g}" if measured.finite else "is not finite"
 
 
 def _is_mask(survey: Survey, tensor: str, measured: Range) -> bool:
-    """Whether only large negative values are out of range, and Softmax makes 0 of them in any precision."""
-    if math.isnan(measured.mean_abs) or not measured.high <= survey.request.limit:
+    """True if only huge negative values are out of range, and only Softmax reads them: it makes them 0."""
+    if math.isnan(measured.mean_abs) or not measured.high <= survey.limit:
         return False
-    fits = measured.low == -math.inf or measured.low >= -survey.request.largest
+    fits = measured.low == -math.inf or measured.low >= -survey.largest
     return fits and _only_feeds_softmax(survey, tensor)
 
 
@@ -68,20 +69,18 @@ def _only_feeds_softmax(survey: Survey, tensor: str) -> bool:
 
 
 def underflow(survey: Survey) -> Iterator[Hazard]:
-    """A whole tensor deep below FP16's normal range: it keeps a few bits, and below 2^-25 none."""
-    if survey.request.low != TensorProto.FLOAT16:
-        return
-    for node in survey.nodes:
+    """A whole tensor deep below FP16's normal range: it keeps a few bits, and none below 2^-25."""
+    for node in survey.nodes if survey.is_fp16 else ():
         for tensor in survey.floats(node):
             if 0 < _largest(survey, tensor) < UNDERFLOW:
                 reason = f"{tensor} stays below {UNDERFLOW:.2g}, deep in FP16's subnormals"
-                yield Hazard(node, "underflow", reason, tensor, survey.range(tensor))
+                yield survey.hazard(node, "underflow", reason, tensor)
                 break
 
 
 def _largest(survey: Survey, tensor: str) -> float:
-    """Largest absolute value of a constant, or measured; 0 if nothing is known."""
-    value = survey.graph.constant(survey.source(tensor))
+    """Largest absolute value, of a constant or measured; 0 if nothing is known."""
+    value = survey.constant(tensor)
     if value is not None:
         return float(np.abs(value).max(initial=0.0))
     measured = survey.range(tensor)
@@ -89,10 +88,10 @@ def _largest(survey: Survey, tensor: str) -> float:
 
 
 def unfused_norm(survey: Survey) -> Iterator[Hazard]:
-    """The squares inside a decomposed normalisation overflow long before its input does.
+    """Decomposed normalisations, whose squares overflow long before their input does.
 
-    Where they were seen to be in range, and the settings trust that, only what epsilon decides stays
-    in FP32: without it, a constant input would divide by zero.
+    With `measured_norms`, if the measured squares are in range, only the nodes that depend on epsilon
+    stay in FP32: without epsilon, a constant input would divide by zero.
     """
     for norm in find_norms(survey.graph):
         reason = f"part of a decomposed {norm.kind} that ends in {norm.output}"
@@ -101,25 +100,24 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
         if fits_inside(survey, norm):
             reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
             kept = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
-        for node in kept:
-            yield Hazard(node, "unfused-norm", reason, norm.input, survey.range(norm.input), severity)
+        yield from (survey.hazard(node, "unfused-norm", reason, norm.input, severity) for node in kept)
 
 
 def _inner_severity(survey: Survey, norm: Norm) -> Severity:
-    """How bad a norm is in the lower precision, by the largest value measured inside it."""
+    """Severity by the largest value measured inside a norm."""
     inner = [t for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
     measured = [r for t in inner if (r := survey.range(t)) is not None]
     worst = max((r.absmax for r in measured), default=math.inf if inner else 0.0)
-    if worst > survey.request.largest:
+    if worst > survey.largest:
         return "error"
-    return "warning" if worst > survey.request.limit else "note"
+    return "warning" if worst > survey.limit else "note"
 
 
 def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
-    """The nodes of a norm that add epsilon and take the root: small tensors.
+    """The nodes of a norm that add epsilon and take the root, on small tensors.
 
-    A norm that multiplies by the inverse of the root is kept to its end, for one over a small
-    epsilon is no FP16 number, and two more roundings of every element would show.
+    If the norm multiplies by the inverse of the root, all nodes from there to its end are included: the
+    inverse of a small epsilon is no FP16 number, and two more roundings of every element would show.
     """
     radicands = {t for node in norm.nodes if (t := _radicand(survey, node))}
     kept: list[NodeProto] = []
@@ -134,16 +132,16 @@ def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
 
 
 def inside_limit(survey: Survey) -> float:
-    """Largest value of a square that is taken as in range: head-room for what is squared is squared, too."""
-    return survey.request.largest / survey.request.headroom**2
+    """Largest square that counts as in range: squaring an operand squares its head-room, too."""
+    return survey.largest / survey.request.headroom**2
 
 
 def fits_inside(survey: Survey, norm: Norm) -> bool:
-    """Whether everything inside a normalisation was seen in FP16's range, with the bits that it needs.
+    """True if FP16 holds everything measured inside a norm, with enough bits.
 
-    And whether it stays so where its input is constant, which makes epsilon the whole radicand.
+    It must also hold epsilon, which is the whole radicand where the input is constant.
     """
-    if survey.request.low != TensorProto.FLOAT16 or not survey.request.measured_norms:
+    if not survey.is_fp16 or not survey.request.measured_norms:
         return False
     if norm.kind == "l2-normalize" or norm.epsilon < smallest_epsilon(survey, norm):
         return False
@@ -158,34 +156,34 @@ def fits_inside(survey: Survey, norm: Norm) -> bool:
 
 
 def smallest_epsilon(survey: Survey, norm: Norm) -> float:
-    """What epsilon must be at least, so that FP16 can divide by its root; 0 where nothing does."""
+    """Smallest epsilon whose root FP16 can divide by; 0 if the norm does not divide by it."""
     divides = not any(_is_inverse(survey, node) for node in norm.nodes)
     return FP16_DIVISOR**2 if divides else 0.0
 
 
 def _is_inverse(survey: Survey, node: NodeProto) -> bool:
     if node.op_type == "Pow":
-        exponent = survey.graph.scalar(survey.source(node.input[1]))
+        exponent = survey.scalar(node.input[1])
         return exponent is None or exponent < 0
     return node.op_type == "Reciprocal" or (node.op_type == "Div" and survey.is_constant(node.input[0]))
 
 
 def _radicand(survey: Survey, node: NodeProto) -> str | None:
-    """What a node takes the root of."""
+    """The tensor that a node takes the root of."""
     if node.op_type == "Pow":
-        exponent = survey.graph.scalar(survey.source(node.input[1]))
+        exponent = survey.scalar(node.input[1])
         return node.input[0] if exponent is None or exponent < 1 else None
     return node.input[0] if node.op_type == "Sqrt" else None
 
 
 def _keeps_bits(survey: Survey, tensor: str) -> bool:
-    """Whether no value of a positive tensor was below FP16's normal range."""
+    """True if no value of a positive tensor was below FP16's normal range."""
     measured = survey.range(tensor)
     return measured is not None and measured.low >= FP16_MIN_NORMAL
 
 
 def _centres(survey: Survey, norm: Norm) -> bool:
-    """Whether subtracting the mean leaves enough: a mean that is rounded shifts everything."""
+    """True if subtracting the mean does not cancel: a rounded mean shifts all values."""
     before = survey.range(norm.input)
     after = [survey.range(n.output[0]) for n in norm.nodes if n.op_type == "Sub"]
     return before is not None and all(
@@ -196,9 +194,9 @@ def _centres(survey: Survey, norm: Norm) -> bool:
 def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
     """A constant below FP16's smallest normal number that guards a division, root or logarithm.
 
-    The island reaches from the sum of squares, whose small values would vanish, to what is guarded.
+    The island reaches from the sum of squares, whose small values would vanish, to the guarded node.
     """
-    if survey.request.low != TensorProto.FLOAT16:
+    if not survey.is_fp16:
         return
     settled = {id(n) for norm in find_norms(survey.graph) if fits_inside(survey, norm) for n in norm.nodes}
     for node in survey.nodes:
@@ -208,14 +206,13 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
             continue
         epsilon, other = found
         reason = f"{epsilon:.3g} in {label(node)} is below FP16's normal range"
-        measured = survey.range(other)
-        severity = _epsilon_severity(epsilon, measured)
+        severity = _epsilon_severity(epsilon, survey.range(other))
         for inner in (*survey.upstream(other, _sums_squares), node, *guarded):
-            yield Hazard(inner, "epsilon", reason, other, measured, severity)
+            yield survey.hazard(inner, "epsilon", reason, other, severity)
 
 
 def _epsilon_severity(epsilon: float, measured: Range | None) -> Severity:
-    """Error if 0 was guarded on the samples and no longer is; a note if all values are normal numbers."""
+    """Error if the samples needed the guard and FP16 loses it; a note if all values are normal numbers."""
     if measured is None:
         return "warning"
     if measured.low < FP16_FLUSH and epsilon <= FP16_FLUSH:
@@ -224,16 +221,16 @@ def _epsilon_severity(epsilon: float, measured: Range | None) -> Severity:
 
 
 def _epsilon(survey: Survey, node: NodeProto) -> tuple[float, str] | None:
-    """The epsilon that a node adds or bounds with, and the tensor that it does that to."""
+    """The epsilon that a node adds, or uses as a bound, and the tensor that it guards."""
     pairs = {"Add": ((0, 1), (1, 0)), "Max": ((0, 1), (1, 0)), "Clip": ((1, 0),), "Where": ((1, 2), (2, 1))}
     for index, other in pairs.get(node.op_type, ()):
         if len(node.input) <= max(index, other):
             continue
-        value = survey.graph.scalar(survey.source(node.input[index]))
+        value = survey.scalar(node.input[index])
         if value is None or not 0 < value < FP16_MIN_NORMAL:
             continue
         measured = survey.range(node.input[other])
-        if measured is None or not measured.low > 1.0:  # far above the epsilon, it decides nothing
+        if measured is None or not measured.low > 1.0:  # else epsilon has no effect
             return value, node.input[other]
     return None
 
@@ -248,11 +245,11 @@ def _guarded(survey: Survey, tensor: str) -> list[NodeProto]:
 
 
 def _is_sensitive(survey: Survey, tensor: str, node: NodeProto) -> bool:
-    """Whether zero in place of a tiny `tensor` changes what the node makes of it."""
+    """True if zero instead of a tiny `tensor` changes the node's result."""
     if node.op_type == "Div":
         return bool(node.input[1] == tensor)
     if node.op_type == "Pow":
-        exponent = survey.graph.scalar(survey.source(node.input[1]))
+        exponent = survey.scalar(node.input[1])
         return node.input[0] == tensor and exponent is not None and exponent < 1
     return node.op_type in {"Reciprocal", "Log", "Sqrt"}
 

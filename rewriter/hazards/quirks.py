@@ -14,12 +14,12 @@ from onnx import NodeProto
 
 from rewriter.base import Target
 from rewriter.graph import GraphEditor, attribute
-from rewriter.hazards.kinds import Severity
-from rewriter.hazards.survey import Hazard, Survey
+from rewriter.hazards.kinds import Hazard, Severity
+from rewriter.hazards.survey import Survey
 from rewriter.patterns.round_trips import lost_round_trips
 
 PATCH = 8
-"""Smallest kernel that `kernel-is-stride` means: patches of vision transformers have 8 to 32."""
+"""Smallest kernel of `kernel-is-stride`: patches of vision transformers have 8 to 32."""
 
 _TITLES = {"tensorrt": "TensorRT", "tensorrt-rtx": "TensorRT-RTX"}
 
@@ -28,7 +28,7 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Quirk:
-    """One row of the table; its head says what the fields mean."""
+    """One row of `quirks.toml`, whose head explains the fields."""
 
     id: str
     title: str
@@ -56,10 +56,10 @@ class Quirk:
         return f"{_TITLES[self.library]} {span}" + (f" on {self.gpu}" if self.gpu else "")
 
     def concerns(self, target: Target) -> bool | None:
-        """Whether the target has the defect; None if its version is not known.
+        """True if the target has the defect; None if its version is not known.
 
-        What `rewriter probe` saw of it comes first. TensorRT and TensorRT-RTX have releases of their own: a
-        row speaks of one of them.
+        An answer of `rewriter probe` decides first. A row is about either TensorRT or TensorRT-RTX, which
+        have separate releases.
         """
         seen = target.answers.get(self.probe)
         if seen in ("right", "wrong"):
@@ -78,14 +78,12 @@ class Quirk:
 @functools.cache
 def table() -> tuple[Quirk, ...]:
     """The whole table, in its order."""
-    rows = tomllib.loads(files("rewriter.hazards").joinpath("quirks.toml").read_text(encoding="utf-8"))[
-        "quirk"
-    ]
-    return tuple(Quirk(**{**row, "chain": tuple(row["chain"])}) for row in rows)
+    text = files("rewriter.hazards").joinpath("quirks.toml").read_text(encoding="utf-8")
+    return tuple(Quirk(**{**row, "chain": tuple(row["chain"])}) for row in tomllib.loads(text)["quirk"])
 
 
 def known_defects(survey: Survey) -> Iterator[Hazard]:
-    """Every place where a defect of the target's release, or of one it may be, is met."""
+    """Nodes that meet a defect of the target's release, or of a release that the target may be."""
     opset = survey.opsets.get("", 1)
     for quirk in table():
         concerned = quirk.concerns(survey.request.target)
@@ -96,18 +94,11 @@ def known_defects(survey: Survey) -> Iterator[Hazard]:
         reason = f"{quirk.title} ({where})"
         severity = quirk.severity if concerned else "note"
         for node in places(survey.graph, quirk):
-            yield Hazard(
-                node,
-                "known-defect",
-                reason,
-                severity=severity,
-                repair=quirk.workaround,
-                link=quirk.link,
-            )
+            yield Hazard(node, "known-defect", reason, None, None, severity, quirk.workaround, quirk.link)
 
 
 def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
-    """The last node of each chain of the quirk in the graph, each once; of a round trip the first Cast."""
+    """The last node of each chain that matches the quirk, once each; for round trips the first Cast."""
     if quirk.where == "round-trip":
         return [trip.down for trip in lost_round_trips(graph)]
     ends: dict[int, NodeProto] = {}
@@ -120,7 +111,7 @@ def places(graph: GraphEditor, quirk: Quirk) -> list[NodeProto]:
 
 
 def _end(graph: GraphEditor, node: NodeProto, rest: Sequence[str]) -> NodeProto | None:
-    """The last node of the chain `rest` behind `node`."""
+    """The last node of the chain `rest` that follows `node`."""
     if not rest:
         return node
     for reader in graph.consumers(node.output[0]):
@@ -142,7 +133,7 @@ def _is_meant(node: NodeProto, quirk: Quirk) -> bool:
 
 
 def _sharing(graph: GraphEditor, nodes: list[NodeProto]) -> list[NodeProto]:
-    """The nodes that share axis and direction with another one."""
+    """The nodes that have the axis and direction of another one."""
     groups: dict[tuple[float | None, int, int], list[NodeProto]] = defaultdict(list)
     for node in nodes:
         flags = attribute(node, "reverse", 0), attribute(node, "exclusive", 0)

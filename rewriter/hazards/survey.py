@@ -1,7 +1,7 @@
 """One graph as the hazard rules see it: its measured ranges, and walks along its float tensors.
 
-Casts between float types are transparent here, as they are for `retype`: they are no nodes of their
-own, and a tensor behind one has the range of the tensor before it.
+Casts between float types are transparent here, as they are for `retype`: they do not count as nodes,
+and their output has the range of their input.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from onnx import NodeProto, TensorProto
 from rewriter.base import Target
 from rewriter.graph import GraphEditor, casts_floats
 from rewriter.graph.stored import EXCHANGEABLE
-from rewriter.hazards.kinds import Severity
+from rewriter.hazards.kinds import Hazard, Severity
+from rewriter.model import Array
 from rewriter.model.schemas import Port, Ports, ports
 from rewriter.plan import InputsOutputs, Range
 
@@ -22,39 +23,23 @@ LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16:
 """Largest finite number: IEEE 754 binary16, and the upper half of a binary32."""
 
 HEADROOM = 2.0
-"""How much larger than in the samples a value may become; a factor 2 is one binade."""
-
-VIEWS = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity Slice Gather Split Concat Expand Tile DepthToSpace "
-    "SpaceToDepth".split()
-)
-"""They move elements, and compute nothing."""
-
-CHEAP = VIEWS | frozenset(
-    "Add Sub Mul Div Neg Abs Relu Clip Max Min Pow Sqrt Reciprocal Exp Log Erf Sigmoid Tanh Where Pad Sin "
-    "Cos ReduceMax ReduceMin ReduceMean ReduceSum ReduceL2 Softmax LogSoftmax Sign Floor Ceil Round Mod "
-    "Cast".split()
-)
-"""Memory-bound operators: in FP32 they cost bandwidth, not Tensor Cores. The Cast is one from integers."""
-
-MATRIX_OPS = frozenset("Conv ConvTranspose Gemm MatMul Einsum LSTM GRU RNN Attention".split())
-"""Compute-bound operators: what they read is the network's stream of features."""
+"""Growth of a value over the samples that still has to fit: a factor 2 is one binade."""
 
 Through = Callable[[NodeProto], bool]
 
 
 @dataclass(frozen=True)
 class PrecisionRequest:
-    """What the user asked for.
+    """The lower precision that the user asks for, with its conditions.
 
     Attributes:
-        low: The lower precision, TensorProto.FLOAT16 or BFLOAT16.
-        io: What becomes of graph inputs and outputs.
+        low: TensorProto.FLOAT16 or BFLOAT16.
+        io: Types of graph inputs and outputs.
         keep_nodes: Patterns (fnmatch) of node or output names that stay in FP32.
         keep_ops: Operator types that stay in FP32.
-        headroom: Largest tolerated growth over the measured range.
-        measured_norms: Whether a decomposed normalisation may compute in FP16 inside where it was
-            measured to be in range there.
+        headroom: Growth over the measured range that must still fit.
+        measured_norms: True if the nodes of a decomposed normalisation may compute in FP16 where their
+            measured ranges allow it.
         target: The TensorRT that the model is for.
     """
 
@@ -73,7 +58,7 @@ class PrecisionRequest:
 
     @property
     def limit(self) -> float:
-        """Largest measured value that is taken as in range."""
+        """Largest measured value that counts as in range."""
         return self.largest / self.headroom
 
 
@@ -83,10 +68,10 @@ class Survey:
 
     Attributes:
         scope: Index of the graph in the order of `Facts.scopes`.
-        ranges: Keyed by scope and tensor name.
+        ranges: Measured ranges by scope and tensor name.
         opsets: Versions of the operator sets by domain.
-        mixed: Whether the model computes in FP16 or BF16 somewhere already.
-        nodes: Those that compute in a precision; Shape of a float and Constants do not.
+        mixed: True if the model already computes in FP16 or BF16 somewhere.
+        nodes: The nodes that compute in a precision; Constants and Shape, for example, do not.
     """
 
     graph: GraphEditor
@@ -103,17 +88,38 @@ class Survey:
         self.nodes = [n for n in self.graph.nodes if self._computes(n)]
         self._computing = {id(n) for n in self.nodes}
 
+    @property
+    def is_fp16(self) -> bool:
+        """True if the lower precision is FP16."""
+        return self.request.low == TensorProto.FLOAT16
+
+    @property
+    def largest(self) -> float:
+        """Largest finite number of the lower precision."""
+        return self.request.largest
+
+    @property
+    def limit(self) -> float:
+        """Largest measured value that counts as in range."""
+        return self.request.limit
+
+    def hazard(
+        self, node: NodeProto, rule: str, reason: str, tensor: str, severity: Severity | None = None
+    ) -> Hazard:
+        """A hazard with the measured range of `tensor` as its evidence."""
+        return Hazard(node, rule, reason, tensor, self.range(tensor), severity)
+
     # -- tensors -----------------------------------------------------------------------------
 
     def is_float(self, tensor: str) -> bool:
         return bool(tensor) and self.graph.dtype(tensor) in EXCHANGEABLE
 
     def floats(self, node: NodeProto) -> list[str]:
-        """The float tensors at the border of a node."""
+        """The float inputs and outputs of a node."""
         return [t for t in (*node.input, *node.output) if self.is_float(t)]
 
     def source(self, tensor: str) -> str:
-        """The tensor before all float Casts that lead to `tensor`."""
+        """The tensor at the start of the float Casts that lead to `tensor`."""
         node = self.graph.producer(tensor)
         while node is not None and self._is_float_cast(node):
             tensor = node.input[0]
@@ -121,31 +127,39 @@ class Survey:
         return tensor
 
     def range(self, tensor: str) -> Range | None:
-        """What was measured of a tensor; None for constants and for what could not be measured."""
+        """The range of a tensor; None if it was not measured."""
         tensor = self.source(tensor)
         found = self.ranges.get((self.scope, tensor))
         return found if found or self.parent is None else self.parent.range(tensor)
 
+    def constant(self, tensor: str) -> Array | None:
+        """The value of a constant, seen through float Casts."""
+        return self.graph.constant(self.source(tensor))
+
+    def scalar(self, tensor: str) -> float | None:
+        """The value of a constant with one element, seen through float Casts."""
+        return self.graph.scalar(self.source(tensor))
+
     def is_constant(self, tensor: str) -> bool:
-        return self.graph.constant(self.source(tensor)) is not None
+        return self.constant(tensor) is not None
 
     def is_output(self, tensor: str) -> bool:
         """True if the graph hands out `tensor` or a float Cast of it."""
         return any(self.graph.is_output(name) for name in self.aliases(tensor))
 
     def aliases(self, tensor: str) -> list[str]:
-        """`tensor` and what float Casts make of it."""
+        """`tensor` and the results of float Casts of it."""
         found = [tensor]
         for name in found:
             found.extend(n.output[0] for n in self.graph.consumers(name) if self._is_float_cast(n))
         return found
 
     def lowered(self, tensor: str) -> bool:
-        """Whether the lower precision holds `tensor`: in a mixed model by its types, else it may come to."""
+        """True if `tensor` is, or may come to be, in the lower precision; a mixed model's types decide."""
         return not self.mixed or any(self.graph.dtype(t) in LARGEST for t in self.aliases(tensor))
 
     def was_rounded(self, tensor: str) -> bool:
-        """Whether `tensor` went through the lower precision on its way from the node that computed it."""
+        """True if `tensor` passed through the lower precision after the node that computed it."""
         types = {self.graph.dtype(tensor)}
         node = self.graph.producer(tensor)
         while node is not None and self._is_float_cast(node):
@@ -154,18 +168,18 @@ class Survey:
         return not types.isdisjoint(LARGEST)
 
     def stays_fp32(self, tensor: str) -> bool:
-        """Whether `tensor` is an input or output of the model that stays FP32."""
+        """True if `tensor`, an input or output of the model, stays FP32."""
         main, kept = self.graph.is_main, self.request.io != "fp16"
         return main and kept and self.graph.dtype(tensor) == TensorProto.FLOAT
 
     # -- nodes -------------------------------------------------------------------------------
 
     def in_fp32(self, node: NodeProto) -> bool:
-        """Whether all float tensors at the border of a node are FP32."""
+        """True if all float inputs and outputs of a node are FP32."""
         return {self.graph.dtype(t) for t in self.floats(node)} == {TensorProto.FLOAT}
 
     def _computes(self, node: NodeProto) -> bool:
-        """Whether a precision has to be chosen for the node."""
+        """True if a precision has to be chosen for the node."""
         if node.op_type == "Constant" or self._is_float_cast(node) or not self.floats(node):
             return False
         rules = self.ports(node)
@@ -175,8 +189,7 @@ class Survey:
         return any(port is not Port.ANY and self.is_float(tensor) for tensor, port in border)
 
     def ports(self, node: NodeProto) -> Ports | None:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        return ports(node, self.opsets.get(domain, 1), self.request.low)
+        return ports(node, self.opsets, self.request.low)
 
     def producer(self, tensor: str) -> NodeProto | None:
         """The node of this graph that computes `tensor`, seen through float Casts."""
@@ -184,16 +197,16 @@ class Survey:
         return node if id(node) in self._computing else None
 
     def readers(self, tensor: str) -> Iterator[tuple[str, NodeProto]]:
-        """The nodes that compute with `tensor`, seen through float Casts, with the name that they read."""
+        """The nodes that compute with `tensor`, seen through float Casts, with the name that each reads."""
         for name in self.aliases(tensor):
             yield from ((name, n) for n in self.graph.consumers(name) if id(n) in self._computing)
 
     # -- walks -------------------------------------------------------------------------------
 
     def upstream(self, tensor: str, through: Through, seen: set[str] | None = None) -> Iterator[NodeProto]:
-        """The nodes that lead to `tensor`, nearest first, as long as `through` accepts them.
+        """The nodes that `tensor` is computed by, nearest first, as far as `through` accepts them.
 
-        Walks that share `seen` do not visit a tensor twice.
+        Walks that share `seen` visit no tensor twice.
         """
         seen = set() if seen is None else seen
         stack = [tensor]
@@ -206,7 +219,7 @@ class Survey:
                 stack.extend(t for t in node.input if self.is_float(t))
 
     def downstream(self, tensor: str, through: Through) -> Iterator[tuple[str, NodeProto]]:
-        """The nodes that read `tensor`, and on behind those that `through` accepts, as `readers` has them."""
+        """The readers of `tensor`, and the readers of each result of a node that `through` accepts."""
         stack, seen = [tensor], {tensor}
         while stack:
             for name, node in self.readers(stack.pop()):
@@ -218,24 +231,3 @@ class Survey:
 
     def _is_float_cast(self, node: NodeProto) -> bool:
         return casts_floats(node, self.is_float)
-
-
-@dataclass(frozen=True)
-class Hazard:
-    """A node at which the lower precision goes wrong, with the evidence.
-
-    Attributes:
-        rule: Its kind, a key of `kinds.KINDS` where `scan` reports it.
-        reason: One sentence; hazards of one rule and one reason are one finding.
-        severity, repair: None: those of the kind.
-        link: Where it is known from, if that is a single page.
-    """
-
-    node: NodeProto
-    rule: str
-    reason: str
-    tensor: str | None = None
-    range: Range | None = None
-    severity: Severity | None = None
-    repair: str | None = None
-    link: str = ""

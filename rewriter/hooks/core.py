@@ -106,15 +106,15 @@ def _fix(source: Path | onnx.ModelProto, target: Path | None, feeds: Feeds, sett
     from rewriter.passes.compensate_rounding import CompensateRounding
     from rewriter.report.terminal import verdict_line
 
-    in_force = settings.in_force(source if isinstance(source, Path) else None)
-    for sentence in in_force.told():
+    resolved = settings.resolve(source if isinstance(source, Path) else None)
+    for sentence in resolved.messages():
         say(sentence, settings)
-    options = {**in_force.arguments("fix"), **settings.fix, "strict": True}
+    options = {**resolved.arguments("fix"), **settings.fix, "strict": True}
     if settings.calibration is not None or options.get("inputs") is None:
         options["inputs"] = feeds(load(source))
         if settings.calibration is None:  # an export's example is often noise: no weight is fitted to it
             options["skip"] = (*(options.get("skip") or ()), CompensateRounding.name)
-    with in_force.blaming():
+    with resolved.errors_name_sources():
         result = fix(source, target, in_place=True, **options)
     if result.verdict is not None and not result.verdict.passed:
         raise Unverified(

@@ -46,10 +46,10 @@ def scan_file(path: Path, **options: Any) -> Outcome:
             return Outcome(path, f"{path}: not scanned: Git LFS has not fetched it")
         if _was_fixed(load(path)):
             return Outcome(path, f"{path}: was fixed already")
-        in_force = load_configuration(path).with_options(**options)
-        with in_force.blaming():
-            result = scan(path, **{**_data(path), **in_force.arguments("scan")})
-        least: Severity = in_force.settings.fail_on or "error"
+        resolved = load_configuration(path).resolve(**options)
+        with resolved.errors_name_sources():
+            result = scan(path, **{**_data(path), **resolved.arguments("scan")})
+        least: Severity = resolved.values["fail_on"] or "error"
     except RewriterError as error:
         return Outcome(path, f"{path}: {error}", passed=False, error=error)
     return Outcome(path, verdict_line(result).plain, not result.reaches(least), detail=result)
@@ -68,9 +68,9 @@ def fix_file(path: Path, **options: Any) -> Outcome:
             return Outcome(path, f"{path}: not fixed: Git LFS has not fetched it")
         if _was_fixed(load(path)):
             return Outcome(path, f"{path}: was fixed already")
-        in_force = load_configuration(path).with_options(**options)
-        arguments = {"build": False, **_data(path), **in_force.arguments("fix"), "strict": False}
-        with in_force.blaming():
+        resolved = load_configuration(path).resolve(**options)
+        arguments = {"build": False, **_data(path), **resolved.arguments("fix"), "strict": False}
+        with resolved.errors_name_sources():
             result = fix(path, None, **arguments)
         if result.verdict is not None and not result.verdict.passed:
             raise Unverified("the fixed model failed its verification; the file stays as it was")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rewriter.errors import UsageError
-from rewriter.pipeline.config import InForce, load
+from rewriter.pipeline.config import ResolvedOptions, load
+from rewriter.pipeline.declaration import declarations
+from rewriter.pipeline.options import FixOptions
 
 OWN = frozenset({"model", "output", "in_place", "dry_run", "strict", "progress"})
 """Arguments of `rewriter.fix` that are the hook's business."""
@@ -48,9 +49,7 @@ class Settings:
         Raises:
             UsageError: an argument that it does not have, or that the hook gives itself.
         """
-        from rewriter.jobs.fix.api import fix
-
-        known = [name for name in inspect.signature(fix).parameters if name not in OWN]
+        known = [name for name in declarations(FixOptions) if name not in OWN]
         for name in self.fix:
             if name not in known:
                 raise UsageError(
@@ -63,11 +62,11 @@ class Settings:
         if self.samples < 1:
             raise UsageError(f"it cannot be {self.samples}", where="samples=", hint="use at least one")
 
-    def in_force(self, near: Path | None) -> InForce:
+    def resolve(self, near: Path | None) -> ResolvedOptions:
         """These options and the configuration found upwards from `near`; None: from the current folder.
 
         Raises:
             UsageError: an argument of `fix` or a key of the file that does not exist.
         """
         self.check()
-        return load(near).with_options(**{n: v for n, v in self.fix.items() if n != "inputs"})
+        return load(near).resolve(**{n: v for n, v in self.fix.items() if n != "inputs"})

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from rewriter.base import Context, Target
 from rewriter.data.expectations import data_warnings
@@ -26,6 +26,8 @@ from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Progress, Stopwatch
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.driver import Driver
+from rewriter.pipeline.keywords import ScanKeywords
+from rewriter.pipeline.options import ScanOptions, combined, documented
 from rewriter.planning.planner import LOW_TYPES, surveys
 from rewriter.verification.checks import run_all
 
@@ -35,39 +37,36 @@ TF32_NOTED = 2e-3
 LowPrecision = Literal["fp16", "bf16"]
 
 
+@documented(ScanOptions)
 def scan(
     model: str | os.PathLike[str] | Any,
+    options: ScanOptions | None = None,
     *,
-    inputs: Any = None,
-    precision: LowPrecision = "fp16",
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    target: str = "tensorrt",
-    seed: int = 0,
     progress: Progress | None = None,
+    **keywords: Unpack[ScanKeywords],
 ) -> ScanResult:
     """Find where a model would go wrong in a lower precision, and in which releases of TensorRT.
 
-    Local functions are looked into; nothing else is rewritten, and nothing is written.
+    Local functions are looked into; nothing else is rewritten, and nothing is written. Without sample data,
+    what was measured is a warning at most.
 
     Args:
         model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
-        inputs: Sample data as for `fix`. None: seeded random inputs; what was measured on them is a
-            warning at most.
-        precision: `fp16` or `bf16`: what the model shall compute in.
-        input_shapes: Shapes for random data, by input.
-        target: `tensorrt`, `tensorrt-rtx`, or a version: known defects of others are left out.
+        options: Options as a whole; keywords replace single ones.
 
     Raises:
         RewriterError: bad model, data or option.
     """
+    request = combined(options or ScanOptions(), keywords)
+    precision = request.precision
     if precision not in get_args(LowPrecision):
         raise UsageError(f"it cannot be {precision!r}", where="--precision", hint="choose from fp16, bf16")
     run = _Scan(
         precision,
-        known_target(Target.parse(target)),
+        known_target(Target.parse(request.target)),
         Stopwatch(progress or (lambda stage, done, total: None)),
     )
-    return run.result(model, inputs, input_shapes, seed)
+    return run.result(model, request.inputs, request.input_shapes, request.seed)
 
 
 @dataclass

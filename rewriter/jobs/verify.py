@@ -5,24 +5,25 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
-from rewriter.emulation import Accumulation
-from rewriter.engines.deployment import AUTO, deployment
+from rewriter.engines.deployment import deployment
 from rewriter.engines.host import Choice
 from rewriter.engines.ort_errors import NoKernelError
-from rewriter.engines.protocol import Settings, Shape, Timing
+from rewriter.engines.protocol import Settings, Timing
 from rewriter.errors import UsageError
 from rewriter.figures.metrics import named
 from rewriter.figures.statistics import OutputStatistics
 from rewriter.figures.tolerances import Tolerance, default_tolerance
 from rewriter.model import load
 from rewriter.model.stopwatch import Progress, Stopwatch
+from rewriter.pipeline.keywords import VerifyKeywords
+from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.verification.execute import build_without_gpu, emulated, on_engine
 from rewriter.verification.result import BuildRun, VerifyResult
 from rewriter.verification.stage import MOST_SAMPLES, Stage
@@ -31,63 +32,48 @@ from rewriter.verification.verdict import Verdict
 __all__ = ["BuildRun", "OutputStatistics", "Tolerance", "VerifyResult", "verify"]
 
 
+@documented(VerifyOptions)
 def verify(
     original: str | os.PathLike[str] | Any,
     fixed: str | os.PathLike[str] | Any,
+    options: VerifyOptions | None = None,
     *,
-    inputs: Any = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
-    seed: int = 0,
-    engine: str = AUTO,
-    builds: int = 1,
-    tolerance: float | Tolerance | None = None,
-    metric: str = "relative-l2",
-    min_shapes: Mapping[str, Shape] | None = None,
-    opt_shapes: Mapping[str, Shape] | None = None,
-    max_shapes: Mapping[str, Shape] | None = None,
-    plugin_lib: Sequence[str | os.PathLike[str]] = (),
-    accumulation: Accumulation = "fp16",
-    timing: bool = True,
-    timeout: float = 600.0,
     progress: Progress | None = None,
+    **keywords: Unpack[VerifyKeywords],
 ) -> VerifyResult:
     """Run the fixed model and compare it, output by output, with the original in FP32.
 
-    What is compared with is the original on ONNX Runtime's CPU, every FP16 and BF16 tensor widened.
+    The reference is the original on ONNX Runtime's CPU, every FP16 and BF16 tensor widened. Without a GPU the
+    engine `auto` is the emulation, and a build without a GPU; the result says so.
 
     Args:
         original, fixed: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with equal names of inputs
             and outputs.
-        inputs: Sample data, as for `fix`; None: seeded random inputs, which the result says.
-        engine: `tensorrt`, `tensorrt-rtx`, `onnxruntime` (CPU), `onnxruntime-cuda` or `emulation`. `auto`:
-            the best TensorRT if there is a GPU; else emulation, and a build without a GPU, which the
-            result says.
-        builds: How often the fixed model is built: builds differ, and the worst one is judged.
-        tolerance: What `metric` is held to in the worst output, sample and build; None: by what the fixed
-            model computes in, with a source. A `Tolerance` says its metric and its source itself.
-        metric: A name of `figures.metrics.METRICS`, or a Python function of yours: see `metrics.named`.
-        min_shapes, opt_shapes, max_shapes: Optimisation profile of inputs with dynamic axes; others get
-            theirs from the samples. Random data has the usual shapes.
-        plugin_lib: Shared libraries with TensorRT plugins.
-        accumulation: Type in which the emulation sums up FP16 products.
-        timing: Measure latency, too.
-        timeout: Seconds for each build, and for the run.
+        options: Options as a whole; keywords replace single ones.
 
     Raises:
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
+    request = combined(options or VerifyOptions(), keywords)
+    tolerance, metric, timeout = request.tolerance, request.metric, request.timeout
     if isinstance(tolerance, Tolerance):
         metric = tolerance.metric
     asked = _asked(tolerance, metric)
-    _check(builds, timeout)
+    _check(request.builds, timeout)
     watch = Stopwatch(progress or (lambda stage, done, total: None))
-    deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
+    deployed = deployment(
+        request.engine, request.plugin_lib, request.min_shapes, request.opt_shapes, request.max_shapes
+    )
     chosen = deployed.choose()
     with tempfile.TemporaryDirectory(prefix="rewriter-verify-") as folder:
         with watch("load"):
             models = load(original), load(fixed)
             samples = load_samples(
-                inputs, models[0], input_shapes=input_shapes, seed=seed, deployment=deployed
+                request.inputs,
+                models[0],
+                input_shapes=request.input_shapes,
+                seed=request.seed,
+                deployment=deployed,
             )
             stage = Stage(*models, samples, Path(folder), deployed.profile)
         tf32 = chosen.engine not in (None, "onnxruntime")
@@ -96,15 +82,15 @@ def verify(
             missing = _without_reference(stage, chosen)
         if chosen.engine is None:
             with watch("emulation"):
-                done = emulated(stage, held, accumulation)
+                done = emulated(stage, held, request.accumulation)
             with watch("build"):
                 built = build_without_gpu(stage, timeout, deployed.plugins)
                 done = replace(done, checks=(*done.checks, built))
         else:
             settings = Settings(
                 chosen.engine,
-                builds=builds,
-                timing=Timing() if timing else None,
+                builds=request.builds,
+                timing=Timing() if request.timing else None,
                 plugins=deployed.plugins,
                 build_timeout_s=timeout,
                 run_timeout_s=timeout,

@@ -7,7 +7,15 @@ for a model of 1 MB and one of 10 GB, and files with external data are mapped, n
 
 from __future__ import annotations
 
-from rewriter.model.graphs import UNKNOWN_DOMAIN, holds_graphs, subgraphs, walk_graphs
+from rewriter.model.graphs import (
+    STANDARD_DOMAINS,
+    UNKNOWN_DOMAIN,
+    holds_graphs,
+    opsets_of,
+    refill,
+    subgraphs,
+    walk_graphs,
+)
 from rewriter.model.model import Model
 from rewriter.model.reading import check, load
 from rewriter.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
@@ -15,6 +23,7 @@ from rewriter.model.writing import replacing, save, write_json, write_text
 
 __all__ = [
     "DETACH_BYTES",
+    "STANDARD_DOMAINS",
     "UNKNOWN_DOMAIN",
     "Array",
     "Model",
@@ -23,6 +32,8 @@ __all__ = [
     "check",
     "holds_graphs",
     "load",
+    "opsets_of",
+    "refill",
     "replacing",
     "save",
     "shape_of",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import onnx
+
+STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
+"""Both name the operator set of ONNX itself."""
 
 UNKNOWN_DOMAIN = "rewriter.unknown"
 
@@ -29,6 +33,13 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
             yield from attribute.graphs
 
 
+def refill(field: Any, messages: Iterable[Any]) -> None:
+    """Replaces the content of a repeated field by `messages`, which may be its own."""
+    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
+    del field[:]
+    field.extend(copies)
+
+
 def holds_graphs(node: onnx.NodeProto) -> bool:
     """Whether a node holds a graph as an attribute."""
     return any(True for _ in subgraphs(node))
@@ -43,13 +54,18 @@ def _may_hold_graphs(op_type: str, domain: str) -> bool:
     return any(a.type in (kinds.GRAPH, kinds.GRAPHS) for a in attributes)
 
 
+def opsets_of(proto: onnx.ModelProto) -> dict[str, int]:
+    """Versions of the imported operator sets by domain; the standard one is ""."""
+    return {"" if o.domain in STANDARD_DOMAINS else o.domain: o.version for o in proto.opset_import}
+
+
 def isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) -> None:
     """Move nodes whose operator has no schema at `opset` to a domain that onnx leaves alone."""
     local = {(f.domain, f.name) for f in proto.functions}
     found = False
     for graph in walk_graphs(proto.graph):
         for node in graph.node:
-            if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in local:
+            if node.domain not in STANDARD_DOMAINS or (node.domain, node.op_type) in local:
                 continue
             if opset and _is_unknown(node.op_type, opset, deprecated):
                 node.domain = UNKNOWN_DOMAIN

@@ -10,7 +10,13 @@ import onnx
 from onnx import numpy_helper
 
 from rewriter.errors import ModelError
-from rewriter.model.graphs import UNKNOWN_DOMAIN, drop_unknown_domain, isolate_unknown_ops, walk_graphs
+from rewriter.model.graphs import (
+    UNKNOWN_DOMAIN,
+    drop_unknown_domain,
+    isolate_unknown_ops,
+    opsets_of,
+    walk_graphs,
+)
 from rewriter.model.tensors import (
     DETACH_BYTES,
     WHOLE_BYTE_TYPES,
@@ -45,7 +51,12 @@ class Model:
     @property
     def opset(self) -> int:
         """Version of the default operator set (0 if the model imports none)."""
-        return next((o.version for o in self.proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+        return self.opsets.get("", 0)
+
+    @property
+    def opsets(self) -> dict[str, int]:
+        """Versions of the imported operator sets by domain; the standard one is ""."""
+        return opsets_of(self.proto)
 
     @property
     def signature(self) -> Signature:

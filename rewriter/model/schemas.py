@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
 import onnx
 from onnx import NodeProto, TensorProto
+
+from rewriter.model.graphs import STANDARD_DOMAINS
 
 TYPE_NAMES: dict[int, str] = {
     TensorProto.FLOAT: "tensor(float)",
@@ -65,17 +67,18 @@ class Ports:
         return Port.FOLLOWS in self.inputs or Port.FOLLOWS in self.outputs
 
 
-def ports(node: NodeProto, opset: int, low: int) -> Ports | None:
+def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> Ports | None:
     """How the float types of `node` are decided when `low` is the lower precision.
 
     Args:
-        opset: Version of the node's operator set.
+        opsets: Versions of the operator sets by domain (`Model.opsets`).
         low: TensorProto.FLOAT16, BFLOAT16, or FLOAT (then everything may follow).
 
     Returns:
         None if the operator has no schema.
     """
-    schema = schema_of(node.op_type, node.domain, opset)
+    domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+    schema = schema_of(node.op_type, domain, opsets.get(domain, 1))
     if schema is None:
         return None
     inputs = [_port(schema, schema.inputs, i, low) for i in range(len(node.input))]
@@ -105,7 +108,7 @@ def set_type_attributes(node: NodeProto, dtype: int) -> None:
 def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
     """The schema of an operator at a version of its operator set; None if onnx has none."""
     try:
-        return onnx.defs.get_schema(op_type, opset, "" if domain == "ai.onnx" else domain)
+        return onnx.defs.get_schema(op_type, opset, "" if domain in STANDARD_DOMAINS else domain)
     except onnx.defs.SchemaError:
         return None
 

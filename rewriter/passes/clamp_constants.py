@@ -1,4 +1,4 @@
-"""clamp-constants: the huge negative numbers of attention masks become numbers that FP16 can hold."""
+"""clamp-constants: replaces the huge numbers of attention masks by numbers that FP16 can hold."""
 
 from __future__ import annotations
 
@@ -11,36 +11,41 @@ from onnx import numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, label
-from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Follower, Outcome, Use, huge_uses
 from rewriter.model import Array
+from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Follower, Outcome, Use, huge_uses
 
 MASK = 16384.0
-"""What a mask constant becomes, see `ClampConstants`."""
+"""Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""
 
 
 @dataclass(frozen=True)
 class ClampConstants(GraphPass):
     """Masks hold FLT_MAX, 1e12 or infinity; in FP16 all of them are infinite, and 0 * inf is NaN.
 
-    A constant that reaches nothing but Softmax, through Add, Where, a mask of integers that is
-    multiplied in, and what only moves values, becomes -16384 = -2^14:
+    A constant becomes -16384 = -2^14 if Softmax is all that it reaches: through Add, Where, a product
+    with an integer mask, and operators that only move values. The reasons for -16384:
 
-    - The masked entries stay exactly 0. Softmax takes exp(x - max), and FP32's exp is 0 below
-      -103.98 = ln(2^-150). So nothing changes while a row's scores differ by less than
-      16384 - 104: always, if they are within +-8140, which is far beyond what a trained model has.
-    - It stays finite in FP16 with any score within +-49000, and within half of FP16's range (the
-      head-room of the plan) with any above -16368; two such masks may be added up.
-    - It is a power of two: exact in FP16 and BF16, as are its products with 0 and 1.
+    - Masked entries stay exactly 0. Softmax computes exp(x - max), and FP32's exp is 0 below
+      -103.98 = ln(2^-150). Results change only if the scores of one row differ by 16384 - 104 or more.
+      Scores within +-8140 never do; those of trained models are far smaller.
+    - The sum of mask and score is finite in FP16 for scores within +-49000. It stays within half of
+      FP16's range, the plan's head-room, for scores above -16368. Two such masks may be added up.
+    - It is a power of two: exact in FP16 and BF16, and so are its products with 0 and 1.
 
-    A row that is masked whole has no largest open score. With Where such a row stays uniform, as
-    it was with any finite constant. With Add it was uniform (FLT_MAX absorbs every score) or NaN
-    (infinity), and becomes the Softmax of the masked scores. Models do not use such rows; whether
-    they occur shows in a constant mask only, and there the pass declines. For a computed mask the
-    report says that it relies on this. A mask made of integers is taken to hold 0 and 1.
+    A row that is masked as a whole has no open score that dominates it. With Where, such a row stays
+    uniform. With Add it was uniform (FLT_MAX absorbs every score) or NaN (infinity); it becomes the
+    Softmax of the masked scores. Models do not use such rows. In a constant mask they can be seen, and the
+    pass declines. For a computed mask the report says that the change relies on their absence.
+    Integer masks are assumed to hold 0 and 1.
 
     Options:
-        whole_rows: `accept` takes it that no row of a computed mask is masked whole; `decline`
-            leaves alone every constant where this matters.
+        whole_rows: `accept` assumes that no row of a computed mask is masked as a whole; `decline` keeps
+            every constant for which that matters.
+
+    Declines:
+        - a constant that reaches a graph output or an operator that is not part of masking
+        - a constant mask that masks a whole row; a computed one with `whole_rows=decline`
+        - a constant with NaN, with huge values of both signs, or beside other large values
     """
 
     name = "clamp-constants"
@@ -71,7 +76,7 @@ class ClampConstants(GraphPass):
     whole_rows: Literal["accept", "decline"] = "accept"
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        # All of them are judged before the first is changed: masks that meet have to know of one another.
+        # All uses are judged before the first change: masks that are added up affect one another.
         follower = Follower(graph, LARGEST_BIAS)
         found = [(use, follower.follow(use.node, use.index, use.value)) for use in huge_uses(graph)]
         clamped: dict[str, str] = {}
@@ -83,24 +88,24 @@ class ClampConstants(GraphPass):
         if outcome.obstacle:
             return Refusal(label(use.node), f"{before} stays: {outcome.obstacle}")
         if outcome.relies and self.whole_rows == "decline":
-            return Refusal(label(use.node), f"{before} stays: a row may be masked whole")
+            return Refusal(label(use.node), f"{before} stays: a row may be masked as a whole")
         tensor = use.node.input[use.index]
         if tensor not in clamped:
             clamped[tensor] = _clamped(graph, tensor, use.value)
         graph.set_input(use.node, use.index, clamped[tensor])
         graph.sweep(tensor)
-        note = "; relies on no row being masked whole" if outcome.relies else ""
+        note = "; relies on no row being masked as a whole" if outcome.relies else ""
         return Change(label(use.node), f"{before} became {_shown(_tamed(use.value))}{note}")
 
 
 def _tamed(value: Array) -> Array:
-    """`value` with its huge entries at +-MASK, in its own type."""
+    """Returns `value` with its huge entries replaced by +-MASK, in its own type."""
     wide = value.astype(np.float32) if value.dtype.itemsize < 4 else value
     return np.where(np.abs(wide) >= FP16_MAX, np.copysign(MASK, wide), wide).astype(value.dtype)
 
 
 def _clamped(graph: GraphEditor, tensor: str, value: Array) -> str:
-    """The tensor that takes the constant's place."""
+    """Adds the clamped constant and returns its name."""
     base = f"{tensor}/clamped"
     node = graph.producer(tensor)
     if node is None or node.op_type != "ConstantOfShape":

@@ -1,4 +1,4 @@
-"""clean-casts: Casts that change nothing go."""
+"""clean-casts: removes Casts that change no value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Change, Context, Event, GraphPass, Refusal
-from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph import GraphEditor, attribute, is_op, label
 from rewriter.model import Array
 
 SIGNIFICAND: dict[int, tuple[int, int]] = {
@@ -18,7 +18,7 @@ SIGNIFICAND: dict[int, tuple[int, int]] = {
     TensorProto.FLOAT: (24, 8),
     TensorProto.DOUBLE: (53, 11),
 }
-"""Bits of significand, the implicit one included, and of exponent (IEEE 754-2019, table 3.5)."""
+"""Bits of significand, including the implicit one, and of exponent (IEEE 754-2019, table 3.5)."""
 
 INTEGERS: dict[int, tuple[int, int]] = {
     TensorProto.BOOL: (0, 1),
@@ -38,18 +38,26 @@ KNOWN = SIGNIFICAND.keys() | INTEGERS.keys()
 
 @dataclass(frozen=True)
 class CleanCasts(GraphPass):
-    """Exporters write many Casts that do nothing (166 of 191 in one Swin), and they hide patterns.
+    """Exporters write many Casts that change nothing (166 of 191 in one Swin), and they hide patterns.
 
-    Goes: a Cast to the type that a tensor has; a widening Cast that another Cast follows
-    (f16-f32-f16, f32-f64-f32, int32-int64-float); the second Cast of one tensor to one type; the
-    Cast of a constant, which is converted once, rounded to nearest even, its sign kept.
+    Removed are:
 
-    Stays: what rounds on its way (f32-f16-f32, int64-f32-int64), for it changes values, and what
-    truncates (float-int-float), for that is arithmetic.
+    - a Cast to the type that its input already has;
+    - a widening Cast whose consumer is another Cast (f16-f32-f16, f32-f64-f32, int32-int64-float);
+    - the second Cast of one tensor to one type;
+    - the Cast of a constant, which is converted once: rounded to nearest even, its sign kept.
+
+    Casts that round on the way (f32-f16-f32, int64-f32-int64) change values, and Casts that truncate
+    (float-int-float) are arithmetic. Both stay.
 
     Options:
-        drop_rounding: also take out Casts that only round on their way. Results then differ from
-            the original's by that rounding. Truncation stays all the same.
+        drop_rounding: Remove Casts that only round on the way, too. Results then differ from the
+            original's by that rounding. Casts that truncate stay all the same.
+
+    Declines:
+        - Casts that round, unless `drop_rounding` is set, and Casts that truncate
+        - a Cast whose input and output are both inputs or outputs of the graph
+        - a constant with values that the new type cannot hold
     """
 
     name = "clean-casts"
@@ -70,7 +78,7 @@ class CleanCasts(GraphPass):
     drop_rounding: bool = False
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        # In topological order a Cast meets only Casts that are clean already, so one sweep suffices.
+        # Producers come first, so each Cast reads Casts that are clean already: one sweep suffices.
         first: dict[tuple[str, int], NodeProto] = {}
         casts = [node for node in graph.nodes if _is_cast(node)]
         for cast in casts:
@@ -89,7 +97,7 @@ class CleanCasts(GraphPass):
             yield event
 
     def _shorten(self, graph: GraphEditor, cast: NodeProto, to: int) -> Iterator[Event]:
-        """Let the Cast read what the Casts before it read, as far as they change nothing."""
+        """Lets the Cast read the input of the Casts before it, as long as those change nothing."""
         while (earlier := _cast_before(graph, cast)) is not None:
             start, middle = graph.dtype(earlier.input[0]), graph.dtype(cast.input[0])
             if start is None or middle is None:
@@ -102,7 +110,7 @@ class CleanCasts(GraphPass):
 
 
 def embeds(narrow: int, wide: int) -> bool:
-    """Whether every value of one element type (TensorProto.DataType) is a value of another."""
+    """True if every value of element type `narrow` (TensorProto.DataType) is a value of `wide`."""
     if narrow not in KNOWN or wide not in KNOWN:
         return narrow == wide
     if narrow in SIGNIFICAND:
@@ -117,10 +125,10 @@ def embeds(narrow: int, wide: int) -> bool:
 
 
 def _skips(start: int, middle: int, to: int) -> bool:
-    """Whether start-middle-to gives what start-to gives, for every value.
+    """True if start-middle-to and start-to give the same for every value.
 
-    The middle must hold every value of the start. From a float to an integer it must fit as well:
-    what an integer makes of a float out of its range is not defined.
+    The middle type must hold every value of the start type. From a float to an integer the values must
+    fit as well: ONNX does not define the result of a float beyond the integer's range.
     """
     if not embeds(start, middle) or not {start, middle, to} <= KNOWN:
         return False
@@ -129,7 +137,7 @@ def _skips(start: int, middle: int, to: int) -> bool:
 
 
 def _only_rounds(start: int, middle: int, to: int) -> bool:
-    """Whether start-middle-to is start-to but for a rounding to a float type in the middle."""
+    """True if start-middle-to differs from start-to only by a rounding to a float type in the middle."""
     if middle not in SIGNIFICAND or embeds(start, middle) or middle == to:
         return False
     return start == to or (start in SIGNIFICAND and to in SIGNIFICAND and embeds(middle, to))
@@ -140,7 +148,7 @@ def _truncates(start: int, middle: int, to: int) -> bool:
 
 
 def _drop(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
-    """Remove a Cast to the type that its input has."""
+    """Removes a Cast to the type that its input has."""
     source, result = cast.input[0], cast.output[0]
     if graph.dtype(source) != to:
         return None
@@ -159,7 +167,7 @@ def _can_rename(graph: GraphEditor, tensor: str) -> bool:
 
 
 def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
-    """Convert a constant of this graph once and for all."""
+    """Converts a constant of this graph once."""
     source, result = cast.input[0], cast.output[0]
     value = graph.constant(source)
     local = graph.is_initializer(source) or graph.producer(source) is not None
@@ -176,26 +184,26 @@ def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
 
 
 def _convert(value: Array, start: int, to: int) -> Array | None:
-    """`value` in another type, rounded to nearest even; None where ONNX does not define the result."""
+    """Converts `value`, rounded to nearest even; None where ONNX does not define the result."""
     dtype = helper.tensor_dtype_to_np_dtype(to)
     if start in SIGNIFICAND and to in INTEGERS and to != TensorProto.BOOL and value.size:
         wide = np.trunc(value.astype(np.float64))
         sign, bits = INTEGERS[to]
         if not bool(np.all((wide >= -sign * 2.0**bits) & (wide < 2.0**bits))):
             return None
-    with np.errstate(over="ignore"):  # beyond the range lies infinity, as at run time
+    with np.errstate(over="ignore"):  # values beyond the range become infinite, as at run time
         return value.astype(dtype)
 
 
 def _share(
     graph: GraphEditor, cast: NodeProto, to: int, first: dict[tuple[str, int], NodeProto]
 ) -> Event | None:
-    """Let one Cast serve all who want a tensor in one type."""
+    """Lets one Cast serve all consumers that read a tensor in one type."""
     key = (cast.input[0], to)
     other = first.setdefault(key, cast)
     if other is cast or to not in KNOWN:
         return None
-    if graph.producer(other.output[0]) is not other:  # swept meanwhile
+    if graph.producer(other.output[0]) is not other:  # removed by now
         first[key] = cast
         return None
     keep, drop = (cast, other) if graph.is_output(cast.output[0]) else (other, cast)
@@ -215,11 +223,9 @@ def _refusals(graph: GraphEditor, cast: NodeProto) -> Iterator[Refusal]:
     if start is None or middle is None:
         return
     if _only_rounds(start, middle, to):
-        yield Refusal(
-            label(cast), f"{_names(start, middle, to)} rounds on its way: drop_rounding takes it out"
-        )
+        yield Refusal(label(cast), f"{_names(start, middle, to)} rounds on the way: drop_rounding removes it")
     elif _truncates(start, middle, to):
-        yield Refusal(label(cast), f"{_names(start, middle, to)} makes integers of it: that is arithmetic")
+        yield Refusal(label(cast), f"{_names(start, middle, to)} truncates to integers: that is arithmetic")
 
 
 def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
@@ -228,10 +234,8 @@ def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
 
 
 def _is_cast(node: NodeProto) -> bool:
-    """Whether a node is a Cast of opset 6 or later: before, `to` was a text."""
-    return (
-        node.op_type == "Cast" and node.domain in ("", "ai.onnx") and isinstance(attribute(node, "to"), int)
-    )
+    """True for a Cast of opset 6 or later; before, `to` was a string."""
+    return is_op(node, "Cast") and isinstance(attribute(node, "to"), int)
 
 
 def _names(*types: int) -> str:

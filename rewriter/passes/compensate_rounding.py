@@ -1,4 +1,4 @@
-"""compensate-rounding: weights are rounded to the lower type together, so that their errors cancel."""
+"""compensate-rounding: rounds the weights of a product together, so that their errors cancel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from statistics import median
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.model import facts
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires, Stage
-from rewriter.graph import GraphEditor, open_graphs
 from rewriter.emulation import reference
-from rewriter.model import Array, Model
+from rewriter.graph import GraphEditor, open_graphs
+from rewriter.model import Model, facts
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, SEARCHED, node_key
 from rewriter.rewriting.rounding import Layer, Left, Rounded, compensate, layers
@@ -23,26 +22,31 @@ from rewriter.rewriting.rounding.layers import Types
 
 @dataclass(frozen=True)
 class CompensateRounding(ModelPass):
-    """Of what a well-conditioned FP16 network errs by, rounded weights are a third to almost all.
+    """Rounded weights cause a third to almost all of the error of a well-conditioned FP16 network.
 
-    Rounding to nearest is best for each weight and not for a product: errors of weights whose inputs go
-    together add up. Here the weights of MatMul, Gemm and Conv are rounded one input channel after the
-    other, and what each leaves is made up for by those still to come, as the inputs seen on samples
-    allow (GPTQ: Frantar et al. 2022, arXiv 2210.17323; with the numbers of FP16 or BF16 as its grid).
-    What rounding the bias of a Conv or Gemm leaves is made up for, too.
-    Weights stay FP32 and hold numbers of the lower type, so converting them is exact. It costs no
-    latency. docs/weights.md has what was measured.
+    Rounding to nearest is best for each weight, but not for a product: the errors of weights whose inputs
+    are correlated add up. This pass rounds the weights of MatMul, Gemm and Conv one input channel after the
+    other. Later channels compensate the error of earlier ones, as far as the inputs seen on samples allow.
+    That is GPTQ (Frantar et al. 2022, arXiv 2210.17323) with the numbers of FP16 or BF16 as its grid.
+    Weights also compensate the rounding of a Conv's or Gemm's bias.
 
-    It needs samples, as `fix --inputs` has them. Some rows are held out: a weight that errs no less on
-    those than when it is rounded to nearest is rounded so. Weights of nodes that the plan keeps in another
-    type, those beyond the range of the type, and those inside If, Loop and Scan are left alone; but not those
-    of nodes that a search put in FP32: such products are TF32, which rounds weights to as many bits.
+    Weights stay FP32 and hold numbers of the lower type, so converting them later is exact. The latency does
+    not change. docs/weights.md has the method and the measurements.
+
+    The pass needs samples (`fix --inputs`) and holds some rows out. Weights that err no less on those rows
+    than weights rounded to nearest are rounded to nearest. Weights of nodes that a search put in FP32 are
+    rounded together, too: TF32 rounds them to as many bits.
 
     Options:
-        rows: How many rows of a layer's input are looked at, those held out included.
-        tf32: Whether weights of products that the plan has in FP32 are rounded together to what TF32 keeps
-            of them, with FP32 biases, those of a search when it is done. TensorRT rounds them to nearest
-            otherwise. Weights of nodes that the user keeps in FP32 stay as they are.
+        rows: Most rows of a layer's input that are looked at, including those held out.
+        tf32: Also round the weights of products that the plan keeps in FP32, to what TF32 holds of them;
+            TensorRT rounds them to nearest otherwise. Biases of such products stay FP32. The pass runs
+            once more after a search. Weights of nodes that the user keeps in FP32 stay unchanged.
+
+    Declines:
+        - a model without samples, or with random ones
+        - weights that gain nothing on the rows held out, or that the lower type cannot hold
+        - weights that are read in different ways, batched weights, weights inside If, Loop and Scan
     """
 
     name = "compensate-rounding"
@@ -75,17 +79,17 @@ class CompensateRounding(ModelPass):
         given = context.calibration
         if given is None or not given.real:
             why = "there is no data" if given is None else "the data is random"
-            yield Refusal("model", f"{why}: give --inputs for weights that are rounded together")
+            yield Refusal("model", f"{why}: give --inputs to round weights together")
             return
         sources = tuple(dict.fromkeys(source for layer in chosen for source in layer.sources))
         feeds = given.samples
         data = Data(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
         names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
-        weights = {name: _value(graph, name) for name in names}
+        weights = {name: graph.value(name) for name in names}
         done = list(compensate(weights, chosen, data))
         rounded = [one for one in done if isinstance(one, Rounded)]
         gained = [one for one in rounded if one.gains]
-        if gained:  # then all of them, or a second run would judge the rest by other inputs
+        if gained:  # all or none: a second run would judge the rest by other inputs
             stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
             for one in rounded:
                 for name, value in ((one.layer.weight, one.value), (one.layer.bias, one.bias)):
@@ -93,12 +97,12 @@ class CompensateRounding(ModelPass):
                         stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
             yield Change("model", _summary(gained))
         yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
-        yield from _refusals([_told(one) for one in rounded if not one.gains])
+        yield from _refusals([_no_gain(one) for one in rounded if not one.gains])
         if any(map(_has_weights, inner)):
             yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
 
     def _types(self, plan: Plan) -> Types:
-        """What the products of the main graph compute in, those aside that the plan keeps in another type."""
+        """Returns the type that each product of the main graph computes in; None for other planned types."""
         low = LOW_TYPES[plan.precision]
         found: dict[str, int | None] = {}
         for decision in plan.decisions:
@@ -113,25 +117,19 @@ def _has_weights(graph: GraphEditor) -> bool:
     return any(isinstance(found, Layer) for found in layers(graph, lambda _: int(TensorProto.FLOAT16)))
 
 
-def _value(graph: GraphEditor, name: str) -> Array:
-    value = graph.constant(name)
-    assert value is not None, name
-    return value
-
-
 def _summary(rounded: Sequence[Rounded]) -> str:
     error, nearest = median(one.error for one in rounded), median(one.nearest for one in rounded)
     many = f"{len(rounded)} weights" if len(rounded) > 1 else "a weight"
     return f"{many} rounded together: {error:.1e} of each product instead of {nearest:.1e}, on rows held out"
 
 
-def _told(one: Rounded) -> Left:
+def _no_gain(one: Rounded) -> Left:
     figures = f"{one.nearest:.2g} of the product, not {one.error:.2g}"
-    return Left(one.layer.node, f"rounded to nearest it errs no more on rows held out: {figures}")
+    return Left(one.layer.node, f"rounded to nearest, it errs no more on the rows held out: {figures}")
 
 
 def _refusals(left: Sequence[Left]) -> Iterator[Refusal]:
-    """One for each reason, figures aside; the first node speaks for all."""
+    """Yields one refusal for each reason (figures aside), on the first of its nodes."""
     by_reason: dict[str, list[Left]] = {}
     for one in left:
         by_reason.setdefault(one.reason.partition(":")[0], []).append(one)

@@ -1,4 +1,4 @@
-"""drop-double: float64 arithmetic becomes float32."""
+"""drop-double: replaces float64 arithmetic by float32."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, attribute, label, reads
 from rewriter.model import Array, holds_graphs
-from rewriter.model.schemas import TYPE_ATTRIBUTES, schema_of
+from rewriter.model.schemas import ANY_TYPE_OPS, TYPE_ATTRIBUTES, schema_of
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
 
-_ANY_TYPE = frozenset({"Cast", "CastLike", "Shape", "Size", "IsNaN", "IsInf"})
-"""They read a double as well as a float: a border in front of them would be waste."""
-
 _CONTAINERS = ("Sequence", "Optional", "SplitToSequence", "ConcatFromSequence")
-"""Sequences and optionals carry the type of what is in them."""
+"""Sequences and optionals carry the type of their elements."""
 
 _SIZES = {"Resize": (1, 2), "Upsample": (1,)}
-"""Inputs that say how large the output is: 2.9999998 for 3.0 there is another shape."""
+"""Inputs that decide the size of the output: 2.9999998 in place of 3.0 gives another shape."""
 
 _FLOAT32_INTEGERS = 2**24
-"""Up to here, float32 holds every integer."""
+"""Up to this bound, float32 holds every integer."""
 
 
 @dataclass(frozen=True)
 class DropDouble(GraphPass):
     """TensorRT has no float64 arithmetic, and one torch.linspace can turn a hundred tensors into it.
 
-    Tensors between float64 constants, Casts, random numbers and the like become float32. Inputs and
-    outputs of the model keep their type, with one Cast at the border. Arithmetic that ends in
-    an integer (Cast), in the bounds of a Range or in the scales of a Resize decides shapes and
-    positions, and stays in float64.
+    Tensors that depend on float64 constants, Casts, random numbers and the like become float32. Inputs and
+    outputs of the model keep their type, with one Cast at the border. Some arithmetic decides shapes and
+    positions and stays float64: what ends in an integer (Cast), in the bounds of a Range or in the scales
+    of a Resize.
 
-    Declined: a constant that float32 does not hold (beyond 3.4e38, below 1e-45, or an integer above
-    2^24 that would change), with the nodes that it reaches.
+    Declines:
+        - a constant that float32 cannot hold, and the nodes that it reaches: beyond 3.4e38, below 1e-45,
+          or an integer above 2^24 that would change
     """
 
     name = "drop-double"
@@ -86,7 +84,7 @@ def _is_double(graph: GraphEditor, tensor: str) -> bool:
 
 
 def _index_arithmetic(graph: GraphEditor) -> set[int]:
-    """Nodes (by id) that compute in float64 what becomes an integer, a length or a scale."""
+    """Returns the nodes (by id) whose float64 results become an integer, a length or a scale."""
     kept: set[int] = set()
     stack = [name for node in graph.nodes for name in _deciding(graph, node)]
     seen = set(stack)
@@ -103,7 +101,7 @@ def _index_arithmetic(graph: GraphEditor) -> set[int]:
 
 
 def _deciding(graph: GraphEditor, node: NodeProto) -> Iterable[str]:
-    """Inputs of a node that must not change in the last bit."""
+    """Returns the inputs of a node that must not change in the last bit."""
     if node.op_type == "Cast" and not _is_floating(graph, node.output[0]):
         return [name for name in node.input if _is_double(graph, name)]
     if node.op_type == "Range":
@@ -116,7 +114,7 @@ def _is_floating(graph: GraphEditor, tensor: str) -> bool:
 
 
 def _downstream(graph: GraphEditor, nodes: list[NodeProto]) -> set[int]:
-    """The nodes (by id) and all that float64 leads to from them: their values need not fit either."""
+    """Returns the nodes (by id) and all their float64 consumers, whose values need not fit float32 either."""
     reached: set[int] = set()
     stack = list(nodes)
     while stack:
@@ -128,7 +126,7 @@ def _downstream(graph: GraphEditor, nodes: list[NodeProto]) -> set[int]:
 
 
 def _refusals(graph: GraphEditor, kept: set[int]) -> Iterator[tuple[NodeProto, str, str]]:
-    """Nodes with a constant that float32 does not hold, the constant's name, and why."""
+    """Yields nodes with a constant that float32 cannot hold, the constant's name, and the reason."""
     for node in graph.nodes:
         if id(node) in kept or node.op_type == "Constant":
             continue
@@ -140,7 +138,7 @@ def _refusals(graph: GraphEditor, kept: set[int]) -> Iterator[tuple[NodeProto, s
 
 
 def _double_value(graph: GraphEditor, node: NodeProto, name: str) -> Array | None:
-    """The float64 constant that `node` reads as `name`, or fills `name` with."""
+    """Returns the float64 constant that `node` reads as `name`, or fills `name` with."""
     if not _is_double(graph, name):
         return None
     if node.op_type == "ConstantOfShape":
@@ -149,7 +147,7 @@ def _double_value(graph: GraphEditor, node: NodeProto, name: str) -> Array | Non
 
 
 def _misfit(value: Array) -> str | None:
-    """Why float32 does not hold a float64 array; None if it does, up to rounding."""
+    """Returns why float32 cannot hold a float64 array; None if it can, up to rounding."""
     with np.errstate(over="ignore", under="ignore"):
         single = value.astype(np.float32)
     back = single.astype(np.float64)
@@ -169,11 +167,11 @@ def _misfit(value: Array) -> str | None:
 
 @dataclass
 class _Walk:
-    """Visits the nodes of one graph in order and lets those read and write float32 that can.
+    """Visits the nodes of one graph in order and converts those that can compute in float32.
 
     Attributes:
         converted: Tensors that were float64 and are float32 now.
-        singles: For each float64 tensor the float32 one to read: itself, a constant, or a Cast.
+        singles: For each float64 tensor the float32 tensor to read: itself, a constant, or a Cast.
         doubles: For a converted tensor its Cast back to float64.
     """
 
@@ -198,10 +196,10 @@ class _Walk:
             self.graph.sweep(name)
 
     def _takes_any(self, node: NodeProto) -> bool:
-        """Whether the node reads its first input in any type, and float64 goes no further."""
+        """True if the node reads its first input in any type and does not pass float64 on."""
         if id(node) in self.kept or (node.op_type == "CastLike" and _is_double(self.graph, node.input[1])):
             return False
-        return node.op_type in _ANY_TYPE
+        return node.op_type in ANY_TYPE_OPS
 
     def _converts(self, node: NodeProto) -> bool:
         if id(node) in self.kept or self._takes_any(node) or node.op_type in ("Cast", "Constant", "BitCast"):
@@ -222,7 +220,7 @@ class _Walk:
         self.graph.edited = True
 
     def _convert_output(self, node: NodeProto, name: str) -> None:
-        """The output turns float32; a graph output keeps its name and type behind a Cast."""
+        """Makes an output float32; a graph output keeps its name and type through a Cast."""
         self.converted.add(name)
         self.singles[name] = name
         if self.graph.is_output(name):
@@ -233,7 +231,7 @@ class _Walk:
             self.doubles[single] = name
 
     def _single(self, name: str, reader: NodeProto) -> str:
-        """The float32 form of a float64 tensor, made just before `reader` if there is none."""
+        """Returns the float32 form of a float64 tensor, made just before `reader` if there is none yet."""
         if name not in self.singles:
             self.singles[name] = self._made_single(name, reader)
         return self.singles[name]
@@ -261,7 +259,7 @@ class _Walk:
             self.graph.set_input(node, 0, single)
 
     def _read_double(self, node: NodeProto) -> None:
-        """A node that stays in float64 gets what became float32 through a Cast back."""
+        """Gives a node that stays float64 a Cast back of every tensor that became float32."""
         for name in reads(node):
             if self.singles.get(name) == name:
                 if name not in self.doubles:
@@ -271,7 +269,7 @@ class _Walk:
 
 
 def _retype_attributes(node: NodeProto) -> None:
-    """Generators say in an attribute that they make float64."""
+    """Replaces the attribute by which a generator writes float64."""
     for item in node.attribute:
         if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i == DOUBLE:
             item.i = FLOAT

@@ -1,4 +1,4 @@
-"""drop-round-trips: the Casts to FP16 and back go with which a product's kernel would end."""
+"""drop-round-trips: removes Casts to FP16 and back at the end of a product's kernel."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from rewriter.graph import GraphEditor, label
 from rewriter.patterns.round_trips import RoundTrip, lost_round_trips
 
 PROBE = "cast-round-trip-output"
-"""Who asks the GPU whether such results are right."""
+"""The probe that asks the GPU whether such results are right."""
 
 
 @dataclass(frozen=True)
 class DropRoundTrips(GraphPass):
     """TensorRT-RTX 1.6.1 gives garbage for a product in FP32 that is cast to FP16 and back at once.
 
-    Where the kernel of a MatMul, Gemm or Conv ends with the two Casts it writes FP16, and what comes next
-    reads FP32 (rewriter/patterns/round_trips.py; one H200): relative errors of 2.4 to 8.6, or infinity. Without the
-    Casts the result is right, and nearer to that of the model in FP32, for one rounding is less. Casts that
-    round on purpose, to imitate FP16, go as well where they stand like that: elsewhere `clean-casts` keeps
-    them.
+    Where the kernel of a MatMul, Gemm or Conv ends with the two Casts, it writes FP16 and its consumer reads
+    FP32 (docs/engines.md#casts-to-fp16-and-back). Without the Casts the result is right, and one rounding
+    nearer to the FP32 model. Casts that imitate FP16 on purpose are removed in this place as well; elsewhere
+    `clean-casts` keeps them.
 
     Options:
-        when: `auto` takes them out where `rewriter probe` saw the target be wrong, and not where it saw it be
-            right; if it did not look, for TensorRT-RTX, and for TensorRT of an unknown version. `always` and
-            `never` say themselves.
+        when: `auto` follows `rewriter probe`: it removes the Casts where the target was wrong and keeps them
+            where it was right. Without probe results it removes them for TensorRT-RTX, and for TensorRT of
+            an unknown version. `always` and `never` do as they say.
+
+    Declines:
+        - a result that is a graph output and whose producer is not in this graph
     """
 
     name = "drop-round-trips"
@@ -68,7 +70,7 @@ def _drop(graph: GraphEditor, trip: RoundTrip) -> Event:
         graph.redirect(result, exact)
     elif graph.producer(exact) is None:
         return Refusal(
-            label(trip.down), f"{exact}, which it casts, has no node in this graph to write {result}"
+            label(trip.down), f"{result} is a graph output, and {exact} has no producer in this graph"
         )
     else:
         graph.rename(exact, result)

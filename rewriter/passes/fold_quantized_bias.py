@@ -1,4 +1,4 @@
-"""fold-quantized-bias: an int32 bias behind DequantizeLinear becomes a float constant."""
+"""fold-quantized-bias: replaces a dequantised int32 bias by a float constant."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ class FoldQuantizedBias(GraphPass):
     """TensorRT's parser takes INT8, INT4 and FP8 into DequantizeLinear, but not the int32 of a bias.
 
     ONNX Runtime's quantiser stores the bias of a Conv or Gemm as int32 with the scale (input scale
-    x weight scale), per tensor or per axis. It is a constant, so its float value is one, too:
+    x weight scale), per tensor or per axis. As all of it is constant, so is its float value:
     (x - zero point) * scale, rounded once to float32 as DequantizeLinear does.
 
-    Declined: int8 and smaller constants, which are weights that TensorRT runs quantised, and an
-    int32 input, scale or zero point that is computed.
+    Declines:
+        - int8 and smaller constants, which are weights that TensorRT runs quantised
+        - an int32 input, scale or zero point that is computed
+        - a scale that does not fit the axis; a bias quantised in blocks
     """
 
     name = "fold-quantized-bias"
@@ -69,7 +71,7 @@ def _fold(graph: GraphEditor, node: NodeProto) -> Event | None:
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, operands: list[Array | None]) -> str | None:
-    """Why the node stays: "" if it is nothing that this pass looks for, None if it can go."""
+    """Returns why the node stays; "" if it is no such bias, None if it can be folded."""
     data = operands[0]
     if data is not None and data.dtype != np.int32:
         return "a quantised weight stays quantised: TensorRT runs it so"
@@ -77,14 +79,14 @@ def _reason_against(graph: GraphEditor, node: NodeProto, operands: list[Array | 
         return ""
     missing = [n for n, value in zip(node.input, operands, strict=True) if n and value is None]
     if missing:
-        return f"{missing[0]} is computed, so the int32 values are no constant; TensorRT refuses them"
+        return f"{missing[0]} is computed, so its value is not constant; TensorRT refuses int32 here"
     if attribute(node, "block_size", 0):
-        return "it is dequantised in blocks, which no bias is"
+        return "it is quantised in blocks, and no bias is"
     return None
 
 
 def _spread(operand: Array | None, data: Array, axis: int) -> Array | None:
-    """Scale or zero point in a shape that broadcasts over `data`; None if it does not fit.
+    """Reshapes a scale or zero point so that it broadcasts over `data`; None if it does not fit.
 
     One element counts for the whole tensor, as in ONNX Runtime; a vector runs along `axis`.
     """
@@ -100,11 +102,11 @@ def _spread(operand: Array | None, data: Array, axis: int) -> Array | None:
 
 
 def _dequantized(data: Array, scale: Array, zero_point: Array) -> Array:
-    """(data - zero point) * scale: int32, then one float32 product, rounded to the scale's type.
+    """Computes (data - zero point) * scale: int32, then one float32 product, rounded to the scale's type.
 
     Source: ONNX's DequantizeLinear and the loop in ONNX Runtime's CPU kernel.
     """
-    with np.errstate(over="ignore"):  # int32 differences wrap and products overflow there, too
+    with np.errstate(over="ignore"):  # int32 differences wrap and products overflow in ONNX Runtime, too
         centred = data - zero_point.astype(np.int32)
         product: Array = centred.astype(np.float32) * scale.astype(np.float32)
         return product.astype(scale.dtype)

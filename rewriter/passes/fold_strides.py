@@ -1,4 +1,4 @@
-"""fold-strides: a strided Conv of an image reads blocks of it as channels, with stride 1."""
+"""fold-strides: turns a strided Conv of an image into a Conv of stride 1 over blocks of pixels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.new_weights import NewWeights
+from rewriter.model import Array
 from rewriter.patterns.windows import (
     IMAGE_CHANNELS,
     Replacement,
@@ -20,42 +22,40 @@ from rewriter.patterns.windows import (
 )
 
 STRIDES = frozenset({2, 4})
-"""Strides that were measured; of larger ones a block has more channels than any stem that is known."""
+"""The measured strides (docs/accuracy.md#stems-with-a-stride). Blocks of larger strides would have more
+channels than any known stem."""
 
 LEAST_WINDOW = 7
-"""3x3 and 7x7 were measured, and 3x3 gained nothing."""
+"""Of the measured windows 7x7 gained and 3x3 did not (docs/accuracy.md#stems-with-a-stride)."""
 
 
 @dataclass(frozen=True)
 class FoldStrides(GraphPass):
     """The space-to-depth stem: TensorRT-RTX has no good kernel for a strided Conv of 3 or 4 channels.
 
-    A Conv of stride s reads the image in steps of s x s pixels. With each such block as channels (Reshape,
-    Transpose, Reshape: C becomes C * s * s) it is a Conv of stride 1, whose window counts blocks: zeros
-    before and behind the weight bring it to whole ones. Measured on one H200 with TensorRT-RTX 1.6.1, in
-    FP16, the stem and a 1x1 Conv behind it: ResNet's 7x7 of stride 2 at 224 x 224, as 4x4 of 12 channels,
-    34.7 and 21.9 us, error 1.12e-3 and 7.1e-4; SegFormer's 7x7 of stride 4 at 512 x 512, as 2x2 of 48
-    channels, 36.4 and 15.2 us, 1.14e-3 and 6.8e-4; MobileNet's 3x3 of stride 2 16.6 us both ways. Other
-    windows were not measured, nor other GPUs (docs/accuracy.md).
+    A Conv of stride s reads the image in steps of s x s pixels. The pass makes the pixels of each such block
+    channels (Reshape, Transpose, Reshape: C becomes C * s * s). Over blocks it is a Conv of stride 1, its
+    weight padded with zeros to whole blocks. ResNet's and SegFormer's stems need about half the time and
+    err less (docs/accuracy.md#stems-with-a-stride).
 
     With stride s, first padding p and window k: y(i) = sum over u of w[u] x[s i + u - p]. Put f = (-p) mod s
     zeros before w and write u + f = s q + r: y(i) = sum over q and r of w[s q + r - f] x[s j + r], where
-    j = i + q - (p + f) / s: a Conv of ceil((k + f) / s) blocks with padding (p + f) / s. Channels are in the
-    order (channel, row in the block, column in the block). The sums gain nothing but zeros; the sizes of the
-    result stay. `compensate-rounding` rounds the added zeros with the other weights: they may become small.
+    j = i + q - (p + f) / s. That is a Conv of ceil((k + f) / s) blocks with padding (p + f) / s. Channels are
+    ordered (channel, row in the block, column in the block). The sums only gain zeros, and the result has the
+    same size. `compensate-rounding` rounds the added zeros with the other weights: they may become small.
 
-    Left alone without a word: Convs of more channels, smaller windows, windows that do not overlap
-    (`unfold-patches` takes those), strides other than 2 and 4, Convs of one or three axes, computed weights.
+    Skipped without a report: Convs of more channels, smaller windows, windows that do not overlap (see
+    `unfold-patches`), strides other than 2 and 4, Convs of one or three axes, computed weights.
 
     Options:
-        channels: Most input channels of a Conv that it takes.
-        window: Smallest window of one that it takes, along both axes.
+        channels: Most input channels of a Conv that is folded.
+        window: Smallest window that is folded, along both axes.
 
     Declines:
-        - a height or width that is not known, or that the stride does not divide
+        - a height or width that is unknown, or that the stride does not divide
         - dilation, groups, negative padding
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to a graph around this one
+        - weights that are quantised, or that belong to an enclosing graph
         - a model below opset 7
     """
 
@@ -87,10 +87,10 @@ class FoldStrides(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        weights: dict[tuple[object, ...], str] = {}
+        weights = NewWeights(graph)
         for node in graph.nodes:
             windows = windows_of(graph, node)
-            if windows is None or not self._takes(windows):
+            if windows is None or not self._accepts(windows):
                 continue
             reason = _reason_against(graph, node, windows, context.kept)
             if reason is not None:
@@ -98,7 +98,7 @@ class FoldStrides(GraphPass):
             else:
                 yield _Folding(graph, node, windows, _axes(node, windows), weights).write()
 
-    def _takes(self, windows: Windows) -> bool:
+    def _accepts(self, windows: Windows) -> bool:
         image = len(windows.kernel) == 2 and windows.channels <= self.channels
         if not image or min(windows.kernel) < self.window or not STRIDES.issuperset(windows.strides):
             return False
@@ -113,12 +113,12 @@ def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A spatial axis in blocks.
+    """One spatial axis, counted in blocks.
 
     Attributes:
         step, count: Elements of a block, and blocks of the input.
         window: Blocks that a window reads.
-        lead, tail: Zeros before and behind the weight, in elements.
+        lead, tail: Zeros before and after the weight, in elements.
         begin, end: Padding in blocks.
     """
 
@@ -132,7 +132,7 @@ class _Axis:
 
     @classmethod
     def of(cls, size: int, kernel: int, step: int, begin: int, end: int) -> _Axis:
-        """That of `size` elements, padded by `begin` and `end`.
+        """Returns the axis of `size` elements, padded by `begin` and `end`.
 
         The padding in blocks is never negative: the windows leave less than `step` elements unread.
         """
@@ -145,7 +145,7 @@ class _Axis:
 
 
 def _axes(node: NodeProto, windows: Windows) -> tuple[_Axis, _Axis]:
-    """Height and width."""
+    """Returns height and width."""
     pads = pads_of(node, windows)
     assert pads is not None  # the sizes are known
     height, width = (
@@ -157,20 +157,16 @@ def _axes(node: NodeProto, windows: Windows) -> tuple[_Axis, _Axis]:
 
 @dataclass(frozen=True)
 class _Folding:
-    """One Conv on its way to stride 1.
-
-    Attributes:
-        weights: By the name of a Conv's weight and how it is folded, that of the folded one.
-    """
+    """Folds one Conv."""
 
     graph: GraphEditor
     conv: NodeProto
     windows: Windows
     axes: tuple[_Axis, _Axis]
-    weights: dict[tuple[object, ...], str]
+    weights: NewWeights
 
     def write(self) -> Change:
-        """Put the new Conv in the place of the old one."""
+        """Replaces the Conv."""
         graph, conv, (high, wide) = self.graph, self.conv, self.axes
         new, channels = Replacement(graph, conv, "folded"), self.windows.channels
         sizes = (channels, high.count, high.step, wide.count, wide.step)
@@ -193,14 +189,14 @@ class _Folding:
         return Change(label(conv), what)
 
     def _weight(self) -> str:
-        """Name of the constant [O, C * s * s, window of blocks]."""
+        """Returns the name of the constant [O, C * s * s, window of blocks]."""
         name, high, wide = self.conv.input[1], *self.axes
-        key = (name, *((axis.step, axis.lead, axis.tail) for axis in self.axes))
-        if key not in self.weights:
-            value = self.graph.constant(name)
-            assert value is not None, name  # `windows_of` asked
+
+        def folded() -> Array:
+            value = self.graph.value(name)
             padded = np.pad(value, ((0, 0), (0, 0), (high.lead, high.tail), (wide.lead, wide.tail)))
             split = padded.reshape(*value.shape[:2], high.window, high.step, wide.window, wide.step)
-            turned = split.transpose(0, 1, 3, 5, 2, 4).reshape(len(value), -1, high.window, wide.window)
-            self.weights[key] = self.graph.add_constant(f"{name}/folded", np.ascontiguousarray(turned))
-        return self.weights[key]
+            return split.transpose(0, 1, 3, 5, 2, 4).reshape(len(value), -1, high.window, wide.window)
+
+        key = (name, *((axis.step, axis.lead, axis.tail) for axis in self.axes))
+        return self.weights.made(key, f"{name}/folded", folded)

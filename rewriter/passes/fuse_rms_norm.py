@@ -1,4 +1,4 @@
-"""fuse-rms-norm: an RMSNorm in small operators becomes RMSNormalization, or is named as one unit."""
+"""fuse-rms-norm: replaces a decomposed RMSNorm by RMSNormalization, or reports it as one unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rewriter.model import Model, facts
 from rewriter.patterns.norms import Norm, find_norms
 from rewriter.patterns.norms.operator import frame, replace
 
-
 MAPPED_FROM = {"tensorrt": (10, 15), "tensorrt-rtx": (1, 6)}
 """First releases known to map RMSNormalization: TensorRT by its changelog, TensorRT-RTX was measured."""
 
@@ -20,14 +19,14 @@ MAPPED_FROM = {"tensorrt": (10, 15), "tensorrt-rtx": (1, 6)}
 class FuseRmsNorm(GraphPass):
     """The mean of squares of an RMSNorm overflows FP16 from x = 256 on; the operator computes in FP32 inside.
 
-    RMSNormalization came with opset 23, which few TensorRT releases parse: the pass writes it only if
-    the model has that opset and the run allows it. Else, and for an L2 normalisation
-    (torch.nn.functional.normalize), it names the unit, which becomes one FP32 island.
+    RMSNormalization came with opset 23, which few TensorRT releases parse. The pass writes it only if both
+    the model and the run have that opset. Otherwise it reports the norm as one unit, which becomes one FP32
+    island. So it does with an L2 normalisation (torch.nn.functional.normalize).
 
     Declines:
         - a model or a run below opset 23
         - an L2 normalisation, which divides by the root of a sum: no ONNX operator does
-        - a unit of which an inner tensor is used elsewhere or is a graph output
+        - a norm of which an inner tensor is used elsewhere or is a graph output
         - an epsilon outside the root or as a lower bound, sums that are not means, float64
         - axes that are not the last ones, or of unknown size when there is no scale
     """

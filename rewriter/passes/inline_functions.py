@@ -1,4 +1,4 @@
-"""inline-functions: calls of model-local functions become the nodes of their bodies."""
+"""inline-functions: replaces calls of model-local functions by the nodes of their bodies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import onnx
 from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
 from rewriter.base import Change, Context, Event, ModelPass, Refusal
 from rewriter.graph import TAG, label
-from rewriter.model import Model, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, Model, refill, subgraphs, walk_graphs
 from rewriter.model.schemas import schema_of
 
 
@@ -20,12 +19,13 @@ from rewriter.model.schemas import schema_of
 class InlineFunctions(ModelPass):
     """Patterns, ranges and TensorRT's parser see plain nodes; a function hides them.
 
-    The dynamo exporter and onnxscript keep torch modules as model-local functions. Their bodies are
-    put in place of every call with onnx.inliner, nested calls and calls in subgraphs included; the
-    functions then go. Weights stay out of it.
+    The dynamo exporter and onnxscript keep torch modules as model-local functions. onnx.inliner replaces
+    every call by the function's body, including nested calls and calls in subgraphs. The functions are then
+    removed. Weights are not copied.
 
-    Declined: functions that call themselves, and functions written for an operator set in which
-    one of their operators differs from the model's.
+    Declines:
+        - functions that call themselves
+        - functions whose operator set defines one of their operators differently from the model's
     """
 
     name = "inline-functions"
@@ -51,7 +51,7 @@ class InlineFunctions(ModelPass):
 
 
 class _Key(NamedTuple):
-    """What identifies a function: ONNX allows several of one name that differ in `overload`."""
+    """Identifies a function: ONNX allows several of one name that differ in `overload`."""
 
     domain: str
     name: str
@@ -59,9 +59,9 @@ class _Key(NamedTuple):
 
 
 def inline(model: Model, tag: str) -> list[Event]:
-    """Inline every model-local function of `model`, in place; [] if it has none.
+    """Inlines every model-local function of `model`, in place; returns [] if it has none.
 
-    Either all functions go or, with a Refusal for each reason, the model stays as it was.
+    If one function cannot be inlined, the model stays unchanged, and the refusals are returned.
 
     Args:
         tag: Name of the pass, for the nodes that come out of the functions.
@@ -91,14 +91,14 @@ def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
     version = model.opset
     for function in proto.functions:
         for opset in function.opset_import:
-            if opset.domain in ("", "ai.onnx"):
+            if opset.domain in STANDARD_DOMAINS:
                 opset.version = version  # `_other_opsets` found every operator unchanged between the two
     _fill_defaults(proto, functions)
     return inline_local_functions(proto)
 
 
 def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> None:
-    """Write a function's attribute defaults into its calls: onnx.inliner (1.23) does not read them."""
+    """Writes a function's attribute defaults into its calls: onnx.inliner (1.23) does not read them."""
     nodes = [node for graph in walk_graphs(proto.graph) for node in graph.node]
     for function in proto.functions:
         nodes += _nodes_of(function)
@@ -114,7 +114,7 @@ def _key(node: NodeProto) -> _Key:
 
 
 def _nodes_of(function: FunctionProto) -> Iterator[NodeProto]:
-    """The nodes of a body and of its subgraphs."""
+    """Yields the nodes of a body and of its subgraphs."""
     for node in function.node:
         yield node
         for child in subgraphs(node):
@@ -127,7 +127,7 @@ def _calls(function: FunctionProto, functions: dict[_Key, FunctionProto]) -> set
 
 
 def _recursive(functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
-    """A cycle of calls has no end when it is inlined."""
+    """Refuses functions whose calls form a cycle: inlining them would never end."""
     calls = {key: _calls(function, functions) for key, function in functions.items()}
     settled: set[_Key] = set()
     while ready := {key for key in calls.keys() - settled if calls[key] <= settled}:
@@ -138,13 +138,15 @@ def _recursive(functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
 
 
 def _other_opsets(model: Model, functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
-    """Operators of a body that mean something else in the model's operator set."""
+    """Refuses functions with an operator that the model's operator set defines differently."""
     for key, function in functions.items():
-        version = next((o.version for o in function.opset_import if o.domain in ("", "ai.onnx")), model.opset)
+        version = next(
+            (o.version for o in function.opset_import if o.domain in STANDARD_DOMAINS), model.opset
+        )
         if version == model.opset:
             continue
         for node in _nodes_of(function):
-            if node.domain in ("", "ai.onnx") and _differs(node.op_type, version, model.opset):
+            if node.domain in STANDARD_DOMAINS and _differs(node.op_type, version, model.opset):
                 reason = f"{label(node)} is written for opset {version}, the model for {model.opset}"
                 yield Refusal(key.name, reason)
                 break
@@ -165,12 +167,10 @@ def _count_calls(model: Model, functions: dict[_Key, FunctionProto]) -> dict[_Ke
 
 
 def _drop_domains(proto: ModelProto, domains: set[str]) -> None:
-    """Forget the domains that only functions lived in: TensorRT knows no such operator set."""
-    used = {n.domain for g in walk_graphs(proto.graph) for n in g.node} | {"", "ai.onnx"}
+    """Removes the domains that only functions used: TensorRT has no such operator sets."""
+    used = {n.domain for g in walk_graphs(proto.graph) for n in g.node} | STANDARD_DOMAINS
     kept = [o for o in proto.opset_import if o.domain in used or o.domain not in domains]
-    kept = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in kept]
-    del proto.opset_import[:]
-    proto.opset_import.extend(kept)
+    refill(proto.opset_import, kept)
 
 
 def _node_keys(proto: ModelProto) -> set[tuple[str, str, str]]:

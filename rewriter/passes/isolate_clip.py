@@ -1,4 +1,4 @@
-"""isolate-clip: Clip after Conv, Gemm or MatMul becomes Max and Min."""
+"""isolate-clip: replaces a Clip after Conv, Gemm or MatMul by Max and Min."""
 
 from __future__ import annotations
 
@@ -11,28 +11,33 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, GraphPass, Refusal, Target
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Array
 
 DEFECTS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((10, 0), (10, 1)),  # Conv+Clip on L4, NVIDIA/TensorRT#3938, reported for 10.0.1
     ((10, 12), (10, 14)),  # MatMul-Add-Clip drops the upper bound, NVIDIA/TensorRT#4606
 )
-"""TensorRT versions [first, first good) whose fused Clip is known to be wrong."""
+"""TensorRT versions [first, first fixed) whose fused Clip is known to be wrong."""
 
 
 @dataclass(frozen=True)
 class IsolateClip(GraphPass):
     """Some TensorRT releases fuse a Clip into the Conv or MatMul before it and lose a bound.
 
-    TensorRT#3938 (Conv+Clip, 10.0.1 on L4) and TensorRT#4606 (MatMul-Add-Clip, 10.12 and 10.13)
-    give wrong FP32 results. A Clip with constant bounds becomes an activation layer, which is
-    what gets fused; Max and Min become elementwise layers, which are not. They cost nothing
-    measurable (one H200: same time).
+    TensorRT#3938 (Conv+Clip, 10.0.1 on L4) and TensorRT#4606 (MatMul-Add-Clip, 10.12 and 10.13) give wrong
+    FP32 results. TensorRT makes a Clip with constant bounds an activation layer, which it fuses. Max and Min
+    become elementwise layers, which it does not fuse. They cost nothing that could be measured
+    (docs/engines.md#clip-after-a-product).
 
     Options:
-        when: `auto` rewrites where `rewriter probe` saw the target be wrong, and not where it saw it be
-            right; if it did not look, if the target's version is unknown or has the defect. `always`
-            and `never` say themselves.
+        when: `auto` follows `rewriter probe`: it rewrites where the target was wrong and not where it was
+            right. Without probe results it rewrites for TensorRT of an unknown version, or of one with the
+            defect. `always` and `never` do as they say.
+
+    Declines:
+        - computed bounds: TensorRT does not fuse such a Clip
+        - a Clip without bounds
     """
 
     name = "isolate-clip"
@@ -71,12 +76,12 @@ class IsolateClip(GraphPass):
 
 
 def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:
-    """The probe that asks about what stands before a Clip; None if nothing does that is fused with it."""
+    """Returns the probe about the producer of a Clip's input; None if TensorRT does not fuse the two."""
     source = graph.producer(clip.input[0])
     if source is not None and source.op_type == "Add":
         sources = [graph.producer(name) for name in source.input]
         return "matmul-add-clip" if any(s is not None and s.op_type == "MatMul" for s in sources) else None
-    if source is None or source.op_type not in {"Conv", "ConvTranspose", "Gemm", "MatMul"}:
+    if source is None or source.op_type not in TENSOR_CORE:
         return None
     return "conv-clip" if source.op_type.startswith("Conv") else "matmul-add-clip"
 
@@ -99,7 +104,7 @@ def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:
 
 
 def _bound(graph: GraphEditor, clip: NodeProto, index: int, name: str) -> str | None:
-    """Tensor that holds a bound; "" if there is none, None if it is computed."""
+    """Returns the tensor that holds a bound; "" if there is none, None if it is computed."""
     if len(clip.input) > index and clip.input[index]:
         tensor = clip.input[index]
         return tensor if graph.constant(tensor) is not None else None

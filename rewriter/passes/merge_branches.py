@@ -1,4 +1,4 @@
-"""merge-branches: Convs of one tensor whose results are added become one Conv."""
+"""merge-branches: merges Convs of one tensor whose results are added into one Conv."""
 
 from __future__ import annotations
 
@@ -10,41 +10,42 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
-from rewriter.graph import GraphEditor, attribute, is_quantised, label, made_by
+from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label, made_by
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import NewWeights, layout_obstacle
 from rewriter.model import Array
-from rewriter.patterns.windows import Windows, pads_of, reason_in_weight, windows_of
+from rewriter.patterns.windows import Windows, pads_of, windows_of
 
 
 @dataclass(frozen=True)
 class MergeBranches(GraphPass):
-    """Parallel Convs, which help to train a network, can be one for inference; exports often have them still.
+    """Parallel Convs help to train a network and can be one for inference; exports often still have them.
 
-    RepVGG (Ding et al., 2021, arXiv:2101.03697) calls it re-parameterisation. RT-DETR's encoder has twelve
-    such blocks: a 3x3 and a 1x1 Conv of one tensor, added. A Conv is linear in its weight: with zeros round
-    it, the smaller window is as large as the other, and the weights and biases are added in place of the
-    results. Measured on one H200 with TensorRT-RTX 1.6.1, RT-DETR R101 by the preset `trt-fp16`: 2100 us and
-    an error of 5.31e-3 apart, 2027 us and 4.71e-3 merged. One result is rounded and not three.
+    RepVGG (Ding et al., 2021, arXiv:2101.03697) calls the merge re-parameterisation. RT-DETR's encoder has
+    twelve such blocks: a 3x3 and a 1x1 Conv of one tensor, added. A Conv is linear in its weight. So the
+    smaller window is padded with zeros to the size of the larger, and weights and biases are added instead
+    of results. There are fewer multiplications on every target, and one result is rounded in place of three
+    (docs/accuracy.md#parallel-convs).
 
-    The merged Conv has the window of the largest branch, so there are fewer multiplications whatever the
-    target is. Window a holds window b if, along each axis, b's first element is one of a's: the paddings at
-    the beginning differ by a multiple of a's dilation; and b ends in a. Strides and groups are the same, and
-    dilations where b's window has more than one element. `auto_pad` is resolved.
+    The merged Conv has the window of the largest branch. Window a holds window b if, along each axis, the
+    first element of b is an element of a (the paddings at the beginning differ by a multiple of a's
+    dilation) and b ends inside a. Strides and groups must be equal, and so must dilations where b's window
+    has more than one element. `auto_pad` is resolved.
 
-    Add and Sum are taken, and Adds in a row from the first: Add(Add(a, b), c) becomes one Conv. It stands
-    behind `simplify`, which makes BatchNormalizations a part of their Convs. The new weights are held in
-    memory until they are lowered, those of external data, too.
+    The pass merges the operands of Add and Sum, and Adds in a row from the first: Add(Add(a, b), c) becomes
+    one Conv. It runs after `simplify`, which folds BatchNormalizations into their Convs. The new weights
+    stay in memory until they are lowered, also those of external data.
 
-    Left alone without a word: sums with a term that is no Conv of the same tensor, computed weights. So an
-    identity beside the Convs stays (RepVGG has some): 1 + w in FP16 keeps less of w than w alone, and that
-    was not measured.
+    Skipped without a report: sums with an operand that is no Conv of the same tensor, computed weights. So an
+    identity beside the Convs (RepVGG's third branch) stays: FP16 holds less of 1 + w than of w.
 
     Declines:
-        - a Conv whose result others read as well, or that is an output of the graph
-        - branches with other strides, dilations, groups or channels, and windows of which none holds all
-        - results whose sizes may differ (shapes do not tell): Add would broadcast one
-        - `auto_pad` of a strided Conv that reads sizes that are not known
+        - a Conv whose result has other consumers or is a graph output
+        - branches with different strides, dilations, groups or channels, and windows of which none holds all
+        - results that may differ in size: Add would broadcast one
+        - `auto_pad` of a strided Conv whose input sizes are unknown
         - an Add or a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to a graph around this one; a bias that is computed
+        - weights that are quantised, or that belong to an enclosing graph; a computed bias
         - weights whose sum their type cannot hold
     """
 
@@ -70,12 +71,12 @@ class MergeBranches(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        names: dict[object, str] = {}
+        weights = NewWeights(graph)
         for node in graph.nodes:
             found = _branches(graph, node)
             if found:
                 reason = _reason_against(graph, node, found, context.kept)
-                yield _refused(node, reason) if reason else _merge(graph, node, found, names)
+                yield _refused(node, reason) if reason else _merge(graph, node, found, weights)
 
 
 def _refused(node: NodeProto, reason: str) -> Refusal:
@@ -87,7 +88,7 @@ class _Branch:
     """One of the Convs.
 
     Attributes:
-        pads: At the beginning of each axis, then at the end of each; () if they are not known.
+        pads: At the beginning of each axis, then at the end of each; () if they are unknown.
     """
 
     conv: NodeProto
@@ -96,17 +97,17 @@ class _Branch:
 
     @property
     def size(self) -> int:
-        """Elements of its window."""
+        """Number of elements of the window."""
         return math.prod(self.windows.kernel)
 
     @property
     def bias(self) -> str:
-        return self.conv.input[2] if len(self.conv.input) > 2 else ""
+        return optional_input(self.conv, 2)
 
 
 def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
-    """The Convs that a node adds, the largest window first; [] if it adds others, or they read others."""
-    if node.op_type not in {"Add", "Sum"} or node.domain not in {"", "ai.onnx"}:
+    """Returns the Convs that a node adds, the largest window first; [] if it adds anything else."""
+    if not is_op(node, "Add", "Sum"):
         return []
     if not 1 < len(set(node.input)) == len(node.input):
         return []
@@ -123,10 +124,8 @@ def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, found: list[_Branch], kept: Kept) -> str:
-    for named in (node, *(branch.conv for branch in found)):
-        option = next(kept.options(named), None)
-        if option is not None:
-            return f"{label(named)} is kept in FP32 by {option}"
+    if (reason := kept.reason(node, *(branch.conv for branch in found))) is not None:
+        return reason
     for branch in found:
         reason = _reason_in_branch(graph, branch)
         if reason:
@@ -140,16 +139,16 @@ def _reason_against(graph: GraphEditor, node: NodeProto, found: list[_Branch], k
 
 def _reason_in_branch(graph: GraphEditor, branch: _Branch) -> str:
     if graph.only_consumer(branch.conv.output[0]) is None:
-        return f"others read {branch.conv.output[0]}, too"
+        return f"{branch.conv.output[0]} has other consumers"
     if not branch.pads:
-        return f"its auto_pad goes by sizes of {branch.conv.input[0]} that are not known"
+        return f"its auto_pad depends on unknown sizes of {branch.conv.input[0]}"
     if branch.bias and graph.constant(branch.bias) is None:
         return f"its bias is {'quantised' if is_quantised(graph, branch.bias) else 'computed'}"
-    return reason_in_weight(graph, branch.conv.input[1]) or ""
+    return layout_obstacle(graph, branch.conv.input[1]) or ""
 
 
 def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str:
-    """Why the smaller window cannot be a part of the larger one."""
+    """Returns why the smaller window cannot be a part of the larger one; "" if it can."""
     one, other = large.windows, small.windows
     for what, values in (
         ("strides", (one.strides, other.strides)),
@@ -157,17 +156,17 @@ def _reason_to_differ(graph: GraphEditor, large: _Branch, small: _Branch) -> str
         ("numbers of channels", (one.out, other.out)),
     ):
         if values[0] != values[1]:
-            return f"have other {what}"
+            return f"have different {what}"
     steps = zip(one.dilations, other.dilations, other.kernel, strict=True)
     if any(count > 1 and mine != others for mine, others, count in steps):
-        return "have other dilations"
+        return "have different dilations"
     if _lead(large, small) is None:
         return "have windows of which none holds the other"
-    return "" if _same_sizes(graph, large, small) else "may have results of other sizes"
+    return "" if _same_sizes(graph, large, small) else "may have results of different sizes"
 
 
 def _lead(large: _Branch, small: _Branch) -> tuple[int, ...] | None:
-    """Elements of the large window before the small one, along each axis; None if it does not hold that."""
+    """Returns how far into the large window the small one begins, on each axis; None if it does not fit."""
     found = []
     for axis, (size, step) in enumerate(zip(large.windows.kernel, large.windows.dilations, strict=True)):
         lead, between = divmod(large.pads[axis] - small.pads[axis], step)
@@ -178,7 +177,7 @@ def _lead(large: _Branch, small: _Branch) -> tuple[int, ...] | None:
 
 
 def _same_sizes(graph: GraphEditor, large: _Branch, small: _Branch) -> bool:
-    """Whether both results have the same places: as much is padded as windows reach, or shapes tell."""
+    """True if both results have one size: by their padding and reach, or by their known shapes."""
     shapes = [graph.shape(branch.conv.output[0]) or () for branch in (large, small)]
     for axis, margins in enumerate(zip(_margins(large), _margins(small), strict=True), start=2):
         sizes = [shape[axis] if len(shape) > axis else None for shape in shapes]
@@ -189,14 +188,14 @@ def _same_sizes(graph: GraphEditor, large: _Branch, small: _Branch) -> bool:
 
 
 def _margins(branch: _Branch) -> list[int]:
-    """By how much more is padded than the window reaches, along each axis."""
+    """Returns, for each axis, how far the padding exceeds the reach of the window."""
     half = len(branch.pads) // 2
     totals = [b + e for b, e in zip(branch.pads[:half], branch.pads[half:], strict=True)]
     return [total - reach for total, reach in zip(totals, branch.windows.reach, strict=True)]
 
 
-def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], names: dict[object, str]) -> Event:
-    """Put one Conv in the place of the sum; `names`: of the new constants, by what they are sums of."""
+def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], weights: NewWeights) -> Event:
+    """Replaces the sum by one Conv."""
     weight, bias = _weight(graph, found), _bias(graph, found)
     if not np.isfinite(weight).all() or (bias is not None and not np.isfinite(bias).all()):
         return _refused(node, "the sum of their weights or biases is not finite in their type")
@@ -204,10 +203,10 @@ def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], names: dic
     conv = large.conv
     inputs = [
         conv.input[0],
-        _shared(graph, names, [(b.conv.input[1], _lead(large, b)) for b in found], weight),
+        _shared(weights, [(b.conv.input[1], _lead(large, b)) for b in found], weight),
     ]
     if bias is not None:
-        inputs.append(_shared(graph, names, [(b.bias, ()) for b in found if b.bias], bias))
+        inputs.append(_shared(weights, [(b.bias, ()) for b in found if b.bias], bias))
     graph.substitute(node.output[0], _conv(graph, large, inputs, node.output[0]))
     window = "x".join(map(str, large.windows.kernel))
     rest = ", ".join(label(branch.conv) for branch in others)
@@ -215,7 +214,7 @@ def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], names: dic
 
 
 def _conv(graph: GraphEditor, large: _Branch, inputs: list[str], out: str) -> NodeProto:
-    """A Conv with the windows of a branch, and with its name if that was made here: it goes."""
+    """Makes a Conv with the windows of a branch; it keeps that branch's name if this pass made it."""
     made = graph.make(
         "Conv",
         inputs,
@@ -233,12 +232,12 @@ def _conv(graph: GraphEditor, large: _Branch, inputs: list[str], out: str) -> No
 
 
 def _weight(graph: GraphEditor, found: list[_Branch]) -> Array:
-    """The sum of the weights [channels, read, largest window]; infinite where their type cannot hold it."""
+    """Adds the weights up: [channels, read, *largest window]; infinite where the sum exceeds their type."""
     large = found[0]
     total = np.array(graph.constant(large.conv.input[1]))
     for branch in found[1:]:
         lead, kernel = _lead(large, branch), branch.windows.kernel
-        assert lead is not None  # `_reason_to_differ` asked
+        assert lead is not None  # checked by `_reason_to_differ`
         place = tuple(slice(first, first + size) for first, size in zip(lead, kernel, strict=True))
         with np.errstate(over="ignore"):
             total[:, :, *place] += graph.constant(branch.conv.input[1])
@@ -246,19 +245,13 @@ def _weight(graph: GraphEditor, found: list[_Branch]) -> Array:
 
 
 def _bias(graph: GraphEditor, found: list[_Branch]) -> Array | None:
-    """The sum of the biases [channels]; None if no branch has one."""
+    """Adds the biases up: [channels]; None if no branch has one."""
     values = [graph.constant(branch.bias) for branch in found if branch.bias]
     with np.errstate(over="ignore"):
         return np.sum(np.stack([value for value in values if value is not None]), axis=0) if values else None
 
 
-def _shared(
-    graph: GraphEditor, names: dict[object, str], parts: list[tuple[str, object]], value: Array
-) -> str:
-    """Name of a constant that is the sum of `parts`: Convs that share them share it, too."""
-    if len(parts) == 1:
-        return parts[0][0]
-    key = tuple(parts)
-    if key not in names:
-        names[key] = graph.add_constant(f"{parts[0][0]}/merged", value)
-    return names[key]
+def _shared(weights: NewWeights, parts: list[tuple[str, object]], value: Array) -> str:
+    """Returns the name of a constant that is the sum of `parts`; Convs with the same parts share it."""
+    first = parts[0][0]
+    return first if len(parts) == 1 else weights.made(tuple(parts), f"{first}/merged", lambda: value)

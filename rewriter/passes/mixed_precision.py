@@ -7,30 +7,31 @@ from dataclasses import dataclass
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.model import facts
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
-from rewriter.model import Model
+from rewriter.graph.retype import Request, retype
+from rewriter.model import Model, facts
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, node_key
-from rewriter.graph.retype import Request, retype
 
 
 @dataclass(frozen=True)
 class MixedPrecision(ModelPass):
-    """TensorRT 11 has no weak typing any more: what the ONNX file says is what runs.
+    """TensorRT 11 has no weak typing any more: the types in the ONNX file are the types that run.
 
-    Applies a plan: every float tensor gets its type, FP32 islands get Casts on their border only,
-    and initializers are converted once, with their sign. Integer and shape arithmetic is never
-    touched; Resize scales and roi stay FP32; If, Loop and Scan keep one type across their border;
-    inputs and outputs keep their types unless the plan says otherwise. Casts between float types
-    that were there before are dissolved: each tensor has one stored type, and one Cast of it
-    serves all who want another.
+    The pass applies a plan. Every float tensor gets its type, FP32 islands get Casts on their border only,
+    and initializers are converted once, with their sign. Integer and shape arithmetic stays unchanged.
+    Scales and roi of Resize stay FP32. If, Loop and Scan keep one type across their border. Inputs and
+    outputs keep their types unless the plan changes them. Casts between float types in the given model are
+    dissolved: each tensor has one stored type, and one Cast of it serves all consumers that read another.
 
     Options:
         epilogues: Whether the plan keeps in FP32 what follows FP16 matrix products elementwise, and
-            attention's Softmax: TensorRT then sums those products in FP32, at no cost. So it does with
-            activations behind ConvTransposes, which are not rounded for them (docs/accuracy.md). A
-            plan that is given says so itself; in BF16 products are summed in FP32 without it.
+            attention's Softmax: TensorRT then sums those products in FP32, at no cost (docs/accuracy.md).
+            Activations after ConvTransposes stay FP32, too, and save a rounding. A given plan decides this
+            itself. In BF16, products are summed in FP32 anyway.
+
+    Declines:
+        - a model whose tensors all have their planned types already
     """
 
     name = "mixed-precision"
@@ -66,7 +67,7 @@ class MixedPrecision(ModelPass):
 
 
 def request(model: Model, plan: Plan, tag: str) -> Request:
-    """The types that `plan` gives to `model`; new nodes are tagged with `tag`."""
+    """Returns the types that `plan` gives to `model`; new nodes are tagged with `tag`."""
     low = LOW_TYPES[plan.precision]
     kept = plan.fp32 | plan.bf16
 

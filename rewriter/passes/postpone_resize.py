@@ -1,4 +1,4 @@
-"""postpone-resize: a pointwise Conv behind a Resize that enlarges is done before it, on fewer places."""
+"""postpone-resize: moves a pointwise Conv before the Resize that enlarges its input."""
 
 from __future__ import annotations
 
@@ -11,35 +11,38 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
-from rewriter.graph import GraphEditor, attribute, is_quantised, label
+from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import layout_obstacle
+from rewriter.graph.ops import RESIZES
 from rewriter.patterns.resizes import inputs_for, reason_against, scales_of
-from rewriter.patterns.windows import reason_in_weight
 
 
 @dataclass(frozen=True)
 class PostponeResize(GraphPass):
     """Heads of segmentation networks enlarge all levels to one size, join them, and mix their channels.
 
-    A Resize takes the same weighted mean in each channel, a pointwise Conv (1x1) the same sum in each place:
-    in exact arithmetic their order makes no difference. So each level has a Conv of its own, with its columns
-    of the weight, before it is enlarged, and the results are added. In SegFormer's head that is 26 GFLOP in
-    place of 77, and sums of 768 products in place of 3072: an FP16 Conv sums in FP16, which errs with the
-    depth (docs/accuracy.md). TensorRT does not do so by itself.
+    A Resize computes the same weighted mean in each channel, a pointwise Conv (1x1) the same sum in each
+    place. In exact arithmetic their order makes no difference. So each level gets a Conv of its own, with
+    its columns of the weight, before it is enlarged, and the results are added. SegFormer's head then needs
+    a third of the multiplications, and its FP16 sums are a quarter as deep
+    (docs/accuracy.md#convs-behind-a-resize). TensorRT does not do this by itself.
 
-    Inputs of the Concat that no Resize enlarges stay together, in one Conv that adds the bias; a Resize that
-    changes no size is passed over. Else the bias is that of the largest level: the weights of a mean sum to
-    one, so it stays what it is. Also done without a Concat, for a Conv that reads the Resize itself.
+    Operands of the Concat that no Resize enlarges stay together in one Conv, which adds the bias. A Resize
+    that changes no size is removed. Without such operands, the Conv of the largest level adds the bias: the
+    weights of a mean sum to one, so the mean of a bias is the bias. A Conv that reads a Resize without a
+    Concat is moved, too.
 
-    A part stays enlarged where the Conv has more channels than it: there would be more to enlarge than
-    before. So what is done makes fewer multiplications, and no Resize larger. The new weights are held in
-    memory until they are lowered, those of external data, too.
+    A part stays enlarged if the Conv gives more channels than it has: more would have to be enlarged than
+    before. So no Resize grows, and there are always fewer multiplications. The new weights stay in memory
+    until they are lowered, also those of external data.
 
     Declines:
-        - an enlarged part, or the Concat, that others read as well
-        - a Resize that enlarges by what is not known (computed scales; sizes where shapes do not tell, or for
-          a batch without a number), cuts out a part (tf_crop_and_resize), or keeps the aspect ratio
+        - an enlarged part, or the Concat, with other consumers
+        - a Resize of unknown growth: computed scales, unknown shapes, or sizes for a batch without a number
+        - a Resize that crops (tf_crop_and_resize) or keeps the aspect ratio
         - nodes that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are computed or quantised, or that belong to a graph around this one
+        - weights that are computed or quantised, or that belong to an enclosing graph
         - a model below opset 11
     """
 
@@ -76,20 +79,20 @@ class PostponeResize(GraphPass):
                 continue
             reason = _reason_against(graph, conv, context.kept) or ("" if done else reasons[0])
             if reason:
-                yield Refusal(label(conv), f"it stays behind the Resize: {reason}")
+                yield Refusal(label(conv), f"it stays after the Resize: {reason}")
             else:
                 yield _Postponing(graph, conv, parts).write()
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What the Conv reads, or one input of the Concat that it reads.
+    """The input of the Conv, or one operand of the Concat that it reads.
 
     Attributes:
-        tensor: What its own Conv reads.
+        tensor: The input of the part's own Conv.
         first, count: Its channels in the weight.
-        resize: What is done behind its Conv; None if nothing is.
-        growth: How many times as many places the Resize makes of one.
+        resize: The Resize that follows its Conv; None if none does.
+        growth: How many places the Resize makes of one.
         reason: Why an enlarging Resize stays where it is.
     """
 
@@ -102,7 +105,7 @@ class _Part:
 
 
 def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:
-    if node.op_type != "Conv" or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "Conv"):
         return False
     shape = graph.shape(node.input[1])
     if shape is None or len(shape) < 3 or any(size != 1 for size in shape[2:]):
@@ -114,7 +117,7 @@ def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:
 
 
 def _parts(graph: GraphEditor, conv: NodeProto, kept: Kept) -> list[_Part]:
-    """The parts of what a pointwise Conv reads, if their channels are known; otherwise none."""
+    """Returns the parts of a pointwise Conv's input if their channels are known; otherwise none."""
     tensors = [conv.input[0]]
     source = graph.producer(conv.input[0])
     if source is not None and source.op_type == "Concat":
@@ -128,7 +131,7 @@ def _parts(graph: GraphEditor, conv: NodeProto, kept: Kept) -> list[_Part]:
         if out is None:
             return []
         if count is None:
-            reason = f"how many channels {tensor} has is not known"
+            reason = f"the number of channels of {tensor} is unknown"
             return [_Part(tensor, 0, 0, reason=reason)] if any(_resize(graph, t) for t in tensors) else []
         parts.append(_part(graph, _Part(tensor, first, count), out, kept))
         first += count
@@ -142,14 +145,14 @@ def _channels(graph: GraphEditor, tensor: str, axis: int = 1) -> int | None:
 
 
 def _resize(graph: GraphEditor, tensor: str) -> NodeProto | None:
-    """The Resize that writes a tensor, if one does."""
+    """Returns the Resize that writes a tensor, if one does."""
     node = graph.producer(tensor)
-    found = node is not None and node.op_type in {"Resize", "Upsample"} and node.domain in {"", "ai.onnx"}
+    found = is_op(node, *RESIZES)
     return node if found else None
 
 
 def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
-    """A part with what is to be known of the Resize that writes it, if one does."""
+    """Returns the part with the Resize that writes it, or with the reason why that stays."""
     resize = _resize(graph, part.tensor)
     if resize is None:
         return part
@@ -172,43 +175,41 @@ def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
 
 def _reason_to_stay(graph: GraphEditor, resize: NodeProto, count: int, out: int) -> str:
     if graph.only_consumer(resize.output[0]) is None:
-        return f"others read what {label(resize)} enlarges, too"
+        return f"the result of {label(resize)} has other consumers"
     if count < out:
         return f"{label(resize)} would enlarge {out} channels instead of {count}"
     if inputs_for(graph, resize, out) is None:
-        return f"the sizes of {label(resize)} are for a batch that is not known"
+        return f"the sizes of {label(resize)} are for an unknown batch"
     return ""
 
 
 def _reason_against(graph: GraphEditor, conv: NodeProto, kept: Kept) -> str:
     source = graph.producer(conv.input[0])
     weight = conv.input[1]
-    for node in (conv, source):
-        option = next(kept.options(node), None) if node is not None else None
-        if node is not None and option is not None:
-            return f"{label(node)} is kept in FP32 by {option}"
+    if (reason := kept.reason(conv, *([source] if source is not None else []))) is not None:
+        return reason
     if graph.only_consumer(conv.input[0]) is None:
-        return f"others read {conv.input[0]}, too"
+        return f"{conv.input[0]} has other consumers"
     if graph.constant(weight) is None and not is_quantised(graph, weight):
         return "its weight is computed"
-    return reason_in_weight(graph, weight) or ""
+    return layout_obstacle(graph, weight) or ""
 
 
 @dataclass(frozen=True)
 class _Postponing:
-    """One Conv on its way to a Conv of each part."""
+    """Replaces one Conv by a Conv of each part."""
 
     graph: GraphEditor
     conv: NodeProto
     parts: Sequence[_Part]
 
     def write(self) -> Change:
-        """Put the sum of the parts in the place of the Conv: what was not enlarged last, with the bias."""
+        """Replaces the Conv by the sum of the parts; what is not enlarged comes last, with the bias."""
         late = [part for part in self.parts if part.resize]
         rest = [part for part in self.parts if not part.resize]
         largest = min(late, key=lambda part: part.growth)
         result, count = self.conv.output[0], len(late) + bool(rest)
-        bias = self.conv.input[2] if len(self.conv.input) > 2 else ""
+        bias = optional_input(self.conv, 2)
         terms: list[str] = []
         for part in late:
             small = self._convolve([part], bias if part is largest and not rest else "", part.tensor)
@@ -223,17 +224,16 @@ class _Postponing:
             total = self._add("Add", [total, term], out)
         self.graph.remove(self.conv)
         share = sum(part.count / part.growth for part in self.parts) / sum(part.count for part in self.parts)
-        done = f"done before {len(late)} Resize{'s' if len(late) > 1 else ''}"
+        done = f"moved before {len(late)} Resize{'s' if len(late) > 1 else ''}"
         return Change(label(self.conv), f"{done}, with {share:.2f} of the multiplications")
 
     def _convolve(self, parts: Sequence[_Part], bias: str, places: str) -> str:
-        """One Conv of some of the parts, as many places as the tensor `places` has."""
+        """Adds one Conv of some of the parts; its result has as many places as the tensor `places`."""
         data = parts[0].tensor
         if len(parts) > 1:
             joined = self._tensor("joined", places, sum(part.count for part in parts))
             data = self._add("Concat", [part.tensor for part in parts], joined, axis=1)
-        weight = self.graph.constant(self.conv.input[1])
-        assert weight is not None  # `_reason_against` asked
+        weight = self.graph.value(self.conv.input[1])
         columns = np.concatenate([weight[:, part.first : part.first + part.count] for part in parts], axis=1)
         name = self.graph.add_constant(f"{self.conv.input[1]}/part", columns)
         inputs = [data, name, bias] if bias else [data, name]
@@ -242,20 +242,20 @@ class _Postponing:
     def _enlarge(self, part: _Part, small: str, out: str) -> str:
         resize = part.resize
         inputs = inputs_for(self.graph, resize, self._out) if resize is not None else None
-        assert resize is not None and inputs is not None  # `_part` asked
+        assert resize is not None and inputs is not None  # checked by `_part`
         named = [i if isinstance(i, str) else self.graph.add_constant(f"{out}/size", i) for i in inputs]
         attributes = {item.name: helper.get_attribute_value(item) for item in resize.attribute}
         return self._add("Resize", [small, *named], out, **attributes)
 
     @property
     def _out(self) -> int:
-        """Channels of the result."""
+        """Number of channels of the result."""
         count = _channels(self.graph, self.conv.input[1], axis=0)
-        assert count is not None  # `_parts` asked
+        assert count is not None  # checked by `_parts`
         return count
 
     def _tensor(self, what: str, places: str, channels: int | None = None) -> str:
-        """A tensor with the batch and the places of another, and the channels of the result."""
+        """Returns a tensor with the batch and places of another, and the channels of the result."""
         shape = self.graph.shape(places)
         made = None if shape is None else (shape[0], channels or self._out, *shape[2:])
         dtype = self.graph.dtype(self.conv.input[1])

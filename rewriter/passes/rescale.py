@@ -1,4 +1,4 @@
-"""rescale: what overflows is scaled by a power of two that goes into the constants round it."""
+"""rescale: scales tensors that overflow by a power of two, which the constants around them absorb."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from rewriter.model import facts
 from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
+from rewriter.data.ranges import Ranges
 from rewriter.graph import GraphEditor, label, open_graphs
 from rewriter.hazards.survey import PrecisionRequest, Survey
-from rewriter.model import Model
+from rewriter.model import Model, facts
 from rewriter.plan import Plan, Range
-from rewriter.data.ranges import Ranges
 from rewriter.rewriting.rescaling import Part, Rescaling, concerned, rescale
 from rewriter.rewriting.rescaling.demands import quiet
 from rewriter.rewriting.rescaling.given import rescale_as_given
 from rewriter.rewriting.rescaling.record import record
 
 NAMED = 3
-"""How many tensors a message names."""
+"""Number of tensors that a message names."""
 
 
 @dataclass(frozen=True)
 class Rescale(ModelPass):
-    """Most FP16 overflow is a matter of scale: a residual stream of 1e5 between norms that do not care.
+    """Most FP16 overflow is a matter of scale: a residual stream of 1e5 between norms that ignore scale.
 
-    Tensors that overflow are multiplied by a power of two, 2^k, and what reads them takes it back:
-    weights, biases and tables absorb the factors, and the epsilon of a normalisation goes with the
-    square of its input. No operator is added, none needs FP32 for it. An integer programme finds
-    the exponents, so that as few tensors as possible stay out of range and as few as possible lose
-    bits among the subnormal numbers, with as few edits as that takes.
+    Tensors that overflow are multiplied by a power of two, 2^k, and their consumers take the factor back.
+    Weights, biases and tables absorb the factors, and the epsilon of a norm is scaled with the square of its
+    input. No operator is added, and none needs FP32 for it. An integer programme finds the exponents. It
+    leaves as few tensors as possible out of range, as few as possible that lose bits among the subnormal
+    numbers, and edits as few constants as that needs. docs/rescaling.md has the rule of each operator.
 
-    Norms that are written out compute in FP32 as they are; only what surrounds them counts. With
-    `norms`, their squares are brought into range as well, and what then fits FP16 computes in it.
+    Decomposed norms stay as they are and compute in FP32; only the tensors around them count. With `norms`,
+    their squares are brought into range as well, and whatever then fits FP16 computes in FP16.
 
-    Needs ranges measured on real data, as `fix --inputs` has them; without them, it looks at constants
-    alone. Only FP32 tensors are scaled. docs/rescaling.md has the rule of each operator.
+    The pass needs ranges measured on real data (`fix --inputs`). Without ranges it only looks at constants.
+    Only FP32 tensors are scaled.
 
     Options:
-        norms: Whether the inside of norms that are written out shall fit FP16, too.
+        norms: Whether the inside of decomposed norms shall fit FP16, too.
+
+    Declines:
+        - tensors whose scale is tied to inputs, outputs or operators that are not linear
+        - tensors for which no exponents were found, and ranges that were measured on random inputs
     """
 
     name = "rescale"
@@ -85,26 +88,23 @@ class Rescale(ModelPass):
             if isinstance(ranges, Ranges) and not ranges.real:
                 yield from _made_up(survey)
                 continue
-            graph.refresh()
-            spread = counted if graph.is_main else {}
-            done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
-            yield from _recorded(model, _events(survey, graph, done))
-            graph.commit()
+            with graph:
+                spread = counted if graph.is_main else {}
+                done = rescale(survey, graph, measured=context.ranges is not None, spread=spread)
+                yield from _recorded(model, _events(survey, graph, done))
 
     def _surveys(self, model: Model, ranges: Mapping[tuple[int, str], Range]) -> Iterator[Survey]:
-        """Every graph, the main one first."""
-        opsets = {o.domain: o.version for o in model.proto.opset_import}
-        opsets.setdefault("", opsets.get("ai.onnx", 1))
+        """Yields the survey of every graph, the main one first."""
         settings = PrecisionRequest(TensorProto.FLOAT16, measured_norms=self.norms)
         made: dict[int, Survey] = {}
         for scope, graph in enumerate(open_graphs(model, facts.infer(model), tag=self.name)):
             parent = made.get(id(graph.parent)) if graph.parent is not None else None
-            made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, parent=parent)
+            made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, parent=parent)
             yield survey
 
 
 def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
-    """The events, with what they say of the main graph noted in the model."""
+    """Yields the events and records the exponents of the main graph in the model."""
     for event in events:
         main = {t: k for s, t, k in event.exponents if not s} if isinstance(event, Rescaled) else {}
         if main:
@@ -113,23 +113,23 @@ def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
 
 
 def _made_up(survey: Survey) -> Iterator[Refusal]:
-    """Values that overflow on random inputs may be small on real ones, and FP16 would flush them."""
+    """Declines: what overflows on random inputs may be small on real ones, and become zero in FP16."""
     if not quiet(survey):
-        why = "what overflows, or is small, was measured on random inputs: give --inputs for exponents"
+        why = "its ranges were measured on random inputs: give --inputs for exponents"
         yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
 
 
 def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
-    """What a saved plan says of tensors, done again."""
+    """Applies the exponents of a saved plan."""
     for scope, graph in reversed(list(enumerate(graphs))):
         exponents = {tensor: k for s, tensor, k in plan.exponents if s == scope}
-        if exponents:
-            graph.refresh()
+        if not exponents:
+            continue
+        with graph:
             edits = rescale_as_given(graph, exponents)
-            what = f"{len(exponents)} tensors and {edits} constants are scaled as the plan says"
+            what = f"{len(exponents)} tensors and {edits} constants are scaled as planned"
             rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
             yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
-            graph.commit()
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
@@ -145,7 +145,7 @@ def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Eve
 
 
 def _by_exponent(parts: tuple[Part, ...]) -> list[Part]:
-    """What was saved, all that has one exponent together: a line of the report for each."""
+    """Groups the saved tensors by exponent: each group is one line of the report."""
     together: dict[int, Part] = {}
     for part in (part for part in parts if part.saved):
         known = together.get(part.exponent, Part(part.exponent, (), (), 0))
@@ -154,12 +154,10 @@ def _by_exponent(parts: tuple[Part, ...]) -> list[Part]:
 
 
 def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refusal]:
-    """What still overflows, one event for each part."""
+    """Yields one refusal for each part that still overflows."""
     for part in done.parts:
         if part.left:
-            reason = (
-                "what they are computed with allows no such factor" if done.solved else "no solution in time"
-            )
+            reason = "their operators allow no such factor" if done.solved else "no solution in time"
             yield Refusal(
                 _node(graph, part.left[0]), f"{_names(survey, part.left)} stay out of range: {reason}"
             )
@@ -172,7 +170,7 @@ def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refus
 
 
 def _before_and_after(survey: Survey, part: Part) -> str:
-    """The ranges of the largest tensors that are saved."""
+    """Lists the ranges of the largest saved tensors."""
     ranges: Mapping[str, float] = {t: m.absmax for t in part.saved if (m := survey.range(t)) is not None}
     largest = sorted(part.saved, key=lambda t: -ranges.get(t, 0.0))[:NAMED]
     texts = [

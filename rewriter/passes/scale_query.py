@@ -1,4 +1,4 @@
-"""scale-query: the attention scale moves from the scores to the query."""
+"""scale-query: moves the attention scale from the scores to the query."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, attribute, label
-
-MOVES = frozenset({"Reshape", "Transpose", "Identity", "Squeeze", "Unsqueeze"})
-"""Operators that only move values, so that a factor may pass through them."""
+from rewriter.graph.ops import LAYOUTS, SCALING
 
 LONGEST = 12
-"""Nodes that are looked at behind one MatMul: no exporter puts more before its Softmax."""
+"""Most nodes that are searched after one MatMul: no exporter puts more before its Softmax."""
 
 
 @dataclass(frozen=True)
 class ScaleQuery(GraphPass):
     """QK^T is larger than the scaled score by sqrt(d), and FP16 overflows there first.
 
-    MatMul(q, k) * s becomes MatMul(q * s, k): what is inside the MatMul is then as small as the
-    score, and TensorRT's fused attention wants the scale there, too. The Mul runs on Q, which is
-    smaller than the scores whenever a sequence is longer than a head is wide.
+    MatMul(q, k) * s becomes MatMul(q * s, k). The sums inside the MatMul are then as small as the score, and
+    TensorRT's fused attention expects the scale there. The Mul runs on Q, which is smaller than the scores
+    whenever a sequence is longer than a head is wide.
 
-    Done for a constant scale below 1 whose score feeds a Softmax, directly or through Add, Where
-    and what only moves values. Where Q has a constant factor of its own, one Mul holds both if
-    that is exact, that is if either is a power of two.
+    The scale must be constant and below 1, and its score must feed a Softmax: directly or through Add, Where
+    and operators that only move values. If Q has a constant factor of its own, one Mul holds both, provided
+    that is exact: one of them must be a power of two.
 
-    With s a power of two the result is bit-equal (barring subnormal numbers). Otherwise each
-    element of Q is rounded once more, each score once less.
+    If s is a power of two, the result is bit-equal (except for subnormal numbers). Otherwise each element of
+    Q is rounded once more and each score once less.
+
+    Declines:
+        - a factor of 1 or more
+        - a score that is a graph output or has other consumers
+        - an operator that is not linear between MatMul and scale
+        - a scale that may add axes to the score
     """
 
     name = "scale-query"
@@ -69,7 +73,9 @@ class ScaleQuery(GraphPass):
 
 
 def _move_one(graph: GraphEditor, matmul: NodeProto) -> tuple[NodeProto | None, list[Event]]:
-    """Move the first scale behind a MatMul; the new MatMul, if there may be more, and the events."""
+    """Moves the first scale after a MatMul; returns the new MatMul, if more scales may follow, and the
+    events.
+    """
     found = _find(graph, matmul)
     if found is None:
         return None, []
@@ -83,7 +89,7 @@ def _move_one(graph: GraphEditor, matmul: NodeProto) -> tuple[NodeProto | None, 
 def _find(
     graph: GraphEditor, matmul: NodeProto
 ) -> tuple[NodeProto, float, list[NodeProto], str | None] | None:
-    """The scale between a MatMul and a Softmax: its node and factor, what is between, what is in the way."""
+    """Finds the scale between a MatMul and a Softmax: node, factor, nodes between, obstacle."""
     between: list[NodeProto] = []
     obstacle: str | None = None
     tensor = matmul.output[0]
@@ -92,7 +98,7 @@ def _find(
         if step is None:
             return None
         if step is not graph.only_consumer(tensor):
-            use = "is a graph output" if graph.is_output(tensor) else "is used elsewhere, too"
+            use = "is a graph output" if graph.is_output(tensor) else "has other consumers"
             obstacle = obstacle or f"the score {tensor} {use}"
         factor = _factor(graph, step, tensor)
         if factor is not None:
@@ -105,7 +111,7 @@ def _find(
 
 
 def _next(graph: GraphEditor, tensor: str) -> NodeProto | None:
-    """The consumer that leads on: the only one, or a scale among several."""
+    """Returns the consumer to follow: the only one, or the scale among several."""
     consumers = [n for n in graph.consumers(tensor) if tensor in n.input and len(n.output) == 1]
     scales = [n for n in consumers if _factor(graph, n, tensor) is not None]
     chosen = scales or consumers
@@ -114,8 +120,8 @@ def _next(graph: GraphEditor, tensor: str) -> NodeProto | None:
 
 
 def _factor(graph: GraphEditor, node: NodeProto, tensor: str) -> float | None:
-    """By how much a node multiplies `tensor`, if by a constant scalar."""
-    if node.op_type not in {"Mul", "Div"} or node.input[0] == node.input[1]:
+    """Returns the factor by which a node multiplies `tensor`, if that is a constant scalar."""
+    if node.op_type not in SCALING or node.input[0] == node.input[1]:
         return None
     if node.op_type == "Div" and node.input[0] != tensor:
         return None
@@ -132,7 +138,7 @@ def _scalar_of(node: NodeProto, tensor: str) -> str:
 def _moves(graph: GraphEditor, node: NodeProto, tensor: str) -> bool:
     if node.op_type == "Cast":
         return bool(attribute(node, "to") == graph.dtype(tensor))
-    return node.op_type in MOVES and node.input[0] == tensor
+    return node.op_type in LAYOUTS and node.input[0] == tensor
 
 
 def _feeds_softmax(graph: GraphEditor, tensor: str) -> bool:
@@ -161,7 +167,7 @@ def _unfit(graph: GraphEditor, scale: NodeProto, factor: float) -> str | None:
 
 
 def _keeps_rank(graph: GraphEditor, tensor: str, scalar: str) -> bool:
-    """Whether broadcasting a one-element constant against a tensor leaves the tensor's shape."""
+    """True if broadcasting a one-element constant against a tensor keeps the tensor's shape."""
     value, rank = graph.constant(scalar), graph.rank(tensor)
     return value is not None and (value.ndim == 0 or (rank is not None and value.ndim <= rank))
 
@@ -177,7 +183,7 @@ def _move(
         last = node is old_chain[-1]
         out = scale.output[0] if last else graph.tensor(f"{node.output[0]}/scaled", like=node.output[0])
         inputs = [current, key] if node is matmul else [current, *node.input[1:]]
-        nodes.append(_again(graph, node, inputs, out))
+        nodes.append(graph.again(node, inputs, [out], name=f"{label(node)}/scaled"))
         current = out
     graph.substitute(scale.output[0], *nodes)
     return nodes[1], [
@@ -185,15 +191,10 @@ def _move(
     ]
 
 
-def _again(graph: GraphEditor, node: NodeProto, inputs: list[str], output: str) -> NodeProto:
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    return graph.make(node.op_type, inputs, [output], name=f"{label(node)}/scaled", **attributes)
-
-
 def _scale_query(
     graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float
 ) -> tuple[str, NodeProto]:
-    """The scaled query and the node that makes it."""
+    """Returns the scaled query and the node that makes it."""
     query = matmul.input[0]
     out = graph.tensor(f"{query}/scaled", like=query)
     name = f"{label(scale)}/query"
@@ -208,7 +209,7 @@ def _scale_query(
 
 
 def _own_factor(graph: GraphEditor, matmul: NodeProto) -> tuple[str, float] | None:
-    """What Q was made of by a constant Mul that nothing else reads, and by which factor."""
+    """Returns the operand and factor of a constant Mul that makes Q and that nothing else reads."""
     query = matmul.input[0]
     node = graph.producer(query)
     if node is None or node.op_type != "Mul" or matmul.input[1] == query:

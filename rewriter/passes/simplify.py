@@ -1,4 +1,4 @@
-"""simplify: constant folding and removal of dead weight by onnxsim."""
+"""simplify: folds constants and removes nodes without effect, by onnxsim."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.graph import TAG, attribute, reads
-from rewriter.model import UNKNOWN_DOMAIN, Array, Model, subgraphs, walk_graphs
+from rewriter.graph.ops import QUANTISING
+from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Array, Model, refill, subgraphs, walk_graphs
 from rewriter.model.schemas import schema_of
 
 WANTED = frozenset(
@@ -37,40 +37,42 @@ WANTED = frozenset(
 )
 """The optimizers of onnxsim (0.8.1) that keep the arithmetic, and the folding of BatchNormalization.
 
-The others make Gemm, LayerNormalization, attention and rotary operators out of what they take for
-their parts, break ties of ArgMax otherwise, move factors into weights, or let unrelated nodes share
-a constant because it has the same value. That is for passes that look closer and say what they did.
-"""
+The others make Gemm, LayerNormalization, attention and rotary operators from what looks like their parts,
+break ties of ArgMax differently, move factors into weights, or let unrelated nodes share a constant of the
+same value. Passes that look closer do such things, and report them."""
 
 UNLISTED = ("fuse_matmul_add_bias_into_gemm_batched",)
-"""Runs by default and stands in no list."""
+"""Runs by default although no list names it."""
 
 LARGEST_FOLD = "64MB"
-"""A larger product stays computed: Transpose of a tied embedding would double the file."""
+"""Larger results stay computed: the Transpose of a tied embedding would double the file."""
 
 MOST_ROUNDS = 4
-"""onnxsim's own fixed point is not always one: folding can leave a node that the next run takes."""
+"""onnxsim's own fixed point is not always one: folding can leave a node that the next run removes."""
 
 _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
-"""Where only these went, another run finds nothing new."""
+"""If only these were removed, another run finds nothing new."""
 
-_KEPT_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-"""Their constants are what TensorRT runs on; onnxsim leaves these nodes, so it need not see the data."""
+_KEPT_COMPUTED = QUANTISING | {"DynamicQuantizeLinear"}
+"""TensorRT runs on their constants. onnxsim keeps these nodes, so it does not need the data."""
 
 
 @dataclass(frozen=True)
 class Simplify(ModelPass):
     """Exporters write shape arithmetic, Identity and Cast nodes that only depend on constants.
 
-    onnxsim computes what is constant, folds BatchNormalization into the Conv before it, and removes
-    what does nothing. It gets the graph without the weights, but for those that a constant chain or
-    a BatchNormalization needs. Nodes that it leaves keep their names and metadata, weights that it
-    leaves keep their arrays, dynamic axes stay dynamic. Quantised weights stay quantised, and
-    rounding detours (float32 - float16 - float32) of computed tensors stay. So does, in a model that is
-    mixed already, an Add of zeros: TensorRT may sum the product before it in FP32 for its sake.
+    onnxsim computes what is constant, folds BatchNormalization into the Conv before it, and removes nodes
+    without effect. It gets the graph without weights, except for those that a constant chain or a
+    BatchNormalization needs. Nodes that it keeps keep their names and metadata, weights that it keeps keep
+    their arrays, and dynamic axes stay dynamic. Quantised weights stay quantised, and rounding detours
+    (float32 - float16 - float32) of computed tensors stay. In a model that is mixed already, an Add of zeros
+    stays, too: TensorRT may sum the product before it in FP32 because of it.
 
-    Declined, with the model left as it was: a result with other inputs or outputs, and whatever
-    onnxsim cannot read.
+    If it declines, the model stays unchanged.
+
+    Declines:
+        - a result with other inputs or outputs
+        - a model that onnxsim cannot read
     """
 
     name = "simplify"
@@ -113,14 +115,14 @@ def _operators(model: Model) -> Counter[str]:
 
 
 def _round(model: Model, tag: str) -> Refusal | bool:
-    """Run onnxsim once and take its result over; whether the nodes are others now, or why not."""
+    """Runs onnxsim once and adopts its result; returns True if the nodes changed, or the reason why not."""
     given = _with_weights(model, _needed_weights(model))
     try:
         result = _simplified(given)
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
-        return Refusal("model", f"onnxsim cannot simplify it: {_first_line(error)}")
+        return Refusal("model", f"onnxsim cannot simplify the model: {_first_line(error)}")
     if not _same_ports(given.graph, result.graph):
-        return Refusal("model", "onnxsim would change its inputs or outputs")
+        return Refusal("model", "onnxsim would change the model's inputs or outputs")
     return _adopt(model, result, tag)
 
 
@@ -136,7 +138,9 @@ def _simplified(proto: ModelProto) -> ModelProto:
 
 
 def _skipped(proto: ModelProto) -> list[str]:
-    """`unwanted`; in a model that lowers types, an FP32 Add of zeros stays: a product sums in FP32 for it."""
+    """Returns `unwanted()` and, in a mixed model, the removal of FP32 Adds of zeros: a product sums in FP32
+    for it.
+    """
     casts = (node for graph in walk_graphs(proto.graph) for node in graph.node if node.op_type == "Cast")
     mixed = any(attribute(cast, "to") == TensorProto.FLOAT16 for cast in casts)
     return [*unwanted(), *(["eliminate_nop_with_unit"] if mixed else [])]
@@ -144,7 +148,7 @@ def _skipped(proto: ModelProto) -> list[str]:
 
 @lru_cache(maxsize=1)
 def unwanted() -> tuple[str, ...]:
-    """The optimizers that onnxsim must skip: all that this version has but for `WANTED`."""
+    """Returns the optimizers that onnxsim must skip: all of this version except `WANTED`."""
     import onnxsim
     from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -155,7 +159,7 @@ def unwanted() -> tuple[str, ...]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Nothing on the terminal: onnxsim's C++ code writes to the descriptors themselves."""
+    """Silences the terminal: onnxsim's C++ code writes to the file descriptors themselves."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [(os.dup(descriptor), descriptor) for descriptor in (1, 2)]
@@ -180,8 +184,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _needed_weights(model: Model) -> set[str]:
-    """Detached weights that a node which depends on constants alone reads, or a Conv that ends in
-    a BatchNormalization."""
+    """Returns the detached weights that onnxsim needs: those of nodes that depend on constants alone, and
+    those of a Conv before a BatchNormalization.
+    """
     nodes = model.proto.graph.node
     constants = {t.name for t in model.proto.graph.initializer}
     producers: dict[str, NodeProto] = {}
@@ -213,9 +218,9 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
 
 
 def _with_weights(model: Model, needed: set[str]) -> ModelProto:
-    """The weightless graph with the data of `needed` as initializers in place of inputs."""
+    """Returns the weightless graph with the data of `needed` as initializers instead of inputs."""
     proto = model.weightless()
-    _refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
+    refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
     for tensor in model.proto.graph.initializer:
         if tensor.name in needed:
             data = np.ascontiguousarray(model.weights[tensor.name]).tobytes()
@@ -229,7 +234,7 @@ def _with_weights(model: Model, needed: set[str]) -> ModelProto:
 
 
 def _same_ports(before: GraphProto, after: GraphProto) -> bool:
-    """Inputs (weights among them) and outputs by name, order and element type."""
+    """Compares inputs (weights among them) and outputs by name, order and element type."""
     constants = {t.name for t in before.initializer}
     pairs = (
         ([v for v in before.input if v.name not in constants], after.input),
@@ -248,7 +253,7 @@ def _writes_inputs(graph: GraphProto) -> bool:
 
 
 def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
-    """Take the result's nodes and constants over; False, and nothing done, if the nodes are the same."""
+    """Adopts the result's nodes and constants; returns False, without a change, if the nodes are the same."""
     for graph in walk_graphs(result.graph):
         for node in graph.node:
             if node.domain == UNKNOWN_DOMAIN:
@@ -263,7 +268,7 @@ def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
 
 
 def _bare(node: NodeProto) -> bytes:
-    """A node without its name and notes, and those of its subgraphs: what it computes."""
+    """Serialises what a node computes: without its name and notes, and those of its subgraphs."""
     copy = NodeProto.FromString(node.SerializeToString())
     _strip(copy)
     content: bytes = copy.SerializeToString(deterministic=True)
@@ -274,9 +279,9 @@ def _strip(node: NodeProto) -> None:
     for name in ("name", "doc_string"):
         node.ClearField(name)
     del node.metadata_props[:]
-    if node.domain in ("", "ai.onnx"):
+    if node.domain in STANDARD_DOMAINS:
         node.ClearField("domain")
-    _refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
+    refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
     for item in node.attribute:
         item.ClearField("doc_string")
     for graph in subgraphs(node):
@@ -289,7 +294,7 @@ def _strip(node: NodeProto) -> None:
 def _with_notes(
     before: list[tuple[NodeProto, bytes]], after: GraphProto, bare: list[bytes], tag: str
 ) -> list[NodeProto]:
-    """The new nodes; one that stems from an old node has its name and notes, and a tag if it changed."""
+    """Returns the new nodes, named and noted as the old nodes they stem from, and tagged if they changed."""
     by_name = {n.name: (n, content) for n, content in before if n.name}
     by_output = {name: (n, content) for n, content in before for name in n.output if name}
     nodes = []
@@ -321,24 +326,17 @@ def _replace_graph(model: Model, nodes: list[NodeProto], computed: dict[str, Ten
     written = {name for node in nodes for name in node.output}
     infos = [v for v in graph.value_info if v.name in written]
     inputs = [v for v in graph.input if v.name not in known or v.name in read]
-    _refill(graph.node, nodes)
-    _refill(graph.initializer, tensors)
-    _refill(graph.value_info, infos)
-    _refill(graph.input, inputs)
+    refill(graph.node, nodes)
+    refill(graph.initializer, tensors)
+    refill(graph.value_info, infos)
+    refill(graph.input, inputs)
     for name in model.weights.keys() - set(names):
         del model.weights[name]
     model.proto.ir_version = max(model.proto.ir_version, 4)  # new initializers are no inputs
 
 
-def _refill(field: Any, messages: Iterable[Any]) -> None:
-    """Let a repeated field hold `messages`, which may be its own."""
-    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
-    del field[:]
-    field.extend(copies)
-
-
 def _tensor(model: Model, name: str, own: TensorProto | None, computed: TensorProto | None) -> TensorProto:
-    """An initializer: the model's own one where onnxsim has not changed it."""
+    """Returns an initializer: the model's own one unless onnxsim changed it."""
     if computed is None:
         assert own is not None
         return own

@@ -1,4 +1,4 @@
-"""split-images: a Conv in FP32 reads an image as two tensors that TF32 holds."""
+"""split-images: lets an FP32 Conv read an image as two tensors that TF32 can hold."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Stage
-from rewriter.graph import GraphEditor, attribute, label
-from rewriter.patterns.windows import IMAGE_CHANNELS, reason_in_weight
+from rewriter.graph import GraphEditor, attribute, is_op, label
+from rewriter.graph.new_weights import layout_obstacle
+from rewriter.patterns.windows import IMAGE_CHANNELS
 
 LARGEST = np.finfo(np.float16).max
-"""What is beyond it is left to the second tensor."""
+"""The second tensor holds what is beyond FP16."""
 
 
 @dataclass(frozen=True)
 class SplitImages(GraphPass):
-    """Tensor Cores round what a Conv in FP32 reads to TF32: of an image, before anything was computed of it.
+    """Tensor Cores round the input of an FP32 Conv to TF32: an image loses bits before anything is computed.
 
-    An image x is written as hi, which is x rounded to FP16, and lo = x - hi, side by side along the channels,
-    and the weight twice. TF32 holds hi, and rounds lo, 2^-11 of x. An image has few channels, so the Conv
-    costs next to nothing more: TensorRT-RTX pads them anyway. Measured on one H200 with TensorRT-RTX 1.6.1:
-    a NAFNet in FP32, 839 us without and 841 with it; emulated, it errs by 2.8e-4 without and 2.5e-4 with it.
+    An image x is written as hi, which is x rounded to FP16, and lo = x - hi, side by side along the
+    channels, and the weight twice. TF32 holds hi, and rounds lo, which is 2^-11 of x. As an image has few
+    channels, which TensorRT-RTX pads anyway, the Conv costs next to nothing more
+    (docs/accuracy.md#nets-of-convs).
 
-    It follows mixed-precision, because it adds Casts, and takes what is FP32 then.
+    The pass runs after `mixed-precision`, because it adds Casts, and rewrites Convs that are FP32 then.
 
-    Left alone without a word: Convs in FP16, those that read no input of the model, those of more channels,
+    Skipped without a report: Convs in FP16, Convs that read no input of the model, Convs of more channels,
     computed weights, grouped Convs.
 
     Options:
-        channels: Most input channels of a Conv that it takes.
+        channels: Most input channels of a Conv that is rewritten.
 
     Declines:
-        - weights that are quantised, or that belong to a graph around this one
+        - weights that are quantised, or that belong to an enclosing graph
         - a model below opset 13
     """
 
@@ -64,7 +65,7 @@ class SplitImages(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         split: dict[str, str] = {}
         for node in graph.nodes:
-            if not self._takes(graph, node):
+            if not self._accepts(graph, node):
                 continue
             reason = _reason_against(graph, node)
             if reason is not None:
@@ -72,8 +73,8 @@ class SplitImages(GraphPass):
             else:
                 yield _split(graph, node, split)
 
-    def _takes(self, graph: GraphEditor, node: NodeProto) -> bool:
-        if node.op_type != "Conv" or node.domain not in {"", "ai.onnx"} or not graph.is_input(node.input[0]):
+    def _accepts(self, graph: GraphEditor, node: NodeProto) -> bool:
+        if not is_op(node, "Conv") or not graph.is_input(node.input[0]):
             return False
         types = {graph.dtype(name) for name in node.input[:2]}
         weight = graph.constant(node.input[1])
@@ -83,16 +84,15 @@ class SplitImages(GraphPass):
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
-    return reason_in_weight(graph, node.input[1])
+    return layout_obstacle(graph, node.input[1])
 
 
 def _split(graph: GraphEditor, node: NodeProto, split: dict[str, str]) -> Change:
-    """Let the Conv read both tensors; Convs of one image share them."""
+    """Lets the Conv read both tensors; Convs of one image share them."""
     image = node.input[0]
     if image not in split:
         split[image] = _both(graph, node, image)
-    weight = graph.constant(node.input[1])
-    assert weight is not None  # `_takes` asked
+    weight = graph.value(node.input[1])
     twice = graph.add_constant(f"{node.input[1]}/twice", np.concatenate([weight, weight], axis=1))
     graph.set_input(node, 0, split[image])
     graph.set_input(node, 1, twice)
@@ -100,7 +100,7 @@ def _split(graph: GraphEditor, node: NodeProto, split: dict[str, str]) -> Change
 
 
 def _both(graph: GraphEditor, node: NodeProto, image: str) -> str:
-    """Name of hi and lo, side by side."""
+    """Returns the name of hi and lo, side by side."""
     bounds = [
         graph.add_constant(f"{image}/{name}", np.asarray(sign * LARGEST, np.float32))
         for name, sign in (("least", -1), ("largest", 1))
@@ -122,5 +122,5 @@ def _both(graph: GraphEditor, node: NodeProto, image: str) -> str:
 
 
 def _count(size: int | str | None) -> int:
-    assert isinstance(size, int), size  # the weight says how many channels an image has
+    assert isinstance(size, int), size  # the weight knows the number of channels
     return size

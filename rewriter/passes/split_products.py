@@ -1,4 +1,4 @@
-"""split-products: what an FP16 product reads becomes the sum of two FP16 tensors."""
+"""split-products: splits the data of an FP16 product into the sum of two FP16 tensors."""
 
 from __future__ import annotations
 
@@ -11,63 +11,62 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.model import facts
 from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
-from rewriter.planning.costs.node_times import PROCESSORS
-from rewriter.graph import GraphEditor, is_quantised, label
-from rewriter.planning.free_fp32 import PROBE
-from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, after_products, is_depthwise
-from rewriter.rewriting.product_splitting.operands import feeds_attention, operand_of
-from rewriter.planning.costs.estimate import priced
+from rewriter.graph import GraphEditor, is_op, is_quantised, label
+from rewriter.graph.fusion import after_products, is_depthwise
+from rewriter.graph.new_weights import NewWeights
+from rewriter.graph.ops import TENSOR_CORE
+from rewriter.model import facts
 from rewriter.patterns.split_parts import PASS, is_made
+from rewriter.planning.costs.estimate import priced
+from rewriter.planning.costs.node_times import PROCESSORS
+from rewriter.planning.free_fp32 import PROBE
+from rewriter.rewriting.product_splitting.operands import feeds_attention, operand_of
 from rewriter.rewriting.product_splitting.writing import Splitting
 
 LEAST_SHARE = 0.2
-"""Of the products by weights that have to be split; measured were 0.17 (RT-DETR), which was not worth it, and
-0.24 (ViT-B), which was."""
+"""Least share of the products by weights that must be splittable (docs/accuracy.md#split-products): 0.17
+(RT-DETR) was not worth it, 0.24 (ViT-B) was."""
 
 
 @dataclass(frozen=True)
 class SplitProducts(GraphPass):
-    """With FP32 sums, a product errs by the rounding of what it reads: 2.1e-4 each.
+    """With FP32 sums, a product errs by the rounding of its data and of its weight: 2.1e-4 each.
 
-    hi = FP16(x) and lo = FP16(x - hi) together have 22 bits of x. A product of few rows leaves most of a GPU
-    idle, so its depth stays what it is and its result grows: a MatMul of the rows [hi; lo] by the columns
-    [hi | lo] of the weight, an FP32 epilogue, and the sum of its quarters in FP32, which the kernel that
-    follows computes. Measured on one H200 with TensorRT-RTX 1.6.1, a T5 encoder whose MLPs are split: 2.4e-4
-    in place of 4.0e-4, in 599 and 431 us.
+    hi = FP16(x) and lo = FP16(x - hi) together hold 22 bits of x. A product of few rows leaves most of a GPU
+    idle, so the pass makes its result larger and keeps its depth. A MatMul multiplies the rows [hi; lo] by
+    the columns [hi | lo] of the weight, with an FP32 epilogue. The next kernel adds the quarters in FP32.
+    A T5 encoder with split MLPs errs 40 % less, for some 40 % more latency
+    (docs/accuracy.md#split-products).
 
-    So it is dear: all of them are split or none, and none where that takes more than `--max-latency-cost`
-    allows, by an estimate. A search spends what is left of the budget. Where such products are fewer than a
-    fifth of all by weights, the others err most, and the search gets it whole: a UNet with 50 % to spend
-    erred by 1.3e-3 with its MLPs split and by 7.2e-4 without.
+    As that is expensive, all such products are split or none. None are if the estimate exceeds
+    `--max-latency-cost`; a search spends the rest of the budget. None are if they are fewer than a fifth of
+    all products by weights: the others err most then, and the search gets the whole budget.
 
-    It takes the products of an MLP: those that read a norm, or what is elementwise behind a product, in FP32,
-    and whose results do not go into attention, which rounds them once more and sums them in FP16.
+    The pass splits the products of an MLP. They read, in FP32, a norm or values computed elementwise from a
+    product. Their results do not go into attention, which rounds them once more and sums them in FP16.
 
-    What is split goes through an Expand, and a Where picks hi or lo. Of a norm the Expand is before it:
-    where a norm's kernel was to repeat its rows, TensorRT-RTX 1.6.1 gave NaN. A norm with other readers, too,
-    is computed twice.
+    The data goes through an Expand, and a Where selects hi or lo. The Expand stands before a norm, because
+    TensorRT-RTX 1.6.1 gives NaN where a norm's own kernel repeats its rows. A norm with other consumers is
+    computed twice.
 
-    It stands behind `keep-epilogues` and before `compensate-rounding`, which then has nothing to round there.
-    It does nothing unless `rewriter probe`, here or recorded, found that an FP32 bias makes an FP16 product
+    The pass runs after `keep-epilogues` and before `compensate-rounding`, which then has nothing to round
+    there. It only works if `rewriter probe`, here or recorded, found that an FP32 bias makes an FP16 product
     sum in FP32 (matmul-epilogue).
 
-    Left alone without a word: Gemm, other products than those of an MLP, results of more tiles than the
-    option says.
+    Skipped without a report: Gemm, products outside an MLP, results of more tiles than the option allows.
 
     Options:
-        tiles: Most tiles of 128 x 128 in the result of the larger product: 132 are what the multiprocessors
-            of an H200 compute at a time (see `rewriter.planning.costs.node_times`).
+        tiles: Most tiles of 128 x 128 in the result of the larger product. 132 is what the multiprocessors of
+            an H200 compute at a time (`rewriter.planning.costs.node_times`).
 
     Declines:
-        - more products than the budget allows, or few of many
-        - a number of rows that is not known
-        - data of more than three axes
-        - data of a norm over other axes than the last, or with a view behind it that moves elements
+        - more products than the budget allows, or too few of all products by weights
+        - an unknown number of rows, or data of more than three axes
+        - data of a norm over other axes than the last, or with a view after it that moves elements
         - one of several products of one tensor, which TensorRT merges and sums in FP16
         - a MatMul that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, that belong to a graph around this one, or that FP16 cannot hold
+        - weights that are quantised, that belong to an enclosing graph, or that FP16 cannot hold
         - a model below opset 13
     """
 
@@ -114,7 +113,7 @@ class SplitProducts(GraphPass):
         sums = context.target.answers.get(PROBE) == "fp32"
         if not sums or context.budget == 0.0:
             return
-        epilogues, weights = after_products(graph), dict[str, str]()
+        epilogues, weights = after_products(graph), NewWeights(graph)
         found: list[Splitting] = []
         products = [node for node in graph.nodes if _is_product(graph, node)]
         projected = Counter(node.input[0] for node in products)
@@ -136,14 +135,14 @@ class SplitProducts(GraphPass):
 
 
 def _reason_against_all(graph: GraphEditor, found: Sequence[Splitting], context: Context) -> str | None:
-    """Why products are not split that could be; None if they may be."""
+    """Returns why products that could be split are not; None if they may be."""
     if context.budget is None:
         return None
     weighted = sum(map(partial(_is_weighted, graph), graph.nodes))
     if len(found) < LEAST_SHARE * weighted:
         return (
-            f"it is not split: {len(found)} of {weighted} products by weights could be, and for the others "
-            "the search has more use of the latency"
+            f"it is not split: {len(found)} of {weighted} products by weights could be, and the search gains "
+            "more on the others"
         )
     prices = priced(graph.model, facts.infer(graph.model), context.target)
     us = sum(split.us for split in found)
@@ -151,14 +150,14 @@ def _reason_against_all(graph: GraphEditor, found: Sequence[Splitting], context:
     if share <= context.budget:
         return None
     return (
-        f"it is not split: {len(found)} such products would take some {us:.0f} us more; "
+        f"it is not split: {len(found)} such products would cost some {us:.0f} us; "
         f"--max-latency-cost {math.ceil(100 * share)}% allows it"
     )
 
 
 def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
-    """Whether it is a matrix product by a constant weight, or such a Conv that is not depthwise."""
-    if node.op_type not in PRODUCTS | CONVOLUTIONS or node.domain not in {"", "ai.onnx"}:
+    """True for a matrix product by a constant weight, and for such a Conv that is not depthwise."""
+    if not is_op(node, *TENSOR_CORE):
         return False
     weight = node.input[1]
     producer = graph.producer(weight)
@@ -167,8 +166,8 @@ def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
 
 
 def _is_product(graph: GraphEditor, node: NodeProto) -> bool:
-    """Whether it is a MatMul of computed data by a constant FP32 matrix."""
-    if node.op_type != "MatMul" or node.domain not in {"", "ai.onnx"}:
+    """True for a MatMul of computed data by a constant FP32 matrix."""
+    if not is_op(node, "MatMul"):
         return False
     weight = graph.constant(node.input[1])
     quantised = is_quantised(graph, node.input[1])

@@ -1,4 +1,4 @@
-"""unfold-dot-products: the last product of a network, if it has one row, becomes Mul and ReduceSum."""
+"""unfold-dot-products: replaces a network's last product, if it has one row, by Mul and ReduceSum."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
-from rewriter.graph import GraphEditor, attribute, label
-from rewriter.model import Array
-from rewriter.patterns.windows import reason_in_weight
+from rewriter.graph import GraphEditor, is_op, label
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
+from rewriter.graph.ops import PRODUCTS
+
 
 @dataclass(frozen=True)
 class UnfoldDotProducts(GraphPass):
-    """A classifier's last product rounds what it reads and what it gives: Mul and ReduceSum round neither.
+    """A classifier's last product rounds its input and its result: Mul and ReduceSum round neither.
 
-    With one row it has nothing for Tensor Cores: it takes as long as reading its weight. Written as Mul and
-    ReduceSum, which mixed-precision{epilogues=true} keeps in FP32 with the pooling before them, it computes
-    in FP32, and not in TF32 either. Measured on one H200 with TensorRT-RTX 1.6.1, a ResNet-50 without and
-    with it: 5.9e-4 in 327 us, 5.5e-4 in 324 us.
+    With one row there is nothing for Tensor Cores to do: the product needs as long as reading its weight. As
+    Mul and ReduceSum, `mixed-precision{epilogues=true}` keeps it in FP32 with the pooling before it, and it
+    does not use TF32 either. A ResNet-50 errs less and is no slower (docs/accuracy.md#nets-of-convs). The
+    weight stays FP32, which needs twice the memory of FP16.
 
-    The weight stays FP32: twice the memory that it takes in FP16.
-
-    Left alone without a word: products whose result is not an output, computed weights, more rows than one.
+    Skipped without a report: products whose result is no output, computed weights, more than one row.
 
     Options:
-        size: Most elements of a weight, in millions: reading one costs twice the time in FP32, 1.7 us for 4
-            million on that GPU. Larger ones were not measured.
+        size: Most elements of a weight, in millions. Reading one takes twice the time in FP32; larger ones
+            were not measured.
 
     Declines:
         - a product that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to a graph around this one
-        - a Gemm that scales (alpha, beta) or turns what it reads (transA)
+        - weights that are quantised, or that belong to an enclosing graph
+        - a Gemm that scales (alpha, beta) or transposes its input (transA)
         - a model below opset 13
     """
 
@@ -71,8 +71,8 @@ class UnfoldDotProducts(GraphPass):
 
 
 def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
-    """Whether it multiplies one row by a constant matrix for an output."""
-    if node.op_type not in {"MatMul", "Gemm"} or node.domain not in {"", "ai.onnx"}:
+    """True if the node multiplies one row by a constant matrix to give an output."""
+    if not is_op(node, *PRODUCTS):
         return False
     shape = graph.shape(node.input[0])
     one = shape is not None and len(shape) == 2 and shape[0] == 1
@@ -83,16 +83,11 @@ def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:
-    option = next(kept.options(node), None)
-    if option is not None:
-        return f"it is kept in FP32 by {option}"
-    if attribute(node, "transA", 0) or any(attribute(node, name, 1.0) != 1.0 for name in ("alpha", "beta")):
-        return "it scales or turns what it reads"
-    return reason_in_weight(graph, node.input[1])
+    return kept.reason(node) or gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
 
 
 def _write(graph: GraphEditor, node: NodeProto) -> Change:
-    """Put the sums of products in the node's place."""
+    """Replaces the node by its sums of products."""
     out, dtype, name = node.output[0], graph.dtype(node.input[0]), label(node)
     weight = _rows(graph, node)
     count, depth = graph.shape(weight) or (None, None)
@@ -104,20 +99,15 @@ def _write(graph: GraphEditor, node: NodeProto) -> Change:
         graph.make("Mul", [node.input[0], weight], [products], name=f"{name}/Mul"),
         graph.make("ReduceSum", [products, axis], [last], name=f"{name}/ReduceSum", keepdims=0),
     ]
-    if len(node.input) > 2 and node.input[2]:
+    if bias := optional_input(node, 2):
         biased = graph.tensor(f"{out}/biased", dtype=dtype)
-        made.append(graph.make("Add", [last, node.input[2]], [biased], name=f"{name}/Add"))
+        made.append(graph.make("Add", [last, bias], [biased], name=f"{name}/Add"))
         last = biased
     graph.substitute(out, *made, graph.make("Reshape", [last, row], [out], name=f"{name}/Reshape"))
     return Change(name, f"{count} sums of {depth} products")
 
 
 def _rows(graph: GraphEditor, node: NodeProto) -> str:
-    """Name of the constant [results, depth]."""
+    """Returns the name of the constant [results, depth]."""
     weight = node.input[1]
-    if attribute(node, "transB", 0):
-        return weight
-    value = graph.constant(weight)
-    assert value is not None, weight  # `_is_head` asked
-    turned: Array = np.ascontiguousarray(value.T)
-    return graph.add_constant(f"{weight}/turned", turned)
+    return weight if is_transposed(node) else NewWeights(graph).changed(weight, "turned", np.transpose)

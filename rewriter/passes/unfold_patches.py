@@ -1,4 +1,4 @@
-"""unfold-patches: a Conv whose windows do not overlap becomes a matrix product of its patches."""
+"""unfold-patches: replaces a Conv whose windows do not overlap by a matrix product of its patches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
-from rewriter.model.facts import Shape
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import NewWeights
 from rewriter.model import Array
+from rewriter.model.facts import Shape
 from rewriter.patterns.windows import IMAGE_CHANNELS, Replacement, Windows, reason_against, windows_of
 
 MOST_AXES = 3
-"""Patches of more spatial axes need a Transpose of more than 8, TensorRT's Dims::MAX_DIMS."""
+"""Patches of more spatial axes need a Transpose of more than 8 axes, TensorRT's Dims::MAX_DIMS."""
 
 
 @dataclass(frozen=True)
@@ -24,34 +26,29 @@ class UnfoldPatches(GraphPass):
     """A Conv of image patches is slow in TensorRT-RTX and sums in FP16; a MatMul before FP32 sums in FP32.
 
     A Conv with kernel = stride and no padding is a MatMul of its patches: the patch embeddings of ViT, Swin
-    and ConvNeXt. Written as one, with its bias as an Add, it can have an FP32 epilogue
-    (mixed-precision{epilogues=true}). Measured on one H200 with TensorRT-RTX 1.6.1, whole networks without
-    and with the pass: ViT-S 700 and 562 us, error 9.2e-4 and 8.3e-4; Swin-T 547 and 537 us, 7.6e-4 and
-    8.1e-4. Where more channels are read, the Conv is about as fast or faster: a NAFNet (four 2x2
-    downsamplings of 32 to 256 channels) took 737 and 814 us, a SegFormer (13 spatial reductions of 64 to 320
-    channels) 1763 and 1827 us, and neither erred less by more than 3 % (docs/accuracy.md).
+    and ConvNeXt. As a MatMul, with its bias as an Add, it can have an FP32 epilogue
+    (`mixed-precision{epilogues=true}`). A ViT-S needs 20 % less time. With more input channels the Conv is
+    about as fast or faster (docs/accuracy.md#patches).
 
-    Patches hold their elements in the order of the weight: channel, then place in the window. Where the
-    result is brought to [N, L, O] or to channels last next (Transpose, or Reshape and Transpose), the product
-    is that already, and these go. Otherwise a Transpose (and Reshape) gives what Conv gave. Without a bias it
-    adds zeros: the epilogue needs an Add. The new weights are held in memory until they are lowered, those
-    of external data, too.
+    Patches hold their elements in the order of the weight: channel, then place in the window. If a
+    Transpose, or a Reshape and a Transpose, bring the result to [N, L, O] or to channels last next, they are
+    removed: the product has that layout already. Otherwise a Transpose (and Reshape) restores the layout of
+    Conv. Without a bias, zeros are added: the epilogue needs an Add. The new weights stay in memory until
+    they are lowered, also those of external data.
 
-    Left alone without a word: Convs of more channels, windows of one element, whose Conv is faster than a
-    MatMul (a NAFNet with its 64 pointwise Convs as MatMuls was 17 to 28 % slower on that GPU), windows that
-    overlap or leave gaps, computed weights.
+    Skipped without a report: Convs of more channels, windows that overlap or leave gaps, computed weights,
+    and windows of one element, because a pointwise Conv is faster than a MatMul.
 
     Options:
-        channels: Most input channels of a Conv that it takes; 0 for any number.
-        depth: Sums of at least so many products (input channels times elements of the window) are taken
-            whatever the channels are; 0 for none. The preset `accurate` says 1024: FP16 sums err by 8.8e-4
-            from there on, and SegFormer's 13 Convs, of 1280 to 4096, cost 4 % of its latency.
+        channels: Most input channels of a Conv that is unfolded; 0 for any number.
+        depth: Least depth of sums (input channels times elements of the window) that are unfolded whatever
+            their channels; 0 for none. The preset `accurate` has 1024: FP16 sums err by 8.8e-4 from there on.
 
     Declines:
-        - sizes that are not known, or of which the windows leave a remainder: Conv drops it
+        - sizes that are unknown, or that the windows do not divide: Conv drops the remainder
         - padding, dilation, groups
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
-        - weights that are quantised, or that belong to a graph around this one
+        - weights that are quantised, or that belong to an enclosing graph
         - a model below opset 7, a Conv of more than 3 spatial axes
     """
 
@@ -85,10 +82,10 @@ class UnfoldPatches(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        weights: dict[str, str] = {}
+        weights = NewWeights(graph)
         for node in graph.nodes:
             windows = windows_of(graph, node)
-            if windows is None or not self._takes(windows):
+            if windows is None or not self._accepts(windows):
                 continue
             reason = _reason_against(graph, node, windows, context.kept)
             if reason is not None:
@@ -96,7 +93,7 @@ class UnfoldPatches(GraphPass):
             else:
                 yield _Unfolding(graph, node, windows, weights).write(context.kept)
 
-    def _takes(self, windows: Windows) -> bool:
+    def _accepts(self, windows: Windows) -> bool:
         places = math.prod(windows.kernel)
         if windows.kernel != windows.strides or places < 2:
             return False
@@ -105,26 +102,22 @@ class UnfoldPatches(GraphPass):
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
-    """What keeps the Conv from being a product, or its windows from being a partition of the input."""
+    """Returns why the Conv is no product of patches, or why its windows do not partition the input."""
     if len(windows.kernel) > MOST_AXES:
         return f"TensorRT cannot transpose patches of {len(windows.kernel)} spatial axes"
     if attribute(node, "auto_pad", "NOTSET") == "NOTSET" and any(attribute(node, "pads", [0])):
         return "it pads"
-    return reason_against(graph, node, windows, kept)  # auto_pad adds nothing where nothing is left over
+    return reason_against(graph, node, windows, kept)  # without a remainder, auto_pad pads nothing
 
 
 @dataclass(frozen=True)
 class _Unfolding:
-    """One Conv on its way to a product.
-
-    Attributes:
-        weights: By the name of a Conv's weight, that of the product's: Convs that share one go on doing so.
-    """
+    """Unfolds one Conv."""
 
     graph: GraphEditor
     conv: NodeProto
     windows: Windows
-    weights: dict[str, str]
+    weights: NewWeights
 
     @property
     def new(self) -> Replacement:
@@ -132,11 +125,11 @@ class _Unfolding:
 
     @property
     def depth(self) -> int:
-        """Elements of a patch."""
+        """Number of elements of a patch."""
         return self.windows.channels * math.prod(self.windows.kernel)
 
     def write(self, kept: Kept) -> Change:
-        """Put the product in the place of the Conv."""
+        """Replaces the Conv by the product."""
         graph, conv, counts, out = self.graph, self.conv, self.windows.counts, self.windows.out
         end = _channels_last(graph, conv, counts, out, kept)
         rank = len(graph.shape(end.output[0]) or ()) if end is not None else 0
@@ -146,13 +139,13 @@ class _Unfolding:
             if rank != 3:
                 self.new.reshape(rows, (*counts, out), end.output[0])
             graph.remove(end)
-        if graph.producer(conv.output[0]) is conv:  # it is read in the layout of Conv, too
+        if graph.producer(conv.output[0]) is conv:  # other consumers read the layout of Conv
             self._channels_first(rows)
             graph.remove(conv)
         return Change(label(conv), f"a product of {math.prod(counts)} patches of {self.depth} elements")
 
     def _product(self, rows: str) -> None:
-        """[N, C, H, W] to [N, L, O], O innermost."""
+        """Computes [N, L, O] from [N, C, H, W]."""
         new, counts, kernel = self.new, self.windows.counts, self.windows.kernel
         sizes = [size for pair in zip(counts, kernel, strict=True) for size in pair]
         split = new.reshape(self.conv.input[0], (self.windows.channels, *sizes), new.tensor("windows"))
@@ -164,25 +157,21 @@ class _Unfolding:
         new.add("Add", [product, self._bias()], rows, f"{new.name}/Add")
 
     def _channels_first(self, rows: str) -> None:
-        """[N, L, O] to what the Conv gave."""
+        """Restores the Conv's layout from [N, L, O]."""
         new, result, flat = self.new, self.conv.output[0], len(self.windows.kernel) == 1
         turned = new.add("Transpose", [rows], result if flat else new.tensor("turned"), perm=[0, 2, 1])
         if not flat:
             new.reshape(turned, (self.windows.out, *self.windows.counts), result)
 
     def _weight(self) -> str:
-        """Name of the constant [C * window, O]."""
-        name = self.conv.input[1]
-        if name not in self.weights:
-            value = self.graph.constant(name)
-            assert value is not None, name  # `windows_of` asked
-            turned = np.ascontiguousarray(value.reshape(value.shape[0], -1).T)
-            self.weights[name] = self.graph.add_constant(f"{name}/unfolded", turned)
-        return self.weights[name]
+        """Returns the name of the constant [C * window, O]."""
+        return self.weights.changed(
+            self.conv.input[1], "unfolded", lambda value: value.reshape(len(value), -1).T
+        )
 
     def _bias(self) -> str:
-        if len(self.conv.input) > 2 and self.conv.input[2]:
-            return self.conv.input[2]
+        if given := optional_input(self.conv, 2):
+            return given
         dtype = helper.tensor_dtype_to_np_dtype(self.graph.dtype(self.conv.input[1]) or TensorProto.FLOAT)
         zeros: Array = np.zeros(self.windows.out, dtype)
         return self.graph.add_constant(f"{self.conv.input[1]}/unfolded/bias", zeros)
@@ -191,7 +180,9 @@ class _Unfolding:
 def _channels_last(
     graph: GraphEditor, conv: NodeProto, counts: tuple[int, ...], channels: int, kept: Kept
 ) -> NodeProto | None:
-    """The Transpose that alone brings the result to [N, L, O] or [N, *counts, O]; others read its shape."""
+    """Returns the Transpose that alone brings the result to [N, L, O] or [N, *counts, O]; shape readers
+    aside.
+    """
     result = conv.output[0]
     readers = [n for n in graph.consumers(result) if n.op_type != "Shape"]
     if len(readers) != 1:
@@ -209,7 +200,7 @@ def _channels_last(
 
 
 def _is_flat(shape: Shape | None, result: Shape | None, channels: int, places: int) -> bool:
-    """Whether a Reshape of `result` gives [N, channels, places]: N or the places need not be known."""
+    """True if a Reshape of `result` gives [N, channels, places]; N or the places may be unknown."""
     if shape is None or len(shape) != 3 or shape[1] != channels:
         return False
     return shape[2] == places or (result is not None and shape[0] is not None and shape[0] == result[0])

@@ -1,4 +1,4 @@
-"""upgrade-opset: the model to the operator set that the run asks for."""
+"""upgrade-opset: converts the model to the operator set of the run."""
 
 from __future__ import annotations
 
@@ -9,30 +9,33 @@ from dataclasses import dataclass
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.model import facts
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.graph import GraphEditor, label, open_graphs
-from rewriter.model import Model
+from rewriter.model import STANDARD_DOMAINS, Model, facts, refill
+from rewriter.passes.inline_functions import inline
 from rewriter.rewriting.opsets import NodeConverter, Request
 from rewriter.rewriting.opsets.rules import CannotConvertError
-from rewriter.passes.inline_functions import inline
 
 Replacements = list[tuple[NodeProto, GraphProto]]
-"""Nodes of one graph with the graphs that take their places."""
+"""Nodes of one graph with the graphs that replace them."""
 
 
 @dataclass(frozen=True)
 class UpgradeOpset(ModelPass):
     """LayerNormalization exists from opset 17 on, BF16 Conv from 22, RMSNormalization from 23.
 
-    Every node whose operator changed on the way is converted by the adapters of
-    onnx.version_converter, in subgraphs, too, and with mends where those adapters change results
-    (Resize 10, Hardmax 12, GroupNormalization 20, FP16 Clip and Pad). All else in the model stays:
-    names, metadata, plugins, weights. Model-local functions are inlined first, for the types inside
-    them depend on the call. Initializers that IR 3 lists as inputs leave the inputs.
+    The adapters of onnx.version_converter convert every node whose operator changed on the way, in
+    subgraphs, too. Where those adapters change results, they are corrected (Resize 10, Hardmax 12,
+    GroupNormalization 20, FP16 Clip and Pad). Everything else stays: names, metadata, plugins, weights.
+    Model-local functions are inlined first, because the types inside them depend on the call. Initializers
+    that IR 3 lists as inputs are removed from the inputs.
 
-    Declined, with the model left as it was: an operator that cannot be carried, by name; a target
-    that this onnx does not know. A model above the target stays there.
+    If it declines, the model stays unchanged.
+
+    Declines:
+        - an operator that cannot be converted, by name
+        - an operator set that this onnx does not know
+        - a model above the requested operator set
     """
 
     name = "upgrade-opset"
@@ -60,9 +63,9 @@ class UpgradeOpset(ModelPass):
     def _convert(self, model: Model, target: int) -> list[Event]:
         newest = onnx.defs.onnx_opset_version()
         if model.opset > target:
-            return [Refusal("model", f"it uses opset {model.opset}, above {target}, and stays there")]
+            return [Refusal("model", f"it uses opset {model.opset}, above {target}, and keeps it")]
         if target > newest:
-            return [Refusal("model", f"opset {target} is not known to onnx {onnx.__version__} ({newest} is)")]
+            return [Refusal("model", f"onnx {onnx.__version__} knows no opset {target}, only up to {newest}")]
         work = model.copy()
         inlined = inline(work, self.name)
         refusals: list[Event] = [event for event in inlined if isinstance(event, Refusal)]
@@ -78,10 +81,9 @@ class UpgradeOpset(ModelPass):
             return refusals
         changed = Counter(node.op_type for plan in plans for node, _ in plan)
         for editor, plan in reversed(list(zip(editors, plans, strict=True))):
-            editor.refresh()
-            for node, replacement in plan:
-                _replace(editor, node, replacement)
-            editor.commit()
+            with editor:
+                for node, replacement in plan:
+                    _replace(editor, node, replacement)
         _stamp(work, target)
         what = f"opset {model.opset} became {target}{_listed(changed)}"
         model.proto, model.weights = work.proto, work.weights
@@ -89,7 +91,7 @@ class UpgradeOpset(ModelPass):
 
 
 def _requests(editor: GraphEditor, converter: NodeConverter) -> list[Request]:
-    """The nodes of a graph whose operators changed."""
+    """Returns the nodes of a graph whose operators changed."""
     requests = []
     for node in editor.nodes:
         if not converter.concerns(node):
@@ -103,14 +105,15 @@ def _requests(editor: GraphEditor, converter: NodeConverter) -> list[Request]:
 
 
 def _plan(requests: list[Request], converter: NodeConverter, refusals: list[Event]) -> Replacements:
-    """The replacements in one graph; operators that cannot be carried are added to `refusals`."""
+    """Returns the replacements in one graph; adds operators that cannot be converted to `refusals`."""
     plan: Replacements = []
     for request in requests:
         node = request.node
         try:
             replacement = converter.convert(request)
         except CannotConvertError as error:
-            text = f"{node.op_type} cannot go from opset {converter.source} to {converter.target}: {error}"
+            versions = f"opset {converter.source} to {converter.target}"
+            text = f"{node.op_type} cannot be converted from {versions}: {error}"
             refusals.append(Refusal(label(node), text))
             continue
         if replacement is not None:
@@ -119,7 +122,7 @@ def _plan(requests: list[Request], converter: NodeConverter, refusals: list[Even
 
 
 def _usual_float(known: facts.Facts) -> int:
-    """What a float behind a plugin must be: FLOAT if the model holds no other type, else 0."""
+    """Returns the type of a float after a plugin: FLOAT if the model holds no other float type, else 0."""
     others = facts.FLOATS - {TensorProto.FLOAT}
     found = any(tensor.dtype in others for scope in known.scopes for tensor in scope.values())
     return 0 if found else int(TensorProto.FLOAT)
@@ -131,13 +134,13 @@ def _facts(editor: GraphEditor, tensor: str) -> facts.TensorFacts | None:
 
 
 def _forget_unread_mask(editor: GraphEditor, node: NodeProto) -> None:
-    """Old exporters name the mask of every Dropout, which nobody reads."""
+    """Removes the mask that old exporters name in every Dropout and that nothing reads."""
     if len(node.output) > 1 and not editor.consumers(node.output[1]) and not editor.is_output(node.output[1]):
         del node.output[1:]
 
 
 def _replace(editor: GraphEditor, node: NodeProto, replacement: GraphProto) -> None:
-    """Put the small graph in the node's place. What writes the node's outputs keeps its name and metadata."""
+    """Replaces the node by the small graph. The node that writes its outputs keeps its name and metadata."""
     names = {f"i{index}": name for index, name in reversed(list(enumerate(node.input)))}
     names |= {f"o{index}": name for index, name in enumerate(node.output)}
     for tensor in replacement.initializer:
@@ -178,23 +181,21 @@ def _listed(changed: Counter[str]) -> str:
 
 
 def _stamp(model: Model, target: int) -> None:
-    """Say what the model now is: its opset, and an IR version that has it."""
+    """Records the model's new opset, and an IR version that has it."""
     for opset in model.proto.opset_import:
-        if opset.domain in ("", "ai.onnx"):
+        if opset.domain in STANDARD_DOMAINS:
             opset.version = target
     needed = helper.find_min_ir_version_for(model.proto.opset_import, ignore_unknown=True)
     model.proto.ir_version = max(model.proto.ir_version, needed)
 
 
 def _unlist_initializers(model: Model) -> Iterator[Event]:
-    """Constants that IR 3 had to list as inputs: TensorRT takes them as constants, too."""
+    """Removes initializers from the inputs, where IR 3 had to list them."""
     graph = model.proto.graph
     constants = {t.name for t in graph.initializer}
     kept = [v for v in graph.input if v.name not in constants]
     count = len(graph.input) - len(kept)
     if count:
-        kept = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in kept]
-        del graph.input[:]
-        graph.input.extend(kept)
+        refill(graph.input, kept)
         model.proto.ir_version = max(model.proto.ir_version, 4)  # from 4 on, they need not be inputs
         yield Change("model", f"{count} initializers are no longer listed as inputs")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.graph import GraphEditor, attribute
+from rewriter.graph import GraphEditor, attribute, is_op
 from rewriter.model.facts import Shape
 
 RANK = 4
@@ -99,7 +99,7 @@ def part_of(graph: GraphEditor, cut: Cut, dtype: int | None) -> str:
 def _cut(graph: GraphEditor, tensor: str, columns: int) -> Cut | None:
     scale = _scale(graph, tensor)
     view = graph.only_consumer(tensor if scale is None else scale.output[0])
-    if view is None or view.op_type != "Reshape" or view.domain not in {"", "ai.onnx"}:
+    if not is_op(view, "Reshape"):
         return None
     before = graph.shape(tensor)
     target = _target(graph, view, before)

@@ -9,18 +9,18 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.ops import VIEWS
 from rewriter.model import Array
 from rewriter.model.facts import FLOATS
 
 FP16_MAX = 65504.0
 """Largest finite binary16 number (IEEE 754-2019, table 3.5); a mask constant is at least as large."""
 
-MOVES = frozenset(
-    {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Slice", "Tile", "Gather", "Trilu"}
-)
-"""Operators that only move values, or set some of them to 0."""
+MOVES = VIEWS - {"Split", "Concat"} | {"Trilu"}
+"""Operators that only move the values of their first input into one output, or set some of them to 0."""
 
-READERS = MOVES | {"Add", "Sub", "Mul", "Where", "Concat", "Cast"}
+# a constant is seen through Identities, so that the use is found where they end
+READERS = MOVES - {"Identity"} | {"Add", "Sub", "Mul", "Where", "Concat", "Cast"}
 """Operators that a mask constant may enter."""
 
 LARGEST_BIAS = 4096.0
@@ -193,7 +193,7 @@ def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow
             after = on
         case "Cast":
             after = on if _widens(graph, node) else f"{label(node)} narrows its type"
-        case op if index == 0 and (op == "Identity" or op in MOVES):
+        case op if index == 0 and op in MOVES:
             after = replace(on, selective=on.selective or op == "Trilu")
         case _:
             after = None
@@ -273,7 +273,7 @@ def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, 
         return (0.0, 1.0) if graph.dtype(tensor) is not None else None
     if node is None or depth == 0:
         return None
-    if node.op_type in MOVES | {"Identity", "Cast"}:
+    if node.op_type in MOVES | {"Cast"}:
         return _integers(graph, node.input[0], depth - 1)
     inputs = node.input[1:] if node.op_type == "Where" else node.input
     if node.op_type not in {"Add", "Sub", "Mul", "Where"}:

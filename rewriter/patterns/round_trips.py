@@ -20,17 +20,14 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph import GraphView, casts_to
-from rewriter.graph.fusion import CONVOLUTIONS, ELEMENTWISE, PRODUCTS, reduces
+from rewriter.graph.fusion import reduces
+from rewriter.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, RESHAPES, SELECTIONS, TENSOR_CORE
 
 _INSIDE = ELEMENTWISE | {"Cast", "Identity"}
 """What the kernel of a product may hold besides the product."""
 
-_RESHAPING = frozenset("Identity Reshape Squeeze Unsqueeze Flatten".split())
-"""They vanish between two Casts if the shape comes out as it went in."""
-
-_TAKING = frozenset(
-    "Transpose Reshape Squeeze Unsqueeze Flatten Where TopK ArgMax ArgMin Greater Less".split()
-)
+# Identity is no kernel; of the inequalities, these two were measured
+_TAKING = LAYOUTS - {"Identity"} | SELECTIONS | {"Where", "Greater", "Less"}
 """Their kernels take the second Cast, if they alone read it."""
 
 
@@ -61,7 +58,7 @@ def lost_round_trips(graph: GraphView) -> Iterator[RoundTrip]:
 
 def _kernel(node: NodeProto, behind: dict[str, bool]) -> bool | None:
     """Whether the product whose kernel may hold the node is a matrix product; None if there is none."""
-    if node.op_type in PRODUCTS or node.op_type in CONVOLUTIONS:
+    if node.op_type in TENSOR_CORE:
         return node.op_type in PRODUCTS
     if node.op_type not in _INSIDE:
         return None
@@ -84,7 +81,7 @@ def _trip(graph: GraphView, down: NodeProto) -> RoundTrip | None:
     if graph.only_consumer(start) is not down:
         return None
     up = graph.only_consumer(down.output[0])
-    while up is not None and up.op_type in _RESHAPING:
+    while up is not None and up.op_type in RESHAPES:  # they vanish if the shape comes out as it went in
         up = graph.only_consumer(up.output[0])
     if up is None or not casts_to(up, TensorProto.FLOAT):
         return None

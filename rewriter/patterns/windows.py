@@ -10,8 +10,8 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Kept
-from rewriter.graph import GraphEditor, attribute, is_own, is_quantised, label
-from rewriter.graph.stored import EXCHANGEABLE
+from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.graph.new_weights import layout_obstacle
 
 IMAGE_CHANNELS = 4
 """Most channels of an image: grey, RGB, RGBA; a latent of Stable Diffusion has as many. TensorRT-RTX pads
@@ -53,7 +53,7 @@ class Windows:
 
 def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
     """The windows of a Conv with a constant (or quantised) weight; None for other nodes."""
-    if node.op_type != "Conv" or node.domain not in {"", "ai.onnx"}:
+    if not is_op(node, "Conv"):
         return None
     weight = graph.shape(node.input[1]) or ()
     held = [size for size in weight if isinstance(size, int)]
@@ -96,21 +96,7 @@ def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: 
 
     Padding is the caller's affair.
     """
-    option = next(kept.options(node), None)
-    if option is not None:
-        return f"it is kept in FP32 by {option}"
-    return reason_in_weight(graph, node.input[1]) or _reason_in_windows(node, windows)
-
-
-def reason_in_weight(graph: GraphEditor, weight: str) -> str | None:
-    """Why a weight cannot be written in another layout; None if it can."""
-    if is_quantised(graph, weight):
-        return "its weight is quantised: TensorRT runs it so"
-    if not is_own(graph, weight):
-        return "its weight belongs to a graph around it, and would be copied"
-    if graph.dtype(weight) not in EXCHANGEABLE:
-        return "its weight is of a type that TensorRT has no product for"
-    return None
+    return kept.reason(node) or layout_obstacle(graph, node.input[1]) or _reason_in_windows(node, windows)
 
 
 def _reason_in_windows(node: NodeProto, windows: Windows) -> str | None:

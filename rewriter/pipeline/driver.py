@@ -122,9 +122,8 @@ def _apply(step: Pass, model: Model, facts: Facts, context: Context) -> Iterator
     elif isinstance(step, GraphPass):
         copies = Facts([dict(scope) for scope in facts.scopes])
         for editor in reversed(open_graphs(model, copies, tag=step.name)):
-            editor.refresh()
-            yield from step.rewrite(editor, context)
-            editor.commit()
+            with editor:
+                yield from step.rewrite(editor, context)
 
 
 def _checked(before: _State, model: Model, step: Pass) -> _State:

@@ -49,7 +49,7 @@ def select(
     Raises:
         UsageError: an unknown preset, pass or option.
     """
-    chosen = parse(preset_named(preset).pipeline) if passes is None else _explicit(passes)
+    chosen = preset_named(preset).steps if passes is None else _explicit(passes)
     dropped = {registry.check_name(name.strip(), "--skip") for name in skip}
     return tuple(step for step in chosen if step.name not in dropped)
 

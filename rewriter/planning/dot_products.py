@@ -11,14 +11,13 @@ from collections.abc import Iterator
 
 from onnx import NodeProto, TensorProto
 
-from rewriter.graph.fusion import ELEMENTWISE
+from rewriter.graph.ops import ELEMENTWISE, RESHAPES
 from rewriter.hazards import Hazard
 from rewriter.hazards.survey import Survey
 
 RULE = "dot-product"
 _REASON = "a written-out sum of products, which is to be exact"
 
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 _POOLING = frozenset({"GlobalAveragePool", "ReduceMean"})
 
 
@@ -49,15 +48,15 @@ def _before(survey: Survey, product: NodeProto) -> Iterator[NodeProto]:
     (tensor,) = (name for name in product.input if not survey.is_constant(name))
     node = survey.producer(tensor)
     while node is not None and survey.graph.only_consumer(node.output[0]) is not None:
-        if node.op_type not in _VIEWS | _POOLING:
+        if node.op_type not in RESHAPES | _POOLING:
             return
         yield node
-        node = survey.producer(node.input[0]) if node.op_type in _VIEWS else None
+        node = survey.producer(node.input[0]) if node.op_type in RESHAPES else None
 
 
 def _after(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
     """The elementwise nodes and views after the sum."""
-    moves = ELEMENTWISE | _VIEWS
+    moves = ELEMENTWISE | RESHAPES
     for _, reader in survey.downstream(node.output[0], lambda n: n.op_type in moves):
         if reader.op_type in moves:
             yield reader

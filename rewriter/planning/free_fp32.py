@@ -19,7 +19,8 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
-from rewriter.graph.fusion import ELEMENTWISE, NORM_VIEWS, NORMS, SCALING, has_fp32_epilogue, projected
+from rewriter.graph.fusion import has_fp32_epilogue, projected
+from rewriter.graph.ops import ELEMENTWISE, LAYOUTS, ROW_NORMS, SCALING
 from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
@@ -111,7 +112,7 @@ def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
     if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
     for node in survey.nodes:
-        if node.op_type not in NORMS:
+        if node.op_type not in ROW_NORMS:
             continue
         before = list(survey.upstream(node.input[0], _moves))
         source = survey.producer(before[-1].input[0] if before else node.input[0])
@@ -124,7 +125,7 @@ def extend_over_norms(survey: Survey, found: dict[int, Hazard]) -> None:
 
 
 def _moves(node: NodeProto) -> bool:
-    return node.op_type in NORM_VIEWS
+    return node.op_type in LAYOUTS
 
 
 def _views_of(survey: Survey, node: NodeProto) -> list[NodeProto]:

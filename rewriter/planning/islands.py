@@ -15,15 +15,14 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto
 
 from rewriter.graph import label
+from rewriter.graph.ops import CHEAP, SUMS, VIEWS
 from rewriter.hazards import Hazard
-from rewriter.hazards.survey import CHEAP, VIEWS, Survey
+from rewriter.hazards.survey import Survey
 
 RULE = "residual-sum"
 
 BETWEEN = "between-islands"
 """Rule of a node that is FP32 only because its neighbours are."""
-
-_SUMS = frozenset({"Add", "Sub", "Sum"})
 
 
 def grow(survey: Survey, found: dict[int, Hazard]) -> None:
@@ -43,7 +42,7 @@ def grow(survey: Survey, found: dict[int, Hazard]) -> None:
 
 def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
     """True if the node adds several computed tensors."""
-    return node.op_type in _SUMS and sum(1 for t in node.input if not survey.is_constant(t)) > 1
+    return node.op_type in SUMS and sum(1 for t in node.input if not survey.is_constant(t)) > 1
 
 
 def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:

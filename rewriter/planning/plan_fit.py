@@ -64,11 +64,10 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
     """
     nodes = _index(model, facts, plan)
     kept: dict[str, Decision] = {}
-    opsets = {o.domain: o.version for o in model.proto.opset_import}
     for decision in plan.decisions:
         key = nodes.key_of(decision, where)
         node = nodes.by_key[key]
-        if decision.repair == "bf16" and not has_bf16(node, opsets):
+        if decision.repair == "bf16" and not has_bf16(node, model.opsets):
             hint = "put it under fp32, or give a higher --opset: Conv has BF16 from 22 on"
             raise UsageError(
                 f"{label(node)}: {node.op_type} has no BF16 in this opset", where=where, hint=hint

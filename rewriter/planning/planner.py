@@ -164,8 +164,7 @@ def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
 
 def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
     """True if the node's operator supports BF16 in its operator set."""
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    rules = ports(node, opsets.get(domain, 1), LOW_TYPES["bf16"])
+    rules = ports(node, opsets, LOW_TYPES["bf16"])
     return rules is not None and rules.can_follow
 
 
@@ -173,14 +172,12 @@ def surveys(
     model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: PrecisionRequest
 ) -> Iterator[Survey]:
     """The survey of every graph of the model, in the order of `Facts.scopes`."""
-    opsets = {o.domain: o.version for o in model.proto.opset_import}
-    opsets.setdefault("", opsets.get("ai.onnx", 1))
     graphs = open_graphs(model, facts)
     mixed = any(_computes_low(graph) for graph in graphs)
     made: dict[int, Survey] = {}
     for scope, graph in enumerate(graphs):
         parent = made.get(id(graph.parent)) if graph.parent is not None else None
-        made[id(graph)] = survey = Survey(graph, scope, ranges, opsets, settings, mixed, parent)
+        made[id(graph)] = survey = Survey(graph, scope, ranges, model.opsets, settings, mixed, parent)
         yield survey
 
 

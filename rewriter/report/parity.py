@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from rewriter.data.parity.result import ArrayComparison, InputComparison
+from rewriter.data.parity.comparison import ArrayComparison, InputComparison
 from rewriter.report.json import installed_versions, plain
 
 SCHEMA_VERSION = 1

@@ -22,7 +22,8 @@ from dataclasses import replace
 
 from onnx import NodeProto
 
-from rewriter.hazards.survey import MATRIX_OPS
+from rewriter.graph.ops import COMPUTE_BOUND, TENSOR_CORE
+from rewriter.model import opsets_of
 from rewriter.planning.planner import SEARCHED, has_bf16, node_key
 from rewriter.search.choice import Choice, added
 from rewriter.search.goal import Found, Goal
@@ -36,7 +37,7 @@ RELEASABLE = frozenset(
 LEAST_SAVING = 1e-3
 """Share of the latency that releasing a node must save: a hazard is not risked for less."""
 
-IN_BF16 = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
+IN_BF16 = TENSOR_CORE
 """What BF16 makes cheaper than FP32; measured on an H200, TensorRT-RTX 1.6.1: a MatMul as fast as in FP16."""
 
 FOR_RANGE = frozenset({"overflow", "partial-sums", SEARCHED})
@@ -75,7 +76,7 @@ def _products_share(trials: Trials, choice: Choice) -> float:
     """The share of the matrix products' time that is spent in FP32."""
     base = trials.prices.base
     nodes = trials.problem.model.proto.graph.node
-    products = {node_key(0, n) for n in nodes if n.op_type in MATRIX_OPS} & base.keys()
+    products = {node_key(0, n) for n in nodes if n.op_type in COMPUTE_BOUND} & base.keys()
     total = sum(base[key] for key in products)
     return sum(base[key] for key in products & trials.plan_of(choice).fp32) / total if total else 0.0
 
@@ -133,7 +134,7 @@ def _release(choice: Choice, keys: frozenset[str]) -> Choice:
 def in_range_products(trials: Trials, choice: Choice) -> list[str]:
     """Matrix products in FP32 whose hazard BF16 repairs, too, where their operator has it."""
     proto = trials.problem.model.proto
-    opsets = {o.domain: o.version for o in proto.opset_import}
+    opsets = opsets_of(proto)
     nodes: dict[str, NodeProto] = {node_key(0, n): n for n in proto.graph.node if n.op_type in IN_BF16}
     plan = trials.plan_of(choice)
     kept = [d.key for d in plan.decisions if d.repair == "fp32" and d.rule in FOR_RANGE and d.key in nodes]

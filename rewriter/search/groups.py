@@ -15,7 +15,19 @@ from itertools import chain
 from onnx import NodeProto
 
 from rewriter.errors import TimeUpError
-from rewriter.hazards.survey import CHEAP, MATRIX_OPS, VIEWS, PrecisionRequest, Survey
+from rewriter.graph.ops import (
+    CHEAP,
+    COMPUTE_BOUND,
+    CONVOLUTIONS,
+    NORMS,
+    PRODUCTS,
+    REDUCTIONS,
+    RESHAPES,
+    RESIZES,
+    SOFTMAX,
+    VIEWS,
+)
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.planning import free_fp32, islands
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.cheapest import RELEASABLE, in_range_products
@@ -37,23 +49,16 @@ BUDGETS = (1.0, 0.5, 2.0, 0.25)
 """Shares of a budget of latency that the best-ranked nodes are to fill by the estimate, in order of trial:
 what was estimated at 10 % took 3 to 23 % on an H200 (UNet and NAFNet, benchmarks/side_by_side.md)."""
 
-_RESIZES = frozenset({"Resize", "Upsample"})
-_CONVS = frozenset({"Conv", "ConvTranspose"})
-_PRODUCTS = frozenset({"MatMul", "Gemm"})
-_REDUCTIONS = frozenset(op for op in CHEAP if op.startswith("Reduce")) | {"GlobalAveragePool", "AveragePool"}
-_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
+_REDUCTIONS = REDUCTIONS | {"GlobalAveragePool", "AveragePool"}
 
 KINDS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("Resize", _RESIZES),
-    ("Softmax", _SOFTMAX),
-    ("elementwise", CHEAP - VIEWS - _SOFTMAX - _REDUCTIONS),
-    ("Reshape", frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})),
+    ("Resize", RESIZES),
+    ("Softmax", SOFTMAX),
+    ("elementwise", CHEAP - VIEWS - SOFTMAX - _REDUCTIONS),
+    ("Reshape", RESHAPES - {"Identity"}),
     (
         "normalization",
-        frozenset(
-            "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
-            "InstanceNormalization BatchNormalization LpNormalization".split()
-        ),
+        NORMS | {"BatchNormalization", "LpNormalization"},
     ),
     ("reduction", _REDUCTIONS),
     ("Transpose", frozenset({"Transpose"})),
@@ -146,7 +151,7 @@ def _ranking(trials: Trials) -> list[str]:
 
 def _resizes(survey: Survey, trials: Trials) -> Iterator[Group]:
     """Each Resize with the views that lead to it."""
-    resizes = [node for node in survey.nodes if node.op_type in _RESIZES]
+    resizes = [node for node in survey.nodes if node.op_type in RESIZES]
     views = [node for r in resizes for node in survey.upstream(r.input[0], lambda n: n.op_type in VIEWS)]
     ends = set(map(id, resizes))
     nearest = [node for node in views if any(id(reader) in ends for reader in _readers(survey, node))]
@@ -172,7 +177,7 @@ def _streams(trials: Trials) -> Group:
 def _beside_conv(survey: Survey, node: NodeProto) -> bool:
     producers = (survey.producer(tensor) for tensor in node.input if survey.is_float(tensor))
     around = chain((p for p in producers if p is not None), _readers(survey, node))
-    return any(other.op_type in _CONVS for other in around)
+    return any(other.op_type in CONVOLUTIONS for other in around)
 
 
 def _readers(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
@@ -183,21 +188,21 @@ def _readers(survey: Survey, node: NodeProto) -> Iterator[NodeProto]:
 def _attention(survey: Survey, trials: Trials) -> Iterator[Group]:
     """Products of two computed tensors and Softmax, as one group: FP32 costs their fused kernel."""
     inner = [n for n in survey.nodes if n.op_type == "MatMul" and not any(map(survey.is_constant, n.input))]
-    softmax = [n for n in survey.nodes if n.op_type in _SOFTMAX]
+    softmax = [n for n in survey.nodes if n.op_type in SOFTMAX]
     if inner and softmax:
         yield _in_fp32("attention", survey, trials, [*inner, *softmax])
 
 
 def _ranked(survey: Survey, ranked: Sequence[str]) -> Iterator[Group]:
     """The Convs, the MatMuls with a weight, and the other nodes whose error falls most for their cost."""
-    for name, operators in (("Conv", _CONVS), ("MatMul", _PRODUCTS)):
+    for name, operators in (("Conv", CONVOLUTIONS), ("MatMul", PRODUCTS)):
         weighted = {
             node_key(survey.scope, n)
             for n in survey.nodes
             if n.op_type in operators and any(map(survey.is_constant, n.input))
         }
         yield from _rows(name, [key for key in ranked if key in weighted])
-    matrix = {node_key(survey.scope, n) for n in survey.nodes if n.op_type in MATRIX_OPS}
+    matrix = {node_key(survey.scope, n) for n in survey.nodes if n.op_type in COMPUTE_BOUND}
     yield from _rows("other node", [key for key in ranked if key not in matrix])
 
 

@@ -10,7 +10,7 @@ from rewriter.emulation.accumulate import sum_error
 from rewriter.emulation.divergence import Divergence
 from rewriter.figures.metrics import Metric
 from rewriter.graph.fusion import conv_depth
-from rewriter.hazards.survey import MATRIX_OPS
+from rewriter.graph.ops import COMPUTE_BOUND
 from rewriter.plan import Plan
 from rewriter.planning.costs.prices import Prices
 from rewriter.planning.planner import extend_plan, in_bf16, node_key
@@ -95,7 +95,7 @@ class Trials:
         """The metric if only the weights of MatMul, Conv and their like are rounded."""
         self.count += 1
         graph = self.problem.model.proto.graph
-        others = frozenset(node_key(0, n) for n in graph.node if n.op_type not in MATRIX_OPS)
+        others = frozenset(node_key(0, n) for n in graph.node if n.op_type not in COMPUTE_BOUND)
         return self.judge.weights_alone(self.plan_of(Choice(others)))
 
     def ranking(self) -> list[str]:

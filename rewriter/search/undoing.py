@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rewriter.graph.fusion import ELEMENTWISE, kernel_results, reduces
+from rewriter.graph.fusion import kernel_results, reduces
+from rewriter.graph.ops import ELEMENTWISE
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.plan import Plan
 from rewriter.planning.free_fp32 import RULE

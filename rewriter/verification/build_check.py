@@ -17,12 +17,14 @@ from rewriter.engines.protocol import Shape, Span
 from rewriter.engines.tensorrt import BuildOptions, build
 from rewriter.engines.worker import ChildResult
 from rewriter.errors import EngineError
+from rewriter.graph import is_op
+from rewriter.graph.ops import NORMS
 from rewriter.graph.stored import logical_name
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts
 from rewriter.verification.verdict import Check
 
-NORMALIZATIONS = frozenset({"LayerNormalization", "GroupNormalization", "InstanceNormalization"})
+NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
 """Operators that become one NORMALIZATION layer each, whose kernel computes in FP32. TensorRT-RTX 1.6
 takes RMSNormalization apart instead, with Casts to FP32 when its stash_type is FLOAT."""
 
@@ -76,7 +78,7 @@ class BuildExpectation:
 def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
     """What a model's own nodes and tensor types promise of its network."""
     nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
-    norms = sum(n.op_type in NORMALIZATIONS and n.domain in ("", "ai.onnx") for n in nodes)
+    norms = sum(is_op(n, *NORMALIZATIONS) for n in nodes)
     types: dict[str, set[int]] = {}
     for scope in facts.scopes:
         for name, known in scope.items():

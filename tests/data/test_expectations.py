@@ -56,8 +56,12 @@ TOKENS = graphs.graph("""
 WARNED: dict[str, tuple[Model, dict[str, Array], str]] = {
     "divided twice": (DIVIDES, {"x": PIXELS / 255 / 255}, "divided by 255"),
     "divided already, graph scales": (MULTIPLIES, {"x": PIXELS / 255}, "divided by 255"),
-    "not divided": (SUBTRACTS, {"x": PIXELS}, "have to be divided by 255"),
-    "not divided, channels last": (NHWC, {"x": PIXELS.transpose(0, 2, 3, 1)}, "have to be divided by 255"),
+    "not divided": (SUBTRACTS, {"x": PIXELS}, "be divided by 255 first"),
+    "not divided, channels last": (
+        NHWC,
+        {"x": PIXELS.transpose(0, 2, 3, 1)},
+        "be divided by 255 first",
+    ),
     "BatchNormalization saw pixels": (BATCH_NORM, {"x": PIXELS / 255}, "BatchNormalization"),
     "bytes that were 0..1": (
         BYTES,

@@ -453,7 +453,7 @@ def test_an_input_of_unknown_rank_needs_a_shape() -> None:
 
 def test_strings_cannot_be_made_up() -> None:
     model = graphs.graph("g (string[2] s) => (string[2] y) { y = Identity(s) }")
-    with pytest.raises(InputsError, match="numbers only"):
+    with pytest.raises(InputsError, match="only numbers can be random"):
         random_samples(model)
 
 

@@ -18,7 +18,7 @@ from paths import ROOT
 
 from rewriter.data.ranges import Ranges, measure, range_of
 from rewriter.data.ranges.instrument import instrument
-from rewriter.data.ranges.statistics import BLOCK, SMALL
+from rewriter.data.ranges.reductions import BLOCK, SMALL
 from rewriter.emulation import reference
 from rewriter.engines.onnxruntime import Session
 from rewriter.errors import ArithmeticRunError

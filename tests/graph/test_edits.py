@@ -175,9 +175,8 @@ class TestScopes:
         loop = _node(main, "Loop")
         loop.attribute[0].g.input[2].name = "a"  # now the body's own state has that name
         loop.attribute[0].g.node[1].input[0] = "a"
-        main.refresh()
-        main.redirect("a", "x")
-        main.commit()
+        with main:
+            main.redirect("a", "x")
         body = source.proto.graph.node[1].attribute[0].g
         assert list(body.node[1].input) == ["a", "a"]
         assert source.proto.graph.node[1].input[2] == "x"
@@ -197,11 +196,11 @@ class TestScopes:
     def test_edits_inside_reach_the_model(self) -> None:
         source = graph(BRANCHES)
         main, then_branch, _ = _editors(source, tag="t")
-        then_branch.substitute("u", then_branch.make("Exp", ["b"], ["u"]))
-        then_branch.add_constant("unread", np.zeros(2, np.float32))
-        then_branch.commit()
-        main.refresh()
-        main.commit()
+        with then_branch:
+            then_branch.substitute("u", then_branch.make("Exp", ["b"], ["u"]))
+            then_branch.add_constant("unread", np.zeros(2, np.float32))
+        with main:
+            pass
         check(source)
         branch = source.proto.graph.node[1].attribute[0].g
         assert [n.op_type for n in branch.node] == ["Add", "Exp"]

@@ -51,7 +51,7 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
 def test_ports(
     made: NodeProto, opset: int, low: int, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
 ) -> None:
-    found = ports(made, opset, low)
+    found = ports(made, {"": opset}, low)
     assert found is not None
     assert (found.inputs, found.outputs) == (inputs, outputs)
 
@@ -66,11 +66,11 @@ def test_ports(
 )
 def test_no_schema(made: NodeProto, opset: int) -> None:
     assert schema_of(made.op_type, made.domain, opset) is None
-    assert ports(made, opset, FP16) is None
+    assert ports(made, {"": opset}, FP16) is None
 
 
 def test_can_follow() -> None:
-    follows = {op: ports(node(op), 17, FP16) for op in ("Relu", "NonMaxSuppression", "Shape")}
+    follows = {op: ports(node(op), {"": 17}, FP16) for op in ("Relu", "NonMaxSuppression", "Shape")}
     assert {op: p is not None and p.can_follow for op, p in follows.items()} == {
         "Relu": True,
         "NonMaxSuppression": False,

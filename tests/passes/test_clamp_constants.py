@@ -1,4 +1,4 @@
-"""clamp-constants: which masks become finite in FP16, which stay, and that nothing changes by it."""
+"""clamp-constants: masks that become finite in FP16, masks that stay, and results that do not change."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ DECLINED = [
         "<float[2,4] v = {0.0, 0.0, 0.0, 0.0, -1e9, -1e9, -1e9, -1e9}, int64[1] a = {1}> {"
         " w = Unsqueeze(v, a) x = Add(s, w) p = Softmax(x) }",
         "whole rows",
-        id="a constant with a row that is masked whole",
+        id="a constant with a row that is masked as a whole",
     ),
     pytest.param(
         "<float v = {-1e9}, float z = {0.0}, int64[3] e = {2, 4, 1}> {"
@@ -194,7 +194,7 @@ DECLINED = [
     pytest.param(
         "<float v = {-1e9}> { x = Where(b, s, v) n = Neg(x) q = Softmax(x) p = Add(n, q) }",
         "reaches Neg",
-        id="masked scores that something else reads",
+        id="masked scores with another consumer",
     ),
     pytest.param(
         "<float v = {-1e9}, float h = {0.5}> { x = Where(b, s, v) y = Mul(x, h) p = Softmax(y) }",
@@ -241,11 +241,11 @@ def test_infinity(body: str, reason: str) -> None:
         assert after is before
         assert reason in report.refusals[0].reason
     else:
-        assert "relies on no row being masked whole" in report.changes[0].what
+        assert "relies on no row being masked as a whole" in report.changes[0].what
         np.testing.assert_array_equal(run(before, _feeds())[0], run(after, _feeds())[0])
 
 
-def test_a_guard_against_nan_is_no_obstacle_where_no_row_is_masked_whole() -> None:
+def test_a_guard_against_nan_is_no_obstacle_where_no_row_is_masked_as_a_whole() -> None:
     body = "{ x = Add(s, c) w = Softmax(x) n = IsNaN(w) p = Where(n, z, w) }"
     causal = np.where(np.tri(4) > 0, 0.0, -np.inf).astype(np.float32)
     before = _with_infinity(body, causal)
@@ -301,12 +301,12 @@ JOINED = [
 
 
 @pytest.mark.parametrize("body", JOINED)
-def test_two_masks_may_mask_a_row_whole_between_them(body: str) -> None:
+def test_two_masks_may_mask_a_whole_row_between_them(body: str) -> None:
     constants = f"float v = {{-1e9}}, float w = {{-1e30}}, float o = {{0.0}}, float[4,4] c = {{{CAUSAL}}}"
     before = _attention(f"<{constants}> {body}")
     _, report = apply(ClampConstants(), before)
     assert len(report.changes) == 2
-    assert all("relies on no row being masked whole" in c.what for c in report.changes)
+    assert all("relies on no row being masked as a whole" in c.what for c in report.changes)
     assert apply(ClampConstants(whole_rows="decline"), before)[0] is before
 
 
@@ -344,17 +344,17 @@ def _masked(dtype: int, value: float) -> Model:
 
 
 @pytest.mark.parametrize(("body", "relies"), WHOLE)
-def test_rows_that_are_masked_whole(body: str, relies: bool) -> None:
+def test_rows_that_are_masked_as_a_whole(body: str, relies: bool) -> None:
     before = _attention(f"<float v = {{-3.4028235e38}}, float z = {{0.0}}> {body}")
     after, report = apply(ClampConstants(), before)
-    assert ("relies on no row being masked whole" in report.changes[0].what) is relies
+    assert ("relies on no row being masked as a whole" in report.changes[0].what) is relies
     feeds = _feeds() | {"b": np.zeros((2, 1, 4), bool)}
     uniform = np.full((2, 4, 4), 0.25, np.float32)
     np.testing.assert_array_equal(run(before, feeds)[0], uniform)
     assert np.array_equal(run(after, feeds)[0], uniform) is not relies
     declined, report = apply(ClampConstants(whole_rows="decline"), before)
     assert (declined is before) is relies
-    assert ("may be masked whole" in report.refusals[0].reason) if relies else not report.refusals
+    assert ("may be masked as a whole" in report.refusals[0].reason) if relies else not report.refusals
 
 
 def test_a_constant_mask_needs_no_reliance() -> None:

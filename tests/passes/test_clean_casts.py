@@ -1,4 +1,4 @@
-"""clean-casts: what goes, what stays, and that values never change."""
+"""clean-casts: Casts that are removed, Casts that stay, and values that never change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLEANED = [
     pytest.param(
         "g (float[4] x) => (float[4] y, float[4] z) { a = Relu(x) y = Cast<to = 1>(a) z = Neg(a) }",
         ["Relu", "Neg"],
-        id="a no-op Cast on an output, of a tensor that others read",
+        id="a no-op Cast on an output, of a tensor with other consumers",
     ),
     pytest.param(
         "g (float[4] x) => (float[2] y, float[2] z) { a, b = Split(x) y = Cast<to = 1>(b) z = Neg(a) }",
@@ -126,25 +126,25 @@ def test_cleaned(text: str, left: list[str]) -> None:
     assert again.same_as(after)
 
 
-LEFT_ALONE = [
+STAYING = [
     pytest.param(
         "g (float[4] x) => (float[4] y) { a = Cast<to = 10>(x) b = Cast<to = 1>(a) y = Neg(b) }",
-        "float-float16-float rounds on its way",
+        "float-float16-float rounds on the way",
         id="f32-f16-f32 rounds",
     ),
     pytest.param(
         "g (float[4] x) => (float[4] y) { a = Cast<to = 16>(x) b = Cast<to = 1>(a) y = Neg(b) }",
-        "float-bfloat16-float rounds on its way",
+        "float-bfloat16-float rounds on the way",
         id="f32-bf16-f32 rounds",
     ),
     pytest.param(
         "g (float[4] x) => (float[4] y) { a = Cast<to = 7>(x) b = Cast<to = 1>(a) y = Neg(b) }",
-        "makes integers of it",
+        "truncates to integers",
         id="float-int64-float truncates",
     ),
     pytest.param(
         "g (int64[4] x) => (int64[4] y) { a = Cast<to = 1>(x) b = Cast<to = 7>(a) y = Neg(b) }",
-        "int64-float-int64 rounds on its way",
+        "int64-float-int64 rounds on the way",
         id="int64-float-int64 loses integers above 2^24",
     ),
     pytest.param(
@@ -176,8 +176,8 @@ LEFT_ALONE = [
 ]
 
 
-@pytest.mark.parametrize(("text", "reason"), LEFT_ALONE)
-def test_left_alone(text: str, reason: str) -> None:
+@pytest.mark.parametrize(("text", "reason"), STAYING)
+def test_casts_that_stay(text: str, reason: str) -> None:
     before = graph(text)
     after, report = apply(CleanCasts(), before)
     assert after is before
@@ -209,12 +209,10 @@ def test_nothing_to_say(text: str) -> None:
 
 
 DETOURS = [
-    pytest.param(LEFT_ALONE[0].values[0], ["Neg"], id="f32-f16-f32"),
-    pytest.param(LEFT_ALONE[1].values[0], ["Neg"], id="f32-bf16-f32"),
-    pytest.param(LEFT_ALONE[3].values[0], ["Neg"], id="int64-f32-int64"),
-    pytest.param(
-        LEFT_ALONE[2].values[0], ["Cast", "Cast", "Neg"], id="float-int64-float is arithmetic all the same"
-    ),
+    pytest.param(STAYING[0].values[0], ["Neg"], id="f32-f16-f32"),
+    pytest.param(STAYING[1].values[0], ["Neg"], id="f32-bf16-f32"),
+    pytest.param(STAYING[3].values[0], ["Neg"], id="int64-f32-int64"),
+    pytest.param(STAYING[2].values[0], ["Cast", "Cast", "Neg"], id="float-int64-float is still arithmetic"),
     pytest.param(
         "g (float[4] x) => (double[4] y) { a = Cast<to = 10>(x) y = Cast<to = 11>(a) }",
         ["Cast"],
@@ -224,12 +222,12 @@ DETOURS = [
 
 
 @pytest.mark.parametrize(("text", "left"), DETOURS)
-def test_detours_go_when_asked(text: str, left: list[str]) -> None:
+def test_drop_rounding_removes_detours(text: str, left: list[str]) -> None:
     after, _ = apply(CleanCasts(drop_rounding=True), graph(text))
     assert ops(after) == left
 
 
-def test_the_cast_of_opset_1_is_left_alone() -> None:
+def test_the_cast_of_opset_1_is_skipped() -> None:
     before = graph('g (float[4] x) => (float[4] y) { a = Cast<to = "FLOAT">(x) y = Relu(a) }', opset=5)
     assert apply(CleanCasts(), before)[0] is before
 

@@ -1,4 +1,4 @@
-"""compensate-rounding: which weights it leaves alone, and what it says of them."""
+"""compensate-rounding: weights that are rounded to nearest, and the reported reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rewriter.planning.planner import SEARCHED
 FP16 = 10
 
 
-def test_what_the_plan_keeps_stays() -> None:
+def test_nodes_that_the_plan_keeps_are_skipped() -> None:
     source = weighted(MATMUL, w=(48, 24))
     kept = Plan("fp16", decisions=(Decision("m", "MatMul", "0:y", "user", "because"),))
     result, report = compensated(source, {"x": related(1, 96, 48)}, plan=kept)
@@ -26,7 +26,7 @@ def test_what_the_plan_keeps_stays() -> None:
     assert not report.refusals
 
 
-def test_what_a_search_put_in_fp32_is_rounded_all_the_same() -> None:
+def test_nodes_that_a_search_put_in_fp32_are_rounded() -> None:
     """Such products are TF32: a plan that is saved and applied again gives the weights that were judged."""
     source, feeds = weighted(MATMUL, w=(48, 24)), {"x": related(1, 96, 48)}
     found = Plan("fp16", decisions=(Decision("m", "MatMul", "0:y", SEARCHED, "because"),))
@@ -94,7 +94,7 @@ BRANCH = """g (float[1,96,48] x, bool c) => (float[1,96,24] y) {
         pytest.param(weighted(MATMUL, w=(48, 24)), {"x": X[:, :1]}, "too few rows", id="one row"),
     ],
 )
-def test_what_is_left_alone_and_why(source: Model, feeds: Feeds, reason: str) -> None:
+def test_refusals_and_their_reasons(source: Model, feeds: Feeds, reason: str) -> None:
     if feeds["x"].shape[1] == 1:
         source = weighted("g (float[1,1,48] x) => (float[1,1,24] y) { y = MatMul(x, w) }", w=(48, 24))
     result, report = compensated(source, feeds)
@@ -121,7 +121,7 @@ def test_unrelated_activations_gain_nothing_and_lose_nothing() -> None:
 
 
 @pytest.mark.parametrize(("real", "told"), [(True, None), (False, "the data is random")])
-def test_random_data_is_no_data(real: bool, told: str | None) -> None:
+def test_random_data_counts_as_none(real: bool, told: str | None) -> None:
     source = weighted(MATMUL, w=(48, 24))
     result, report = compensated(source, {"x": X}, real=real)
     assert (result is source) == (not real)

@@ -1,4 +1,4 @@
-"""drop-double: no float64 where float32 does, and float64 where shapes and borders need it."""
+"""drop-double: float32 wherever it suffices, float64 where shapes and borders need it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def doubles(source: Model) -> set[str]:
                 d = Cast<to = 11>(x) m = Mul(d, i) a = Add(m, h) y = Cast<to = 1>(a) }""",
             ["Identity", "Mul", "Add", "Cast"],
             set(),
-            id="Constant nodes, one behind an Identity",
+            id="Constant nodes, one after an Identity",
         ),
         pytest.param(
             """g (float[4] x) => (float[4] y) <int64[1] n = {4}> {
@@ -143,7 +143,7 @@ def test_dropped_and_close(body: str, expected: list[str], left: set[str]) -> No
         pytest.param("g (double[2,3] x) => (int64[2] y) { y = Shape(x) }", id="the shape of a float64 input"),
     ],
 )
-def test_left_alone_to_the_byte(body: str) -> None:
+def test_unchanged_to_the_byte(body: str) -> None:
     source = graph(body)
     result, report = apply(DropDouble(), source)
     assert result.same_as(source)
@@ -151,7 +151,7 @@ def test_left_alone_to_the_byte(body: str) -> None:
     assert not report.refusals
 
 
-def test_index_arithmetic_stays_beside_what_is_dropped() -> None:
+def test_index_arithmetic_stays_beside_converted_tensors() -> None:
     source = graph(
         """g (float[N,3] x) => (float[M] y) <double third = {0.3333333333333333}, int64 at = {0}> {
             s = Shape(x) n = Gather(s, at) d = Cast<to = 11>(n) p = Mul(d, third) c = Ceil(p)

@@ -1,4 +1,4 @@
-"""drop-round-trips: which pairs of Casts go, which stay because no kernel ends with them, and for whom."""
+"""drop-round-trips: pairs of Casts that are removed, pairs that end no kernel, and the targets concerned."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ GO = {
 
 
 @pytest.mark.parametrize(("body", "head", "left"), GO.values(), ids=GO.keys())
-def test_what_goes(body: str, head: str, left: str) -> None:
+def test_removed_round_trips(body: str, head: str, left: str) -> None:
     assert trips(body, head) == left
 
 
@@ -115,12 +115,12 @@ STAY = {
 
 
 @pytest.mark.parametrize(("body", "head"), STAY.values(), ids=STAY.keys())
-def test_what_stays(body: str, head: str) -> None:
+def test_kept_round_trips(body: str, head: str) -> None:
     before = graph(f"{head} {SIZES} {{ {body} }}")
     assert apply(DropRoundTrips(when="always"), before)[0] is before
 
 
-def test_fp16_that_goes_up_and_down_and_up_is_not_rounded() -> None:
+def test_fp16_cast_up_down_and_up_is_not_rounded() -> None:
     before = graph(
         "g (float16[2,4] x, float16[4,4] w) => (float[2,4] y) {"
         " m = MatMul(x, w) a = Cast<to = 1>(m) h = Cast<to = 10>(a) y = Cast<to = 1>(h) }"
@@ -131,7 +131,7 @@ def test_fp16_that_goes_up_and_down_and_up_is_not_rounded() -> None:
 @pytest.mark.parametrize(
     ("when", "target", "answer", "applies"),
     [
-        pytest.param("auto", "tensorrt-rtx", "", True, id="TensorRT-RTX that nobody asked"),
+        pytest.param("auto", "tensorrt-rtx", "", True, id="TensorRT-RTX without probe results"),
         pytest.param("auto", "tensorrt-rtx", "wrong", True, id="seen to be wrong"),
         pytest.param("auto", "tensorrt-rtx", "right", False, id="seen to be right"),
         pytest.param("auto", "tensorrt", "", True, id="an unknown release"),

@@ -1,8 +1,6 @@
-"""The contract that holds for every pass: what its class promises, on its own example and on every case."""
+"""The contract of every pass: the promises of its class, on its own example and on every case model."""
 
 from __future__ import annotations
-
-from paths import MODELS
 
 import importlib
 import inspect
@@ -18,6 +16,7 @@ import onnx
 import pytest
 from graphs import apply, graph, model, random_feeds, run
 from onnx import helper
+from paths import MODELS
 
 import rewriter.passes
 from rewriter.base import Calibration, Context, Exactness, GraphPass, ModelPass, Pass, Target
@@ -25,7 +24,6 @@ from rewriter.graph import TAG
 from rewriter.model import Array, Model, load, walk_graphs
 from rewriter.passes.transpose_convs import WANTED
 from rewriter.planning.free_fp32 import PROBE
-
 
 
 def _discovered() -> dict[str, type[Pass]]:

@@ -1,4 +1,4 @@
-"""fold-strides: which Convs of images read blocks, which stay, and that results stay."""
+"""fold-strides: Convs of images that read blocks, Convs that stay, and results that stay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CASES = [
         "float[N,5,4,6] y",
         [4, 4],
         [1, 1, 2, 2],
-        id="an odd element behind",
+        id="an odd element at the end",
     ),
     pytest.param(
         '{ y = Conv<strides = [2, 2], auto_pad = "SAME_LOWER">(x, w, b) }',
@@ -164,14 +164,14 @@ SILENT = [
 
 
 @pytest.mark.parametrize("body", SILENT)
-def test_left_alone(body: str) -> None:
+def test_skipped(body: str) -> None:
     before = stem_model(body, "float y")
     after, report = apply(FoldStrides(), before)
     assert after is before
     assert not report.refusals
 
 
-def test_a_conv_of_one_axis_is_left_alone() -> None:
+def test_a_conv_of_one_axis_is_skipped() -> None:
     before = stem_model("{ y = Conv<strides = [2]>(x, line) }", "float y", x="float[N,3,12] x")
     after, report = apply(FoldStrides(), before)
     assert after is before
@@ -208,7 +208,7 @@ def test_options_take_more(step: FoldStrides, body: str, outputs: str) -> None:
     same_results(before, after, step)
 
 
-def test_windows_with_gaps_are_left_alone_whatever_the_options_say() -> None:
+def test_windows_with_gaps_are_skipped_whatever_the_options() -> None:
     before = stem_model("{ y = Conv<strides = [4, 4]>(x, small) }", "float y")
     after, report = apply(FoldStrides(window=1), before)
     assert after is before

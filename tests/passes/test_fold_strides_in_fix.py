@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from paths import MODELS
-
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ from graphs import apply, ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from paths import MODELS
 from stems import FOLDED, STEM, same_results, stem_model
 
 import rewriter

@@ -1,10 +1,6 @@
-"""fuse-layer-norm: what becomes LayerNormalization computes the same, and what must stay says why."""
+"""fuse-layer-norm: LayerNormalization with equal results, and refusals with their reasons."""
 
 from __future__ import annotations
-
-from paths import MODELS
-
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,13 +9,13 @@ from graphs import apply, graph, model, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
+from paths import MODELS
 from written_norms import AFFINE, BLOCKED, CHANNEL, CORE, INPUTS, LAYER_NORMS, VARIANCE, build, units
 
 from rewriter.base import Refusal
 from rewriter.graph import TAG, attribute
 from rewriter.model import Array, Model, load
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
-
 
 SINGLE = 1e-6
 """Relative L2 error of one norm of normal data: 2^-24 = 6e-8 for each of some ten roundings."""
@@ -173,7 +169,7 @@ def test_a_computed_scale_of_unknown_shape_is_none() -> None:
     assert report.refusals == (Refusal("Mul(y)", "stays, for u is no scale: it is computed"),)
 
 
-def test_a_scalar_behind_it_stays() -> None:
+def test_a_scalar_after_the_norm_stays() -> None:
     before = build(f"{CORE} y = Mul(n, half)")
     result, _ = apply(FuseLayerNorm(), before)
     assert ops(result) == ["LayerNormalization", "Mul"]
@@ -181,7 +177,7 @@ def test_a_scalar_behind_it_stays() -> None:
 
 
 @pytest.mark.parametrize(("body", "output", "reason"), BLOCKED)
-def test_what_must_not_be_fused_stays_and_says_why(body: str, output: str, reason: str) -> None:
+def test_refusals_and_their_reasons(body: str, output: str, reason: str) -> None:
     before = build(body, output=output)
     result, report = apply(FuseLayerNorm(), before)
     assert result.same_as(before)
@@ -193,15 +189,13 @@ def test_what_must_not_be_fused_stays_and_says_why(body: str, output: str, reaso
 def test_below_opset_17_there_is_no_such_operator() -> None:
     before = build(f"{CORE} {AFFINE}", opset=16)
     _, report = apply(FuseLayerNorm(), before)
-    assert report.refusals == (
-        Refusal("Add(y)", "it needs opset 17, the model has 16: run upgrade-opset"),
-    )
+    assert report.refusals == (Refusal("Add(y)", "it needs opset 17, the model has 16: run upgrade-opset"),)
 
 
 HALF = "float16[2,4,8] x, float16[8] s, float16[8] b"
 
 
-def test_an_fp16_epsilon_is_taken_over_as_it_is() -> None:
+def test_an_fp16_epsilon_is_kept_exactly() -> None:
     epsilon = np.float16(1e-5)
     proto = build(f"{CORE} {AFFINE}").whole()
     for value in (*proto.graph.input, *proto.graph.output):
@@ -232,7 +226,7 @@ def channel(axes: str = "[1]", weights: str = "float[1,4,1,1] s = {1, 2, 3, 4}")
         }}""")
 
 
-def test_the_channel_axis_is_an_island_unless_asked() -> None:
+def test_a_norm_over_channels_is_an_island_by_default() -> None:
     _, report = apply(FuseLayerNorm(), channel())
     (refusal,) = report.refusals
     assert refusal.node == "Add(y)"

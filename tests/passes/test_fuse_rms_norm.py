@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from paths import MODELS
-
-from pathlib import Path
-
 import numpy as np
 import onnx
 import pytest
 from graphs import apply, model, ops, random_feeds, run
 from onnx.reference import ReferenceEvaluator
+from paths import MODELS
 from written_norms import NORMALIZE, POWER, RMS_NORMS, build, units
 
 from rewriter.base import Context
@@ -81,7 +78,7 @@ def test_a_missing_scale_becomes_ones() -> None:
     assert_close(before, result)
 
 
-def test_an_add_behind_it_stays_for_the_operator_has_no_bias() -> None:
+def test_an_add_after_the_norm_stays_as_the_operator_has_no_bias() -> None:
     before = newest(
         f"{POWER} n = Div(x, r) w = Mul(n, s) y = Add(w, b)", "float[2,4,8] x, float[8] s, float[8] b"
     )

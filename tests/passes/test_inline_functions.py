@@ -1,4 +1,4 @@
-"""inline-functions: what comes out computes the same, and what cannot be inlined says why."""
+"""inline-functions: inlined bodies with equal results, and refusals with their reasons."""
 
 from __future__ import annotations
 

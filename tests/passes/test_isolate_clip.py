@@ -1,4 +1,4 @@
-"""isolate-clip: which Clips it takes apart, for which TensorRT, and that values stay."""
+"""isolate-clip: Clips that become Max and Min, the targets concerned, and values that stay."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_declined(text: str, reason: str) -> None:
     assert [reason in r.reason for r in report.refusals] == [True]
 
 
-LEFT_ALONE = [
+STAYING = [
     pytest.param(
         "g (float[4] x) => (float[4] y) <float l = {0.0}> { y = Clip(x, l) }", id="Clip of an input"
     ),
@@ -127,8 +127,8 @@ LEFT_ALONE = [
 ]
 
 
-@pytest.mark.parametrize("text", LEFT_ALONE)
-def test_left_alone(text: str) -> None:
+@pytest.mark.parametrize("text", STAYING)
+def test_skipped(text: str) -> None:
     before = graph(text)
     after, report = apply(IsolateClip(), before)
     assert after is before

@@ -1,4 +1,4 @@
-"""keep-epilogues: which norms and Transposes get a view, and that nothing else changes."""
+"""keep-epilogues: norms and Transposes that get a view, and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEPARATED = [
     pytest.param("m = MatMul(x, w) a = Add(m, b) y = Transpose(a)", id="a Transpose of all axes"),
     pytest.param(
         "m = MatMul(x, w) s = Add(m, x) NORM k = MatMul(n, w) t = Add(k, n) y = LayerNormalization(t, b)",
-        id="norms behind the sums",
+        id="norms after the sums",
     ),
 ]
 
@@ -78,7 +78,7 @@ def test_rms_norm_too() -> None:
         pytest.param("m = MatMul(x, w) s = Add(m, x) y = Softmax(s)", id="no norm"),
     ],
 )
-def test_left_alone(body: str) -> None:
+def test_skipped(body: str) -> None:
     source = _model(body.replace("NORM", NORM))
     assert apply(KeepEpilogues(), source)[0] is source
 
@@ -89,7 +89,7 @@ def test_a_norm_whose_mean_is_read_is_declined() -> None:
     result, report = apply(KeepEpilogues(), source)
     assert result is source
     (refusal,) = report.refusals
-    assert "mean, which it computes besides, is read" in refusal.reason
+    assert "its other result mean is read" in refusal.reason
 
 
 TRANSPOSED = "m = MatMul(x, w) a = Add(m, b) y = Transpose(a)"

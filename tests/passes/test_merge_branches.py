@@ -1,4 +1,4 @@
-"""merge-branches: which Convs become one, and that results stay."""
+"""merge-branches: which Convs become one, results that stay, RT-DETR in `fix`, and the presets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from graphs import keeps_results, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from paths import MODELS
 
 from rewriter.graph import attribute
+from rewriter.jobs.fix import api
 from rewriter.model import Model, load
 from rewriter.passes.merge_branches import MergeBranches
+from rewriter.pipeline.presets import PRESETS
 
 STRIDED = "Conv<strides = [2, 2], pads = [1, 1, 1, 1]>"
 FAR = "Conv<dilations = [2, 3], pads = [2, 3, 2, 3]>"
@@ -168,7 +171,7 @@ def test_names_and_weights() -> None:
 
 
 @pytest.mark.parametrize(("large", "small"), [("a", ""), ("", "a")])
-def test_one_bias_alone_stays_as_it_is(large: str, small: str) -> None:
+def test_a_single_bias_is_kept(large: str, small: str) -> None:
     after, _ = merged(model(f"p = {WIDE}(x, w3, {large}) q = Conv(x, w1, {small}) y = Add(p, q)"))
     assert list(after.proto.graph.node[0].input) == ["x", "w3/merged", "a"]
 
@@ -183,7 +186,7 @@ def test_three_branches_have_one_name_and_one_weight() -> None:
     assert len(report.changes) == 2
 
 
-def test_a_weight_that_others_read_stays_and_sums_of_shared_weights_are_shared() -> None:
+def test_shared_weights_stay_and_their_sums_are_shared() -> None:
     block = "p{0} = Conv<pads = [1, 1, 1, 1]>({1}, w3, a) q{0} = Conv({1}, w1, b) y{0} = Add(p{0}, q{0})"
     body = f"{block.format(1, 'x')} r = Relu(x) {block.format(2, 'r')} n = Neg(w1)"
     before = model(body, outputs="float[N,C,P,Q] y1, float[N,C,P,Q] y2, float[4,3,1,1] n")
@@ -267,3 +270,35 @@ def test_any_block_keeps_its_results(made: tuple[Model, bool]) -> None:
         return
     assert ops(after) == ["Conv"]
     keeps_results(before, after, MergeBranches())
+
+
+BLOCKS = 12
+"""Of RT-DETR's encoder: three in each of two blocks down and two up."""
+
+
+def test_rt_detr_has_its_blocks_merged() -> None:
+    before = load(MODELS / "rtdetr.onnx")
+    after, report = merged(before)
+    assert (len(report.changes), report.refusals) == (BLOCKS, ())
+    assert ops(before).count("Conv") - ops(after).count("Conv") == BLOCKS
+    assert ops(before).count("Add") - ops(after).count("Add") == BLOCKS
+    feeds = dict(np.load(MODELS / "rtdetr.npz"))
+    for wanted, found in zip(run(before, feeds), run(after, feeds), strict=True):
+        error = np.linalg.norm(found.astype(np.float64) - wanted)
+        assert error <= MergeBranches.exactness.tolerance * np.linalg.norm(wanted)
+
+
+def test_fix_merges_convs_that_no_option_keeps() -> None:
+    name = "/inner/model/encoder/fpn_blocks.0/bottlenecks/bottlenecks.0/conv2/conv/Conv"
+    result = api.fix(MODELS / "rtdetr.onnx", inputs=MODELS / "rtdetr.npz", verify=False, keep_fp32=[name])
+    (report,) = (step for step in result.passes if step.name == "merge-branches")
+    assert (len(report.changes), len(report.refusals)) == (BLOCKS - 1, 1)
+    nodes = {node.name: node.op_type for node in result.proto.graph.node}
+    assert nodes[name] == "Conv"
+    assert sum(made.endswith("/merged") for made in nodes) >= BLOCKS - 1
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_merges_once_batch_norms_are_folded(preset: str) -> None:
+    names = PRESETS[preset].pipeline.split(",")
+    assert names.index("simplify") < names.index("merge-branches")

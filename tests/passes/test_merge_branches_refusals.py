@@ -1,4 +1,4 @@
-"""merge-branches: which Convs stay apart, and why; other types than FP32."""
+"""merge-branches: Convs that stay apart, with the reasons; other types than FP32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize("body", SILENT)
-def test_left_alone(body: str) -> None:
+def test_skipped(body: str) -> None:
     before = model(body, SIX if "d3" in body else "float[2,3,6,7] x")
     after, report = merged(before)
     assert after is before
@@ -34,14 +34,16 @@ PAIR = f"p = {WIDE}(x, w3, a) q = Conv(x, w1, b) y = Add(p, q)"
 WIDER = "p = Conv<pads = [2, 2, 2, 2]>(x, w5)"
 DECLINED = [
     pytest.param(
-        f"p = {WIDE}(x, w3) q = Conv<strides = [6, 7]>(x, w1) y = Add(p, q)", "other strides", id="strides"
+        f"p = {WIDE}(x, w3) q = Conv<strides = [6, 7]>(x, w1) y = Add(p, q)",
+        "different strides",
+        id="strides",
     ),
     pytest.param(
-        f"p = {WIDE}(x, w3) q = Conv(x, one) y = Add(p, q)", "other numbers of channels", id="channels"
+        f"p = {WIDE}(x, w3) q = Conv(x, one) y = Add(p, q)", "different numbers of channels", id="channels"
     ),
     pytest.param(
         f"p = Conv<dilations = [2, 2], pads = [2, 2, 2, 2]>(x, w3) q = {WIDE}(x, v3) y = Add(p, q)",
-        "other dilations",
+        "different dilations",
         id="dilations",
     ),
     pytest.param(
@@ -57,14 +59,14 @@ DECLINED = [
     pytest.param(
         "p = Conv<pads = [2, 1, 0, 1]>(x, w3) q = Conv<pads = [1, 0, 1, 0]>(x, w31) y = Add(p, q)",
         "none holds the other",
-        id="behind the window",
+        id="after the window",
     ),
     pytest.param(
         "p = Conv<dilations = [2, 2], pads = [1, 2, 3, 2]>(x, w3) q = Conv(x, w1) y = Add(p, q)",
         "none holds the other",
         id="between the elements of a dilated window",
     ),
-    pytest.param(f"{PAIR} z = Relu(p)", "others read p, too", id="others read a result"),
+    pytest.param(f"{PAIR} z = Relu(p)", "p has other consumers", id="a result with other consumers"),
 ]
 
 
@@ -75,16 +77,16 @@ def test_declined(body: str, reason: str) -> None:
 
 def test_other_groups_are_declined() -> None:
     before = model("p = Conv<group = 2>(x, g1) q = Conv<group = 6>(x, d1) y = Add(p, q)", SIX)
-    declined(before, "other groups")
+    declined(before, "different groups")
 
 
 def test_a_result_that_is_an_output_stays() -> None:
-    declined(model(PAIR, outputs="float[N,C,P,Q] y, float[N,C,P,Q] q"), "others read q, too")
+    declined(model(PAIR, outputs="float[N,C,P,Q] y, float[N,C,P,Q] q"), "q has other consumers")
 
 
 def test_results_of_other_sizes_which_add_broadcasts_are_declined() -> None:
     body = f"{WIDER} q = Conv(x, w3) y = Add(p, q)"
-    declined(model(body, "float[2,3,3,3] x"), "may have results of other sizes")
+    declined(model(body, "float[2,3,3,3] x"), "may have results of different sizes")
 
 
 def test_results_whose_sizes_are_not_known_are_declined() -> None:
@@ -92,13 +94,13 @@ def test_results_whose_sizes_are_not_known_are_declined() -> None:
         "p = Conv<strides = [2, 2], pads = [1, 1, 0, 1]>(x, w3) q = Conv<strides = [2, 2]>(x, w1)"
         " y = Add(p, q)"
     )
-    declined(model(body, "float[N,3,H,W] x"), "may have results of other sizes")
+    declined(model(body, "float[N,3,H,W] x"), "may have results of different sizes")
 
 
 def test_auto_pad_by_sizes_that_are_not_known_is_declined() -> None:
     same = SAME.format("UPPER", 2, 2)
     before = model(f"p = {same}(x, w3) q = {same}(x, w1) y = Add(p, q)", "float[N,3,H,W] x")
-    declined(before, "its auto_pad goes by sizes of x that are not known")
+    declined(before, "its auto_pad depends on unknown sizes of x")
 
 
 def test_a_computed_bias_is_declined() -> None:
@@ -115,11 +117,11 @@ KEPT = [
 
 
 @pytest.mark.parametrize("kept", KEPT)
-def test_what_the_user_keeps_in_fp32_stays_apart(kept: Kept) -> None:
+def test_nodes_that_the_user_keeps_in_fp32_stay_apart(kept: Kept) -> None:
     declined(model(f"[wide] {PAIR}"), "is kept in FP32 by", kept=kept)
 
 
-def test_others_merge_beside_what_is_kept() -> None:
+def test_other_convs_merge_beside_kept_ones() -> None:
     other = f"r = {WIDE}(x, v3) s = Conv(x, v1) z = Add(r, s)"
     before = model(f"[wide] {PAIR} {other}", outputs="float[N,C,P,Q] y, float[N,C,P,Q] z")
     after, report = merged(before, kept=Kept(("wide",)))
@@ -172,5 +174,5 @@ def test_sums_beyond_fp16_are_declined(weight: float, bias: float) -> None:
     declined(typed(TensorProto.FLOAT16, weight, bias), "not finite in their type")
 
 
-def test_weights_around_a_branch_are_not_copied_into_it() -> None:
-    declined(branch("", "around"), "graph around")
+def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
+    declined(branch("", "around"), "enclosing graph")

@@ -1,11 +1,8 @@
-"""merge-projections where results are cut into attention's heads: one Reshape, and a Split by heads."""
+"""merge-projections where results are split into attention's heads: one Reshape, and a Split by heads."""
 
 from __future__ import annotations
 
-from paths import MODELS
-
 import importlib.util
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +12,7 @@ from graphs import apply, graph, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from paths import MODELS
 
 from rewriter.base import Context, Kept
 from rewriter.data.ranges import measure
@@ -180,7 +178,9 @@ def test_as_before(first: str, second: str, options: dict[str, Any]) -> None:
 
 READERS = [
     pytest.param(
-        "r = Relu(m)", "float[1,3,4,2] q, float[1,3,2,2] k, float[1,3,8] r", id="a result others read"
+        "r = Relu(m)",
+        "float[1,3,4,2] q, float[1,3,2,2] k, float[1,3,8] r",
+        id="a result with other consumers",
     ),
     pytest.param("", "float[1,3,4,2] q, float[1,3,2,2] k, float[1,3,8] m", id="a result that is an output"),
     pytest.param(
@@ -233,7 +233,7 @@ COMPUTED = """{
 GATHERED = "int64[1] zero = {0}, int64[1] one = {1}, int64[1] size = {2}, int64[1] heads = {-1}"
 
 
-def test_a_computed_target_goes_where_inference_knows_it() -> None:
+def test_a_computed_target_is_replaced_where_inference_knows_it() -> None:
     """As exporters write `view(batch, length, -1, size)`; the axes are known by their names."""
     before = _model(COMPUTED, "float[b,h,l,2] q, float[b,i,l,2] k", x="float[b,l,8] x", constants=GATHERED)
     after, _ = apply(MergeProjections(), before)
@@ -265,7 +265,7 @@ SCALES = [
 
 
 @pytest.mark.parametrize(("factor", "scale"), SCALES)
-def test_a_scale_moves_behind_the_reshape(factor: str, scale: str) -> None:
+def test_a_scale_moves_after_the_reshape(factor: str, scale: str) -> None:
     before = _scaled(factor, scale)
     before.proto.graph.node[1].name = "/attention/Mul"
     after, _ = apply(MergeProjections(), before)
@@ -285,7 +285,7 @@ NO_SCALES = [
 
 
 @pytest.mark.parametrize(("factor", "scale", "outputs"), NO_SCALES)
-def test_what_is_no_scale_stays(factor: str, scale: str, outputs: str) -> None:
+def test_other_factors_stay(factor: str, scale: str, outputs: str) -> None:
     before = _scaled(factor, scale, outputs)
     after, _ = apply(MergeProjections(), before)
     assert ops(after).count("Reshape") == 2
@@ -300,7 +300,7 @@ def test_what_is_no_scale_stays(factor: str, scale: str, outputs: str) -> None:
         pytest.param(Kept(ops=("Mul",)), id="the scale, by operator"),
     ],
 )
-def test_what_the_user_names_stays(kept: Kept) -> None:
+def test_nodes_that_the_user_names_stay(kept: Kept) -> None:
     before = _scaled("float f = {0.3}")
     before.proto.graph.node[2].name = "/attention/Reshape"
     after, _ = apply(MergeProjections(), before, Context(kept=kept))
@@ -320,7 +320,7 @@ def test_ranges_come_from_the_parts_through_a_scale() -> None:
                 assert getattr(found[0, name], of) == pytest.approx(getattr(ran[0, name], of), rel=1e-5)
 
 
-def test_no_ranges_are_made_up_for_what_a_zero_wiped_out() -> None:
+def test_values_lost_to_a_zero_get_no_ranges() -> None:
     before = _scaled("float f = {0}")
     after, _ = apply(MergeProjections(), before)
     known = measure(before, [random_feeds(before)], facts.infer(before))
@@ -395,7 +395,6 @@ def test_any_heads_keep_their_results(case: tuple[Model, dict[str, Array]]) -> N
     after, report = apply(MergeProjections(), before)
     assert len(report.changes) == 1
     _holds(before, after, feeds)
-
 
 
 GROUPS = {"vit": 12, "bert": 2, "swin": 4, "t5_encoder": 2, "llama_block": 2}

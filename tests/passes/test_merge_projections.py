@@ -1,10 +1,6 @@
-"""merge-projections: which products become one, which stay apart, and that results and names stay."""
+"""merge-projections: products that become one, products that stay apart, results and names that stay."""
 
 from __future__ import annotations
-
-from paths import MODELS
-
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -13,6 +9,7 @@ from graphs import apply, graph, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from paths import MODELS
 
 from rewriter.base import Context, Kept
 from rewriter.model import Model, load
@@ -67,7 +64,7 @@ MERGES = [
     pytest.param(
         "{ m = MatMul(x, a) p = Add(m, c) q = Mul(p, m) k = MatMul(x, b) }",
         ["Add", "Mul"],
-        id="a product that others read, too, keeps its Add",
+        id="a product with other consumers keeps its Add",
     ),
     pytest.param("{ m = MatMul(x, a) q = Add(m, m) k = MatMul(x, b) }", ["Add"], id="an Add of itself"),
     pytest.param(
@@ -129,7 +126,7 @@ def test_large_weights_stay_outside_the_proto() -> None:
     assert before.weights.keys() == {"a", "b"}
 
 
-def test_a_weight_that_others_read_stays_for_them() -> None:
+def test_a_weight_with_other_consumers_stays() -> None:
     before = _model(
         "{ q = MatMul(x, a) k = MatMul(x, b) t = Transpose(a) }",
         "float[2,6,4] q, float[2,6,3] k, float[4,8] t",
@@ -229,7 +226,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize("body", SILENT)
-def test_left_alone(body: str) -> None:
+def test_skipped(body: str) -> None:
     before = _model(body, "float q, float k", batch=(2, 8, 3), vector=(8,))
     after, report = apply(MergeProjections(), before)
     assert after is before
@@ -303,11 +300,11 @@ def test_weights_of_a_branch_are_merged_in_it() -> None:
         np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-6)
 
 
-def test_weights_around_a_branch_are_not_copied_into_it() -> None:
+def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
     before = _branches("", "around")
     after, report = apply(MergeProjections(), before)
     assert after is before
-    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True, True]
+    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True, True]
 
 
 def test_a_branch_may_read_a_merged_product() -> None:
@@ -380,7 +377,6 @@ def test_any_group_keeps_its_results(before: Model) -> None:
     assert len(report.changes) == 1
     assert sum(op in {"MatMul", "Gemm"} for op in ops(after)) == 1
     _holds(before, after)
-
 
 
 PROJECTIONS = {"vit": 12, "bert": 2, "swin": 4, "t5_encoder": 2, "llama_block": 4}

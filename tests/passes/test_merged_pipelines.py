@@ -1,8 +1,6 @@
-"""merge-projections among the other passes: where it stands, what it leads to, and that plans fit it."""
+"""merge-projections among the other passes: its position, its effects, and plans that fit it."""
 
 from __future__ import annotations
-
-from paths import MODELS
 
 import importlib.util
 from collections import Counter
@@ -14,6 +12,7 @@ import onnx
 import pytest
 from graphs import graph, ops
 from onnx import numpy_helper
+from paths import MODELS
 
 from rewriter.base import Context
 from rewriter.emulation.product_sums import find_product_sums
@@ -141,7 +140,7 @@ def test_a_plan_from_before_the_merge_is_refused(tmp_path: Path) -> None:
         _fixed(source, "merge-projections,mixed-precision", inputs=_samples(), plan=plan)
 
 
-def test_a_failed_emulation_is_explained_behind_rescale_too() -> None:
+def test_a_failed_emulation_is_explained_after_rescale_too() -> None:
     """merge-projections needs no ranges: what it did behind `rescale` is done again to explain.
 
     Both weights of `a` are 1 in FP16, and their difference is all that is left.
@@ -165,7 +164,7 @@ def test_a_failed_emulation_is_explained_behind_rescale_too() -> None:
     importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
 )
 @pytest.mark.parametrize("name", ["vit", "llama_block"])
-def test_tensorrt_builds_what_is_merged(name: str) -> None:
+def test_tensorrt_builds_the_merged_model(name: str) -> None:
     model = MODELS / f"{name}.onnx"
     result = api.fix(model, passes=f"{STRUCTURE},merge-projections,{LOWER}", inputs=model.with_suffix(".npz"))
     assert result.verdict is not None

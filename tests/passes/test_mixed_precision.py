@@ -1,17 +1,15 @@
-"""The pass: its plan, its events, and every committed model under it."""
+"""mixed-precision: its plan, its events, and every case model."""
 
 from __future__ import annotations
 
-from paths import MODELS
-
 from dataclasses import replace
-from pathlib import Path
 
 import graphs
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
+from paths import MODELS
 
 import rewriter
 from rewriter.base import Change, Context, Refusal
@@ -117,7 +115,7 @@ GROWN = """
     }"""
 
 
-def test_a_bf16_island_stands_among_fp16_and_holds_what_fp16_does_not() -> None:
+def test_a_bf16_island_holds_values_beyond_fp16() -> None:
     source = graphs.graph(GROWN)
     feeds = {"x": np.full((4, 64), 3, np.float32), "w": graphs.random_feeds(source, scale=1000.0)["w"]}
     kept = tuple(Decision("", op, f"0:{t}", "overflow", "", None, None, "bf16") for t, op in ISLAND)
@@ -134,7 +132,7 @@ def test_a_bf16_island_stands_among_fp16_and_holds_what_fp16_does_not() -> None:
 ISLAND = (("m", "MatMul"), ("s", "Mul"))
 
 
-def test_tensorrt_takes_a_bf16_island() -> None:
+def test_tensorrt_builds_a_bf16_island() -> None:
     pytest.importorskip("tensorrt_rtx")
     source = graphs.graph(GROWN)
     kept = tuple(Decision("", op, f"0:{t}", "overflow", "", None, None, "bf16") for t, op in ISLAND)

@@ -1,4 +1,4 @@
-"""postpone-resize: which Convs stay behind the Resize, and why; branches."""
+"""postpone-resize: Convs that stay after the Resize, with the reasons; branches."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from rewriter.model import Model, load
 from rewriter.passes.postpone_resize import PostponeResize
 
 
-def test_sizes_with_a_batch_that_is_not_known_are_declined() -> None:
+def test_sizes_with_an_unknown_batch_are_declined() -> None:
     before = model(SHAPED, "float[N,6,4,4] b", constants="int64[2] s = {8, 8}")
     after, report = apply(PostponeResize(), before)
     assert after is before
     assert ["enlarges is not known" in refusal.reason for refusal in report.refusals] == [True]
 
 
-def test_sizes_with_a_batch_that_has_but_a_name_are_declined() -> None:
+def test_sizes_with_a_symbolic_batch_are_declined() -> None:
     before = model(SHAPED, "float[N,6,4,4] b", constants="int64[2] s = {8, 8}").whole()
     shape = next(v for v in before.graph.value_info if v.name == "p").type.tensor_type.shape
     shape.dim[0].dim_param = "N"
     after, report = apply(PostponeResize(), load(before))
     assert ops(after)[-1] == "Conv"
-    assert ["a batch that is not known" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["an unknown batch" in refusal.reason for refusal in report.refusals] == [True]
 
 
 ONE = f"p = {LINEAR}(b, , twice)"
 TAIL = "j = Concat<axis = 1>(a, p) y = Conv(j, u, bias)"
 DECLINED = [
-    pytest.param(f"{{ {ONE} {TAIL} z = Relu(p) }}", "others read what", id="others read what is enlarged"),
-    pytest.param(f"{{ {ONE} {TAIL} z = Relu(j) }}", "others read j, too", id="others read the Concat"),
+    pytest.param(
+        f"{{ {ONE} {TAIL} z = Relu(p) }}", "the result of p", id="an enlarged part with other consumers"
+    ),
+    pytest.param(
+        f"{{ {ONE} {TAIL} z = Relu(j) }}", "j has other consumers", id="a Concat with other consumers"
+    ),
     pytest.param(
         f"{{ {ONE} y = Conv(p, t) z = Neg(a) }}", "would enlarge 8 channels instead of 6", id="more channels"
     ),
@@ -87,7 +91,7 @@ def test_unknown_channels_are_declined() -> None:
     before = model(f"{{ {ONE} {TAIL} }}", "float[1,C,8,8] a, float[1,D,4,4] b")
     after, report = apply(PostponeResize(), before)
     assert after is before
-    assert ["how many channels a has" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["the number of channels of a" in refusal.reason for refusal in report.refusals] == [True]
 
 
 SILENT = [
@@ -107,7 +111,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize("body", SILENT)
-def test_left_alone(body: str) -> None:
+def test_skipped(body: str) -> None:
     constants = (
         f"{TWICE}, float[4] half = {{1, 1, 0.5, 0.5}}, float[4] one_way = {{1, 1, 4, 0.5}}, "
         "float[4] deep = {1, 2, 2, 2}, float[1,12,1,1] twelve = {1,1,1,1,1,1,1,1,1,1,1,1}, "
@@ -143,7 +147,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize("kept", KEPT)
-def test_what_the_user_keeps_in_fp32_stays(kept: Kept) -> None:
+def test_nodes_that_the_user_keeps_in_fp32_stay(kept: Kept) -> None:
     before = model(f"{{ {ONE} j = Concat<axis = 1>(a, p) [mix] y = Conv(j, u, bias) }}")
     after, report = apply(PostponeResize(), before, Context(kept=kept))
     assert after is before
@@ -188,8 +192,8 @@ def test_a_conv_of_a_branch_is_done_in_it() -> None:
         np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_weights_around_a_branch_are_not_copied_into_it() -> None:
+def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
     before = _branch("", "around")
     after, report = apply(PostponeResize(), before)
     assert after is before
-    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paths import MODELS
-
 import re
 import time
 from pathlib import Path
@@ -15,6 +13,7 @@ from graphs import apply, assert_bit_equal, graph, matrix, random_feeds, run
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
+from paths import MODELS
 
 from rewriter.base import Context, Rescaled
 from rewriter.data.ranges import Ranges, measure
@@ -39,8 +38,6 @@ def rescaled(source: Model, feeds: Feeds, *, norms: bool = False) -> tuple[Model
     result, report = apply(step, source, Context(ranges=ranges))
     exponents = [e for c in report.changes if isinstance(c, Rescaled) for e in c.exponents]
     return result, report, ranges.rescaled(exponents)
-
-
 
 
 def constant(source: Model, node: str, index: int) -> Array:
@@ -102,7 +99,7 @@ SAVED = [
 
 
 @pytest.mark.parametrize(("body", "tensor"), SAVED)
-def test_what_overflows_comes_into_range(body: str, tensor: str) -> None:
+def test_overflowing_tensors_come_into_range(body: str, tensor: str) -> None:
     source = graph(
         f"""
         g (float[4,4] x) => (float[m,n] y)
@@ -125,8 +122,6 @@ def test_what_overflows_comes_into_range(body: str, tensor: str) -> None:
     again, second = apply(Rescale(), result, Context(ranges=ranges))
     assert again is result
     assert not second.changes
-
-
 
 
 def test_weights_that_fp16_would_round_away_are_raised() -> None:
@@ -226,7 +221,7 @@ LEFT = [
 
 
 @pytest.mark.parametrize(("body", "reason"), LEFT)
-def test_what_cannot_be_scaled_is_left_and_said(body: str, reason: str) -> None:
+def test_tensors_that_cannot_be_scaled_are_reported(body: str, reason: str) -> None:
     source = graph(
         f"""
         g (float[4,4] x) => (float[4,4] y) <{matrix("big", 1e5)}, {matrix("w", 0.1)}> {{
@@ -238,7 +233,7 @@ def test_what_cannot_be_scaled_is_left_and_said(body: str, reason: str) -> None:
     assert reason in report.refusals[0].reason
 
 
-def test_what_is_in_range_stays() -> None:
+def test_tensors_in_range_stay() -> None:
     source = graph(
         f"g (float[4,4] x) => (float[4,4] y) <{matrix('w', 1.0)}> {{ a = MatMul(x, w)  y = MatMul(a, w) }}"
     )

@@ -1,4 +1,4 @@
-"""scale-query: where the attention scale may move to Q, where it may not, and that scores stay."""
+"""scale-query: scales that may move to Q, scales that may not, and equal scores."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MOVED = [
         "<float s = {0.125}, float h = {0.3}> {"
         " x = Mul(q, h) a = MatMul(x, k) b = Mul(a, s) p = Softmax(b) }",
         ["Mul", "MatMul", "Softmax"],
-        id="a scale that Q has already takes in a power of two",
+        id="Q's own scale absorbs a power of two",
     ),
     pytest.param(
         "<float s = {0.125}, float h = {0.5}> {"
@@ -65,7 +65,7 @@ MOVED = [
         " x = Mul(q, h) n = Neg(x) a = MatMul(x, k) b = Mul(a, s) c = Add(b, m) u = ReduceSum(n)"
         " d = Add(c, u) p = Softmax(d) }",
         ["Mul", "Neg", "Mul", "MatMul", "Add", "ReduceSum", "Add", "Softmax"],
-        id="a scaled Q that others read keeps its own Mul",
+        id="a scaled Q with other consumers keeps its own Mul",
     ),
 ]
 
@@ -199,7 +199,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize("body", SILENT)
-def test_left_alone(body: str) -> None:
+def test_skipped(body: str) -> None:
     before = _attention(body)
     after, report = apply(ScaleQuery(), before)
     assert after is before

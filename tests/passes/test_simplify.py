@@ -1,4 +1,4 @@
-"""simplify: what onnxsim computes is right, what it must not touch stays, and it runs in silence."""
+"""simplify: correct folding, nodes that must stay, and a silent terminal."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_simplified_and_bit_equal(body: str, expected: list[str]) -> None:
             """g (float[1,2,5,5] x, float[3,2,3,3] w) => (float[1,3,3,3] y)
             <float[1,3,1,1] s = {1.5, 2.5, 3.5}> {
                 c = Conv(x, w) y = Mul(c, s) }""",
-            id="a factor behind a Conv",
+            id="a factor after a Conv",
         ),
         pytest.param(
             "g (float[2,3] x) => (int64[2,1] y) { s = Softmax(x) y = ArgMax<axis = 1>(s) }",
@@ -140,7 +140,7 @@ def test_simplified_and_bit_equal(body: str, expected: list[str]) -> None:
         ),
     ],
 )
-def test_left_alone_to_the_byte(body: str) -> None:
+def test_unchanged_to_the_byte(body: str) -> None:
     source = graph(body)
     result, report = apply(Simplify(), source)
     assert result.same_as(source)
@@ -249,7 +249,7 @@ def test_names_and_notes_survive() -> None:
     assert [(p.key, p.value) for p in result.proto.metadata_props] == [("author", "someone")]
 
 
-def test_plugins_are_kept_beside_what_is_folded() -> None:
+def test_plugins_are_kept_beside_folded_nodes() -> None:
     source = model(
         """<ir_version: 8, opset_import: ["" : 17, "vendor" : 2]>
         g (float[2,3] x) => (float[2,3] y) {
@@ -271,10 +271,10 @@ def test_a_result_with_other_inputs_is_declined() -> None:
     )
     result, report = apply(Simplify(), source)
     assert result.same_as(source)
-    assert [r.reason for r in report.refusals] == ["onnxsim would change its inputs or outputs"]
+    assert [r.reason for r in report.refusals] == ["onnxsim would change the model's inputs or outputs"]
 
 
-def test_what_onnxsim_cannot_read_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_onnxsim_cannot_read_is_declined(monkeypatch: pytest.MonkeyPatch) -> None:
     source = graph("g (float[3] x) => (float[3] y) { i = Identity(x) y = Relu(i) }")
     source.proto.graph.node[1].attribute.append(onnx.helper.make_attribute("nonsense", 1))
     step = Simplify()
@@ -292,7 +292,7 @@ def test_the_terminal_stays_clean(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # onnx's generators of cases overflow
-def test_what_one_run_of_onnxsim_leaves_is_taken_by_the_next() -> None:
+def test_further_rounds_simplify_what_one_run_of_onnxsim_leaves() -> None:
     from onnx.backend.test.case.node import collect_testcases
 
     name = "test_attention_4d_gqa_causal_nonpad_decode_expanded"

@@ -1,4 +1,4 @@
-"""split-images: which Convs read an image as hi and lo, and what TF32 then loses."""
+"""split-images: Convs that read an image as hi and lo, and the bits that TF32 then loses."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_tf32_loses_next_to_nothing_of_it(scale: float) -> None:
         ),
     ],
 )
-def test_left_alone(source: Model) -> None:
+def test_skipped(source: Model) -> None:
     after, report = apply(SplitImages(), source)
     assert after is source
     assert not report.refusals
@@ -105,7 +105,7 @@ def test_opset_12_is_declined() -> None:
 
 
 @pytest.mark.parametrize(("kept", "split"), [([], False), (["y"], True)], ids=["in FP16", "in FP32"])
-def test_accurate_splits_what_is_in_fp32(kept: list[str], split: bool) -> None:
+def test_accurate_splits_images_of_fp32_convs(kept: list[str], split: bool) -> None:
     source = weighted(f"{IMAGE} {{ y = Conv(x, w) }}", w=(5, 3, 3, 3)).whole()
     samples = [_image(), _image(2.0)]
     result = rewriter.fix(source, inputs=samples, preset="accurate", keep_fp32=kept, max_latency_cost=0.0)
@@ -114,5 +114,5 @@ def test_accurate_splits_what_is_in_fp32(kept: list[str], split: bool) -> None:
     assert ("Concat" in ops(load(result.proto))) == split
 
 
-def test_other_presets_do_without() -> None:
+def test_other_presets_lack_the_pass() -> None:
     assert {name for name, p in PRESETS.items() if "split-images" in p.pipeline} == {"accurate"}

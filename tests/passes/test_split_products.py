@@ -1,4 +1,4 @@
-"""split-products: which products are split, that results stay, and what FP16 makes of them."""
+"""split-products: products that are split, results that stay, and their error in FP16."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ YES = Context(target=Target(answers={PROBE: "fp32"}))
 NORM = "n = LayerNormalization<axis = -1>(x, s)"
 PARTS = ["Clip", "Cast", "Cast", "Sub", "Where", "Reshape"]
 SUMS = ["MatMul", "Add", "Split", "Add", "Split", "Add"]
-BEHIND_NORM = ["Unsqueeze", "Expand", "LayerNormalization", *PARTS, *SUMS]
+AFTER_NORM = ["Unsqueeze", "Expand", "LayerNormalization", *PARTS, *SUMS]
 BEHIND_PRODUCT = ["Unsqueeze", "Expand", *PARTS, *SUMS]
 PLAIN = preset_named("trt-fp16").pipeline
 SPLIT = PLAIN.replace("keep-epilogues", "keep-epilogues,split-products")
@@ -63,22 +63,22 @@ def _distance(found: Array, wanted: Array) -> float:
 @pytest.mark.parametrize(
     ("body", "ports", "expected"),
     [
-        pytest.param(f"{NORM} y = MatMul(n, w)", (THREE, WIDE), BEHIND_NORM, id="behind a norm"),
+        pytest.param(f"{NORM} y = MatMul(n, w)", (THREE, WIDE), AFTER_NORM, id="after a norm"),
         pytest.param(
             f"{NORM} y = MatMul(n, w)",
             ("float[5,8] x", "float[5,12] y"),
-            BEHIND_NORM,
+            AFTER_NORM,
             id="two axes",
         ),
         pytest.param(
             "m = MatMul(x, w) r = Relu(m) y = MatMul(r, v)",
             (THREE, "float[2,5,8] y"),
             ["MatMul", "Relu", *BEHIND_PRODUCT],
-            id="behind a product",
+            id="after a product",
         ),
     ],
 )
-def test_what_is_split(body: str, ports: tuple[str, str], expected: list[str]) -> None:
+def test_split(body: str, ports: tuple[str, str], expected: list[str]) -> None:
     source = _model(body, x=ports[0], y=ports[1])
     result, report = apply(SplitProducts(), source, YES)
     assert ops(result) == expected
@@ -115,7 +115,7 @@ def test_layers_that_share_a_weight_go_on_sharing_it() -> None:
         ),
     ],
 )
-def test_what_is_left_alone(body: str, step: SplitProducts, ports: tuple[str, str]) -> None:
+def test_skipped(body: str, step: SplitProducts, ports: tuple[str, str]) -> None:
     source = _model(body, x=ports[0], y=ports[1])
     result, report = apply(step, source, YES)
     assert result is source
@@ -175,7 +175,7 @@ def test_tiles_are_of_the_larger_product() -> None:
         ),
     ],
 )
-def test_what_is_declined(source: Model, kept: Kept, reason: str) -> None:
+def test_declined(source: Model, kept: Kept, reason: str) -> None:
     result, report = apply(SplitProducts(), source, Context(target=YES.target, kept=kept))
     assert result is source
     assert report.refusals
@@ -183,7 +183,7 @@ def test_what_is_declined(source: Model, kept: Kept, reason: str) -> None:
 
 
 @pytest.mark.parametrize("answers", [{}, {PROBE: "fp16"}], ids=["not probed", "FP16 sums"])
-def test_a_target_that_is_not_known_to_sum_in_fp32_gets_nothing(answers: dict[str, str]) -> None:
+def test_targets_not_known_to_sum_in_fp32_are_skipped(answers: dict[str, str]) -> None:
     source = _model(f"{NORM} y = MatMul(n, w)")
     result, report = apply(SplitProducts(), source, Context(target=Target(answers=answers)))
     assert result is source
@@ -285,7 +285,7 @@ def test_few_products_of_many_are_not_split(others: int, expected: int) -> None:
         assert bool(told) == (count == 0)
 
 
-def test_a_search_gets_what_is_left_of_the_budget() -> None:
+def test_a_search_gets_the_rest_of_the_budget() -> None:
     result = api.fix(
         _mlp(), preset="accurate", inputs=_samples(), target="tensorrt-rtx", build=False, max_latency_cost=4.0
     )
@@ -314,7 +314,7 @@ def test_a_saved_plan_gives_the_same_again(budget: float, tmp_path: Path) -> Non
     assert again.proto.SerializeToString() == first.proto.SerializeToString()
 
 
-def test_scan_has_nothing_to_warn_of_in_what_fix_made() -> None:
+def test_scan_reports_no_hazard_in_the_fixed_model() -> None:
     result = rewriter.scan(_fixed(SPLIT, build=False).proto, inputs=_samples(), target="tensorrt-rtx")
     assert not result.reaches("warning")
 

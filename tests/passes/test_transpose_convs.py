@@ -1,10 +1,7 @@
-"""transpose-convs: which Convs become ConvTransposes, which stay, and that results and weights stay."""
+"""transpose-convs: Convs that become ConvTransposes, Convs that stay, equal results and weights."""
 
 from __future__ import annotations
 
-from paths import MODELS
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +11,7 @@ from graphs import apply, graph, ops, random_feeds, run, with_constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from paths import MODELS
 
 from rewriter.base import Context, Kept, Target
 from rewriter.graph import attribute
@@ -59,7 +57,7 @@ TRANSPOSED = [
     pytest.param("Conv(x, w, b)", [2, 1, 2, 1], id="no padding"),
     pytest.param("Conv(x, w)", [2, 1, 2, 1], id="no bias"),
     pytest.param("Conv<pads = [1, 0, 1, 1]>(x, w, b)", [1, 1, 1, 0], id="other at the end"),
-    pytest.param("Conv<pads = [2, 1, 0, 0]>(x, w, b)", [0, 0, 2, 1], id="as much as the window takes"),
+    pytest.param("Conv<pads = [2, 1, 0, 0]>(x, w, b)", [0, 0, 2, 1], id="as much as the window reaches"),
     pytest.param("Conv<dilations = [2, 3]>(x, w, b)", [4, 3, 4, 3], id="dilated"),
     pytest.param("Conv<dilations = [2, 3], pads = [1, 0, 3, 2]>(x, w, b)", [3, 3, 1, 1], id="both"),
     pytest.param("Conv(x, one, b)", [0, 0, 0, 0], id="windows of one element"),
@@ -111,7 +109,7 @@ def test_convs_that_share_a_weight_share_the_turned_one() -> None:
     assert len(report.changes) == 2
     weights = [node.input[1] for node in after.proto.graph.node if node.op_type == "ConvTranspose"]
     assert weights == ["w/transposed"] * 2
-    assert "w" in {t.name for t in after.proto.graph.initializer}, "others read it"
+    assert "w" in {t.name for t in after.proto.graph.initializer}, "other consumers read it"
     _holds(before, after)
 
 
@@ -126,7 +124,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize(("body", "x"), SILENT)
-def test_left_alone(body: str, x: str) -> None:
+def test_skipped(body: str, x: str) -> None:
     before = _model(body, x=x)
     after, report = _transposed(before)
     assert after is before
@@ -165,8 +163,8 @@ def test_bounds(step: TransposeConvs, shape: str, changed: bool) -> None:
 TARGETS = [
     pytest.param(TARGET, True, id="it gains"),
     pytest.param(Target(), False, id="nothing is known"),
-    pytest.param(Target(answers={"conv-accumulation": "fp16"}), False, id="ConvTranspose was not asked"),
-    pytest.param(Target(answers={"conv-transpose-accumulation": "fp32"}), False, id="Conv was not asked"),
+    pytest.param(Target(answers={"conv-accumulation": "fp16"}), False, id="ConvTranspose not probed"),
+    pytest.param(Target(answers={"conv-transpose-accumulation": "fp32"}), False, id="Conv not probed"),
     pytest.param(Target(answers=WANTED | {"conv-accumulation": "fp32"}), False, id="Conv sums in FP32"),
     pytest.param(Target(answers=WANTED | {"conv-transpose-accumulation": "fp16"}), False, id="no gain"),
 ]  # fmt: skip
@@ -268,11 +266,11 @@ def test_a_conv_of_a_branch_that_the_plan_keeps_in_fp32_stays() -> None:
     assert _transposed(before, plan=plan)[0] is before
 
 
-def test_weights_around_a_branch_are_not_copied_into_it() -> None:
+def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
     before = _branch("", "around")
     after, report = _transposed(before)
     assert after is before
-    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True]
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paths import MODELS
-
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import onnx
 import pytest
 from graphs import apply, graph, ops, run
 from onnx import TensorProto, numpy_helper
+from paths import MODELS
 
 from rewriter.base import Context, Target
 from rewriter.emulation import emulation
@@ -161,7 +160,7 @@ def test_a_conv_whose_partial_sums_overflow_stays_a_conv_in_fp32() -> None:
     importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
 )
 @pytest.mark.parametrize("name", ["resnet", "nafnet", "rtdetr"])
-def test_tensorrt_builds_what_is_transposed(name: str) -> None:
+def test_tensorrt_builds_the_transposed_model(name: str) -> None:
     result = _case(name)
     assert "ConvTranspose" in ops(load(result.proto))
     assert result.verdict is not None
@@ -170,7 +169,7 @@ def test_tensorrt_builds_what_is_transposed(name: str) -> None:
     assert "types as planned" in build.summary
 
 
-def test_what_a_search_puts_in_fp32_is_a_conv_in_the_model_and_in_what_the_search_tries() -> None:
+def test_nodes_that_a_search_puts_in_fp32_are_convs_in_the_model_and_in_its_trials() -> None:
     source = load(_deep())
     structured, _ = apply(TransposeConvs(depth=1, work=0), source, Context(target=Target(answers=WANTED)))
     assert ops(structured).count("ConvTranspose") == 2

@@ -1,4 +1,4 @@
-"""unflatten-products: which products lose the Reshapes round them, and that an FP32 epilogue is the gain."""
+"""unflatten-products: products that lose the Reshapes around them, and gain an FP32 epilogue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.pipeline.presets import PRESETS
 from rewriter.planning.planner import PlanRequest
 
-SHAPES = {"w": (4, 5), "t": (5, 4), "b": (5,), "r": (1, 5), "s": (1,), "m": (12, 5), "u": (5, 5), "n": (12, 5), "cube": (1, 4, 5)}
+SHAPES = {
+    "w": (4, 5),
+    "t": (5, 4),
+    "b": (5,),
+    "r": (1, 5),
+    "s": (1,),
+    "m": (12, 5),
+    "u": (5, 5),
+    "n": (12, 5),
+    "cube": (1, 4, 5),
+}
 
 
 def _model(
@@ -62,11 +72,11 @@ def test_both_reshapes_go(product: str, expected: list[str]) -> None:
 @pytest.mark.parametrize(
     ("x", "back"),
     [
-        pytest.param("float[n,6,4] x", "-1, 6, 5", id="a batch that is not known"),
-        pytest.param("float[2,n,4] x", "2, -1, 5", id="a length that is not known"),
+        pytest.param("float[n,6,4] x", "-1, 6, 5", id="an unknown batch"),
+        pytest.param("float[2,n,4] x", "2, -1, 5", id="an unknown length"),
     ],
 )
-def test_one_unknown_size_is_told_by_the_others(x: str, back: str) -> None:
+def test_one_unknown_size_follows_from_the_others(x: str, back: str) -> None:
     before = _model("Gemm(f, w, b)", flat="-1, 4", back=back, x=x, y="float[i,j,5] y")
     after, _ = apply(UnflattenProducts(), before)
     assert ops(after) == ["MatMul", "Add"]
@@ -76,11 +86,11 @@ def test_one_unknown_size_is_told_by_the_others(x: str, back: str) -> None:
     "changed",
     [
         pytest.param({"x": "float[2,3,8] x"}, id="heads are joined, too"),
-        pytest.param({"back": "6, 2, 5", "y": "float[6,2,5] y"}, id="other axes behind it"),
+        pytest.param({"back": "6, 2, 5", "y": "float[6,2,5] y"}, id="other axes after it"),
         pytest.param({"x": "float[12,4] x"}, id="there was nothing to join"),
         pytest.param(
             {"flat": "-1, 4", "x": "float[n,k,4] x", "back": "2, -1, 5", "y": "float[i,j,5] y"},
-            id="a size that is not known",
+            id="an unknown size",
         ),
     ],
 )
@@ -110,7 +120,7 @@ def test_other_reshapes_stay(changed: dict[str, str]) -> None:
     assert not report.changes
 
 
-def test_two_sizes_that_are_not_known_are_left_alone() -> None:
+def test_two_unknown_sizes_are_declined() -> None:
     text = """
         g (float[n,k,4] x, int64[3] back) => (float[i,j,5] y)
         <int64[2] flat = {-1, 4}, float[4,5] w = {W}> {
@@ -124,7 +134,7 @@ def test_two_sizes_that_are_not_known_are_left_alone() -> None:
     assert "more than one size" in report.refusals[0].reason
 
 
-def test_what_is_read_between_stays() -> None:
+def test_products_with_other_consumers_stay() -> None:
     before = _model("Gemm(f, w, b)", behind="z = Neg(p) v = Reshape(z, back)")
     after, report = apply(UnflattenProducts(), before)
     assert not report.changes
@@ -154,7 +164,7 @@ def test_beta_means_nothing_without_c() -> None:
 
 
 @pytest.mark.parametrize("name", ["f", "p", "y"])
-def test_what_the_user_names_stays(name: str) -> None:
+def test_nodes_that_the_user_names_stay(name: str) -> None:
     _, report = apply(UnflattenProducts(), _model("Gemm(f, w, b)"), Context(kept=Kept((name,), ())))
     assert f"--keep-fp32 {name}" in report.refusals[0].reason
 
@@ -165,7 +175,7 @@ def test_sizes_that_the_reshape_knows_stay_known() -> None:
     assert ops(after) == ["Reshape", "MatMul", "Add"]
 
 
-def test_empty_tensors_are_left_alone() -> None:
+def test_empty_tensors_are_skipped() -> None:
     text = """
         g (float[0,2,4] x) => (float[2,0,5] y)
         <int64[2] flat = {0, 4}, int64[3] back = {2, 0, 5}, float[4,5] w = {W}> {
@@ -273,7 +283,7 @@ def test_it_is_a_part_of_the_presets_that_have_epilogues() -> None:
     assert having == {"trt-fp16", "accurate"}
 
 
-def test_a_transposed_weight_of_a_graph_around_it_is_not_copied() -> None:
+def test_a_transposed_weight_of_an_enclosing_graph_is_not_copied() -> None:
     weight = "{" + ", ".join(["0.5"] * 20) + "}"
     inner = "{ f = Reshape(x, flat) p = Gemm<transB = 1>(f, t) a = Reshape(p, back) }"
     before = graph(f"""
@@ -284,5 +294,5 @@ def test_a_transposed_weight_of_a_graph_around_it_is_not_copied() -> None:
         }}""")
     after, report = apply(UnflattenProducts(), before)
     assert after is before
-    assert all("belongs to a graph around it" in refusal.reason for refusal in report.refusals)
+    assert all("belongs to an enclosing graph" in refusal.reason for refusal in report.refusals)
     assert len(report.refusals) == 2

@@ -1,4 +1,4 @@
-"""unfold-dot-products: which products become sums, which stay, and what the plan then keeps in FP32."""
+"""unfold-dot-products: products that become sums, products that stay, and the planned FP32 nodes."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_a_product_of_one_row(
         pytest.param("g (float[1,1,48] x) => (float[1,1,24] y) { y = MatMul(x, w) }", (48, 24), id="3 axes"),
     ],
 )
-def test_left_alone(text: str, shapes: tuple[int, ...]) -> None:
+def test_skipped(text: str, shapes: tuple[int, ...]) -> None:
     before = weighted(text, w=shapes)
     after, report = apply(UnfoldDotProducts(), before)
     assert after is before
     assert not report.refusals
 
 
-def test_a_large_weight_is_left_alone() -> None:
+def test_a_large_weight_is_skipped() -> None:
     before = weighted(f"{HEAD} {{ y = MatMul(x, w) }}", w=(48, 24))
     assert apply(UnfoldDotProducts(size=0), before)[0] is before
 
@@ -75,7 +75,7 @@ def test_a_large_weight_is_left_alone() -> None:
     ("body", "opset", "kept", "reason"),
     [
         pytest.param(
-            "y = Gemm<alpha = 2.0>(x, w)", 17, Kept(), "it scales or turns what it reads", id="alpha"
+            "y = Gemm<alpha = 2.0>(x, w)", 17, Kept(), "it scales or transposes its input", id="alpha"
         ),
         pytest.param("y = MatMul(x, w)", 12, Kept(), "it needs opset 13", id="opset 12"),
         pytest.param(
@@ -141,16 +141,21 @@ POOLED = "p = GlobalAveragePool(x) f = Flatten(p) m = Mul(f, w) s = ReduceSum<ke
             f"{POOLED} n = Neg(p) y = Relu(s)",
             "float[5] y, float[1,8,1,1] n",
             "f m s y",
-            id="others read what is pooled",
+            id="the pooled data has other consumers",
         ),
         pytest.param(POOLED.replace("w)", "v)"), "float[5] s", "", id="the matrix is computed"),
-        pytest.param(f"{POOLED} n = Neg(m)", "float[5] s, float[5,8] n", "", id="others read the products"),
         pytest.param(
-            f"r = Relu(x) {POOLED.replace('(x)', '(r)')}", "float[5] s", "f m p s", id="not what is before it"
+            f"{POOLED} n = Neg(m)", "float[5] s, float[5,8] n", "", id="the products have other consumers"
+        ),
+        pytest.param(
+            f"r = Relu(x) {POOLED.replace('(x)', '(r)')}",
+            "float[5] s",
+            "f m p s",
+            id="not the nodes before it",
         ),
     ],
 )
-def test_what_the_plan_keeps_of_sums_that_are_written_out(body: str, outputs: str, expected: str) -> None:
+def test_nodes_of_decomposed_sums_that_the_plan_keeps(body: str, outputs: str, expected: str) -> None:
     numbers = ", ".join(["0.5"] * 40)
     text = WRITTEN.replace("OUT", outputs).replace("W}", numbers + "}") + body + "}"
     source = graph(text)

@@ -1,8 +1,6 @@
-"""unfold-patches: which Convs become products, which stay, and that results and their layout stay."""
+"""unfold-patches: Convs that become products, Convs that stay, equal results and layouts."""
 
 from __future__ import annotations
-
-from paths import MODELS
 
 import importlib.util
 from itertools import pairwise
@@ -16,6 +14,7 @@ from graphs import apply, graph, keeps_results, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from paths import MODELS
 
 from rewriter.base import Context, Kept
 from rewriter.jobs.fix import api
@@ -56,7 +55,7 @@ def _holds(before: Model, after: Model) -> None:
 
 
 UNFOLDED = [
-    pytest.param(f"{{ y = {CONV}(x, w, b) }}", "float[N,5,3,2] y", [*PRODUCT, *BACK], id="nothing behind it"),
+    pytest.param(f"{{ y = {CONV}(x, w, b) }}", "float[N,5,3,2] y", [*PRODUCT, *BACK], id="nothing after it"),
     pytest.param(f"{{ y = {CONV}(x, w) }}", "float[N,5,3,2] y", [*PRODUCT, *BACK], id="no bias: zeros"),
     pytest.param(
         f"{{ c = {CONV}(x, w, b) y = Transpose<perm = [0, 2, 3, 1]>(c) }}",
@@ -92,7 +91,7 @@ UNFOLDED = [
         f"{{ c = {CONV}(x, w, b) t = Transpose<perm = [0, 2, 3, 1]>(c) r = Relu(c) }}",
         "float[N,3,2,5] t, float[N,5,3,2] r",
         [*PRODUCT, *BACK, "Transpose", "Relu"],
-        id="others read it, too",
+        id="other consumers read it",
     ),
     pytest.param(
         f"{{ c = {CONV}(x, w, b) y = Transpose<perm = [0, 2, 3, 1]>(c) }}",
@@ -122,7 +121,7 @@ UNFOLDED = [
         "{ y = Conv<strides = [1, 4], dilations = [3, 1]>(x, high, b) }",
         "float[N,5,6,2] y",
         [*PRODUCT, *BACK],
-        id="windows of 1 x 4, and a dilation of what is 1",
+        id="windows of 1 x 4, and a dilation of an axis of 1",
     ),
 ]
 
@@ -192,7 +191,7 @@ def test_convs_that_share_a_weight_share_the_unfolded_one() -> None:
     assert len(report.changes) == 2
     weights = [node.input[1] for node in after.proto.graph.node if node.op_type == "MatMul"]
     assert weights == ["w/unfolded"] * 2
-    assert "w" in {t.name for t in after.proto.graph.initializer}, "others read it"
+    assert "w" in {t.name for t in after.proto.graph.initializer}, "other consumers read it"
     _holds(before, after)
 
 
@@ -254,7 +253,7 @@ SILENT = [
 
 
 @pytest.mark.parametrize("body", SILENT)
-def test_left_alone(body: str) -> None:
+def test_skipped(body: str) -> None:
     before = _model(
         body, "float y", one=(5, 3, 1, 1), turned=(3, 5, 2, 4), six=(5, 6, 2, 4), each=(6, 1, 2, 4)
     )
@@ -346,11 +345,11 @@ def test_a_conv_of_a_branch_is_unfolded_in_it() -> None:
         np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-6)
 
 
-def test_weights_around_a_branch_are_not_copied_into_it() -> None:
+def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
     before = _branch("", "around")
     after, report = apply(UnfoldPatches(), before)
     assert after is before
-    assert ["graph around" in refusal.reason for refusal in report.refusals] == [True]
+    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True]
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
@@ -512,7 +511,7 @@ def test_a_plan_of_unfolded_patches_fits_them_again(tmp_path: Path) -> None:
     importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
 )
 @pytest.mark.parametrize("name", ["vit", "swin", "convnext"])
-def test_tensorrt_builds_what_is_unfolded(name: str) -> None:
+def test_tensorrt_builds_the_unfolded_model(name: str) -> None:
     result = _fixed(name)
     assert result.verdict is not None
     build = next(check for check in result.verdict.checks if check.name == "build")

@@ -1,4 +1,4 @@
-"""upgrade-opset: equal results after it for every operator that changed, and refusals by name."""
+"""upgrade-opset: equal results for every operator that changed, and refusals by name."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_a_bound_whose_type_is_unknown_is_declined() -> None:
     assert [(r.node, "the type of its input" in r.reason) for r in report.refusals] == [("clip", True)]
 
 
-def test_behind_a_plugin_of_a_float32_model_the_type_is_float32() -> None:
+def test_after_a_plugin_of_a_float32_model_the_type_is_float32() -> None:
     source = _source(10, PLUGIN.replace(", float16[2] h", "").format("", ""))
     result, report = apply(UpgradeOpset(), source)
     assert not report.refusals
@@ -276,7 +276,7 @@ def test_behind_a_plugin_of_a_float32_model_the_type_is_float32() -> None:
     ("opset", "target", "reason"),
     [
         pytest.param(18, 17, "above 17", id="a newer model is never downgraded"),
-        pytest.param(17, 999, "opset 999 is not known", id="a target that onnx does not know"),
+        pytest.param(17, 999, "knows no opset 999", id="a target that onnx does not know"),
     ],
 )
 def test_targets_that_are_declined(opset: int, target: int, reason: str) -> None:
@@ -286,7 +286,7 @@ def test_targets_that_are_declined(opset: int, target: int, reason: str) -> None
     assert [reason in r.reason for r in report.refusals] == [True]
 
 
-def test_a_model_at_the_target_is_left_alone_in_silence() -> None:
+def test_a_model_at_the_target_is_unchanged_without_a_report() -> None:
     source = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     result, report = apply(UpgradeOpset(), source)
     assert result.same_as(source)

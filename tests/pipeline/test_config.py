@@ -12,40 +12,21 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import typer
 from graphs import graph
 from paths import DOCS
 from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.errors import UsageError
-from rewriter.jobs import scan as scanner
 from rewriter.jobs.fix import api
-from rewriter.jobs.verify import verify
 from rewriter.model import save
-from rewriter.pipeline.config import KEYS, Configuration, Settings, load
-from rewriter.pipeline.config.settings import Shapes
+from rewriter.pipeline import keywords
+from rewriter.pipeline.config import Configuration, load
 from rewriter.pipeline.config.values import from_text, to_text
+from rewriter.pipeline.declaration import Names, Paths, Shapes, declarations
+from rewriter.pipeline.options import COMMANDS, JOBS, KEYS, Command, FixOptions, ScanOptions
 from rewriter.pipeline.presets import OTHERWISE
-
-ABOUT_ONE_RUN = {
-    "model",
-    "output",
-    "save_plan",
-    "dry_run",
-    "in_place",
-    "progress",
-    "pareto",
-    "search",
-    "original",
-    "fixed",
-    "timing",
-    "timeout",
-    "search_seconds",
-}
-"""Arguments of `fix`, `scan` and `verify` that no file may set."""
-
-OF_THE_COMMANDS = {"report", "fail_on"}
-"""Options that the commands handle themselves."""
 
 
 @pytest.fixture(autouse=True)
@@ -80,23 +61,35 @@ def quick(*arguments: str | Path) -> tuple[int, str, str]:
 # One declaration
 
 
-@pytest.mark.parametrize(
-    ("function", "command"),
-    [(api.fix, "fix"), (scanner.scan, "scan"), (verify, "verify")],
-    ids=["fix", "scan", "verify"],
-)
-def test_every_option_of_a_command_can_be_configured(function: Any, command: Any) -> None:
-    """A new argument of `fix`, `scan` or `verify` needs a field of `Settings`, or a word above why not."""
-    arguments = set(inspect.signature(function).parameters) - ABOUT_ONE_RUN
-    known = {name for name, key in KEYS.items() if command in key.of} - OF_THE_COMMANDS
-    assert known - {"preset"} == arguments - {"preset"}
+KEYWORDS = {"fix": keywords.FixKeywords, "scan": keywords.ScanKeywords, "verify": keywords.VerifyKeywords}
 
 
-def test_defaults_are_those_of_fix_and_verify() -> None:
-    signature = {**inspect.signature(verify).parameters, **inspect.signature(api.fix).parameters}
-    for field in fields(Settings):
-        if field.name not in OF_THE_COMMANDS:
-            assert field.default == signature[field.name].default, field.name
+@pytest.mark.parametrize("command", JOBS)
+def test_the_keywords_are_the_fields_of_the_options(command: Command) -> None:
+    typed = KEYWORDS[command].__annotations__
+    assert {field.name for field in fields(JOBS[command])} == typed.keys()
+
+
+@pytest.mark.parametrize("command", JOBS)
+def test_the_command_has_every_option_that_is_not_for_python_alone(command: Command) -> None:
+    (shown,) = [made for made in typer.main.get_group(cli.app).commands.items() if made[0] == command]
+    flags = {flag for parameter in shown[1].params for flag in parameter.opts}
+    options = declarations(COMMANDS[command]).values()
+    assert {o.flag for o in options if "command line" in o.places} <= flags
+    assert {o.name for o in options if o.places == ("python",)} <= {"pareto", "timing"}
+
+
+def test_options_may_be_given_as_a_whole_and_replaced_by_keywords(model: Path) -> None:
+    whole = FixOptions(passes="clean-casts", verify=False)
+    assert api.fix(model, options=whole).pipeline == "clean-casts"
+    assert api.fix(model, options=whole, passes="simplify").pipeline == "simplify"
+    with pytest.raises(TypeError, match="passess"):
+        api.fix(model, passess="simplify")  # type: ignore[call-arg]
+
+
+def test_the_docstring_of_fix_explains_every_option() -> None:
+    text = inspect.getdoc(api.fix) or ""
+    assert all(f"    {name}: " in text for name in declarations(FixOptions))
 
 
 def test_what_presets_decide_has_no_default_of_its_own() -> None:
@@ -131,10 +124,10 @@ VALUES = [
 @pytest.mark.parametrize(("text", "name", "value"), VALUES)
 def test_reads_a_file(tmp_path: Path, text: str, name: str, value: object) -> None:
     own(tmp_path, text)
-    in_force = loaded(tmp_path).with_options()
-    assert getattr(in_force.settings, name) == value
-    assert in_force.origins[name].text == "rewriter.toml"
-    assert in_force.arguments("fix") == {name: value}
+    resolved = loaded(tmp_path).resolve()
+    assert resolved.values[name] == value
+    assert resolved.origins[name].text == "rewriter.toml"
+    assert resolved.arguments("fix") == {name: value}
 
 
 TEXTS = [
@@ -153,20 +146,20 @@ TEXTS = [
 
 @pytest.mark.parametrize(("variable", "text", "value"), TEXTS)
 def test_reads_the_environment(tmp_path: Path, variable: str, text: str, value: object) -> None:
-    in_force = loaded(tmp_path, **{variable: text}).with_options()
+    resolved = loaded(tmp_path, **{variable: text}).resolve()
     (name,) = [name for name, key in KEYS.items() if key.variable == variable]
-    assert getattr(in_force.settings, name) == value
-    assert in_force.origins[name].text == f"environment ({variable})"
+    assert resolved.values[name] == value
+    assert resolved.origins[name].text == f"environment ({variable})"
 
 
 def test_an_empty_variable_sets_nothing(tmp_path: Path) -> None:
-    assert loaded(tmp_path, REWRITER_PRESET=" ").with_options().arguments("fix") == {}
+    assert loaded(tmp_path, REWRITER_PRESET=" ").resolve().arguments("fix") == {}
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.key)
 def test_every_key_reads_from_a_text(key: Any) -> None:
     examples = {bool: "true", int: "3", float: "0.5", Path: "x", Shapes: "x:1x2"}
-    examples |= {tuple[str, ...]: "a,b", tuple[Path, ...]: "a.so,b.so"}
+    examples |= {Names: "a,b", Paths: "a.so,b.so"}
     text = examples.get(key.kind, getattr(key.kind, "__args__", "x")[0])
     assert from_text(key, text) not in (None, "")
 
@@ -192,30 +185,30 @@ def test_shows_values_as_a_file_would_have_them(value: object, text: str) -> Non
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "models" / "deep").mkdir(parents=True)
     pyproject(tmp_path, 'inputs = "data/a.npz"\nreport = "/tmp/r.json"\n')
-    settings = loaded(tmp_path / "models" / "deep" / "m.onnx").with_options().settings
-    assert settings.inputs == tmp_path / "data" / "a.npz"
-    assert settings.report == Path("/tmp/r.json")
+    values = loaded(tmp_path / "models" / "deep" / "m.onnx").resolve().values
+    assert values["inputs"] == tmp_path / "data" / "a.npz"
+    assert values["report"] == Path("/tmp/r.json")
 
 
 def test_the_nearest_file_counts_alone(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     pyproject(tmp_path, "opset = 18\nstrict = true\n")
     own(tmp_path / "models", "opset = 19\n")
-    assert loaded(tmp_path / "models" / "m.onnx").with_options().arguments("fix") == {"opset": 19}
+    assert loaded(tmp_path / "models" / "m.onnx").resolve().arguments("fix") == {"opset": 19}
 
 
 def test_a_pyproject_without_a_table_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     pyproject(tmp_path, "opset = 18\n")
     (tmp_path / "models" / "pyproject.toml").write_text("[tool.ruff]\nline-length = 99\n")
-    assert loaded(tmp_path / "models" / "m.onnx").with_options().arguments("fix") == {"opset": 18}
+    assert loaded(tmp_path / "models" / "m.onnx").resolve().arguments("fix") == {"opset": 18}
 
 
 def test_of_two_files_in_a_folder_one_is_read_and_the_other_told(tmp_path: Path) -> None:
     pyproject(tmp_path, "opset = 18\n")
     own(tmp_path, "opset = 19\n")
     configuration = loaded(tmp_path)
-    assert configuration.with_options().settings.opset == 19
+    assert configuration.resolve().values["opset"] == 19
     assert configuration.warnings == (
         "pyproject.toml [tool.rewriter] is not read: rewriter.toml beside it comes first",
     )
@@ -225,7 +218,7 @@ def test_a_path_with_dots_is_searched_from_where_it_leads(tmp_path: Path) -> Non
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         own(tmp_path / folder, f"seed = {ord(folder)}\n")
-    assert load(Path("a", "..", "b", "m.onnx"), {}).with_options().settings.seed == ord("b")
+    assert load(Path("a", "..", "b", "m.onnx"), {}).resolve().values["seed"] == ord("b")
 
 
 def test_a_linked_model_is_configured_where_the_link_lies(tmp_path: Path) -> None:
@@ -234,15 +227,15 @@ def test_a_linked_model_is_configured_where_the_link_lies(tmp_path: Path) -> Non
     (tmp_path / "cache" / "m.onnx").touch()
     (tmp_path / "repository" / "m.onnx").symlink_to(tmp_path / "cache" / "m.onnx")
     own(tmp_path / "repository", "seed = 7\n")
-    assert loaded(tmp_path / "repository" / "m.onnx").with_options().settings.seed == 7
+    assert loaded(tmp_path / "repository" / "m.onnx").resolve().values["seed"] == 7
 
 
 def test_a_variable_names_another_file_or_none(tmp_path: Path) -> None:
     own(tmp_path, "seed = 1\n")
     (tmp_path / "other.toml").write_text("seed = 2\n")
     other = loaded(tmp_path, REWRITER_CONFIG="other.toml")
-    assert other.with_options().settings.seed == 2
-    assert loaded(tmp_path, REWRITER_CONFIG="none").with_options().settings.seed == 0
+    assert other.resolve().values["seed"] == 2
+    assert loaded(tmp_path, REWRITER_CONFIG="none").resolve().values["seed"] == 0
     with pytest.raises(UsageError, match=r"REWRITER_CONFIG: there is no file gone\.toml"):
         loaded(tmp_path, REWRITER_CONFIG="gone.toml")
 
@@ -252,8 +245,8 @@ def test_a_variable_names_another_file_or_none(tmp_path: Path) -> None:
 
 def test_the_order_of_the_sources(tmp_path: Path) -> None:
     pyproject(tmp_path, 'preset = "accurate"\nopset = 18\nio = "fp16"\nseed = 1\n')
-    in_force = loaded(tmp_path, REWRITER_OPSET="19", REWRITER_IO="fp32").with_options(io="keep", skip=[])
-    told = {name: (getattr(in_force.settings, name), in_force.origins[name].text) for name in KEYS}
+    resolved = loaded(tmp_path, REWRITER_OPSET="19", REWRITER_IO="fp32").resolve(io="keep", skip=[])
+    told = {name: (resolved.values[name], resolved.origins[name].text) for name in KEYS}
     assert told["io"] == ("keep", "command line")
     assert told["opset"] == (19, "environment (REWRITER_OPSET)")
     assert told["seed"] == (1, "pyproject.toml [tool.rewriter]")
@@ -266,35 +259,35 @@ def test_the_order_of_the_sources(tmp_path: Path) -> None:
 def test_a_preset_puts_the_passes_of_later_sources_out_of_force(tmp_path: Path) -> None:
     own(tmp_path, 'passes = "clean-casts"\n')
     configuration = loaded(tmp_path, REWRITER_PRESET="structure-only")
-    assert configuration.with_options().arguments("fix") == {"preset": "structure-only"}
-    assert configuration.with_options().hidden == (
+    assert configuration.resolve().arguments("fix") == {"preset": "structure-only"}
+    assert configuration.resolve().ignored == (
         "rewriter.toml, key 'passes' is not used: REWRITER_PRESET takes its place",
     )
-    assert configuration.with_options(passes="simplify").settings.passes == "simplify"
+    assert configuration.resolve(passes="simplify").values["passes"] == "simplify"
 
 
 def test_a_plan_puts_the_wishes_of_later_sources_out_of_force(tmp_path: Path) -> None:
     own(tmp_path, 'keep-fp32 = ["*"]\ntolerance = 1e-3\nio = "fp16"\nseed = 3\n')
-    arguments = loaded(tmp_path).with_options(plan=Path("plan.json")).arguments("fix")
+    arguments = loaded(tmp_path).resolve(plan=Path("plan.json")).arguments("fix")
     assert arguments == {"plan": Path("plan.json"), "seed": 3}
 
 
 def test_a_goal_puts_the_other_goal_of_later_sources_out_of_force(tmp_path: Path) -> None:
     own(tmp_path, "tolerance = 1e-3\n")
-    in_force = loaded(tmp_path).with_options(max_latency_cost=0.05)
-    assert in_force.arguments("fix") == {"max_latency_cost": 0.05}
+    resolved = loaded(tmp_path).resolve(max_latency_cost=0.05)
+    assert resolved.arguments("fix") == {"max_latency_cost": 0.05}
     own(tmp_path, "max-latency-cost = 0.1\n")
-    assert loaded(tmp_path).with_options(tolerance=1e-4).arguments("fix") == {"tolerance": 1e-4}
+    assert loaded(tmp_path).resolve(tolerance=1e-4).arguments("fix") == {"tolerance": 1e-4}
 
 
 def test_shapes_on_the_command_line_ask_for_random_data(tmp_path: Path) -> None:
     own(tmp_path, 'inputs = "data.npz"\n')
-    assert loaded(tmp_path).with_options(input_shapes={"x": (1,)}).settings.inputs is None
+    assert loaded(tmp_path).resolve(input_shapes={"x": (1,)}).values["inputs"] is None
 
 
 def test_passes_and_preset_of_one_file_go_together(tmp_path: Path) -> None:
     own(tmp_path, 'passes = "clean-casts"\npreset = "trt-bf16"\n')
-    assert set(loaded(tmp_path).with_options().arguments("fix")) == {"passes", "preset"}
+    assert set(loaded(tmp_path).resolve().arguments("fix")) == {"passes", "preset"}
 
 
 @pytest.mark.parametrize(
@@ -306,10 +299,10 @@ def test_scan_asks_for_the_precision_of_the_preset(
     tmp_path: Path, preset: str, precision: str | None
 ) -> None:
     own(tmp_path, f'preset = "{preset}"\nopset = 18\nfail-on = "error"\n')
-    in_force = loaded(tmp_path).with_options()
-    assert in_force.arguments("scan").get("precision") == precision
-    assert set(in_force.arguments("scan")) <= set(inspect.signature(scanner.scan).parameters)
-    assert in_force.settings.fail_on == "error"
+    resolved = loaded(tmp_path).resolve()
+    assert resolved.arguments("scan").get("precision") == precision
+    assert set(resolved.arguments("scan")) <= set(declarations(ScanOptions))
+    assert resolved.values["fail_on"] == "error"
 
 
 # Errors
@@ -321,7 +314,7 @@ REFUSED = [
         "keep_fp32 = []", "unknown key 'keep_fp32'", "did you mean 'keep-fp32'?", id="an underscore"
     ),
     pytest.param("data = 'a'", "unknown key 'data'", "did you mean 'inputs'?", id="what others call it"),
-    pytest.param("zzz = 1", "unknown key 'zzz'", "choose from preset, passes", id="nothing like it"),
+    pytest.param("zzz = 1", "unknown key 'zzz'", "choose from inputs, input-shapes", id="nothing like it"),
     pytest.param(
         "opset = 'x'", "key 'opset': it cannot be \"x\"", "it takes a whole number", id="a text for a number"
     ),
@@ -518,7 +511,7 @@ def test_a_broken_file_is_2_and_nothing_is_written(model: Path, tmp_path: Path) 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "rewriter.toml"]
 
 
-def test_config_shows_what_is_in_force(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_shows_what_is_resolved(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyproject(tmp_path, 'preset = "accurate"\npasses = "simplify"\n')
     monkeypatch.setenv("REWRITER_OPSET", "18")
     monkeypatch.setenv("REWRITER_TOLERENCE", "1")
@@ -560,9 +553,9 @@ def test_the_example_of_the_page_is_read(tmp_path: Path) -> None:
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
     example = page.split("```toml\n")[1].split("```")[0]
     (tmp_path / "pyproject.toml").write_text(example)
-    in_force = loaded(tmp_path).with_options()
-    assert in_force.settings.keep_fp32 == ("*/head/*",)
-    assert in_force.settings.inputs == tmp_path / "calibration"
+    resolved = loaded(tmp_path).resolve()
+    assert resolved.values["keep_fp32"] == ("*/head/*",)
+    assert resolved.values["inputs"] == tmp_path / "calibration"
 
 
 # verify
@@ -575,7 +568,7 @@ def test_verify_reads_its_data_and_its_tolerance_from_a_file(tmp_path: Path) -> 
     report = tmp_path / "report.json"
     code, _, error = quick("verify", model, model, "--json", report)
     assert code == 0, error
-    assert "configuration: rewriter.toml sets tolerance, inputs, engine, builds" in error
+    assert "configuration: rewriter.toml sets inputs, tolerance, engine, builds" in error
     told = json.loads(report.read_text())
     assert told["tolerance"] == {
         "value": 2e-3,

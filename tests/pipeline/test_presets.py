@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,18 @@ from paths import MODELS
 from typer.testing import CliRunner
 
 from rewriter import cli
+from rewriter.base import Pass
 from rewriter.errors import UsageError
 from rewriter.jobs.fix import api
+from rewriter.passes import ALL
+from rewriter.passes.clean_casts import CleanCasts
+from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.passes.rescale import Rescale
 from rewriter.pipeline import migration
-from rewriter.pipeline.config import KEYS
 from rewriter.pipeline.config.values import from_toml
+from rewriter.pipeline.declaration import declarations
+from rewriter.pipeline.options import KEYS, FixOptions
+from rewriter.pipeline.preset_steps import STEPS, STRUCTURE, Steps, inserted, replaced, without
 from rewriter.pipeline.presets import ACCURATE_COST, DEFAULT_PRESET, OTHERWISE, PRESETS, preset_named
 from rewriter.pipeline.text import parse
 
@@ -54,15 +61,39 @@ def test_the_issues_presets_are_there() -> None:
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
 def test_a_preset_sets_what_fix_leaves_to_it(preset: Any) -> None:
     """Every default is an argument of `fix` that is None unless given, with a value for a file."""
-    signature = inspect.signature(api.fix).parameters
+    declared = declarations(FixOptions)
     for name, value in preset.defaults.items():
-        assert signature[name].default is None
+        assert declared[name].default is None
         assert from_toml(KEYS[name], value, Path()) == value
         check = KEYS[name].check
         if check is not None:
             check(value)
-    assert parse(preset.pipeline)
+    assert parse(preset.pipeline) == preset.steps
     assert preset.about
+
+
+def test_every_preset_has_its_steps() -> None:
+    assert STEPS.keys() == PRESETS.keys()
+
+
+@pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.name)
+def test_a_pass_is_in_a_preset_or_stands_alone(kind: type[Pass]) -> None:
+    named = {type(step) for steps in STEPS.values() for step in steps}
+    assert (kind in named) != kind.stands_alone
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda: replaced(STRUCTURE, Rescale(norms=True)), id="replaced"),
+        pytest.param(lambda: inserted(STRUCTURE, MixedPrecision, CleanCasts()), id="inserted"),
+        pytest.param(lambda: without(STRUCTURE, Rescale), id="without"),
+        pytest.param(lambda: without((CleanCasts(), CleanCasts()), CleanCasts), id="twice"),
+    ],
+)
+def test_a_change_of_steps_that_are_not_there_fails(change: Callable[[], Steps]) -> None:
+    with pytest.raises(ValueError, match=r"stands (0|2) times"):
+        change()
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:

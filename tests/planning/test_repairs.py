@@ -284,13 +284,12 @@ def found(rule: str, source: Model, feeds: Mapping[str, Array]) -> set[str]:
     """Operators that the rule names in any graph of the model, with ranges measured on the data."""
     known = facts.infer(source)
     measured = measure(source, [feeds], known)
-    opsets = {o.domain: o.version for o in source.proto.opset_import}
     settings = PrecisionRequest(LOW_TYPES["fp16"])
     named: set[str] = set()
     made: dict[int, Survey] = {}
     for scope, graph in enumerate(open_graphs(source, known)):
         parent = made.get(id(graph.parent))
-        made[id(graph)] = survey = Survey(graph, scope, measured, opsets, settings, False, parent)
+        made[id(graph)] = survey = Survey(graph, scope, measured, source.opsets, settings, False, parent)
         named |= {hazard.node.op_type for hazard in RULES[rule](survey)}
     return named
 

@@ -333,7 +333,7 @@ def test_the_command_prints_and_writes_the_frontier(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         pytest.param(["--pareto", "plot.pdf"], ".svg", id="another kind of file"),
-        pytest.param(["--max-latency-cost", "five"], "no share", id="no number"),
+        pytest.param(["--max-latency-cost", "five"], "it cannot be 'five'", id="no number"),
         pytest.param(["--max-latency-cost", "-1%"], "cannot be", id="a negative share"),
         pytest.param(["--max-latency-cost", "5%", "--tolerance", "1e-3"], "one goal", id="two goals"),
     ],

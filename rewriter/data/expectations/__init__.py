@@ -1,7 +1,7 @@
-"""What a model's first layers say about its inputs, and data that does not look like it.
+"""Compares the user's data with what the model's first layers expect.
 
-The commonest cause of "TensorRT lost accuracy" is data that was prepared in another way than the model
-was trained on. Nothing here is certain, so everything is a warning, and silence proves nothing.
+The commonest cause of "TensorRT lost accuracy" is data that was prepared differently than in training.
+None of this is certain, so all findings are warnings, and no warning proves nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from onnx import TensorProto
 
 from rewriter.data.expectations.first_layers import FirstLayers, first_layers
-from rewriter.data.expectations.statistics import Statistics, statistics
+from rewriter.data.expectations.summary import Summary, summarize
 from rewriter.data.inputs import Samples
 from rewriter.data.inputs.random_samples import table_sizes
 from rewriter.graph import GraphEditor, open_graphs
@@ -23,25 +23,24 @@ from rewriter.model import facts as tensor_facts
 __all__ = ["Expectation", "Unexpected", "data_warnings", "input_expectations", "unexpected"]
 
 SPREAD = 20.0
-"""How far mean and deviation may be from what a normalisation is for (mean 0, deviation 1), as a factor and
-in deviations. Dark or flat images have a deviation of 0.2; a forgotten or doubled division by 255 gives
-0.004 or 255, so there is room on both sides."""
+"""Accepted distance from mean 0 in deviations, and from deviation 1 as a factor. Dark or flat images have a
+deviation of 0.2; a forgotten or doubled division by 255 gives 255 or 0.004, so both sides have room."""
 
 WIDE = 20.0
-"""Values beyond are pixels of 0..255, not of 0..1, and not normalised ones."""
+"""Larger values are pixels of 0..255: neither of 0..1, nor normalised."""
 
 SAMPLES = 8
-"""Samples that are looked at."""
+"""The number of samples that are examined."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the model says about one input.
+    """What the model shows about one input.
 
     Attributes:
         rows: Size of the table that the input indexes; None if it indexes none.
-        mask: The input's name says mask, or it is boolean.
-        layers: What is done with it first; None for inputs that are no floats or bytes.
+        mask: True if the input's name contains "mask", or it is boolean.
+        layers: The first operations on it; None for inputs other than floats and bytes.
     """
 
     input: str
@@ -53,7 +52,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Unexpected:
-    """Data of one input that the model was not made for, as far as its first layers tell."""
+    """A conflict between the data of one input and the model's first layers."""
 
     input: str
     text: str
@@ -64,7 +63,7 @@ class Unexpected:
 
 
 def input_expectations(model: Model) -> tuple[Expectation, ...]:
-    """What the model's first layers say about each of its inputs. Runs nothing."""
+    """Expectations for each input of the model, without running it."""
     graph = open_graphs(model, tensor_facts.infer(model))[0]
     rows = table_sizes(model)
     return tuple(
@@ -80,26 +79,26 @@ def input_expectations(model: Model) -> tuple[Expectation, ...]:
 
 
 def unexpected(model: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Unexpected, ...]:
-    """What of the data does not look like what the model's first layers expect; () if all does.
+    """Conflicts between the data and the model's first layers; () if there are none.
 
     Args:
-        samples: Feeds by input name; the first `SAMPLES` are looked at, one in memory at a time.
+        samples: Feeds by input name; the first `SAMPLES` are examined, one in memory at a time.
     """
     expectations = input_expectations(model)
-    found: dict[str, list[Statistics]] = {e.input: [] for e in expectations}
+    found: dict[str, list[Summary]] = {e.input: [] for e in expectations}
     for _, sample in zip(range(SAMPLES), samples, strict=False):
         for expectation in expectations:
             if expectation.input in sample:
                 layers = expectation.layers
                 axis = layers.channel_axis if layers else None
-                found[expectation.input].append(statistics(np.asarray(sample[expectation.input]), axis))
-    return tuple(told for e in expectations if found[e.input] for told in _told(e, found[e.input]))
+                found[expectation.input].append(summarize(np.asarray(sample[expectation.input]), axis))
+    return tuple(u for e in expectations if found[e.input] for u in _gravest(e, found[e.input]))
 
 
 def data_warnings(model: Model, samples: Samples) -> tuple[str, ...]:
-    """What of the user's data is unexpected, as sentences for a report; () for random data."""
+    """Conflicts of the user's data with the model, as sentences; () for random data."""
     found = unexpected(model, samples) if samples.source.real else ()
-    return tuple(f"the data may be prepared in another way than the model expects: {told}" for told in found)
+    return tuple(f"the data may be prepared in another way than the model expects: {item}" for item in found)
 
 
 def _layers(graph: GraphEditor, name: str, dtype: int) -> FirstLayers | None:
@@ -107,8 +106,8 @@ def _layers(graph: GraphEditor, name: str, dtype: int) -> FirstLayers | None:
     return first_layers(graph, name) if dtype in (*floats, TensorProto.UINT8) else None
 
 
-def _told(expected: Expectation, seen: Sequence[Statistics]) -> Iterator[Unexpected]:
-    """The gravest thing alone: what follows from it would only distract."""
+def _gravest(expected: Expectation, seen: Sequence[Summary]) -> Iterator[Unexpected]:
+    """Only the gravest conflict: others often follow from it and would distract."""
     rules = (_not_finite, _out_of_table, _no_mask, _constant, _repeated, _transposed, _scaled)
     for rule in rules:
         found = rule(expected, seen)
@@ -117,30 +116,30 @@ def _told(expected: Expectation, seen: Sequence[Statistics]) -> Iterator[Unexpec
             return
 
 
-Told = tuple[str, str] | None
+Conflict = tuple[str, str] | None
 """What is wrong, and what to do."""
 
 
-def _not_finite(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+def _not_finite(expected: Expectation, seen: Sequence[Summary]) -> Conflict:
     bad = [s for s in seen if s.not_finite > s.negative_infinite * expected.mask]
     if not bad:
         return None
-    return f"{bad[0].not_finite} values are NaN or infinite", "look at what wrote the data"
+    return f"{bad[0].not_finite} values are NaN or infinite", "check the program that wrote the data"
 
 
-def _out_of_table(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+def _out_of_table(expected: Expectation, seen: Sequence[Summary]) -> Conflict:
     if expected.rows is None or expected.rows <= 1:
         return None
     low, high = min(s.low for s in seen), max(s.high for s in seen)
     if -expected.rows <= low and high < expected.rows:
         return None
     return (
-        f"ids go from {low:g} to {high:g}, and the table that they index has {expected.rows} rows",
+        f"ids go from {low:g} to {high:g}, but the table that they index has {expected.rows} rows",
         "the tokenizer is another model's, or ids of labels (-100) were saved",
     )
 
 
-def _no_mask(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+def _no_mask(expected: Expectation, seen: Sequence[Summary]) -> Conflict:
     if not expected.mask:
         return None
     if all(s.low == s.high == 0.0 for s in seen) and expected.dtype != TensorProto.FLOAT:
@@ -155,19 +154,19 @@ def _no_mask(expected: Expectation, seen: Sequence[Statistics]) -> Told:
     )
 
 
-def _constant(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+def _constant(expected: Expectation, seen: Sequence[Summary]) -> Conflict:
     if expected.mask or not all(s.low == s.high and s.size > 16 for s in seen):
         return None
     return f"all values are {seen[0].low:g}", "measure on real data: constants hide faults and cause others"
 
 
-def _repeated(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+def _repeated(expected: Expectation, seen: Sequence[Summary]) -> Conflict:
     if expected.mask or len(seen) < 2 or seen[0].size <= 16 or len({s.digest for s in seen}) > 1:
         return None
     return f"all {len(seen)} samples are the same", "give different ones, or one alone"
 
 
-def _transposed(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+def _transposed(expected: Expectation, seen: Sequence[Summary]) -> Conflict:
     layers = expected.layers
     if layers is None or layers.channels is None or layers.channel_axis is None:
         return None
@@ -178,7 +177,7 @@ def _transposed(expected: Expectation, seen: Sequence[Statistics]) -> Told:
     return f"the data is {have} {list(shape)}, the first Conv reads {want}", "transpose the data"
 
 
-def _scaled(expected: Expectation, seen: Sequence[Statistics]) -> Told:
+def _scaled(expected: Expectation, seen: Sequence[Summary]) -> Conflict:
     layers = expected.layers
     if layers is None or not (layers.normalizes or layers.mean is not None):
         return None
@@ -205,5 +204,5 @@ def _scale_hint(low: float, high: float, width: float) -> str:
     if width < 1.0 and low >= -WIDE and high <= WIDE:
         return "was the data divided by 255, or normalised, already?"
     if high > WIDE:
-        return "does the data have to be divided by 255 before?"
+        return "must the data be divided by 255 first?"
     return "prepare the data as for training"

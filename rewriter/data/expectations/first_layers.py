@@ -1,4 +1,4 @@
-"""The way of an input to the first layer that learns: constants that normalise it, and who reads it then."""
+"""Follows an input to the first layer with weights: constants that normalise it, and the layer itself."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute
+from rewriter.graph.ops import SCALING
 from rewriter.model import Array
 
 STEPS = 12
-"""Nodes that an input is followed through: Cast, Transpose, Div, Sub, Div and some Identities."""
+"""Most nodes that an input is followed through: Cast, Transpose, Div, Sub, Div and some Identities."""
 
 IMAGE_CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """What happens to an input first: value * factor + offset, then, if there is one, a BatchNormalization.
+    """The first operations on an input: value * factor + offset, then possibly a BatchNormalization.
 
     Attributes:
-        factor, offset: One for each channel, or one for all (size 1).
-        normalizes: Whether there are such constants at all.
-        channels: Of the image that the first Conv reads; None if no Conv does, or it reads no image.
-        channel_axis: Of the input (before Transposes), where a Conv or BatchNormalization tells it.
-        mean, deviation: What a BatchNormalization saw in training.
+        factor, offset: One per channel, or one for all (size 1).
+        normalizes: True if the model has such constants.
+        channels: Channels of the image that the first Conv reads; None without a Conv or an image.
+        channel_axis: Axis of the input (before Transposes), if a Conv or BatchNormalization shows it.
+        mean, deviation: Training statistics of the BatchNormalization.
         text: The constants in words.
     """
 
@@ -40,7 +41,7 @@ class FirstLayers:
 
 
 def first_layers(graph: GraphEditor, tensor: str) -> FirstLayers:
-    """Follow `tensor` through operators that have one reader each, up to the first that learns."""
+    """Follows `tensor` through operators with one reader each, to the first that has weights."""
     name, rank = tensor, graph.rank(tensor)
     axes = list(range(rank)) if rank is not None else None
     factor, offset = np.ones(1), np.zeros(1)
@@ -76,15 +77,15 @@ def first_layers(graph: GraphEditor, tensor: str) -> FirstLayers:
 
 
 def _channels(graph: GraphEditor, conv: NodeProto) -> int | None:
-    """Channels of the image that a Conv reads; None if they are not known, or it is no image."""
+    """Channels of the image that a Conv reads; None if they are unknown, or it reads no image."""
     weight = graph.shape(conv.input[1])
     count = weight[1] * int(attribute(conv, "group", 1)) if weight and isinstance(weight[1], int) else None
     return count if count in IMAGE_CHANNELS else None
 
 
 def _affine(graph: GraphEditor, node: NodeProto, name: str) -> tuple[Array, Array] | None:
-    """Factor and offset of an operator with one constant; None for everything else."""
-    if node.op_type not in ("Add", "Sub", "Mul", "Div") or list(node.input).count(name) != 1:
+    """Factor and offset of an operator with one constant; None for other operators."""
+    if node.op_type not in SCALING | {"Add", "Sub"} or list(node.input).count(name) != 1:
         return None
     first = node.input[0] == name
     constant = graph.constant(node.input[1] if first else node.input[0])
@@ -102,7 +103,7 @@ def _affine(graph: GraphEditor, node: NodeProto, name: str) -> tuple[Array, Arra
 
 
 def _by_channel(constant: Array) -> bool:
-    """Whether one axis at most has more than one entry, and that one as few as images have channels."""
+    """True if at most one axis has several entries, as many as an image has channels."""
     return sum(size > 1 for size in constant.shape) <= 1 and constant.size in (*IMAGE_CHANNELS, 1)
 
 

@@ -1,4 +1,4 @@
-"""Random feeds of the declared shapes and types, for models that come without data."""
+"""Random feeds of the declared shapes and types, for models without data."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from onnx import NodeProto, TensorProto, helper
 from rewriter.data.inputs.samples import Sample, Samples, no_such_input
 from rewriter.errors import InputsError
 from rewriter.graph import attribute
+from rewriter.graph.ops import VIEWS
 from rewriter.model import Array, Model, Port
 from rewriter.model import facts as tensor_facts
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
-"""Sizes of free dimensions: axis 0 and names with `batch`; axes 2 and 3 of four; all others."""
+"""Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
 
-_INDEX_PATH = frozenset(
-    "Cast Reshape Unsqueeze Squeeze Slice Transpose Flatten Identity Expand Tile Split Concat Gather".split()
-)
-"""Operators through which ids reach the Gather that looks them up, still as ids."""
+_INDEX_PATH = VIEWS | {"Cast"}
+"""Operators that pass ids on, unchanged, to the Gather that looks them up."""
 
 
 def random_samples(
@@ -32,15 +31,15 @@ def random_samples(
 ) -> Samples:
     """Seeded samples: floats standard normal, ids within their table, masks of ones.
 
-    Integers that index no table are 1, bytes (uint8) are uniform, booleans true. Free dimensions get a
-    size each, the same wherever their name occurs; the source's text tells it.
+    Integers that index no table are 1, bytes (uint8) are uniform, booleans true. Each free dimension gets a
+    size, the same wherever its name occurs; the text of the source lists the sizes.
 
     Args:
         input_shapes: Shapes of inputs, by name; they also fix the named dimensions of others.
 
     Raises:
-        InputsError: an unknown input, a shape that contradicts the model, or an input for which none
-            can be made up.
+        InputsError: an unknown input, a shape that contradicts the model, or an input whose values
+            cannot be random.
     """
     sizes = _Sizes(model.signature.inputs)
     for name, shape in (input_shapes or {}).items():
@@ -64,7 +63,7 @@ def random_samples(
 
 @dataclass
 class _Sizes:
-    """Sizes of free dimensions: `named` by name, `fixed` whole shapes that the user gave."""
+    """Sizes of free dimensions: `named` by name, `fixed` by whole shapes of the user."""
 
     ports: Sequence[Port]
     named: dict[str, int] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class _Sizes:
             raise InputsError(
                 "the model does not say how many axes it has",
                 where=f"input {port.name!r}",
-                hint=f"say it: --input-shape {port.name}:1x3x224x224, or give data with --inputs",
+                hint=f"give it: --input-shape {port.name}:1x3x224x224, or give data with --inputs",
             )
         return tuple(self._size(port, axis, dim) for axis, dim in enumerate(port.shape))
 
@@ -111,7 +110,7 @@ class _Sizes:
         return size
 
     def text(self) -> str:
-        """What was chosen, to go on after `seed 0`."""
+        """The chosen sizes, as text that follows `seed 0`."""
         sizes = ", ".join(f"{name} = {size}" for name, size in self.chosen.items())
         return f", with {sizes}" if sizes else ""
 
@@ -120,10 +119,10 @@ Maker = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 
 def _maker(port: Port, limit: int | None) -> Maker:
-    """How values of an input are made; `limit` is the size of the table that they index, if any."""
+    """Returns a function that makes values of an input; `limit` is the size of a table that they index."""
     if port.dtype in (0, TensorProto.STRING):
         raise InputsError(
-            "random data can be made for numbers only",
+            "only numbers can be random",
             where=f"input {port.name!r}",
             hint="give data with --inputs",
         )
@@ -140,7 +139,7 @@ def _maker(port: Port, limit: int | None) -> Maker:
 
 
 def table_sizes(model: Model) -> dict[str, int]:
-    """Rows of the smallest table that each integer input indexes, for those that index one."""
+    """The number of rows of the smallest table that an integer input indexes, by input."""
     integers = [p.name for p in model.signature.inputs if p.dtype in (TensorProto.INT32, TensorProto.INT64)]
     if not integers:
         return {}
@@ -158,7 +157,7 @@ def table_sizes(model: Model) -> dict[str, int]:
 
 
 def _gathers(name: str, readers: Mapping[str, Sequence[NodeProto]]) -> list[NodeProto]:
-    """Gathers that use the values of `name` as indices."""
+    """Gathers that use values of `name` as indices."""
     found, stack, seen = [], [name], {name}
     while stack:
         tensor = stack.pop()
@@ -173,7 +172,7 @@ def _gathers(name: str, readers: Mapping[str, Sequence[NodeProto]]) -> list[Node
 
 
 def _rows(gather: NodeProto, known: Mapping[str, tensor_facts.TensorFacts]) -> int:
-    """Size of the gathered axis; 1, so that the index is 0, where it is not known."""
+    """Size of the gathered axis; 1 if it is unknown, so that the index is 0."""
     facts = known.get(gather.input[0])
     shape = facts.shape if facts else None
     axis = attribute(gather, "axis", 0)

@@ -1,4 +1,4 @@
-"""Feeds for a model: read one at a time, as often as wanted, and checked against its inputs."""
+"""Feeds for a model: read one at a time, any number of times, and checked against its inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rewriter.model import Array, Port, Signature
 
 @dataclass(frozen=True)
 class Sample:
-    """Where one sample comes from, for messages, and how it is read."""
+    """The origin of one sample, for messages, and a function that reads it."""
 
     where: str
     read: Callable[[], Mapping[str, Any]]
@@ -26,16 +26,15 @@ class Sample:
 class Samples:
     """Samples that fit the model's inputs: re-iterable, with a length, one in memory at a time.
 
-    Every sample is read and checked once when this is made, so that wrong data is an error before any
-    work is done.
+    The constructor reads and checks every sample once, so that wrong data is an error before any work.
 
     Args:
-        signature: What the samples must fit.
-        text: Where they come from, in one line.
+        signature: The inputs that the samples must fit.
+        text: The origin of the samples, in one line.
         real: False for generated data.
 
     Raises:
-        InputsError: a sample does not fit; the message names it, the input, and what to change.
+        InputsError: a sample does not fit; the message names the sample, the input, and what to change.
     """
 
     def __init__(self, signature: Signature, samples: Sequence[Sample], text: str, *, real: bool) -> None:
@@ -51,7 +50,7 @@ class Samples:
             yield checked(sample.read(), self._ports, sample.where)
 
     def first(self, count: int) -> Samples:
-        """The first of them, at most `count`, from the same source."""
+        """The first samples, at most `count`, with the same source."""
         some = copy(self)
         some._samples = self._samples[:count]
         return some
@@ -90,9 +89,9 @@ def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> 
 
 
 def no_such_input(name: str, ports: Mapping[str, Port], where: str) -> InputsError:
-    """The error for a name that no input has, with the name that may have been meant."""
-    told = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
-    return InputsError(told, where=where, hint="its inputs are " + _listed(ports))
+    """The error for a name that no input has, with the closest name."""
+    text = "; ".join(filter(None, (f"the model has no input {name!r}", did_you_mean(name, ports))))
+    return InputsError(text, where=where, hint="its inputs are " + _listed(ports))
 
 
 def _check_names(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> None:
@@ -113,24 +112,24 @@ def _listed(ports: Mapping[str, Port]) -> str:
 
 
 def _type_name(dtype: int) -> str:
-    """As numpy calls the type; what numpy does not know is named by ONNX."""
+    """The name of an element type in numpy, or in ONNX if numpy lacks it."""
     if dtype in (0, TensorProto.STRING):
         return str(TensorProto.DataType.Name(dtype)).lower()
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype)))
 
 
 def _typed(value: Any, port: Port, where: str) -> Array:
-    """`value` as an array of the port's element type; nothing is converted but the byte order."""
+    """`value` as an array of the port's element type; only the byte order is converted."""
     if port.dtype in (0, TensorProto.STRING):
         what = "strings" if port.dtype else "a sequence, map or optional"
         raise InputsError(
-            f"it takes {what}, which TensorRT does not have; only tensors of numbers can be fed", where=where
+            f"it is {what}, which TensorRT lacks; only tensors of numbers can be fed", where=where
         )
     array = np.asarray(value)
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
     nameless = array.dtype.kind == "V" and array.dtype.names is None and array.dtype != wanted
     if nameless and wanted.isbuiltin == 2 and array.dtype.itemsize == wanted.itemsize:
-        array = array.view(wanted)  # npy files keep the bits of types from ml_dtypes, not their names
+        array = array.view(wanted)  # npy files keep the bits of ml_dtypes types, but not their names
     native = array.dtype.newbyteorder("=")
     if native == wanted:
         return array.astype(wanted, copy=False)
@@ -144,7 +143,7 @@ def _numpy_text(dtype: np.dtype[Any]) -> str:
 
 
 def _check_shape(array: Array, port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
-    """Hold a shape to the declared one; `bound` keeps the sizes of named dimensions of this sample."""
+    """Checks a shape against the declared one; `bound` has the named dimensions of this sample."""
     if port.shape is None:
         return
     wanted = "x".join("?" if d is None else str(d) for d in port.shape) or "a scalar"

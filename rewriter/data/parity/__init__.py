@@ -1,35 +1,40 @@
-"""What differs between two preprocessing pipelines, from what they made of the same data.
+"""Finds the differences between two preprocessing pipelines, from their results on the same data.
 
-An affine relation of the pixels, an order of channels, an orientation and a shift are found together:
-phase correlation does not see brightness, a line is fitted to each channel where the images overlap, and
-the scalings that are in use (0..1, ImageNet's, CLIP's ...) are held against the fit.
+Affine relation, order of channels, orientation and shift of images are found together. Phase correlation,
+which ignores brightness, gives shifts. A line is fitted to each channel where the images overlap, and the
+usual scalings (0..1, ImageNet's, CLIP's ...) are compared with the fit.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rewriter.data.inputs import read_raw_samples
-from rewriter.data.parity.describe import dtype_difference
+from rewriter.data.parity.comparison import (
+    ArrayComparison,
+    Difference,
+    InputComparison,
+    SampleComparison,
+    dtype_difference,
+    shape_difference,
+)
 from rewriter.data.parity.explain import explain
-from rewriter.data.parity.images import match
-from rewriter.data.parity.layouts import layout_pairs
+from rewriter.data.parity.geometry import layout_pairs
+from rewriter.data.parity.matching import match
 from rewriter.data.parity.plain import ROUNDING, compare_plain, distance
-from rewriter.data.parity.result import ArrayComparison, Difference, InputComparison, SampleComparison
 from rewriter.errors import InputsError
 from rewriter.model import Array
 
 __all__ = ["ArrayComparison", "Difference", "InputComparison", "compare_arrays", "compare_inputs"]
 
 SAMPLES = 8
-"""Samples that are compared unless told otherwise: a pipeline does the same to all of them."""
-
-UNRELATED = "shows something else"
+"""Samples that are compared by default: a pipeline treats all samples alike."""
 
 
 def compare_inputs(
@@ -39,11 +44,11 @@ def compare_inputs(
     samples: int = SAMPLES,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> InputComparison:
-    """Compare what two pipelines wrote, sample by sample, in the order of their files.
+    """Compares the files of two pipelines, sample by sample, in their order.
 
     Args:
         ours, theirs: .npz or .npy files, folders of them, or Polygraphy's JSON.
-        samples: How many samples to look at.
+        samples: The number of samples to compare.
 
     Raises:
         InputsError: a file that cannot be read, or that holds no numbers.
@@ -59,36 +64,33 @@ def compare_inputs(
 
 
 def compare_arrays(ours: Array, theirs: Array, name: str = "array") -> ArrayComparison:
-    """Compare one array of both pipelines: images [N, C, H, W] in any layout, or anything else."""
+    """Compares one array of both pipelines: images in any layout, or any other numbers."""
     if ours.shape == theirs.shape and distance(ours, theirs) <= ROUNDING:
-        return ArrayComparison(name, tuple(dtype_difference(ours.dtype, theirs.dtype)), _cast(ours, theirs))
+        differences = dtype_difference(ours.dtype, theirs.dtype)
+        code = (f"theirs = ours.astype(np.{theirs.dtype})",) if differences else ()
+        return ArrayComparison(name, differences, code)
     found = match(ours, theirs) if min(ours.size, theirs.size) else None
     if found is not None and found.related:
         return explain(name, found, ours, theirs)
-    told = compare_plain(name, ours, theirs)
-    if found is None or told.code:
-        return told
+    plain = compare_plain(name, ours, theirs)
+    if found is None or plain.code:
+        return plain
     return _unrelated(name, ours, theirs)
 
 
-def _cast(ours: Array, theirs: Array) -> tuple[str, ...]:
-    return () if ours.dtype == theirs.dtype else (f"theirs = ours.astype(np.{theirs.dtype})",)
-
-
 def _unrelated(name: str, ours: Array, theirs: Array) -> ArrayComparison:
-    """Images that have nothing in common: what their types, shapes and ranges say."""
-    told = [*dtype_difference(ours.dtype, theirs.dtype)]
+    """The comparison of unrelated images: differences of types, layouts, shapes and values."""
+    found = [*dtype_difference(ours.dtype, theirs.dtype)]
     mine, other = layout_pairs(ours.shape, theirs.shape)[0]
     if mine != other:
-        told.append(Difference("layout", f"is {other.axes}, not {mine.axes}", f"theirs is {other.axes}"))
+        found.append(Difference("layout", f"is {other.axes}, not {mine.axes}", f"theirs is {other.axes}"))
     elif ours.shape != theirs.shape:
-        text = f"theirs has shape {list(theirs.shape)}, ours {list(ours.shape)}"
-        told.append(Difference("size", f"has shape {list(theirs.shape)}, not {list(ours.shape)}", text))
-    text = "no shift, order of channels or scale makes one of the other: is it the same sample?"
-    told.append(Difference("values", UNRELATED, text))
+        found.append(shape_difference(ours.shape, theirs.shape))
+    text = "no shift, order of channels or scale turns ours into theirs: is it the same sample?"
+    found.append(Difference("values", "shows something else", text))
     notes = tuple(f"{who}: {_statistics(a)}" for who, a in (("ours", ours), ("theirs", theirs)))
     before = distance(ours, theirs)
-    return ArrayComparison(name, tuple(told), (), before, before, notes)
+    return ArrayComparison(name, tuple(found), (), before, before, notes)
 
 
 def _statistics(array: Array) -> str:
@@ -120,7 +122,7 @@ def _arrays(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
 
 
 def _by_name(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator[ArrayComparison]:
-    """Arrays of one name; one of a kind on both sides are the same, whatever their names."""
+    """Compares arrays of the same name; single arrays, and close names, are compared as well."""
     left = [name for name in theirs if name not in ours]
     for name, array in ours.items():
         other = name if name in theirs else _partner(name, ours, theirs, left)
@@ -133,10 +135,10 @@ def _by_name(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator
         found = compare_arrays(array, theirs[other], name)
         if other != name:
             left.remove(other)
-            found = _noted(found, f"it is called {other!r} in theirs")
+            found = replace(found, notes=(*found.notes, f"it is called {other!r} in theirs"))
         yield found
     for name in left:
-        new = Difference("name", f"has an array {name!r} that ours has not", f"ours holds {', '.join(ours)}")
+        new = Difference("name", f"has an array {name!r} that ours lacks", f"ours holds {', '.join(ours)}")
         yield ArrayComparison(name, (new,), (), float("inf"), float("inf"))
 
 
@@ -147,9 +149,3 @@ def _partner(
         return next(iter(theirs))
     close = difflib.get_close_matches(name, left, 1, 0.6)
     return close[0] if close else None
-
-
-def _noted(found: ArrayComparison, note: str) -> ArrayComparison:
-    return ArrayComparison(
-        found.name, found.differences, found.code, found.before, found.after, (*found.notes, note)
-    )

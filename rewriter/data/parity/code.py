@@ -1,4 +1,4 @@
-"""The lines of NumPy that make theirs of ours, and what they make of it."""
+"""Lines of NumPy that compute theirs from ours, written from a relation, and run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.data.parity.align import Box, Placement
-from rewriter.data.parity.layouts import Layout
+from rewriter.data.parity.geometry import Box, Layout, Placement
 from rewriter.data.parity.scales import Fit, Scaling
 from rewriter.model import Array
 
 DIGITS = 9
-"""Significant digits of a constant: those of float32."""
+"""Significant digits of constants: as many as float32 needs."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,10 @@ class Relation:
     Attributes:
         layouts: Of ours and of theirs.
         shapes: Height and width of ours (turned) and of theirs.
-        zoom: Whether ours is resized to their size.
-        pair: Scalings that explain `fit`; None: none known, the fit's own numbers stand.
-        same_values: The fit is the identity.
-        padding: Their box and the value of each channel outside of it, if ours pads otherwise.
+        zoom: True if ours is resized to the size of theirs.
+        pair: Scalings that explain `fit`; None if none are known, so that the fit's numbers are used.
+        same_values: True if the fit is the identity.
+        padding: Their box and the value of each channel outside it, if ours is padded differently.
     """
 
     layouts: tuple[Layout, Layout]
@@ -62,14 +61,14 @@ def lines(relation: Relation) -> tuple[str, ...]:
 
 
 def run(code: Sequence[str], ours: Array) -> Array:
-    """What `lines` make of `ours`."""
+    """Runs `code` on `ours` and returns theirs."""
     names: dict[str, Any] = {"np": np, "ours": ours}
-    exec("\n".join(code), names)  # of `lines`: numbers and operators, no text of the user's
+    exec("\n".join(code), names)  # written by `lines`: numbers and operators, no text of the user
     return np.asarray(names["theirs"])
 
 
 def _moved(text: str, mine: Layout, other: Layout) -> str:
-    """From one layout to the other: axes dropped (of size 1), moved, added."""
+    """Changes the layout: drops axes of size 1, moves axes, adds axes."""
     dropped = [a for a in mine.axes if a not in other.axes]
     kept = [a for a in mine.axes if a in other.axes]
     if dropped:
@@ -160,13 +159,13 @@ def _padding_lines(r: Relation, layout: Layout) -> list[str]:
 
 
 def _constant(values: Array, layout: Layout) -> str:
-    """One number if all channels have the same, else an array that broadcasts along the channels."""
+    """One number if all channels have the same value, else an array that broadcasts along the channels."""
     if np.ptp(values) <= 1e-7 * np.max(np.abs(values), initial=0.0):
         return _number(float(values[0]))
     text = f"np.array([{', '.join(map(_number, values.tolist()))}], np.float32)"
     axis = layout.axis("C")
-    behind = 0 if axis is None else len(layout.axes) - 1 - axis
-    return f"{text}[:{', None' * behind}]" if behind else text
+    after = 0 if axis is None else len(layout.axes) - 1 - axis
+    return f"{text}[:{', None' * after}]" if after else text
 
 
 def _number(value: float) -> str:

@@ -1,29 +1,21 @@
-"""A relation between two arrays of images in words."""
+"""Differences between two related arrays of images, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from rewriter.data.parity.align import Box
 from rewriter.data.parity.code import Relation
-from rewriter.data.parity.images import Match
-from rewriter.data.parity.result import Difference
+from rewriter.data.parity.comparison import Difference, dtype_difference
+from rewriter.data.parity.geometry import Box
+from rewriter.data.parity.matching import Match
 from rewriter.data.parity.scales import Scaling
 from rewriter.model import Array
 
 
-def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> Iterator[Difference]:
-    if ours != theirs:
-        yield Difference(
-            "dtype", f"is {theirs}, not {ours}", f"theirs has element type {theirs}, ours {ours}"
-        )
-
-
 def differences(found: Match, relation: Relation, ours: Array, theirs: Array) -> Iterator[Difference]:
-    """All but what is left when the relation's code has run."""
+    """All differences that the relation's code removes."""
     yield from dtype_difference(ours.dtype, theirs.dtype)
     yield from _layout(found, ours.shape, theirs.shape)
     yield from _size(found, relation)
@@ -64,7 +56,11 @@ def _borders(found: Match) -> str:
     mine, other = found.boxes
     if mine == other:
         return ""
-    return f" (the content is in rows {other.top}..{other.bottom - 1} and columns {other.left}..{other.right - 1}, ours in {mine.top}..{mine.bottom - 1} and {mine.left}..{mine.right - 1})"  # noqa: E501
+    rows, columns = f"{other.top}..{other.bottom - 1}", f"{other.left}..{other.right - 1}"
+    return (
+        f" (the content is in rows {rows} and columns {columns}, ours in {mine.top}..{mine.bottom - 1} and "
+        f"{mine.left}..{mine.right - 1})"
+    )
 
 
 def _orientation(found: Match) -> Iterator[Difference]:
@@ -123,7 +119,7 @@ def _normalized(mine: Scaling, other: Scaling) -> Difference:
 
 
 def padding(box: Box, value: tuple[float, ...], ours: str, relation: Relation) -> Difference:
-    """`ours`: what is there in ours, in words."""
+    """The difference of a padded border; `ours` describes ours at that border."""
     height, width = relation.shapes[1]
     sides = {"top": box.top, "bottom": height - box.bottom, "left": box.left, "right": width - box.right}
     where = ", ".join(f"{count} at the {side}" for side, count in sides.items() if count)
@@ -137,6 +133,6 @@ def padding(box: Box, value: tuple[float, ...], ours: str, relation: Relation) -
 
 
 def listed(values: Array) -> str:
-    """One number if all channels have the same, else all of them."""
+    """One number if all channels have the same value, else all of them."""
     numbers = [f"{v:.4g}" for v in values.tolist()]
     return numbers[0] if len(set(numbers)) == 1 else f"({', '.join(numbers)})"

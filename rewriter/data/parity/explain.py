@@ -1,4 +1,4 @@
-"""Two arrays of images: the relation, the code that undoes it, and what is left then."""
+"""Explains two related arrays of images: the differences, the code, and the remainder after the code."""
 
 from __future__ import annotations
 
@@ -9,47 +9,49 @@ from typing import Any
 import numpy as np
 
 from rewriter.data.parity import describe
-from rewriter.data.parity.align import Box, content
 from rewriter.data.parity.code import Relation, lines, run
-from rewriter.data.parity.fine import resampling
-from rewriter.data.parity.fits import NOISE
-from rewriter.data.parity.images import SAMPLE, Match, plain_scaling, scalings, spans
+from rewriter.data.parity.comparison import ArrayComparison, Difference
+from rewriter.data.parity.geometry import Box, content
+from rewriter.data.parity.matching import NOISE, SAMPLE, Match, scalings, spans
 from rewriter.data.parity.plain import ROUNDING
-from rewriter.data.parity.result import ArrayComparison, Difference
+from rewriter.data.parity.scales import plain_scaling
 from rewriter.figures.compare import relative_l2
 from rewriter.model import Array
 
-RESIZING_NOTE = "the line resizes bilinearly; theirs may have been resized in another way"
-SHIFT_NOTE = "the line wraps round what is shifted out: ours does not have the pixels at that border"
+RESIZING_NOTE = "the code resizes bilinearly; theirs may have been resized in another way"
+SHIFT_NOTE = "the code wraps pixels around: ours lacks the pixels at that border"
 
 PIXEL_LEVELS = 256
-"""Distinct values of a channel that went through uint8, at most."""
+"""Most distinct values of a channel that was uint8 once."""
 
 STEP_SLACK = 1.02
-"""Steps of 1/255 of the pixel range that a value moves at most when it is truncated to a whole one."""
+"""Largest change, in steps of 1/255 of the pixel range, of a value that is truncated to a whole one."""
+
+LEAST_PART = 0.05
+"""Smallest shift, in pixels, that is reported as a convention of pixel centres."""
 
 ROUNDED_SHARE = 0.01
-"""Share of whole pixel values that may differ by one when floats are rounded on the border of two."""
+"""Share of whole pixel values that may differ by one where floats lie on the border of two."""
 
 
 def explain(name: str, found: Match, ours: Array, theirs: Array) -> ArrayComparison:
-    """The comparison of two arrays that `found` relates."""
+    """The comparison of two arrays whose relation is `found`."""
     relation = _relation(found, ours, theirs)
-    told = list(describe.differences(found, relation, ours, theirs))
+    differences = list(describe.differences(found, relation, ours, theirs))
     rest = _rest(relation, ours, theirs)
     padded = _padding(rest, relation)
     if padded is not None:
         difference, relation = padded
-        told.append(difference)
+        differences.append(difference)
         rest = _rest(relation, ours, theirs)
-    told += _left_over(rest, relation, ours)
+    differences += _remaining(rest, relation, ours)
     notes = [RESIZING_NOTE] if relation.zoom else []
     same_size = relation.shapes[0] == relation.shapes[1]
     notes += [SHIFT_NOTE] if same_size and (found.placement.dy or found.placement.dx) else []
     before = relative_l2(theirs, ours) if ours.shape == theirs.shape else float("inf")
-    if not told:
+    if not differences:
         return ArrayComparison(name, (), (), before, before, ())
-    return ArrayComparison(name, tuple(told), lines(relation), before, rest.relative, tuple(notes))
+    return ArrayComparison(name, tuple(differences), lines(relation), before, rest.relative, tuple(notes))
 
 
 def _relation(found: Match, ours: Array, theirs: Array) -> Relation:
@@ -69,11 +71,11 @@ def _relation(found: Match, ours: Array, theirs: Array) -> Relation:
 
 
 def _is_identity(found: Match, ours: Array, theirs: np.dtype[Any]) -> bool:
-    """Whether the values are the same, as closely as the fit can tell."""
+    """True if the values are the same, within the accuracy of the fit."""
     fit, ends = found.fit, spans(ours, found)
     width = float(np.ptp(ends)) or 1.0
     moved = float(np.max(np.abs(ends * (fit.factor[:, None] - 1.0) + fit.offset[:, None]))) / width
-    # pixels less one mean have few fractions: FP16 rounds most of them the same way, and that moves a line
+    # pixels minus a mean have few fractions: FP16 rounds most of them the same way, which moves the line
     rounding = 0.5 * _epsilon(ours.dtype, theirs) * float(np.max(np.abs(ends))) / width
     if moved <= max(1e-5, 0.5 * fit.unexplained**0.5, rounding):
         return True
@@ -83,7 +85,7 @@ def _is_identity(found: Match, ours: Array, theirs: np.dtype[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Rest:
-    """What the code leaves over where both have pixels, [N, C, h, w] each; `inside` both borders."""
+    """Both sides after the code, where both have pixels: [N, C, h, w] each; `inside` excludes borders."""
 
     predicted: Array
     theirs: Array
@@ -101,7 +103,7 @@ class Rest:
 
     @property
     def content(self) -> tuple[Array, Array]:
-        """Both without borders."""
+        """Both sides without borders."""
         cut = (..., *self.inside)
         return self.predicted[cut], self.theirs[cut]
 
@@ -125,7 +127,7 @@ def _rest(relation: Relation, ours: Array, theirs: Array) -> Rest:
 
 
 def _padding(rest: Rest, relation: Relation) -> tuple[Difference, Relation] | None:
-    """A border of theirs that ours does not explain."""
+    """The padding of theirs that ours lacks, and the relation with it."""
     height, width = relation.shapes[1]
     if rest.box == Box(0, height, 0, width):
         return None
@@ -150,7 +152,7 @@ def _padding(rest: Rest, relation: Relation) -> tuple[Difference, Relation] | No
     return describe.padding(rest.box, value, instead, relation), replace(relation, padding=(rest.box, value))
 
 
-def _left_over(rest: Rest, relation: Relation, ours: Array) -> Iterator[Difference]:
+def _remaining(rest: Rest, relation: Relation, ours: Array) -> Iterator[Difference]:
     predicted, theirs = rest.content
     if not theirs.size:
         return
@@ -174,7 +176,7 @@ def _left_over(rest: Rest, relation: Relation, ours: Array) -> Iterator[Differen
 
 
 def _noise(relation: Relation, ours: Array) -> float:
-    """Relative distance that the element types explain."""
+    """Relative distance that rounding to the element types explains."""
     return 2 * max(ROUNDING, _epsilon(relation.dtype, ours.dtype))
 
 
@@ -184,10 +186,60 @@ def _epsilon(*dtypes: np.dtype[Any]) -> float:
 
 
 def _step(images: Array) -> float:
-    """What one pixel value makes, if the images were whole pixel values once; else 0."""
+    """The distance of two neighbouring pixel values, if the images were whole pixel values once; else 0."""
     step = 0.0
     for channel in images[:SAMPLE].swapaxes(0, 1):
         levels = np.unique(channel.astype(np.float32))
         if 1 < levels.size <= PIXEL_LEVELS:
             step = max(step, float(np.min(np.diff(levels))))
     return step
+
+
+@dataclass(frozen=True)
+class Resampling:
+    """theirs ~ ours shifted by (dy, dx) pixels, plus `blur` times the Laplacian (below 0: sharper).
+
+    `explained` is the share of the remaining variance that this explains.
+    """
+
+    dy: float
+    dx: float
+    blur: float
+    explained: float
+
+    @property
+    def text(self) -> str:
+        """The likely cause in words."""
+        if self.explained < 0.2:
+            return "what is left is no shift and no blur: noise, compression or another augmentation"
+        parts = []
+        if max(abs(self.dy), abs(self.dx)) >= LEAST_PART:
+            parts.append(
+                f"a shift by {self.dy:+.2f} rows and {self.dx:+.2f} columns (another convention of pixel "
+                "centres, align_corners, or where the crop rounds)"
+            )
+        if abs(self.blur) >= 0.01:
+            softer = "smoother" if self.blur > 0 else "sharper"
+            parts.append(f"theirs is {softer} (another interpolation, antialiasing on one side)")
+        return f"{'; '.join(parts) or 'small'}: {self.explained:.0%} of what is left"
+
+
+def resampling(predicted: Array, theirs: Array) -> Resampling:
+    """Fits shift and blur to theirs - predicted, both [..., H, W], by least squares.
+
+    To first order, p(y + dy, x + dx) = p + dy p_y + dx p_x, and a narrow symmetric kernel adds a multiple
+    of the Laplacian: the terms of the Taylor series.
+    """
+    p = predicted.astype(np.float64)
+    inner = (..., slice(1, -1), slice(1, -1))
+    by_row = (p[..., 2:, 1:-1] - p[..., :-2, 1:-1]) / 2
+    by_column = (p[..., 1:-1, 2:] - p[..., 1:-1, :-2]) / 2
+    around = p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2]
+    laplacian = around - 4 * p[inner]
+    rest = (theirs[inner] - p[inner]).reshape(-1)
+    terms = np.stack([t.reshape(-1) for t in (by_row, by_column, laplacian)])
+    found = np.linalg.lstsq(terms @ terms.T, terms @ rest, rcond=None)[0]
+    total = float(rest @ rest)
+    left = rest - found @ terms
+    explained = 1.0 - float(left @ left) / total if total else 0.0
+    return Resampling(float(found[0]), float(found[1]), float(found[2]), explained)

@@ -1,4 +1,4 @@
-"""What relates two arrays that are no images: token ids, masks, features."""
+"""Relates two arrays that are no images: token ids, masks, features."""
 
 from __future__ import annotations
 
@@ -8,50 +8,51 @@ from collections.abc import Iterator
 import numpy as np
 
 from rewriter.data.parity.code import run
-from rewriter.data.parity.describe import dtype_difference
-from rewriter.data.parity.result import ArrayComparison, Difference
+from rewriter.data.parity.comparison import (
+    ArrayComparison,
+    Difference,
+    dtype_difference,
+    shape_difference,
+)
 from rewriter.figures.compare import relative_l2
 from rewriter.model import Array
 
 MOST_AXES = 5
-"""Axes up to which all transpositions are tried (120)."""
+"""Largest rank for which all transpositions (120) are tried."""
 
 ROUNDING = 1e-6
-"""Relative L2 distance that float32 arithmetic explains: some ulps of 2^-24."""
+"""Relative L2 distance that float32 arithmetic explains: a few times 2^-24."""
 
 
 def compare_plain(name: str, ours: Array, theirs: Array) -> ArrayComparison:
-    """Element types, shapes, axes, padding side, and an affine relation of all values."""
+    """Compares element types, shapes, axes, padding sides, and finds an affine relation of all values."""
     found = [*dtype_difference(ours.dtype, theirs.dtype)]
-    notes: tuple[str, ...] = ()
     code = "ours"
     before = distance(ours, theirs)
     aligned = ours
     if ours.shape != theirs.shape:
         axes = _axes(ours, theirs)
         if axes is None:
-            text = f"theirs has shape {list(theirs.shape)}, ours {list(ours.shape)}"
-            found.append(Difference("size", f"has shape {list(theirs.shape)}, not {list(ours.shape)}", text))
+            found.append(shape_difference(ours.shape, theirs.shape))
             return ArrayComparison(name, tuple(found), (), np.inf, np.inf)
         aligned = ours.transpose(axes)
         code = f"ours.transpose({', '.join(map(str, axes))})"
         found.append(Difference("layout", f"has the axes {list(axes)} of ours", f"theirs is {code}"))
-    if distance(aligned, theirs) > ROUNDING:
+    left = distance(aligned, theirs)
+    if left > ROUNDING:
         step = next(_relations(aligned, theirs), None)
         if step is None:
-            return ArrayComparison(
-                name, (*found, _unrelated(aligned, theirs)), (), before, distance(aligned, theirs)
-            )
+            return ArrayComparison(name, (*found, _unrelated(aligned, theirs)), (), before, left)
         difference, template = step
         found.append(difference)
         code = template.format(code)
     lines = (f"theirs = ({code}).astype(np.{theirs.dtype})",) if found else ()
     after = distance(run(lines, ours), theirs) if lines else before
-    return ArrayComparison(name, tuple(found), lines, before, after, notes)
+    return ArrayComparison(name, tuple(found), lines, before, after)
 
 
 def distance(ours: Array, theirs: Array) -> float:
-    """Relative L2 distance; infinite for other shapes, and where NaN and infinities stand elsewhere."""
+    """Relative L2 distance; infinite if shapes, or the places of NaN and infinities, differ."""
     if ours.shape != theirs.shape:
         return float("inf")
     if not all(a.dtype.kind in "fiub" or a.dtype.isbuiltin == 2 for a in (ours, theirs)):
@@ -67,7 +68,7 @@ def distance(ours: Array, theirs: Array) -> float:
 
 
 def _axes(ours: Array, theirs: Array) -> tuple[int, ...] | None:
-    """The transposition that fits best, if any fits the shape."""
+    """The transposition with the smallest distance, if any gives the shape of theirs."""
     if ours.ndim != theirs.ndim or ours.ndim > MOST_AXES:
         return None
     fitting = [
@@ -97,7 +98,7 @@ def _relations(ours: Array, theirs: Array) -> Iterator[tuple[Difference, str]]:
 
 
 def _other_side(ours: Array, theirs: Array) -> Iterator[tuple[Difference, str]]:
-    """Rows that are the same but padded at the other end."""
+    """Rows that are the same except for padding at the other end."""
     if ours.shape[-1] < 2:
         return
     mine, other = (a.reshape(-1, a.shape[-1]) for a in (ours, theirs))
@@ -122,7 +123,7 @@ def _other_side(ours: Array, theirs: Array) -> Iterator[tuple[Difference, str]]:
 
 
 def _padding(row: Array, *, at_end: bool) -> int:
-    """How often the value at an end is repeated there."""
+    """How many times the value at one end is repeated there."""
     line = row[::-1] if at_end else row
     different = np.flatnonzero(line != line[0])
     return int(different[0]) if different.size else 0

@@ -1,4 +1,4 @@
-"""Named ways to bring pixels of 0..255 into a network's range, and which two of them explain a fit."""
+"""Scalings that bring pixels of 0..255 into a network's range, and the two that explain a fit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Scaling:
     """value = (pixel / divisor - mean) / std, pixels 0..255; mean and std for R, G, B, or one for all.
 
     Attributes:
-        name: As users know the constants; "" for none.
-        reversed: The constants are applied to B, G, R.
+        name: The usual name of the constants; "" if they have none.
+        reversed: True if the constants are applied to B, G, R.
     """
 
     divisor: float
@@ -30,7 +30,7 @@ class Scaling:
 
     @property
     def plain(self) -> bool:
-        """Whether there is no mean and no deviation, or none worth a word."""
+        """True if the mean is 0 and the deviation 1."""
         return self.mean == (0.0,) and self.std == (1.0,)
 
     def constants(self, channels: int) -> tuple[Array, Array]:
@@ -47,7 +47,7 @@ class Scaling:
 
     @property
     def text(self) -> str:
-        """What the values are."""
+        """The scaling in words."""
         span = {1.0: "0..255", 255.0: "0..1"}.get(self.divisor, f"divided by {self.divisor:g}")
         order = ", in reverse channel order" if self.reversed else ""
         return f"{self.name}{order}" if self.name else span
@@ -76,20 +76,24 @@ SCALINGS: tuple[Scaling, ...] = (
     Scaling(1.0, (128.0,), (1.0,), "-128..127"),
     Scaling(65025.0, (0.0,), (1.0,), "divided by 255 twice"),
 )
-"""The usual first: among those that explain the data equally well, the first wins."""
+"""The usual ones first: of scalings that explain the data equally well, the first wins."""
 
 PIXEL_SLACK = 6.0
-"""How far a resampled pixel may lie outside 0..255: bicubic and Lanczos kernels overshoot at edges."""
+"""Distance of a resampled pixel from 0..255 at most: bicubic and Lanczos kernels overshoot at edges."""
 
 LEAST_CONTRAST = 6.0
-"""Span that pixels of 0..255 have at least: in 0..1 data read as 0..255 there is none."""
+"""Smallest span of pixels of 0..255; data in 0..1 read as 0..255 has a smaller one."""
+
+
+LEAST_STD = 10.0
+"""Smallest divisor that counts as a standard deviation of pixels 0..255: photographs have 30 to 80."""
 
 
 @dataclass(frozen=True)
 class Fit:
     """theirs = ours[order] * factor + offset for each of their channels.
 
-    `order[c]` is our channel of their channel `c`; `unexplained` is the share of their variance left over.
+    `order[c]` is our channel of their channel `c`; `unexplained` is the share of their variance that is left.
     """
 
     order: tuple[int, ...]
@@ -99,11 +103,11 @@ class Fit:
 
 
 def named_pair(fit: Fit, spans: Array, tolerance: float) -> tuple[Scaling, Scaling] | None:
-    """The scalings of ours and theirs that explain a fit within `tolerance`; None if no two do.
+    """The scalings of ours and theirs that explain a fit within `tolerance`; None if there are none.
 
     Args:
-        spans: [channels, 2]: smallest and largest value of ours, outliers left out, in their order.
-        tolerance: Largest deviation of what the pair predicts, as a share of their span.
+        spans: [channels, 2]: smallest and largest value of ours without outliers, in the order of theirs.
+        tolerance: Largest deviation of the prediction from the fit, as a share of their span.
     """
     best: tuple[tuple[float, ...], tuple[Scaling, Scaling]] | None = None
     low, high = spans.T
@@ -126,7 +130,7 @@ def named_pair(fit: Fit, spans: Array, tolerance: float) -> tuple[Scaling, Scali
 
 
 def _pairs(order: tuple[int, ...]) -> Iterator[tuple[Scaling, Scaling]]:
-    """Every two scalings, each with its constants in both orders; equal ones explain nothing new."""
+    """All pairs of scalings, with constants in both orders; pairs that change nothing are left out."""
     sides = [s for scaling in SCALINGS for s in _both_orders(scaling, len(order))]
     pairs = [(a, b) for a, b in itertools.product(sides, sides) if a != b or order != _same(order)]
     positions = {scaling.name: i for i, scaling in enumerate(SCALINGS)}
@@ -145,7 +149,7 @@ def _both_orders(scaling: Scaling, channels: int) -> Iterator[Scaling]:
 
 
 def _misplaced(mine: Scaling, other: Scaling, order: tuple[int, ...]) -> float:
-    """1 if the constants of the two sides do not follow the channels: possible, and less likely."""
+    """1 if the constants of the two sides do not follow the channels, which is less likely."""
     ordered = [max(len(s.mean), len(s.std)) > 1 for s in (mine, other)]
     if not all(ordered):
         return 0.0
@@ -155,3 +159,38 @@ def _misplaced(mine: Scaling, other: Scaling, order: tuple[int, ...]) -> float:
 def _is_pixels(pixels: Array) -> bool:
     inside = pixels.min() >= -PIXEL_SLACK and pixels.max() <= 255.0 + PIXEL_SLACK
     return bool(inside and pixels.max() - pixels.min() >= LEAST_CONTRAST)
+
+
+def own_constants(fit: Fit, given: Array) -> tuple[Scaling, Scaling] | None:
+    """A pair of which one side is 0..255 or 0..1, and the other has a mean and deviation without a name."""
+    if not np.all(fit.factor > 0):
+        return None
+    mine = plain_scaling(given)
+    if mine is not None:
+        return mine, _custom(mine.divisor, -fit.offset / fit.factor, 1.0 / fit.factor)
+    other = plain_scaling(np.sort(given * fit.factor[:, None] + fit.offset[:, None], axis=1))
+    if other is not None:  # ours = (theirs - offset) / factor, by our channels
+        back = np.argsort(fit.order)
+        return _custom(other.divisor, fit.offset[back], fit.factor[back]), other
+    return None
+
+
+def plain_scaling(ends: Array) -> Scaling | None:
+    """The scaling 0..1 or 0..255, if the values [channels, 2] lie in it."""
+    low, high = float(ends.min()), float(ends.max())
+    for scaling, most, slack in ((SCALINGS[1], 1.0, 0.03), (SCALINGS[0], 255.0, 6.0)):
+        if low >= -slack and high <= most + slack:
+            return scaling
+    return None
+
+
+def _custom(divisor: float, mean: Array, std: Array) -> Scaling:
+    """(pixel / divisor - mean) / std, for pixels 0..1 where that gives a usual deviation."""
+    if divisor == 1.0 and float(std.min()) >= LEAST_STD:
+        divisor, mean, std = 255.0, mean / 255.0, std / 255.0
+    parts = [tuple(float(f"{v:.7g}") for v in part.tolist()) for part in (mean, std)]
+    shown = [tuple(f"{v:.4g}" for v in np.round(part, 6)) for part in parts]
+    texts = [s[0] if len(set(s)) == 1 else f"({', '.join(s)})" for s in shown]
+    after = "" if divisor == 255.0 else " (of pixels 0..255)"
+    deviation = "" if texts[1] == "1" else f" and standard deviation {texts[1]}"
+    return Scaling(divisor, parts[0], parts[1], f"mean {texts[0]}{deviation}{after}")

@@ -1,7 +1,7 @@
 """Measured ranges: statistics computed inside the graph, streamed over the samples.
 
-One value per tensor and statistic leaves ONNX Runtime, never a tensor, so memory grows neither with
-the samples nor with the number of tensors.
+ONNX Runtime returns one value per tensor and statistic, never a tensor, so memory grows neither with the
+samples nor with the number of tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import NodeProto, helper
 
 from rewriter.data.ranges.binades import Binades
 from rewriter.data.ranges.instrument import Instrumented, instrument
-from rewriter.data.ranges.statistics import Key
+from rewriter.data.ranges.reductions import Key
 from rewriter.engines.onnxruntime import Session, qualified
 from rewriter.engines.ort_errors import NoKernelError
 from rewriter.graph import constant_value, label
@@ -25,20 +25,20 @@ from rewriter.model.schemas import schema_of
 from rewriter.plan import Range
 
 BLOCK = 2**20
-"""Elements of a constant that are looked at together: 4 MiB of FP32, about a cache."""
+"""Elements of a constant that are reduced together: 4 MiB of FP32, about the size of a cache."""
 
 
 class Ranges(dict[Key, Range]):
     """Ranges by scope index (the order of `Facts.scopes`) and tensor name.
 
-    What is missing was never computed: it depends on an operator that ONNX Runtime cannot run, or
-    lies in a branch or loop body that no sample reached.
+    Tensors without a range were never computed: they depend on an operator that ONNX Runtime cannot run,
+    or lie in a branch or loop body that no sample reached.
 
     Attributes:
         unsupported: Operators without a kernel, sorted.
-        samples: How many samples were run.
-        real: False if they were made up: a tensor may then be far smaller on the user's data.
-        binades: How the values of some tensors of the main graph spread, where that was counted.
+        samples: The number of samples that were run.
+        real: False for random samples: on the user's data, a tensor may be far smaller.
+        binades: Distributions of some tensors of the main graph, where they were counted.
     """
 
     unsupported: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Ranges(dict[Key, Range]):
     binades: Mapping[str, Binades] = MappingProxyType({})
 
     def rescaled(self, exponents: Iterable[tuple[int, str, int]]) -> Ranges:
-        """What would be measured after tensors (scope, name) were multiplied by 2^exponent."""
+        """The ranges after tensors (scope, name) are multiplied by 2^exponent."""
         new = Ranges(self)
         new.unsupported, new.samples = self.unsupported, self.samples
         for scope, name, exponent in exponents:
@@ -67,12 +67,12 @@ def measure(
 
     Args:
         model: Computes in FP32; see `emulation.reference`.
-        samples: Feeds, one after the other; only one is held at a time.
+        samples: Feeds; one is in memory at a time.
         facts: Of `model`.
         progress: Called with the number of samples done.
 
     Raises:
-        ArithmeticRunError: a sample does not run; the message names the node.
+        ArithmeticRunError: a sample fails to run; the message names the node.
     """
     ranges = Ranges(constant_ranges(model))
     unsupported = _Unsupported(model, facts)
@@ -93,7 +93,7 @@ def measure(
 
 
 def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instrumented, Session | None]:
-    """The instrumented model without what has no kernel; no session if nothing is left of it."""
+    """The instrumented model without operators that have no kernel; no session if nothing is left."""
     while True:
         probe = instrument(model, facts, unsupported)
         if not probe.keys:
@@ -106,7 +106,7 @@ def _open(model: Model, facts: Facts, unsupported: _Unsupported) -> tuple[Instru
 
 
 def constant_ranges(model: Model, known: Container[Key] = ()) -> Iterator[tuple[Key, Range]]:
-    """Ranges of initializers and Constant nodes, but for those that are known, by numpy."""
+    """Ranges of initializers and Constant nodes, computed by numpy; those in `known` are left out."""
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
         for tensor in graph.initializer:
             if tensor.data_type in FLOATS and (scope, tensor.name) not in known:
@@ -118,10 +118,10 @@ def constant_ranges(model: Model, known: Container[Key] = ()) -> Iterator[tuple[
 
 
 def range_of(array: Array) -> Range:
-    """The range of one array of floats; of no elements it is 0 to 0."""
+    """The range of one array of floats; 0 to 0 if it is empty."""
     flat = array.reshape(-1)
     low, high, total = math.inf, -math.inf, 0.0
-    with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond FP32 is infinite, NaN shows as such
+    with np.errstate(over="ignore", invalid="ignore"):  # float64 beyond FP32 becomes infinite
         for start in range(0, flat.size, BLOCK):
             block = flat[start : start + BLOCK].astype(np.float32, copy=False)
             low = float(np.fmin(low, np.fmin.reduce(block)))
@@ -131,17 +131,17 @@ def range_of(array: Array) -> Range:
 
 
 def _range(high: float, low: float, mean: float) -> Range:
-    """From statistics that start at -inf and inf and skip NaN; NaN in `mean` says that there was one."""
-    if low > high:  # no number at all: empty, or nothing but NaN
+    """The range from extremes that skip NaN and start at -inf and inf; a NaN makes `mean` NaN."""
+    if low > high:  # empty, or only NaN
         low = high = mean
     finite = math.isfinite(low) and math.isfinite(high) and not math.isnan(mean)
-    if finite and math.isinf(mean):  # the sum left FP32's range, the values did not
+    if finite and math.isinf(mean):  # the sum overflowed FP32, the values did not
         mean = max(abs(low), abs(high))
     return Range(low, high, mean, finite)
 
 
 class _Totals:
-    """The statistics of all measured tensors, gathered over the samples."""
+    """The statistics of all measured tensors, accumulated over the samples."""
 
     def __init__(self, probe: Instrumented) -> None:
         size = len(probe.keys)
@@ -157,7 +157,7 @@ class _Totals:
         self.runs += runs
 
     def ranges(self) -> Iterator[tuple[Key, Range]]:
-        """Of what ran at least once."""
+        """Ranges of the tensors that were computed at least once."""
         columns = (c.tolist() for c in (self.highs, self.lows, self.means, self.runs))
         for key, high, low, mean, runs in zip(self.probe.keys, *columns, strict=True):
             if runs:
@@ -165,10 +165,10 @@ class _Totals:
 
 
 class _Unsupported:
-    """What ONNX Runtime cannot run: operators that onnx does not know, and those it refused.
+    """Operators that ONNX Runtime cannot run: unknown to onnx, or refused at load.
 
     Attributes:
-        ops: Their names, as far as they occurred.
+        ops: The names of those that occurred.
     """
 
     def __init__(self, model: Model, facts: Facts) -> None:
@@ -190,10 +190,10 @@ class _Unsupported:
         return False
 
     def learn(self, error: NoKernelError) -> bool:
-        """Refuse the operator that `error` names, for the input types of the node if it names that.
+        """Refuses the operator that `error` names, for the input types of the node if it names one.
 
         Returns:
-            False if that was refused already.
+            False if it was refused already.
         """
         kinds = {
             self._kind(node, scope)

@@ -1,8 +1,7 @@
-"""How the values of some tensors spread over powers of two: counted inside the graph.
+"""Distribution of tensors' values over powers of two, counted inside the graph.
 
-A tensor is sampled evenly, and `Unique` counts the binary exponents, so that a few dozen numbers of it
-leave ONNX Runtime. It takes a run of its own, with nothing in it but what leads to those tensors: who
-asks for no tensor pays nothing.
+Elements are sampled evenly, and `Unique` counts their binary exponents, so that only a few dozen numbers
+per tensor leave ONNX Runtime. The count is a run of its own, with only the nodes that compute the tensors.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.data.ranges.instrument import unused_prefix
-from rewriter.data.ranges.statistics import Emitter, Names
+from rewriter.data.ranges.reductions import Emitter, Names
 from rewriter.engines.onnxruntime import Session
 from rewriter.graph import reads
 from rewriter.model import Array, Model
 
 SAMPLED = 2**14
-"""Elements of a tensor that are looked at, evenly spaced: shares are then known to 0.4 % (the
-standard error of one half is 0.5 / sqrt(SAMPLED))."""
+"""Elements that are sampled, evenly spaced: shares are then known to 0.4 %, the standard error of one half,
+0.5 / sqrt(SAMPLED)."""
 
 OPSET = 11
-"""`Unique` came with it. Of older models nothing is counted."""
+"""The operator set that introduced `Unique`. Nothing is counted in older models."""
 
 PACKED = 128
-"""Tensors whose counts leave as one output."""
+"""Tensors whose counts share one output."""
 
 
 @dataclass(frozen=True)
 class Binades:
-    """How the nonzero absolute values of a tensor spread over powers of two.
+    """Distribution of the nonzero absolute values of a tensor over powers of two.
 
     Attributes:
-        first: The lowest binade that holds a value: its values are in [2^first, 2^(first + 1)).
-        shares: What share of the values lies in each binade from there on; they sum to 1.
+        first: The lowest binade with a value; it covers [2^first, 2^(first + 1)).
+        shares: The share of the values in each binade from there on; they sum to 1.
     """
 
     first: int
     shares: tuple[float, ...]
 
     def quantile(self, share: float) -> int:
-        """The largest exponent below whose power of two no more than `share` of the values lie."""
+        """The largest exponent with at most `share` of the values below its power of two."""
         below = 0.0
         for index, part in enumerate(self.shares):
             below += part
@@ -58,14 +57,14 @@ class Binades:
 def measure_binades(
     model: Model, samples: Iterable[Mapping[str, Array]], tensors: Collection[str]
 ) -> dict[str, Binades]:
-    """How the values of float tensors of the main graph spread, over all samples.
+    """The binades of float tensors of the main graph, over all samples.
 
     Args:
         model: Computes in FP32; see `emulation.reference`.
-        tensors: What is not computed there is left out, and so is what holds no finite number but 0.
+        tensors: Names; tensors that are not computed there, or hold only 0 or no finite number, are left out.
 
     Raises:
-        ArithmeticRunError: a sample does not run; the message names the node.
+        ArithmeticRunError: a sample fails to run; the message names the node.
     """
     computed = {name for node in model.proto.graph.node for name in node.output}
     wanted = [name for name in dict.fromkeys(tensors) if name in computed]
@@ -84,7 +83,7 @@ def measure_binades(
 
 @dataclass(frozen=True)
 class _Pack:
-    """Three outputs of a probe: exponents and their numbers, of one tensor after the other, and how many."""
+    """Three outputs: exponents and their counts, tensor after tensor, and the number of them per tensor."""
 
     tensors: list[str]
     exponents: str
@@ -92,7 +91,7 @@ class _Pack:
     lengths: str
 
     def read(self, outputs: Mapping[str, Array]) -> Iterator[tuple[str, int, int]]:
-        """Tensor, binary exponent and number of values, without zeros and what is not finite."""
+        """Tensor, binary exponent and count, for finite values other than 0."""
         names = np.repeat(np.arange(len(self.tensors)), outputs[self.lengths])
         rows = zip(
             names.tolist(), outputs[self.exponents].tolist(), outputs[self.numbers].tolist(), strict=True
@@ -108,7 +107,7 @@ def _binades(count: Counter[int]) -> Binades:
 
 
 def _instrumented(model: Model, wanted: Sequence[str]) -> tuple[Model, list[_Pack]]:
-    """A copy of the model that counts, and nothing else."""
+    """A copy of the model whose only outputs are counts."""
     result = model.copy()
     graph = result.proto.graph
     nodes: list[NodeProto] = []
@@ -138,7 +137,7 @@ def _pack(emit: Emitter, tensors: Sequence[str], counted: Mapping[str, tuple[str
 def leading_to(
     graph: GraphProto, wanted: Collection[str], held: AbstractSet[str] = frozenset()
 ) -> list[NodeProto]:
-    """The nodes that some tensors depend on, in the graph's order; nothing leads to those that are `held`."""
+    """The nodes that some tensors depend on, in graph order; the tensors `held` count as given."""
     missing, found = set(wanted) - held, []
     for node in reversed(graph.node):
         if not missing.isdisjoint(node.output):
@@ -148,11 +147,11 @@ def leading_to(
 
 
 def _count(emit: Emitter, tensor: str) -> tuple[str, str]:
-    """The binary exponents of a tensor's values, -inf for zeros, and how often each occurs."""
+    """The binary exponents of a tensor's values, -inf for zeros, and their counts."""
     flat = emit.add("Reshape", [tensor, emit.constant([-1], np.int64)])
     size = emit.add("Size", [flat])
     step = emit.add("Div", [size, emit.constant(SAMPLED, np.int64)])
-    # an odd step beyond 1 goes through all channels of a size that is a power of two
+    # an odd step visits all channels even where their number is a power of two
     odd = emit.add(
         "Add", [emit.add("Mul", [step, emit.constant([2], np.int64)]), emit.constant([1], np.int64)]
     )

@@ -1,7 +1,7 @@
 """A copy of a model whose outputs are statistics of its tensors instead of its results.
 
-The statistics of a subgraph are lifted out: through If by filling in neutral values for the branch that
-did not run, through Loop and Scan as scan outputs that are reduced over the iterations.
+The statistics of a subgraph become outputs of its node. For If, the branch that did not run contributes
+neutral values. For Loop and Scan, they are scan outputs that are reduced over the iterations.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ from math import inf
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
-from rewriter.data.ranges.statistics import Emitter, Key, Names, Pack, Statistics, joined
+from rewriter.data.ranges.reductions import Emitter, Key, Names, Pack, Reductions, joined
 from rewriter.graph import attribute, reads
-from rewriter.model import Array, Model, holds_graphs, subgraphs, walk_graphs
+from rewriter.graph.ops import SAME_VALUES
+from rewriter.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
 from rewriter.model.facts import FLOATS, Facts
-
-SAME_VALUES = frozenset(
-    "Reshape Transpose Squeeze Unsqueeze Flatten Identity DepthToSpace SpaceToDepth Expand Tile".split()
-)
-"""Operators whose output holds exactly the values of their first input, each equally often."""
 
 _WIDENING = {
     (TensorProto.FLOAT16, TensorProto.FLOAT),
@@ -30,13 +26,13 @@ _WIDENING = {
 }
 
 _OVER_RUNS = ("ReduceMax", "ReduceMin", "ReduceSum", "ReduceSum")
-"""How highs, lows, means and runs of a loop's body are gathered over its iterations."""
+"""Reductions of highs, lows, means and runs over the iterations of a loop."""
 
 _NEUTRAL = (-inf, inf, 0.0, 0.0)
-"""What changes none of those four."""
+"""Their neutral values."""
 
 Refuses = Callable[[NodeProto, int], bool]
-"""Whether a node of the graph with this scope index cannot be run."""
+"""True if a node of the graph with this scope index cannot run."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,8 @@ class Instrumented:
     """A model that computes statistics.
 
     Attributes:
-        packs: What its outputs mean.
-        copies: Tensors whose range is that of another one, in an order in which that is known first.
+        packs: The meaning of its outputs.
+        copies: Tensors with the range of another one, ordered so that the other range is known first.
     """
 
     model: Model
@@ -54,11 +50,11 @@ class Instrumented:
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """The tensors measured, in the order of `read`."""
+        """The measured tensors, in the order of `read`."""
         return tuple(key for pack in self.packs for key in pack.keys)
 
     def read(self, outputs: Mapping[str, Array]) -> tuple[Array, ...]:
-        """Highs, lows, means summed over the runs, and runs of all tensors, float64, of one sample."""
+        """Highs, lows, means (summed over the runs) and runs of all tensors for one sample, in float64."""
         columns: tuple[list[Array], ...] = ([], [], [], [])
         for pack in self.packs:
             *statistics, runs = (outputs[name].astype(np.float64) for name in pack.vectors)
@@ -70,8 +66,7 @@ class Instrumented:
 def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
     """A copy of `model` that computes statistics instead of its outputs.
 
-    Nodes of the main graph that `refuses` names, or that hold such a node, or that depend on one are
-    left out, with all their tensors.
+    Nodes of the main graph that `refuses` accepts are left out, with nodes that contain or depend on one.
     """
     result = model.copy()
     graph = result.proto.graph
@@ -86,7 +81,7 @@ def instrument(model: Model, facts: Facts, refuses: Refuses) -> Instrumented:
 
 @dataclass
 class _Run:
-    """What all scopes of one call share; `scopes` counts the graphs seen."""
+    """State that all scopes of one call share; `scopes` counts the graphs so far."""
 
     facts: Facts
     names: Names
@@ -104,12 +99,12 @@ class _Scope:
         self.facts = run.facts.scopes[index]
         self.nodes: list[NodeProto] = []
         self.emit = Emitter(run.names, self.nodes)
-        self.statistics = Statistics(self.emit)
+        self.reductions = Reductions(self.emit)
         self.known = {t.name for t in graph.initializer}
         self.lifted: list[Pack] = []
 
     def instrument(self, unreachable: Collection[int] = ()) -> list[Pack]:
-        """Add the reductions, each directly after what it reads, so that no tensor lives longer for it."""
+        """Adds each reduction directly after the tensor that it reads, so that no tensor lives longer."""
         for value in self.graph.input:
             if value.name not in self.known:
                 self._measure(value.name)
@@ -118,7 +113,7 @@ class _Scope:
                 self.run.scopes += sum(1 for g in subgraphs(node) for _ in walk_graphs(g))
             else:
                 self._visit(node)
-        packs = [*self.statistics.finish(), *self.lifted]
+        packs = [*self.reductions.finish(), *self.lifted]
         nodes = [NodeProto.FromString(n.SerializeToString()) for n in self.nodes]
         del self.graph.node[:]
         self.graph.node.extend(nodes)
@@ -138,7 +133,7 @@ class _Scope:
                 self._measure(name)
 
     def _holds_values_of_input(self, node: NodeProto) -> bool:
-        if not node.input or node.input[0] not in self.known or node.domain not in ("", "ai.onnx"):
+        if not node.input or node.input[0] not in self.known or node.domain not in STANDARD_DOMAINS:
             return False
         source = self.facts.get(node.input[0])
         if source is None or source.dtype not in FLOATS:
@@ -152,12 +147,12 @@ class _Scope:
         facts = self.facts.get(name)
         if facts is not None and facts.dtype in FLOATS:
             self.known.add(name)
-            self.statistics.measure((self.index, name), facts)
+            self.reductions.measure((self.index, name), facts)
 
     # -- subgraphs ---------------------------------------------------------------------------
 
     def _lift(self, node: NodeProto) -> None:
-        """Instrument the graphs of `node` and hand their vectors out."""
+        """Instruments the graphs of `node`, and makes their vectors outputs of it."""
         graphs = list(subgraphs(node))
         if not self._liftable(node):
             self.run.scopes += sum(1 for g in graphs for _ in walk_graphs(g))
@@ -166,7 +161,7 @@ class _Scope:
         packs = [self._instrument_subgraph(graph) for graph in graphs]
         if not any(pack.keys for pack in packs):
             return
-        while len(node.output) < results:  # trailing results that nobody wanted
+        while len(node.output) < results:  # trailing results that were left out
             node.output.append(self.run.names.fresh())
         outputs = tuple(self.run.names.fresh() for _ in _NEUTRAL)
         node.output.extend(outputs)
@@ -176,7 +171,7 @@ class _Scope:
             self._lift_iterations(node, graphs[0], packs[0], outputs)
 
     def _liftable(self, node: NodeProto) -> bool:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in STANDARD_DOMAINS:
             return False
         # Scan has a batch axis in operator set 8, which no exporter of today writes.
         return node.op_type in {"If", "Loop"} or (node.op_type == "Scan" and self.run.names.opset >= 9)
@@ -193,7 +188,7 @@ class _Scope:
     def _lift_branches(
         self, graphs: Sequence[GraphProto], packs: Sequence[Pack], outputs: tuple[str, ...]
     ) -> None:
-        """Each branch yields the vectors of both, with neutral values for the other one."""
+        """Lets each branch yield the vectors of both, with neutral values for the other one."""
         for mine, graph in enumerate(graphs):
             emit, vectors = Emitter(self.run.names, graph.node), []
             for lane, neutral in enumerate(_NEUTRAL):
@@ -211,7 +206,7 @@ class _Scope:
     def _lift_iterations(
         self, node: NodeProto, body: GraphProto, pack: Pack, outputs: tuple[str, ...]
     ) -> None:
-        """Scan outputs gather one row for each iteration; a neutral row stands for none at all."""
+        """Collects one row per iteration in scan outputs; a neutral row covers loops without iterations."""
         body.output.extend(_values(pack))
         for item in node.attribute:
             if item.name in ("scan_output_axes", "scan_output_directions"):
@@ -229,7 +224,7 @@ def _values(pack: Pack) -> Iterator[ValueInfoProto]:
 
 
 def _unreachable(graph: GraphProto, refuses: Refuses) -> set[int]:
-    """Positions of the nodes of the main graph that cannot run, or lack an input because of those."""
+    """Positions of nodes of the main graph that cannot run, or that depend on one that cannot."""
     missing: set[str] = set()
     found: set[int] = set()
     scopes = 1
@@ -244,7 +239,7 @@ def _unreachable(graph: GraphProto, refuses: Refuses) -> set[int]:
 
 
 def unused_prefix(proto: ModelProto, prefix: str) -> str:
-    """`prefix` with colons behind it, so that no tensor's name begins with it."""
+    """`prefix` with as many colons appended as make it unlike the beginning of any tensor's name."""
     graphs = walk_graphs(proto.graph)
     names = {name for g in graphs for n in g.node for name in (*n.input, *n.output)}
     while any(name.startswith(prefix) for name in names):

@@ -1,4 +1,4 @@
-"""Ranges of what merge-projections makes, from those of its parts: nothing has to be run again."""
+"""Ranges of the products that merge-projections makes, derived from those of the parts without a run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rewriter.model import Model, walk_graphs
 from rewriter.plan import Range
 
 MADE = frozenset({"MatMul", "Add", "Reshape", "Split"})
-"""Operators of which merge-projections makes one product and its parts."""
+"""Operators that merge-projections makes."""
 
 
 def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str]) -> Ranges | None:
-    """The ranges of `model`, given those from before its products were merged; None: measure them.
+    """The ranges of `model`, given those of its products before the merge; None if they must be measured.
 
-    What a Split reads has the extremes of its parts, and the mean of their means; a part that only a scale
-    reads has what it makes of it, less the scale. A Reshape changes no value. A product without its bias
-    lies within those extremes, less the bias's.
+    The operand of a Split has the extremes of its parts, and the mean of their means. A part that only a
+    scale reads has the range of the scaled part, divided by the scale. A Reshape changes no value. A product
+    before its bias has the extremes after it, minus those of the bias.
 
     Args:
-        tags: Of the nodes that merges made.
+        tags: Tags of the nodes that merges made.
     """
     known = ranges.rescaled(())
     known.update(constant_ranges(model, known))
@@ -50,7 +50,7 @@ def _only_readers(graph: GraphProto) -> dict[str, NodeProto | None]:
 
 
 def _before(scope: int, name: str, reader: NodeProto, known: Ranges) -> Range | None:
-    """The range of what `reader` alone reads, from what it makes of it."""
+    """The range of a tensor with the only reader `reader`, from the ranges of the reader's results."""
     results = [known.get((scope, out)) for out in reader.output]
     parts = [part for part in results if part is not None]
     if not parts or len(parts) != len(results):
@@ -68,7 +68,7 @@ def _before(scope: int, name: str, reader: NodeProto, known: Ranges) -> Range | 
 
 
 def _unscaled(product: Range, factor: Range) -> Range | None:
-    """The range of what was multiplied by one number; None for 0, which leaves nothing of it."""
+    """The range of a tensor from its product with one number; None if that is 0."""
     if factor.low != factor.high or factor.low == 0:
         return None
     low, high = sorted((product.low / factor.low, product.high / factor.low))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from rewriter.engines.protocol import EngineName
 from rewriter.errors import UsageError
 from rewriter.jobs.fix.phases import Phases
 from rewriter.model.stopwatch import Progress
+from rewriter.pipeline.options import FixOptions
 from rewriter.plan import Plan
 from rewriter.planning.planner import PlanRequest
 from rewriter.search.goal import Aim
@@ -23,39 +23,28 @@ from rewriter.search.goal import Aim
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `fix`; see there.
+    """A request to `fix`, with the values that its preset, its plan and this machine decide.
 
     `free_opset`: whether `opset` is a default, which a model's norms may raise.
     """
 
     source: Any
     output: str | os.PathLike[str] | None
+    request: FixOptions
     steps: tuple[Pass, ...]
     wish: PlanRequest
     opset: int
     free_opset: bool
     target: Target
-    inputs: Any
-    input_shapes: Mapping[str, tuple[int, ...]]
-    seed: int
-    verify: bool
-    build: bool
-    dry_run: bool
-    in_place: bool
-    strict: bool
-    build_timeout: float
     progress: Progress
     plan: Plan | None = None
     plan_source: str = "the plan"
-    save_plan: Path | None = None
     accumulation: Accumulation = "fp32"
     goal: Aim | None = None
     metric: str = "relative-l2"
-    pareto: bool = False
     weak_typing: bool = False
     search_engine: EngineName | None = None
     deployment: Deployment = field(default_factory=Deployment)
-    search_seconds: float = 300.0
 
     @cached_property
     def phases(self) -> Phases:
@@ -68,7 +57,7 @@ class Options:
         Raises:
             UsageError: it cannot be written there, or the input is there.
         """
-        if self.output is None or self.dry_run:
+        if self.output is None or self.request.dry_run:
             return None
         path, source = Path(self.output), self.source
         if not path.parent.is_dir():
@@ -76,7 +65,7 @@ class Options:
         if path.is_dir():
             raise UsageError("the output is a folder", where=str(path), hint="name a file in it")
         named = isinstance(source, (str, os.PathLike)) and path.exists() and Path(source).exists()
-        if named and not self.in_place and path.samefile(source):
+        if named and not self.request.in_place and path.samefile(source):
             raise UsageError(
                 "the output is the input",
                 where=str(path),

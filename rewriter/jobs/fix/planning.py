@@ -97,7 +97,7 @@ class Planning:
             return plan, followed
         given = operators(structured)
         plan = named_by(given, self._with_activations(followed, plan))
-        if options.goal is None and not options.pareto:
+        if options.goal is None and not options.request.pareto:
             return plan, followed
         found = named_by(given, self._searched(original, followed, plan))
         if found.decisions != plan.decisions and steps:
@@ -120,10 +120,10 @@ class Planning:
             order = Order(
                 self._left(structured, facts, plan),
                 options.metric,
-                options.pareto,
+                options.request.pareto,
                 options.search_engine,
-                options.search_seconds,
-                options.build_timeout,
+                options.request.search_seconds,
+                options.request.build_timeout,
                 options.accumulation,
                 options.target,
                 options.deployment,

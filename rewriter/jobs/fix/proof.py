@@ -46,7 +46,7 @@ class Proof:
     @property
     def verdict(self) -> Verdict | None:
         """None if nothing was checked, and nothing was to be."""
-        return Verdict(tuple(self.done)) if self.options.verify or self.done else None
+        return Verdict(tuple(self.done)) if self.options.request.verify or self.done else None
 
     @property
     def spans(self) -> dict[str, Span]:
@@ -84,16 +84,16 @@ class Proof:
     def write_and_build(self, fixed: Model, destination: Path | None, plan: Plan | None) -> Path | None:
         """Build the file as written; with `strict` it comes to its place only after all checks."""
         options, written = self.options, None
-        if destination is not None and not options.strict:
+        if destination is not None and not options.request.strict:
             written = self._save(fixed, destination)
-        if options.verify and options.build:
+        if options.request.verify and options.request.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
                 with _told_if_interrupted(written):
                     self.done.extend(self._build_and_run(fixed, path, Path(folder), plan))
         if written is not None or destination is None:
             return written
-        if options.verify and not Verdict(tuple(self.done)).passed:
+        if options.request.verify and not Verdict(tuple(self.done)).passed:
             self.record.warnings.append(f"--strict: {destination} was not written")
             return None
         return self._save(fixed, destination)
@@ -124,7 +124,7 @@ class Proof:
                 path,
                 next(iter(self.samples), {}),
                 self.spans,
-                options.build_timeout,
+                options.request.build_timeout,
                 plan.norms_in_range if plan is not None else frozenset(),
                 plugins=deployment.plugins,
                 engine=engine,
@@ -138,7 +138,7 @@ class Proof:
         elif choice.engine is None:
             yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
         if choice.engine and engine and engine.exists() and self.expected is not None:
-            timeout = options.build_timeout
+            timeout = options.request.build_timeout
             settings = Settings(choice.engine, plugins=deployment.plugins, run_timeout_s=timeout)
             with self.record.stage("run"):
                 yield run_built(fixed, path, engine, settings, self._compared(), self.expected.exact)

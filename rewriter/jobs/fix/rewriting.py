@@ -36,7 +36,7 @@ class Rewriting:
     def follow(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
         """The model after passes that fit its weights to what a plan leaves in the lower type."""
         options = self.options
-        given = Calibration(samples, samples.source.real, options.seed)
+        given = Calibration(samples, samples.source.real, options.request.seed)
         context = Context(options.opset, options.target, plan, kept=self._kept(), calibration=given)
         return self._driven(model, steps, context)
 

@@ -31,19 +31,19 @@ def run(options: Options) -> FixResult:
     rewriting = Rewriting(options, record)
     planning = Planning(options, record, rewriting, samples)
     proof = Proof(options, record, rewriting, samples)
-    if options.verify:
+    if options.request.verify:
         proof.run_original(original)
     phases = options.phases
     structured, ranges = _structured(rewriting.rewrite(original, phases.structural), phases, planning)
-    if options.verify:
+    if options.request.verify:
         proof.check_structure(structured)
     plan = planning.plan(structured, ranges) if phases.lowering else None
     plan, structured = planning.followed(original, structured, phases.fitting, plan)
     if plan is not None and options.plan is None:
         plan = replace(plan, exponents=record.exponents())
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
-    if plan is not None and options.save_plan is not None:
-        plan_file.write(plan, options.save_plan)
+    if plan is not None and options.request.save_plan is not None:
+        plan_file.write(plan, Path(options.request.save_plan))
     given = weak_typing.named(structured) if options.weak_typing else fixed
     del original, structured  # their FP32 weights are as large as all that is still to come
     search = record.search
@@ -96,14 +96,16 @@ def _loaded(options: Options, record: Record) -> tuple[Options, Model, Samples]:
 
 def _samples(original: Model, options: Options, record: Record) -> Samples:
     samples = load_samples(
-        options.inputs,
+        options.request.inputs,
         original,
-        input_shapes=options.input_shapes,
-        seed=options.seed,
+        input_shapes=options.request.input_shapes,
+        seed=options.request.seed,
         deployment=options.deployment,
     )
     record.warnings.extend(data_warnings(original, samples))
-    uses_data = options.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in options.steps)
+    uses_data = options.request.verify or any(
+        step.stage in (Stage.RANGES, Stage.LOWERING) for step in options.steps
+    )
     if not samples.source.real and uses_data:
         record.warnings.append(samples.source.text)
     return samples

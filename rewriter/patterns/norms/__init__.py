@@ -13,8 +13,8 @@ from onnx import NodeProto, TensorProto
 from rewriter.base import Refusal
 from rewriter.graph import GraphEditor, label
 from rewriter.patterns.norms.affine import Frame, Tail, follow
-from rewriter.patterns.norms.patterns import Core, Kind, match
-from rewriter.patterns.norms.trail import origins, positive, transparent
+from rewriter.patterns.norms.formulas import Core, Kind, match
+from rewriter.patterns.norms.values import origins, positive, transparent
 
 __all__ = ["Frame", "Kind", "Norm", "find_norms"]
 
@@ -69,7 +69,7 @@ def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
     biased = core.kind == "layer-norm"
     tail = follow(graph, core.output, frame, _outer_types(graph, core), scale=core.scale, biased=biased)
     source = _input(graph, core, tail)
-    unit = {**core.trail.nodes, **{id(n): n for n in tail.nodes}}
+    unit = {id(n): n for n in (*core.nodes, *tail.nodes)}
     blocked = _blocked(graph, core, tail, source, unit)
     for node in (*tail.views, *_between(graph, core.sources, source)):
         if not _exposed(graph, node, unit):
@@ -121,7 +121,7 @@ def _between(graph: GraphEditor, sources: tuple[str, ...], source: str) -> list[
 def _blocked(
     graph: GraphEditor, core: Core, tail: Tail, source: str, unit: dict[int, NodeProto]
 ) -> str | None:
-    reasons = list(core.trail.faults)
+    reasons = list(core.faults)
     if tail.blocked:
         reasons.append(tail.blocked)
     if core.axes is None:

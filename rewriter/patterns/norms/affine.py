@@ -10,15 +10,13 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Refusal
-from rewriter.graph import GraphEditor, label
+from rewriter.graph import GraphEditor, is_op, label
+from rewriter.graph.ops import RESHAPES
 from rewriter.model import Array
 from rewriter.model.facts import Shape
-from rewriter.patterns.norms.trail import transparent
+from rewriter.patterns.norms.values import transparent
 
 Fit = Literal["fits", "wrong shape", "computed", "scalar"]
-
-VIEWS = frozenset({"Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten"})
-"""They keep the order of the elements, so a constant behind them is known with the shape behind them."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | N
     value = graph.constant(name)
     while value is None:
         node = graph.producer(name)
-        if node is None or node.op_type not in VIEWS:
+        if node is None or node.op_type not in RESHAPES:
             return None
         path.append(node)
         name = node.input[0]
@@ -184,7 +182,7 @@ def _candidates(
 ) -> Iterator[tuple[NodeProto, str, Fit]]:
     """The consumers of one type, with their other operand and whether it fits."""
     for node in graph.consumers(tensor):
-        if node.op_type == op and node.domain in ("", "ai.onnx") and len(node.input) == 2:
+        if is_op(node, op) and len(node.input) == 2:
             operand = node.input[1] if node.input[0] == tensor else node.input[0]
             if operand != tensor:
                 yield node, operand, _fit(graph, operand, frame)

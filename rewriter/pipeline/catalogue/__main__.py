@@ -6,14 +6,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rewriter.pipeline.catalogue import options, passes, presets
+from rewriter.pipeline.catalogue import configuration, keywords, passes, presets
 
 ROOT = Path(__file__).resolve().parents[3]
 
 PAGES: dict[Path, Callable[[str], str]] = {
     Path("passes", "README.md"): lambda _: passes.catalogue(),
     Path("docs", "trt11-migration.md"): lambda _: presets.migration_page(),
-    Path("docs", "configuration.md"): options.with_table,
+    Path("docs", "configuration.md"): configuration.with_table,
+    Path("rewriter", "pipeline", "keywords.py"): lambda _: keywords.module(),
 }
 """Pages of a checkout, which installed packages do not have; each is made from what it holds now."""
 

@@ -1,4 +1,4 @@
-"""Values by their type: read from TOML, read from a text of the environment, and written back."""
+"""Reads values by their type from TOML and from text, and writes them back."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from rewriter.pipeline.config.settings import Key, Shapes
+from rewriter.pipeline.declaration import Declaration, Names, Paths, Shapes
 from rewriter.pipeline.pass_options import nearest
 
-TRUTH = {
-    "1": True,
-    "true": True,
-    "yes": True,
-    "on": True,
-    "0": False,
-    "false": False,
-    "no": False,
-    "off": False,
-}
+TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 EXPECTED: dict[Any, str] = {
     bool: "true or false",
@@ -27,14 +18,14 @@ EXPECTED: dict[Any, str] = {
     float: "a number",
     str: "a text",
     Path: "a path",
-    tuple[str, ...]: "a list of texts",
-    tuple[Path, ...]: "a list of paths",
+    Names: "a list of texts",
+    Paths: "a list of paths",
     Shapes: "a table of shapes, such as { image = [1, 3, 224, 224] }",
 }
 
 
-def expected(key: Key) -> str:
-    """What a file may give: `true or false`, `fp16, bf16 or fp32`, `a list of texts`."""
+def expected(key: Declaration) -> str:
+    """The type as a user reads it: `true or false`, `fp16, bf16 or fp32`, `a list of texts`."""
     if get_origin(key.kind) is Literal:
         *most, last = get_args(key.kind)
         return f"{', '.join(most)} or {last}"
@@ -43,20 +34,20 @@ def expected(key: Key) -> str:
     return EXPECTED[key.kind]
 
 
-def from_toml(key: Key, value: Any, folder: Path) -> Any:
+def from_toml(key: Declaration, value: Any, folder: Path) -> Any:
     """The value of an option as TOML gave it; `folder` is what paths are relative to.
 
     Raises:
-        ValueError: it has another type; the text says what is expected.
+        ValueError: it has another type; the message says what is expected.
     """
     kind = key.kind
     if key.name == "passes" and _texts(value):
         return ",".join(value)
     if get_origin(kind) is Literal and isinstance(value, str):
         return _choice(value, get_args(kind))
-    if kind == tuple[str, ...] and _texts(value):
+    if kind == Names and _texts(value):
         return tuple(value)
-    if kind == tuple[Path, ...] and _texts(value):
+    if kind == Paths and _texts(value):
         return tuple(folder / Path(part).expanduser() for part in value)
     if kind == Shapes and isinstance(value, Mapping):
         return {name: _shape(dims) for name, dims in value.items()}
@@ -69,20 +60,22 @@ def from_toml(key: Key, value: Any, folder: Path) -> Any:
     raise ValueError(f"it takes {expected(key)}")
 
 
-def from_text(key: Key, text: str) -> Any:
+def from_text(key: Declaration, text: str) -> Any:
     """The value of an option from the environment; paths are relative to the current folder.
 
     Raises:
         ValueError: its type does not take the text; the message says what is expected.
     """
     kind = key.kind
+    if key.read is not None:
+        return key.read(text)
     if kind is bool:
         if text.lower() not in TRUTH:
             raise ValueError(f"it takes {expected(key)}")
         return TRUTH[text.lower()]
-    if kind == tuple[str, ...]:
+    if kind == Names:
         return tuple(part.strip() for part in text.split(",") if part.strip())
-    if kind == tuple[Path, ...]:
+    if kind == Paths:
         return from_toml(key, [part.strip() for part in text.split(",") if part.strip()], Path())
     if kind == Shapes:
         return dict(shape_from_text(part) for part in text.split(","))
@@ -110,7 +103,7 @@ def shape_from_text(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def to_text(value: Any) -> str:
-    """A value as a file would have it; `-` for none."""
+    """The value as it stands in a file; `-` for none."""
     if value is None or value in ((), {}):
         return "-"
     if isinstance(value, Mapping):

@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto
 
 from rewriter.base import Target
-from rewriter.graph.fusion import CONVOLUTIONS, is_plain_transpose, kernel_results
-from rewriter.hazards.survey import CHEAP, VIEWS
+from rewriter.graph.fusion import is_plain_transpose, kernel_results
+from rewriter.graph.ops import CHEAP, CONVOLUTIONS, SCALING, SOFTMAX, VIEWS
 from rewriter.model import Model
 from rewriter.model.facts import Facts
 from rewriter.planning.costs.node_times import (
@@ -42,9 +42,7 @@ CAST_BYTES = 6.0
 Conv moves about as much, and so does that of a ConvTranspose on top of its FP16 traffic."""
 
 _FUSED = CHEAP - VIEWS
-"""Parts of a product's kernel, as the recorded times were fitted; `fusion.ELEMENTWISE` is narrower."""
-
-_SOFTMAX = frozenset({"Softmax", "LogSoftmax"})
+"""Parts of a product's kernel, as the recorded times were fitted; `ELEMENTWISE` is narrower."""
 
 
 def priced(model: Model, facts: Facts, target: Target | None = None) -> Prices:
@@ -163,19 +161,19 @@ class _Pricing:
         for node in self._nodes.values():
             if is_attention(node, self._constants):
                 between = list(self._walk(node.input[0], CHEAP))
-                if any(n.op_type in _SOFTMAX for n in between):
+                if any(n.op_type in SOFTMAX for n in between):
                     before = [p for n in between for p in map(self._producer, n.input) if p is not None]
                     scores = next((p for p in before if is_attention(p, self._constants)), None)
                     if scores is not None:
                         yield node, scores, between
 
     def _attention(self, values: NodeProto, scores: NodeProto, between: list[NodeProto]) -> Attention:
-        scaling = frozenset({"Mul", "Div", "Add"}) | VIEWS
+        scaling = VIEWS | SCALING | {"Add"}
         fed = [n for t in (*scores.input, values.input[1]) for n in self._walk(t, scaling)]
         breaking = [values, scores]
         breaking += [n for n in fed if self._unfused_scale(n) or self._merged_bias(n)]
         if self._target.answers.get("attention-islands") == "none":
-            breaking += [n for n in between if n.op_type in _SOFTMAX]
+            breaking += [n for n in between if n.op_type in SOFTMAX]
         self._products |= {self._key(values), self._key(scores)}
         count = sum(products(node, self._shapes)[1] for node in (values, scores))
         keys = frozenset(map(self._key, breaking))
@@ -192,7 +190,7 @@ class _Pricing:
 
     def _unfused_scale(self, node: NodeProto) -> bool:
         """True for a scaling that is not a part of a product's kernel."""
-        return node.op_type in {"Mul", "Div"} and self._key(node) not in self._fused
+        return node.op_type in SCALING and self._key(node) not in self._fused
 
     def _merged_bias(self, node: NodeProto) -> bool:
         """True for the bias of one of several projections of one tensor, which TensorRT merges."""

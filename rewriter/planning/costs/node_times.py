@@ -17,8 +17,8 @@ from math import ceil, prod
 
 from onnx import NodeProto
 
-from rewriter.graph.fusion import CONVOLUTIONS, PRODUCTS, conv_depth, is_depthwise
-from rewriter.hazards.survey import VIEWS
+from rewriter.graph.fusion import conv_depth, is_depthwise
+from rewriter.graph.ops import CONVOLUTIONS, NORMS, PRODUCTS, SHUFFLES, VIEWS
 from rewriter.model.facts import Shape
 
 ORIGIN = "recorded on an H200, not measured here"
@@ -55,14 +55,8 @@ TILE, PROCESSORS = 128, 132
 """Rows and columns of a result that one multiprocessor computes at a time, in large FP16 kernels, and the
 multiprocessors of an H200 (NVIDIA's data sheet). More tiles than multiprocessors are computed in waves."""
 
-NORMS = frozenset(
-    "LayerNormalization RMSNormalization SimplifiedLayerNormalization GroupNormalization "
-    "InstanceNormalization ReduceMean".split()
-)
+NORM_KERNELS = NORMS | {"ReduceMean"}
 """Kernels of their own with two passes over the data; a ReduceMean stands for a norm that is written out."""
-
-SHUFFLES = frozenset({"DepthToSpace", "SpaceToDepth"})
-"""Views that are priced as kernels, as in the fitted networks."""
 
 TYPICAL = 64
 """Size of an unknown dimension."""
@@ -100,9 +94,12 @@ def terms(
         waves = _waves(node, shapes, channels=1) * depth
         per_window = "depth" if _taps(node, shapes) > 1 else "channels"
         return {"kernel": 1.0, "conv-products": count, per_window: float(depth), "waves": waves}
-    if node.op_type in VIEWS - SHUFFLES:
+    if node.op_type in VIEWS - SHUFFLES:  # the prices were fitted to networks that have shuffles
         return {}
-    return {"norm": float(node.op_type in NORMS), "moved": float(moved_elements(node, shapes, constants))}
+    return {
+        "norm": float(node.op_type in NORM_KERNELS),
+        "moved": float(moved_elements(node, shapes, constants)),
+    }
 
 
 def base_us(

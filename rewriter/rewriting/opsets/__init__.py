@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper, version_converter
 
-from rewriter.model import DETACH_BYTES, Array, holds_graphs
+from rewriter.model import DETACH_BYTES, STANDARD_DOMAINS, Array, holds_graphs
 from rewriter.model.facts import TensorFacts
 from rewriter.model.schemas import schema_of
 from rewriter.rewriting.opsets.rules import RULES, CannotConvertError, Mend, Rule
@@ -42,7 +42,7 @@ class NodeConverter:
 
     def concerns(self, node: NodeProto) -> bool:
         """Whether the operator has another definition at the target. Unknown operators do not."""
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in STANDARD_DOMAINS:
             return False
         old = schema_of(node.op_type, "", self.source)
         new = schema_of(node.op_type, "", self.target)

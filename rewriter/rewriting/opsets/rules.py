@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from rewriter.graph.ops import RESIZES
 from rewriter.model import Array
 
 
@@ -170,11 +171,11 @@ def _spread_groups(graph: GraphProto, node: NodeProto) -> None:
 
 
 RULES = (
-    Rule(frozenset({"Upsample", "Resize"}), 10, after=_upsample_enlarges),
-    Rule(frozenset({"Upsample", "Resize"}), 11, before=_keep_resize_coordinates),
+    Rule(RESIZES, 10, after=_upsample_enlarges),
+    Rule(RESIZES, 11, before=_keep_resize_coordinates),
     Rule(frozenset({"Clip", "Pad"}), 11, after=_type_bounds),
     Rule(frozenset({"Dropout"}), 12, before=_refuse_mask),
-    Rule(frozenset({"Upsample", "Resize"}), 13, after=_drop_unread_roi),
+    Rule(RESIZES, 13, after=_drop_unread_roi),
     Rule(frozenset({"Hardmax"}), 13, before=_flatten_hardmax),
     Rule(frozenset({"RoiAlign"}), 16, before=_keep_roi_offset),
     Rule(frozenset({"GroupNormalization"}), 21, before=_spread_groups),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute
-from rewriter.graph.fusion import ELEMENTWISE, NORM_VIEWS, NORMS
+from rewriter.graph.ops import ELEMENTWISE, LAYOUTS, ROW_NORMS
 
 _LIFTING = frozenset({"Squeeze", "Unsqueeze", "Identity"})
 """Views after which each row is still a row."""
 
-_ARRANGING = NORM_VIEWS | {"Split", "Slice", "Concat"}
+_ARRANGING = LAYOUTS | {"Split", "Slice", "Concat"}
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ def operand_of(graph: GraphEditor, tensor: str, epilogues: AbstractSet[str]) -> 
         epilogues: As `fusion.after_products` returns them.
     """
     node, read, plain = graph.producer(tensor), tensor, True
-    while node is not None and node.op_type in NORM_VIEWS:
+    while node is not None and node.op_type in LAYOUTS:
         plain = plain and node.op_type in _LIFTING
         read = node.input[0]
         node = graph.producer(read)
-    if node is not None and node.op_type in NORMS:
+    if node is not None and node.op_type in ROW_NORMS:
         return SplitOperand(_lowered(graph, node.input[0]), node, plain and _is_last(graph, node))
     elementwise = read in epilogues and node is not None and node.op_type != "MatMul"
     return SplitOperand(tensor) if elementwise else None

@@ -10,7 +10,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Change, Kept, Spent
-from rewriter.graph import GraphEditor, attribute, is_own, is_quantised, label
+from rewriter.graph import GraphEditor, label
+from rewriter.graph.new_weights import NewWeights, layout_obstacle
 from rewriter.model import Array
 from rewriter.planning.costs.node_times import TILE
 from rewriter.rewriting.product_splitting.latency import split_us
@@ -28,14 +29,13 @@ class Splitting:
     """Writes one product anew.
 
     Attributes:
-        weights: Names of split weights by those of the given ones: layers that share one go on sharing.
         nodes: What was made so far.
     """
 
     graph: GraphEditor
     node: NodeProto
     source: SplitOperand
-    weights: dict[str, str]
+    weights: NewWeights
     nodes: list[NodeProto] = field(default_factory=list)
 
     @property
@@ -52,9 +52,7 @@ class Splitting:
 
     def _value(self) -> Array:
         """Of the given weight [depth, columns]."""
-        value = self.graph.constant(self.node.input[1])
-        assert value is not None, self.node.input[1]  # `_is_product` asked
-        return value
+        return self.graph.value(self.node.input[1])
 
     @property
     def us(self) -> float:
@@ -69,11 +67,9 @@ class Splitting:
 
     def reason_against(self, projections: int, kept: Kept) -> str | None:
         """Why it stays as it is; `projections`: how many products its data has."""
-        option = next(kept.options(self.node), None)
-        if option is not None:
-            return f"it is kept in FP32 by {option}"
-        if (refusal := self._reason_in_weight()) is not None:
-            return refusal
+        reason = kept.reason(self.node) or layout_obstacle(self.graph, self.node.input[1])
+        if reason := reason or FP16.refusal(self._value()):
+            return reason
         if len(self.sizes) < 2:
             return f"the rows of {self.node.input[0]} are not known: give the model fixed shapes"
         if len(self.sizes) > MOST_AXES:
@@ -87,13 +83,6 @@ class Splitting:
                 f"TensorRT merges the {projections} products of {self.node.input[0]}: run merge-projections"
             )
         return None
-
-    def _reason_in_weight(self) -> str | None:
-        if is_quantised(self.graph, self.node.input[1]):
-            return "its weight is quantised: TensorRT runs it so"
-        if not is_own(self.graph, self.node.input[1]):
-            return "its weight belongs to a graph around it, and would be copied"
-        return FP16.refusal(self._value())
 
     def write(self) -> Change:
         """Put the larger product, and the sums of its parts, in the place of the node."""
@@ -114,8 +103,9 @@ class Splitting:
         up = self._add("Unsqueeze", [self.source.tensor, self._ints("axis", -3)], "up")
         data = self._add("Expand", [up, self._ints("twice", 2, 1, 1)], "repeated")
         if (norm := self.source.norm) is not None:
-            attributes = {a.name: attribute(norm, a.name) for a in norm.attribute} | {"axis": -1}
-            data = self._add(norm.op_type, [data, *norm.input[1:]], "normed", **attributes)
+            normed = self._tensor("normed")
+            self.nodes.append(self.graph.again(norm, [data, *norm.input[1:]], [normed], axis=-1))
+            data = normed
         limited = self._add("Clip", [data, self._limit("least", -1.0), self._limit("most", 1.0)], "limited")
         half = self._add("Cast", [limited], "half", to=TensorProto.FLOAT16)
         hi = self._add("Cast", [half], "hi", to=TensorProto.FLOAT)
@@ -131,13 +121,12 @@ class Splitting:
 
     def _weight(self) -> str:
         """Name of the constant [depth, columns of hi, columns of lo], FP32 with values of FP16."""
-        name = self.node.input[1]
-        if name not in self.weights:
-            value = self._value()
+
+        def both(value: Array) -> Array:
             hi = FP16.nearest(value)
-            both = np.concatenate([hi, FP16.nearest(value - hi)], axis=1)
-            self.weights[name] = self.graph.add_constant(f"{name}/split", both)
-        return self.weights[name]
+            return np.concatenate([hi, FP16.nearest(value - hi)], axis=1)
+
+        return self.weights.changed(self.node.input[1], "split", both)
 
     def _halves(self, tensor: str, axis: int, size: int, names: tuple[str, str]) -> tuple[str, str]:
         first, second = (self._tensor(name) for name in names)

@@ -17,7 +17,7 @@ from rewriter.plan import Range
 from rewriter.rewriting.rescaling.classes import ZERO
 from rewriter.rewriting.rescaling.demand import MAX_EXPONENT, RESERVE, SUBNORMAL, VANISHING, Demand
 from rewriter.rewriting.rescaling.freedom import Freedom
-from rewriter.rewriting.rescaling.weights import PRODUCTS, SMALLEST_RMS, of_constant
+from rewriter.rewriting.rescaling.weights import MULTIPLYING, SMALLEST_RMS, of_constant
 
 NOTHING: Mapping[str, Binades] = MappingProxyType({})
 
@@ -46,7 +46,7 @@ def quiet(survey: Survey) -> bool:
     """Whether the ranges alone say that nothing in a graph asks to be scaled: most graphs, at no cost."""
     highest = inside_limit(survey) if survey.request.measured_norms else survey.request.limit
     for node in survey.graph.nodes:
-        least = SMALLEST_RMS if node.op_type in PRODUCTS else 0.0
+        least = SMALLEST_RMS if node.op_type in MULTIPLYING else 0.0
         for tensor in node.input:
             measured = survey.range(tensor) if survey.is_constant(tensor) else None
             if measured is not None and (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute
+from rewriter.model import STANDARD_DOMAINS
 
 Slot = int
 """A place at the border of a node: input i is i, output j is ~j (its bitwise complement)."""
@@ -46,7 +47,7 @@ Rule = Callable[[GraphEditor, NodeProto], Relations | None]
 
 def relations(graph: GraphEditor, node: NodeProto) -> Relations | None:
     """What `node` asks of the exponents at its border; None if all of them have to be 0."""
-    rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+    rule = RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
     return rule(graph, node) if rule else None
 
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from rewriter.graph.ops import QUANTISING, SCALING, TENSOR_CORE
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
@@ -15,10 +16,9 @@ from rewriter.rewriting.rescaling.freedom import ConstantUse
 FP32_LOWEST, FP32_HIGHEST = -125, 128
 """Exponents, as frexp has them, of FP32's smallest normal and of its largest number."""
 
-PRODUCTS = frozenset("Mul MatMul Gemm Conv ConvTranspose Einsum Div".split())
+MULTIPLYING = TENSOR_CORE | SCALING | {"Einsum"}
 """Operators whose result errs relatively as much as their constant does."""
 
-QUANTISING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 """Operators that need all bits of their scale: what is quantised lies between its multiples."""
 
 WEIGHT_ERROR = 1e-3
@@ -53,7 +53,7 @@ def of_constant(survey: Survey, use: ConstantUse, value: Array, demand: Demand, 
         demand.floor(math.ceil(math.log2(UNDERFLOW / largest)), VANISHING)
     if use.node.op_type in QUANTISING:
         demand.floor(math.ceil(math.log2(FP16_MIN_NORMAL / smallest)), VANISHING)
-    if use.node.op_type in PRODUCTS:
+    if use.node.op_type in MULTIPLYING:
         mean = float(sizes.mean(dtype=np.float64))
         normal = math.ceil(math.log2(FP16_MIN_NORMAL / mean))
         demand.floor(normal, SUBNORMAL)

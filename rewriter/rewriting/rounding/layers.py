@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph import GraphEditor, attribute, is_op, label
 from rewriter.graph.fusion import is_depthwise
 from rewriter.model import Array
 
@@ -113,7 +113,7 @@ def layers(graph: GraphEditor, types: Types) -> Iterator[Layer | Left]:
 
 def _weight(graph: GraphEditor, node: NodeProto) -> str | None:
     """The constant operand of a product, if the other one is computed."""
-    if node.op_type not in PRODUCTS or node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+    if not is_op(node, *PRODUCTS) or len(node.input) < 2:
         return None
     if graph.dtype(node.output[0]) != TensorProto.FLOAT:
         return None

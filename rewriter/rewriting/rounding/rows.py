@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from onnx import helper
 
-from rewriter.data.ranges.statistics import Emitter
+from rewriter.data.ranges.reductions import Emitter
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
 from rewriter.rewriting.rounding import positions

@@ -9,7 +9,7 @@ from onnx import NodeProto, helper
 
 from rewriter.data.ranges.binades import leading_to
 from rewriter.data.ranges.instrument import unused_prefix
-from rewriter.data.ranges.statistics import Emitter, Names
+from rewriter.data.ranges.reductions import Emitter, Names
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
 from rewriter.model.facts import infer

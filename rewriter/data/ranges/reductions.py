@@ -1,8 +1,8 @@
 """Nodes that reduce tensors to their statistics, packed into vectors.
 
-ONNX Runtime's time to load a graph grows faster than linearly in its nodes, its outputs and the inputs
-of one node (measured on 1.31). So scalars are packed `BLOCK` at a time, and small tensors of one shape
-are stacked and reduced together.
+ONNX Runtime's load time grows faster than linearly in the nodes and outputs of a graph, and in the inputs
+of one node (measured on 1.31). So scalars are packed `BLOCK` at a time, and small tensors of one shape are
+stacked and reduced together.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ BLOCK = 128
 """Tensors that are packed together: the fastest of 10, 32, 128 and 512 on a graph of 8,000."""
 
 SMALL = 4096
-"""Elements up to which a tensor waits to be stacked: a block of them holds 2 MiB at most."""
+"""Most elements of a tensor that is stacked: a block of them holds 2 MiB at most."""
 
 STACK_LEAST = 3
-"""Fewer tensors than this take more nodes stacked than apart."""
+"""Fewer tensors than this need more nodes stacked than apart."""
 
 REDUCTIONS = ("ReduceMax", "ReduceMin", "ReduceL1")
-"""ONNX Runtime's ReduceMax and ReduceMin ignore a NaN that is not the first element; ReduceL1 hands it
-on, and without opposite signs it never makes one of its own."""
+"""ONNX Runtime's ReduceMax and ReduceMin ignore a NaN that is not the first element. ReduceL1 propagates
+NaN, and sums no opposite infinities, which would give NaN."""
 
 _SEQUENCE_OPSET = 11
 _AXES_INPUT_OPSET = 18
-"""From there on axes of a reduction are an input; of ReduceSum, from 13 on."""
+"""From this operator set on, axes of a reduction are an input; for ReduceSum, from 13 on."""
 
 
 @dataclass(frozen=True)
 class Pack:
-    """The statistics of several tensors: names of vectors, or none.
+    """The statistics of several tensors, in four FP32 vectors.
 
     Attributes:
         keys: The tensor of each element of highs, lows and means; means are summed over the runs.
-        scope_runs: Where in the fourth vector it says how often each tensor's graph ran.
-        runs: Length of the fourth vector.
-        vectors: Highs, lows, means and runs, all FP32.
+        scope_runs: For each tensor, the index into the runs that counts how often its graph ran.
+        runs: Length of the vector of runs.
+        vectors: Names of highs, lows, means and runs.
     """
 
     keys: tuple[Key, ...] = ()
@@ -60,7 +60,7 @@ class Pack:
 
 
 def joined(packs: Sequence[Pack], vectors: tuple[str, ...]) -> Pack:
-    """The packs one after the other; `vectors` are their concatenations."""
+    """The packs as one; `vectors` are the concatenations of theirs."""
     keys: list[Key] = []
     scope_runs: list[int] = []
     runs = 0
@@ -73,7 +73,7 @@ def joined(packs: Sequence[Pack], vectors: tuple[str, ...]) -> Pack:
 
 @dataclass
 class Names:
-    """Names that no tensor of the model begins with, and the operator set of all new nodes."""
+    """Names that are free in the model, and the operator set of new nodes."""
 
     prefix: str
     opset: int
@@ -86,13 +86,13 @@ class Names:
 
 @dataclass(frozen=True)
 class Emitter:
-    """Appends nodes to the end of a graph."""
+    """Appends nodes to a list."""
 
     names: Names
     nodes: MutableSequence[NodeProto]
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
-        """A node with one output, which is returned."""
+        """Appends a node and returns its output."""
         out = self.names.fresh()
         self.nodes.append(helper.make_node(op, inputs, [out], name=out, **attributes))
         return out
@@ -101,24 +101,24 @@ class Emitter:
         return self.add("Constant", [], value=numpy_helper.from_array(np.asarray(value, dtype)))
 
     def over(self, op: str, source: str, axis: int) -> str:
-        """Reduce a matrix over one axis to a vector."""
+        """Reduces a matrix over one axis to a vector."""
         if self.names.opset >= (13 if op == "ReduceSum" else _AXES_INPUT_OPSET):
             return self.add(op, [source, self.constant([axis], np.int64)], keepdims=0)
         return self.add(op, [source], axes=[axis], keepdims=0)
 
     def stack(self, tensors: Sequence[str]) -> str:
-        """Tensors of one shape along a new first axis."""
+        """Stacks tensors of one shape along a new first axis."""
         if self.names.opset >= _SEQUENCE_OPSET:
             return self.add(
                 "ConcatFromSequence", [self.add("SequenceConstruct", tensors)], axis=0, new_axis=1
             )
-        one = self.constant([1], np.int64)  # scalars only: nothing else is stacked below opset 11
+        one = self.constant([1], np.int64)  # below opset 11 only scalars are stacked
         return self.add("Concat", [self.add("Reshape", [t, one]) for t in tensors], axis=0)
 
 
 @dataclass(frozen=True)
 class _Scalars:
-    """Statistics of one tensor; `size` is its number of elements, or a scalar that holds it."""
+    """Statistics of one tensor; `size` is its number of elements, or the name of a scalar with it."""
 
     key: Key
     high: str
@@ -127,8 +127,8 @@ class _Scalars:
     size: int | str
 
 
-class Statistics:
-    """Gathers the tensors of one graph and emits their reductions."""
+class Reductions:
+    """Collects the tensors of one graph and emits their reductions."""
 
     def __init__(self, emit: Emitter) -> None:
         self.emit = emit
@@ -137,7 +137,7 @@ class Statistics:
         self._packs: list[Pack] = []
 
     def measure(self, key: Key, facts: TensorFacts) -> None:
-        """Reduce a float tensor now, so that it lives no longer, or with others if it is small."""
+        """Reduces a float tensor at once, to free its memory early, or with others if it is small."""
         source = key[1]
         if facts.dtype != TensorProto.FLOAT:
             source = self.emit.add("Cast", [source], to=TensorProto.FLOAT)
@@ -151,7 +151,7 @@ class Statistics:
             self._packs.append(self._reduce_stack(shape, self._waiting.pop(shape)))
 
     def finish(self) -> list[Pack]:
-        """Reduce what still waits, and pack the scalars."""
+        """Reduces the waiting tensors, and packs all scalars."""
         for shape, waiting in self._waiting.items():
             if len(waiting) >= STACK_LEAST:
                 self._packs.append(self._reduce_stack(shape, waiting))
@@ -174,7 +174,7 @@ class Statistics:
         return self._pack([key for key, _ in waiting], (high, low, total), size)
 
     def _packed_scalars(self) -> Iterator[Pack]:
-        """Tensors of known size apart from those whose size is computed."""
+        """Packs the scalars; tensors whose size is computed are separate."""
         for kind in (int, str):
             found = [s for s in self._scalars if isinstance(s.size, kind)]
             for start in range(0, len(found), BLOCK):
@@ -185,7 +185,7 @@ class Statistics:
                 yield self._pack([s.key for s in block], vectors, self._sizes([s.size for s in block]))
 
     def _sizes(self, sizes: Sequence[int | str]) -> str:
-        """Numbers of elements, at least 1: the mean of nothing is 0."""
+        """Numbers of elements, at least 1, so that the mean of an empty tensor is 0."""
         computed = [s for s in sizes if isinstance(s, str)]
         if not computed:
             return self.emit.constant([max(1, s) for s in sizes if isinstance(s, int)], np.float32)
@@ -200,6 +200,6 @@ class Statistics:
 
 
 def _static(facts: TensorFacts) -> tuple[int, ...] | None:
-    """The shape, if it is wholly known."""
+    """The shape, if it is fully known."""
     sizes = tuple(d for d in facts.shape or () if isinstance(d, int))
     return sizes if facts.shape is not None and len(sizes) == len(facts.shape) else None

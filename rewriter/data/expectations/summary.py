@@ -1,4 +1,4 @@
-"""One sample of one input in a few numbers, so that the next one can take its place."""
+"""Summary of one sample of one input in a few numbers, so that one sample is in memory at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rewriter.model import Array
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Of the finite values; 0 where there is none.
+class Summary:
+    """Statistics of the finite values of an array; 0 if there are none.
 
     Attributes:
-        mean, deviation: By channel, or of all values (size 1) without a channel axis.
-        levels: The distinct values if there are three at most.
-        negative_infinite: How many values are -infinity, which masks use.
-        digest: The same for equal arrays alone.
+        mean, deviation: Per channel, or of all values (size 1) without a channel axis.
+        levels: The distinct values if there are at most three.
+        negative_infinite: The number of values that are -infinity, which masks use.
+        digest: A hash of the array.
     """
 
     shape: tuple[int, ...]
@@ -33,8 +33,8 @@ class Statistics:
     digest: str
 
 
-def statistics(array: Array, channel_axis: int | None) -> Statistics:
-    """Reduce an array of any real element type."""
+def summarize(array: Array, channel_axis: int | None) -> Summary:
+    """Summarizes an array of any real element type."""
     values = array.astype(np.float64)
     finite = np.isfinite(values)
     usable = values[finite]
@@ -45,7 +45,7 @@ def statistics(array: Array, channel_axis: int | None) -> Statistics:
     clean = np.where(np.isfinite(rows), rows, 0.0)
     few = np.unique(usable[:4096])
     levels = tuple(np.unique(usable).tolist()) if few.size <= 3 else None
-    return Statistics(
+    return Summary(
         values.shape,
         values.size,
         float(usable.min()) if usable.size else 0.0,

@@ -1,4 +1,4 @@
-"""What the shell may complete: names of presets, passes, metrics and targets."""
+"""Names that the shell completes: presets, passes, metrics and targets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 
 def presets(incomplete: str) -> list[tuple[str, str]]:
-    """Names with what they are."""
+    """Names of presets, each with its summary."""
     from rewriter.pipeline.presets import PRESETS
 
     return [(p.name, p.summary) for p in PRESETS.values() if p.name.startswith(incomplete)]
 
 
 def passes(incomplete: str) -> list[str]:
-    """The last name of a list with commas; names that other packages offer are among them."""
+    """Completes the last name of a list with commas; passes of other packages are among the names."""
     from rewriter.pipeline import registry
 
     before, comma, last = incomplete.rpartition(",")
@@ -29,7 +29,7 @@ def metrics(incomplete: str) -> list[str]:
 
 
 def targets(incomplete: str) -> list[str]:
-    """The libraries; a version may follow or stand alone."""
+    """Names of libraries; a version may follow or stand alone."""
     return _matching(("tensorrt", "tensorrt-rtx"), incomplete)
 
 

@@ -1,9 +1,11 @@
-"""What a comparison of two preprocessing pipelines found, as data."""
+"""The result of a comparison of two preprocessing pipelines, as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 Kind = Literal[
     "dtype",
@@ -25,12 +27,11 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that the other pipeline does differently.
+    """One difference of the other pipeline.
 
     Attributes:
-        kind: What it is about.
-        phrase: To go on after "theirs ": `is BGR`.
-        text: The same in full, with figures.
+        phrase: Follows "theirs ": `is BGR`.
+        text: A full sentence with figures.
     """
 
     kind: Kind
@@ -43,12 +44,11 @@ class ArrayComparison:
     """One array of one sample.
 
     Attributes:
-        name: The array's, in ours.
-        differences: All that were found, together.
-        code: Lines of NumPy that make `theirs` of `ours`; empty where nothing relates the two.
-        before, after: Relative L2 distance to theirs of ours (infinite if the shapes differ), and of what
-            `code` makes of it.
-        notes: What the data cannot tell.
+        name: The array's name in ours.
+        code: Lines of NumPy that compute `theirs` from `ours`; empty if the two are unrelated.
+        before, after: Relative L2 distance of ours from theirs, without `code` (infinite if the shapes
+            differ) and with it.
+        notes: What the data does not show.
     """
 
     name: str
@@ -69,7 +69,7 @@ class ArrayComparison:
 
 @dataclass(frozen=True)
 class SampleComparison:
-    """All arrays of one sample: where ours and theirs come from, and what differs."""
+    """All arrays of one sample, with the files that `ours` and `theirs` come from."""
 
     ours: str
     theirs: str
@@ -81,7 +81,7 @@ class InputComparison:
     """All samples of both pipelines, in order.
 
     Attributes:
-        counts: Samples in ours and in theirs; those that one side lacks were not compared.
+        counts: Samples in ours and in theirs; samples that one side lacks were not compared.
     """
 
     samples: tuple[SampleComparison, ...]
@@ -89,5 +89,17 @@ class InputComparison:
 
     @property
     def differ(self) -> bool:
-        """Whether anything differs, the number of samples included."""
+        """True if any array, or the number of samples, differs."""
         return self.counts[0] != self.counts[1] or any(a.differences for s in self.samples for a in s.arrays)
+
+
+def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> tuple[Difference, ...]:
+    """The difference between two element types, if there is one."""
+    text = f"theirs has element type {theirs}, ours {ours}"
+    return (Difference("dtype", f"is {theirs}, not {ours}", text),) if ours != theirs else ()
+
+
+def shape_difference(ours: tuple[int, ...], theirs: tuple[int, ...]) -> Difference:
+    """The difference between two shapes that no layout explains."""
+    text = f"theirs has shape {list(theirs)}, ours {list(ours)}"
+    return Difference("size", f"has shape {list(theirs)}, not {list(ours)}", text)

@@ -1,4 +1,4 @@
-"""What is in force: the sources of options in their order, and where each value came from."""
+"""Resolves every option to one value from the sources in their order, and says where each came from."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from typing import Any, Literal
 
 from rewriter.errors import UsageError
 from rewriter.pipeline.config import files
-from rewriter.pipeline.config.settings import KEYS, PREFIX, Command, Key, Settings
 from rewriter.pipeline.config.values import from_text, from_toml, to_text
+from rewriter.pipeline.declaration import PREFIX, Declaration, declarations
+from rewriter.pipeline.options import JOBS, KEYS, Command
 from rewriter.pipeline.pass_options import nearest
-from rewriter.pipeline.presets import DEFAULT_OPSETS, DEFAULT_PRESET, preset_named
+from rewriter.pipeline.presets import DEFAULT_OPSETS, preset_named
 
 CONFIG = f"{PREFIX}CONFIG"
 """Variable that names the file to read in place of the one that would be found; `none` reads none."""
 
-HIDES: Mapping[str, tuple[str, ...]] = {
+OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "preset": ("passes",),
     "plan": ("keep_fp32", "keep_fp32_op", "precision", "io", "tolerance", "max_latency_cost"),
     "tolerance": ("max_latency_cost",),
     "max_latency_cost": ("tolerance",),
     "input_shapes": ("inputs",),
 }
-"""Options that make sense of others: set in one source, they put out of force the others of later sources."""
+"""Options that stand for others: where one is set, the listed options of later sources are ignored."""
 
-ALIKE = 0.75
-"""From this likeness on (`difflib`), an unknown variable is a misspelt one, and not another program's."""
+SIMILAR = 0.75
+"""Similarity (`difflib`) from which an unknown variable is a misspelling, and not another program's."""
 
 SourceKind = Literal["command line", "environment", "file"]
 
 
 @dataclass(frozen=True)
-class Source:
-    """One place that sets options: values by the names of the fields of `Settings`."""
+class OptionSource:
+    """One place that sets options, with their values by name."""
 
     kind: SourceKind
     title: str
     values: Mapping[str, Any]
 
     def where(self, name: str) -> str:
-        """An option as the user wrote it there."""
+        """The option as the user wrote it there."""
         key = KEYS[name]
         places = {"environment": key.variable, "file": f"{self.title}, key {key.key!r}"}
         return places.get(self.kind, f"--{key.key}")
@@ -53,7 +54,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from: one of the sources, `preset NAME`, or `default`.
+    """Where a value came from.
 
     Attributes:
         text: For people: `environment (REWRITER_OPSET)`, `pyproject.toml [tool.rewriter]`, `preset accurate`.
@@ -61,59 +62,59 @@ class Origin:
     """
 
     text: str
-    source: Source | None = None
+    source: OptionSource | None = None
 
 
 @dataclass(frozen=True)
-class InForce:
-    """Every option with its value and its origin.
+class ResolvedOptions:
+    """Every option with its value and its origin, by name.
 
     Attributes:
-        settings: The values, those of the preset and the defaults included.
-        origins: By the names of the fields of `Settings`.
-        hidden: A sentence for each value that another option put out of force.
+        values: Those of the preset and the defaults included.
+        origins: The origin of each value.
+        ignored: A sentence for each value that another option overrides.
+        one_run: Values of the command line for options that no file may set.
     """
 
-    settings: Settings
+    values: Mapping[str, Any]
     origins: Mapping[str, Origin]
-    hidden: tuple[str, ...]
+    ignored: tuple[str, ...]
+    one_run: dict[str, Any]
 
     def arguments(self, command: Command) -> dict[str, Any]:
-        """Keyword arguments of `rewriter.fix`, `scan` or `verify`, without `report` and `fail_on`.
+        """Keyword arguments of `rewriter.fix`, `scan` or `verify`.
 
-        For `fix` and `verify`, what the user set: the rest is up to them and the preset. For `scan`, which
-        has no presets, every value, where the preset's precision is one to scan for.
+        For `fix` and `verify`, the values that the user set: the preset and the function decide the rest.
+        For `scan`, which has no presets, every value; the preset's precision counts if it can be scanned for.
         """
-        values = {name: getattr(self.settings, name) for name, key in KEYS.items() if command in key.of}
-        values = {name: value for name, value in values.items() if name not in ("report", "fail_on")}
+        values = {name: self.values[name] for name in declarations(JOBS[command]) if name in KEYS}
         if command != "scan":
-            return {name: value for name, value in values.items() if self.origins[name].source}
-        del values["preset"]
+            return self.one_run | {n: value for n, value in values.items() if self.origins[n].source}
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}
 
     def where(self, name: str) -> str:
-        """An option as the user wrote it; as on the command line for presets and defaults."""
+        """The option as the user wrote it; as on the command line for presets and defaults."""
         source = self.origins[name].source
         return source.where(name) if source else f"--{KEYS[name].key}"
 
-    def told(self) -> Iterator[str]:
-        """A sentence for each source but the command line that decides something, and for what is hidden."""
+    def messages(self) -> Iterator[str]:
+        """A sentence for each source but the command line that sets something, and for each ignored value."""
         by_source: dict[str, list[str]] = {}
         for name, origin in self.origins.items():
             if origin.source and origin.source.kind != "command line":
                 by_source.setdefault(origin.source.title, []).append(KEYS[name].key)
         yield from (f"{title} sets {', '.join(keys)}" for title, keys in by_source.items())
-        yield from self.hidden
+        yield from self.ignored
 
     @contextmanager
-    def blaming(self) -> Iterator[None]:
-        """An error about an option names the place that set it, if that is not the command line."""
+    def errors_name_sources(self) -> Iterator[None]:
+        """An error about an option names the file or variable that set it."""
         try:
             yield
         except UsageError as error:
             name = (error.where or "").removeprefix("--").replace("-", "_")
             hint = error.hint
-            for other in (other for other, names in HIDES.items() if name in names):
+            for other in (other for other, names in OVERRIDES.items() if name in names):
                 source = self.origins[other].source
                 if source and source.kind != "command line":
                     hint = f"{hint} ({other} is set by {source.where(other)})"
@@ -123,7 +124,7 @@ class InForce:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What the environment and a file say.
+    """The options that the environment and a file set.
 
     Attributes:
         sources: The environment, and the file if there is one.
@@ -131,31 +132,31 @@ class Configuration:
         warnings: Sentences for the user.
     """
 
-    sources: tuple[Source, ...]
+    sources: tuple[OptionSource, ...]
     file: Path | None = None
     warnings: tuple[str, ...] = ()
 
-    def with_options(self, **given: Any) -> InForce:
-        """What is in force when the command line gives these options; None or an empty list is none."""
+    def resolve(self, **given: Any) -> ResolvedOptions:
+        """Resolves all options; `given` are those of the command line, where None and empty set nothing."""
         own = {name: value for name, value in given.items() if value not in (None, [], (), {})}
-        sources = (Source("command line", "command line", own), *self.sources)
+        sources = (OptionSource("command line", "command line", own), *self.sources)
         found = {name: _first(sources, name) for name in KEYS}
-        hidden = tuple(_hide(sources, found))
-        set_here = {name: source for name, source in found.items() if source}
-        values = {name: source.values[name] for name, source in set_here.items()}
-        preset = preset_named(values.get("preset", DEFAULT_PRESET))
-        origins = {name: Origin(_text(source, KEYS[name]), source) for name, source in set_here.items()}
+        ignored = tuple(_override(sources, found))
+        set_by = {name: source for name, source in found.items() if source}
+        values = {name: source.values[name] for name, source in set_by.items()}
+        preset = preset_named(values.get("preset", KEYS["preset"].default))
+        origins = {name: Origin(_text(source, KEYS[name]), source) for name, source in set_by.items()}
         for name, key in KEYS.items():
             if name not in values:
                 values[name] = key.default if key.default is not None else preset.choose(name)
                 origins[name] = Origin(f"preset {preset.name}" if name in preset.defaults else "default")
         if values["opset"] is None:
             values["opset"] = DEFAULT_OPSETS[values["precision"]]
-        return InForce(Settings(**values), origins, hidden)
+        return ResolvedOptions(values, origins, ignored, {n: v for n, v in own.items() if n not in KEYS})
 
 
 def load(near: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
-    """Read the environment and the file found upwards from the folder of `near`.
+    """Reads the environment and the file found upwards from the folder of `near`.
 
     Args:
         near: A model, which need not exist, or a folder; None: the current folder.
@@ -168,9 +169,9 @@ def load(near: Path | None = None, environment: Mapping[str, str] | None = None)
     variables = os.environ if environment is None else environment
     where = Path.cwd() if near is None else near
     file = _file(where if where.is_dir() else where.parent, variables.get(CONFIG, ""))
-    sources = [Source("environment", "the environment", dict(_from_environment(variables)))]
+    sources = [OptionSource("environment", "the environment", dict(_from_environment(variables)))]
     if file:
-        sources.append(Source("file", file.title, dict(_from_file(file))))
+        sources.append(OptionSource("file", file.title, dict(_from_file(file))))
     warnings = (*(file.notes if file else ()), *_misspelt(variables))
     return Configuration(tuple(sources), file.path if file else None, warnings)
 
@@ -186,23 +187,21 @@ def _file(folder: Path, named: str) -> files.File | None:
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     for name, key in KEYS.items():
         text = variables.get(key.variable, "").strip()
-        if text:  # an empty variable is as good as none, as in most shells and CI files
+        if text:  # an empty variable sets nothing, as in most shells and CI files
             yield name, _checked(key, key.variable, text, partial(from_text, key, text))
 
 
 def _from_file(file: files.File) -> Iterator[tuple[str, Any]]:
-    names = {key.key: name for name, key in KEYS.items()}
+    keys = {key.key: key for key in KEYS.values()}
     for word, value in file.table.items():
-        if word not in names:
+        if word not in keys:
             raise UsageError(f"unknown key {word!r}", where=file.title, hint=_nearest_key(word))
-        key = KEYS[names[word]]
-        where = f"{file.title}, key {word!r}"
-        folder = file.path.parent
-        yield key.name, _checked(key, where, value, partial(from_toml, key, value, folder))
+        where, read = f"{file.title}, key {word!r}", partial(from_toml, keys[word], value, file.path.parent)
+        yield keys[word].name, _checked(keys[word], where, value, read)
 
 
-def _checked(key: Key, where: str, given: Any, read: Callable[[], Any]) -> Any:
-    """The value that `read` gives, if it makes sense."""
+def _checked(key: Declaration, where: str, given: Any, read: Callable[[], Any]) -> Any:
+    """The value that `read` returns, if it makes sense."""
     try:
         value = read()
         if key.check:
@@ -226,18 +225,18 @@ def _misspelt(variables: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(variables):
         if name.startswith(PREFIX) and name not in known:
             ends = [other.removeprefix(PREFIX) for other in known]
-            close = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=ALIKE)
+            close = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=SIMILAR)
             if close:
                 yield f"the variable {name} is unknown and not used: did you mean {PREFIX}{close[0]}?"
 
 
-def _first(sources: tuple[Source, ...], name: str) -> Source | None:
+def _first(sources: tuple[OptionSource, ...], name: str) -> OptionSource | None:
     return next((source for source in sources if name in source.values), None)
 
 
-def _hide(sources: tuple[Source, ...], found: dict[str, Source | None]) -> Iterator[str]:
-    """Take out of `found` what `HIDES` puts out of force, with a sentence for each."""
-    for name, others in HIDES.items():
+def _override(sources: tuple[OptionSource, ...], found: dict[str, OptionSource | None]) -> Iterator[str]:
+    """Removes from `found` the options that `OVERRIDES` names, with a sentence for each."""
+    for name, others in OVERRIDES.items():
         over = found[name]
         for other in others if over else ():
             under = found[other]
@@ -246,5 +245,5 @@ def _hide(sources: tuple[Source, ...], found: dict[str, Source | None]) -> Itera
                 yield f"{under.where(other)} is not used: {over.where(name)} takes its place"
 
 
-def _text(source: Source, key: Key) -> str:
+def _text(source: OptionSource, key: Declaration) -> str:
     return f"environment ({key.variable})" if source.kind == "environment" else source.title

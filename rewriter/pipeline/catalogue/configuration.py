@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rewriter.pipeline.config import KEYS, Key
 from rewriter.pipeline.config.values import expected, to_text
+from rewriter.pipeline.declaration import Declaration
+from rewriter.pipeline.options import KEYS, readers
 from rewriter.pipeline.presets import OTHERWISE
 
 BEGIN, END = "<!-- keys: written by `python -m rewriter.pipeline.catalogue` -->\n", "<!-- end of keys -->\n"
@@ -19,13 +20,13 @@ def with_table(page: str) -> str:
 
 
 def table() -> str:
-    """Every key: what it takes, what holds without it, which commands read it, its variable."""
+    """A row for every key: its type, its default, the commands that read it, and what it does."""
     head = ["| key | it takes | default | read by | what it is |", "|---|---|---|---|---|"]
     return "\n".join([*head, *map(_row, KEYS.values())]) + "\n"
 
 
-def _row(key: Key) -> str:
+def _row(key: Declaration) -> str:
     default = key.default if key.default is not None else OTHERWISE.get(key.name)
-    told = "none" if default in (None, (), {}) else f"`{to_text(default)}`"
-    cells = (f"`{key.key}`", expected(key), told, ", ".join(key.of), key.text)
+    shown = "none" if default in (None, (), {}) else f"`{to_text(default)}`"
+    cells = (f"`{key.key}`", expected(key), shown, ", ".join(readers(key.name)), key.text)
     return f"| {' | '.join(cells)} |"

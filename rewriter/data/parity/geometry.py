@@ -1,7 +1,8 @@
-"""Where one image lies in another: mirrored, turned, shifted by whole pixels, padded.
+"""Geometry of images: which axis is which, and where one image lies in another.
 
-Translations come from phase correlation (Kuglin and Hines 1975): the inverse transform of the normalised
-cross-power spectrum has its peak at the shift, whatever the brightness and contrast of either image.
+Two images may be mirrored, turned, shifted by whole pixels, or padded. Shifts come from phase correlation
+(Kuglin and Hines 1975): the inverse transform of the normalised cross-power spectrum has its peak at the
+shift, whatever the brightness and contrast of either image.
 """
 
 from __future__ import annotations
@@ -14,16 +15,75 @@ import numpy as np
 
 from rewriter.model import Array
 
+MOST_CHANNELS = 4
+"""Channels of RGBA: an axis of at most this length counts as the axis of channels."""
+
+LEAST_SIDE = 8
+"""Shortest height or width: fewer pixels do not tell one relation from another."""
+
+_CANDIDATES = {4: ("NCHW", "NHWC"), 3: ("CHW", "HWC", "NHW"), 2: ("HW",)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The axes of an image, one letter each: N, C, H, W."""
+
+    axes: str
+
+    def axis(self, letter: str) -> int | None:
+        """Position of an axis; None if the array lacks it."""
+        return self.axes.index(letter) if letter in self.axes else None
+
+    def canonical(self, array: Array) -> Array:
+        """The array as [N, C, H, W], a view; missing axes have size 1."""
+        present = [letter for letter in "NCHW" if letter in self.axes]
+        moved = array.transpose([self.axes.index(letter) for letter in present])
+        index = tuple(slice(None) if letter in present else np.newaxis for letter in "NCHW")
+        return moved[index]
+
+
+def layouts(shape: tuple[int, ...]) -> Iterator[Layout]:
+    """Possible layouts of an image of this shape, the usual one first."""
+    found = [Layout(axes) for axes in _CANDIDATES.get(len(shape), ()) if _possible(axes, shape)]
+    if not found and len(shape) == 4:
+        found = [Layout("NCHW")]
+    yield from (layout for layout in found if _side(layout, shape) >= LEAST_SIDE)
+
+
+def _possible(axes: str, shape: tuple[int, ...]) -> bool:
+    if axes == "NHW":  # planes without channels: neither end is an axis of channels
+        return min(shape[0], shape[2]) > MOST_CHANNELS
+    return "C" not in axes or shape[axes.index("C")] <= MOST_CHANNELS
+
+
+def _side(layout: Layout, shape: tuple[int, ...]) -> int:
+    return min(shape[layout.axes.index(letter)] for letter in "HW")
+
+
+def layout_pairs(ours: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[Layout, Layout]]:
+    """Layouts of both arrays in which batch and channels agree, equal layouts first."""
+    found = []
+    for mine in layouts(ours):
+        for other in layouts(theirs):
+            sizes = [
+                {letter: shape[axes.index(letter)] for letter in "NC" if letter in axes}
+                for axes, shape in ((mine.axes, ours), (other.axes, theirs))
+            ]
+            if all(sizes[0].get(letter, 1) == sizes[1].get(letter, 1) for letter in "NC"):
+                found.append((mine, other))
+    return sorted(found, key=lambda pair: pair[0] != pair[1])
+
+
 LEAST_OVERLAP = 0.25
-"""Share of the smaller image that must lie in the other one: less would fit by accident."""
+"""Share of the smaller image that must lie in the other one: smaller overlaps fit by accident."""
 
 PEAKS = 2
-"""Peaks of each correlation that are looked at; the fit decides among them."""
+"""Peaks of each correlation that are tried; the fit decides among them."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """What a letterbox holds: rows `top` to `bottom` and columns `left` to `right`, ends excluded."""
+    """Content of a letterbox: rows `top` to `bottom` and columns `left` to `right`, ends excluded."""
 
     top: int
     bottom: int
@@ -37,7 +97,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Placement:
-    """theirs[y, x] = turned(ours)[y + dy, x + dx], where `turned` swaps the axes first and flips then."""
+    """theirs[y, x] = turned(ours)[y + dy, x + dx], where `turned` swaps the axes, then flips."""
 
     swap: bool = False
     flip_v: bool = False
@@ -46,7 +106,7 @@ class Placement:
     dx: int = 0
 
     def turned(self, images: Array) -> Array:
-        """A view of [..., H, W]."""
+        """The images [..., H, W] swapped and flipped, as a view."""
         if self.swap:
             images = images.swapaxes(-1, -2)
         return images[..., :: -1 if self.flip_v else 1, :: -1 if self.flip_h else 1]
@@ -60,7 +120,7 @@ class Placement:
 
     @property
     def changes(self) -> int:
-        """How many things it says, for the choice of the simplest explanation."""
+        """The number of changes, by which the simplest explanation is chosen."""
         return self.swap + self.flip_v + self.flip_h + bool(self.dy or self.dx)
 
 
@@ -73,7 +133,7 @@ def _moved(span: slice, shift: int) -> slice:
 
 
 def content(images: Array) -> Box:
-    """Images [N, C, H, W] without the borders that have one value for each channel, in all images."""
+    """The box of images [N, C, H, W] without borders that have one value per channel in all of them."""
     first = images[..., :1, :1]
     height, width = images.shape[-2:]
     rows = np.flatnonzero((images != first).any(axis=(0, 1, 3)))
@@ -87,7 +147,7 @@ def content(images: Array) -> Box:
 
 
 def placements(ours: Array, theirs: Array) -> Iterator[Placement]:
-    """Where ours may lie in theirs, both [N, C, H, W]: identity first, then what correlates."""
+    """Candidate placements of ours in theirs, both [N, C, H, W]: identity first, then correlation peaks."""
     yield Placement()
     target = _flat(theirs)
     for swap in (False, True):
@@ -102,9 +162,9 @@ def placements(ours: Array, theirs: Array) -> Iterator[Placement]:
 
 
 def _flat(images: Array) -> Array:
-    """The sum of the channels, each of mean 0 and deviation 1: no order and no scale of channels in it.
+    """The sum of the channels at mean 0 and deviation 1, which does not depend on their order and scale.
 
-    Borders of a letterbox are 0: an edge that only one of two images has would outweigh the rest.
+    Borders of a letterbox are 0: an edge that only one image has would outweigh the rest.
     """
     box = content(images)
     flat = np.zeros(images.shape[-2:], np.float64)
@@ -131,7 +191,7 @@ def _shifts(source: Array, target: Array) -> Iterator[tuple[int, int]]:
 
 
 def _unwrapped(shift: int, ours: int, theirs: int, size: int) -> Iterator[int]:
-    """A cyclic shift means one of two; those stay that leave enough overlap."""
+    """The two shifts that a cyclic shift may stand for, if they leave enough overlap."""
     for found in (shift, shift - size):
         span = _span(found, ours, theirs)
         if span.stop - span.start >= LEAST_OVERLAP**0.5 * min(ours, theirs):

@@ -1,0 +1,67 @@
+"""Hazard rules about types: nodes that keep theirs by request, for lack of a lower type, or unmeasured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rewriter.base import Kept
+from rewriter.graph.ops import QUANTISING
+from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.magnitude import FP16_MIN_NORMAL
+from rewriter.hazards.survey import Survey
+
+
+def user_choice(survey: Survey) -> Iterator[Hazard]:
+    """Nodes that the user keeps in FP32, by pattern or by operator."""
+    kept = Kept(survey.request.keep_nodes, survey.request.keep_ops)
+    for node in survey.nodes:
+        yield from (Hazard(node, "user", f"kept by {option}") for option in kept.options(node))
+
+
+def user_island(survey: Survey) -> Iterator[Hazard]:
+    """FP32 nodes of a model that is mixed already: their author chose that type."""
+    for node in survey.nodes if survey.mixed else ():
+        if survey.in_fp32(node):
+            yield Hazard(node, "existing-island", "FP32 in a model that computes in FP16 elsewhere")
+
+
+def no_lower_type(survey: Survey) -> Iterator[Hazard]:
+    """Operators without a schema, without the lower type, or at tensors of unknown type."""
+    low = "FP16" if survey.is_fp16 else "BF16"
+    for node in survey.nodes:
+        rules = survey.ports(node)
+        unknown = [t for t in (*node.input, *node.output) if t and not survey.graph.dtype(t)]
+        if rules is None:
+            yield Hazard(node, "no-schema", f"{node.op_type} has no ONNX schema: it keeps its types")
+        elif unknown:
+            yield Hazard(node, "unknown-type", f"the type of {unknown[0]} is not known: it keeps its types")
+        elif not rules.can_follow:
+            version = survey.opsets.get(node.domain, 1)
+            yield Hazard(node, "no-lower-type", f"{node.op_type} has no {low} in opset {version}")
+
+
+def unmeasured(survey: Survey) -> Iterator[Hazard]:
+    """Nodes with a result that was never measured: it may hold anything."""
+    for node in survey.nodes:
+        unknown = [t for t in node.output if survey.is_float(t) and survey.range(t) is None]
+        if unknown:
+            yield Hazard(node, "unmeasured", f"{unknown[0]} could not be measured", unknown[0])
+
+
+def quantized(survey: Survey) -> Iterator[Hazard]:
+    """Q/DQ whose scale FP16 would flush; the plan keeps their neighbours in FP32 with them."""
+    for node in survey.nodes if survey.is_fp16 else ():
+        if node.op_type not in QUANTISING:
+            continue
+        scale = survey.constant(node.input[1])
+        if scale is None or np.any(scale < FP16_MIN_NORMAL):
+            yield Hazard(node, "quantized", f"scale {node.input[1]} may be below FP16's normal range")
+
+
+def generated(survey: Survey) -> Iterator[Hazard]:
+    """Random numbers: another type would give another sequence."""
+    for node in survey.nodes:
+        if node.op_type.startswith("Random"):
+            yield Hazard(node, "generated", f"{node.op_type} keeps its type")

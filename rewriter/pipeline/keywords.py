@@ -1,0 +1,79 @@
+"""Keywords of `rewriter.fix`, `scan` and `verify`. Generated from `pipeline/options.py`: change that.
+
+`python -m rewriter.pipeline.catalogue` writes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from rewriter.figures.tolerances import Tolerance
+from rewriter.pipeline.declaration import AnyPath, Names, Paths, Shapes
+from rewriter.plan import InputsOutputs, Plan, Precision
+
+
+class FixKeywords(TypedDict, total=False):
+    """Keywords of `rewriter.fix`: the fields of `FixOptions`."""
+
+    engine: str
+    plugin_lib: Paths
+    min_shapes: Shapes | None
+    opt_shapes: Shapes | None
+    max_shapes: Shapes | None
+    inputs: Any
+    input_shapes: Shapes | None
+    seed: int
+    in_place: bool
+    dry_run: bool
+    preset: str
+    passes: str | None
+    skip: Names
+    opset: int | None
+    target: str | None
+    precision: Precision | None
+    io: InputsOutputs | None
+    keep_fp32: Names
+    keep_fp32_op: Names
+    plan: AnyPath | Plan | None
+    save_plan: AnyPath | None
+    weak_typing: bool | None
+    tolerance: float | None
+    max_latency_cost: float | None
+    pareto: bool
+    metric: str | None
+    search: Literal["emulation", "gpu"]
+    search_seconds: float
+    verify: bool
+    build: bool
+    accumulation: Literal["fp32", "fp16"] | None
+    strict: bool
+    build_timeout: float
+
+
+class ScanKeywords(TypedDict, total=False):
+    """Keywords of `rewriter.scan`: the fields of `ScanOptions`."""
+
+    inputs: Any
+    input_shapes: Shapes | None
+    seed: int
+    precision: Literal["fp16", "bf16"]
+    target: str
+
+
+class VerifyKeywords(TypedDict, total=False):
+    """Keywords of `rewriter.verify`: the fields of `VerifyOptions`."""
+
+    engine: str
+    plugin_lib: Paths
+    min_shapes: Shapes | None
+    opt_shapes: Shapes | None
+    max_shapes: Shapes | None
+    inputs: Any
+    input_shapes: Shapes | None
+    seed: int
+    builds: int
+    timeout: float
+    tolerance: float | Tolerance | None
+    metric: str
+    accumulation: Literal["fp32", "fp16"]
+    timing: bool
