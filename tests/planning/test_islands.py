@@ -77,7 +77,7 @@ EMBEDDED = """
                 "e = Gather(table, ids)", "f = Gather(table, ids) g = MatMul(f, w) e = Identity(g)"
             ),
             "",
-            id="nor a bias behind a view",
+            id="nor a bias after a view",
         ),
         pytest.param(
             EMBEDDED.replace("e = Gather(table, ids)", "f = Gather(table, ids) e = Neg(f)"),
@@ -92,7 +92,7 @@ def test_where_a_stream_begins(text: str, expected: str) -> None:
     assert " ".join(name for name, rule in rules.items() if rule == "residual-sum") == expected
 
 
-def test_sums_of_constants_behind_a_residual_sum_do_not_break_it_up() -> None:
+def test_sums_of_constants_after_a_residual_sum_do_not_split_the_stream() -> None:
     text = """
         g (float[4,4] x) => (float[4,4] y, float[4,4] z)
         <float[4] k = {1, 2, 3, 4}, float[4] l = {2, 3, 4, 5}> {

@@ -78,7 +78,7 @@ def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:
         pytest.param("Softplus(a)", 20.0, {}, id="what was measured to be right stays"),
     ],
 )
-def test_what_overflows_inside_is_kept_though_emulation_does_not_see_it(
+def test_an_internal_overflow_is_kept_though_emulation_does_not_see_it(
     node: str, high: float, expected: dict[str, str]
 ) -> None:
     source = graphs.graph(f"g (float[8,8] x) => (float[k,l] y) {{ a = MatMul(x, x)\n y = {node} }}")

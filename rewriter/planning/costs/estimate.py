@@ -81,7 +81,12 @@ class _Pricing:
 
     def prices(self) -> Prices:
         found, inside = self._attentions, self._inside
-        base = {key: 0.0 if key in inside else self._base_us(key, node) for key, node in self._nodes.items()}
+        base = {
+            key: 0.0
+            if key in inside
+            else base_us(node, self._shapes, self._constants, attention=key in self._products)
+            for key, node in self._nodes.items()
+        }
         free = inside | self._products | self._fused
         own = {
             key: 0.0 if key in free else more_us(node, self._shapes, self._constants)
@@ -90,9 +95,6 @@ class _Pricing:
         casts = {key: tuple(self._casts(node)) for key, node in self._nodes.items() if self._weighted(node)}
         shared = dict(self._shared())
         return Prices(base, own, tuple(found), casts, dict(self._conv_epilogues()), shared)
-
-    def _base_us(self, key: str, node: NodeProto) -> float:
-        return base_us(node, self._shapes, self._constants, attention=key in self._products)
 
     def _producer(self, tensor: str) -> NodeProto | None:
         key = self._keys.get(tensor)
