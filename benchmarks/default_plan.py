@@ -34,7 +34,7 @@ from benchmarks.comparison import errors, feeds_of
 from rewriter.data.inputs import load_samples
 from rewriter.data.ranges import measure as measured
 from rewriter.emulation import emulation, reference
-from rewriter.graph.retype import retype
+from rewriter.graph.casts import retype
 from rewriter.hazards import SCAN_RULES, PrecisionRequest
 from rewriter.hazards.kinds import KINDS
 from rewriter.model import Array, Model, facts, load

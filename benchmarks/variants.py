@@ -29,7 +29,7 @@ def naive(model: Path, samples: Path, out: Path) -> None:
     from onnx import TensorProto, numpy_helper
 
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    from rewriter.graph.retype import Request, retype
+    from rewriter.graph.casts import TypeRequest, retype
     from rewriter.model import facts, load, save, walk_graphs
 
     proto = onnx.load(model)
@@ -50,7 +50,7 @@ def naive(model: Path, samples: Path, out: Path) -> None:
                     array = array.astype(np.float16).astype(np.float32)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     loaded = load(proto)
-    wanted = Request(lambda _scope, _node: TensorProto.FLOAT16)
+    wanted = TypeRequest(lambda _scope, _node: TensorProto.FLOAT16)
     save(retype(loaded, facts.infer(loaded), wanted), out)
 
 

@@ -10,22 +10,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rewriter.base import Target
+    from rewriter.data.parity import InputComparison
+    from rewriter.engines.probe.answers import Answers
     from rewriter.errors import RewriterError
+    from rewriter.jobs.compare_inputs import compare_inputs
     from rewriter.jobs.findings import Finding, ScanResult
     from rewriter.jobs.fix.api import fix
     from rewriter.jobs.fix.result import FixResult
+    from rewriter.jobs.locate import locate
+    from rewriter.jobs.probe import probe
     from rewriter.jobs.scan import scan
     from rewriter.jobs.verify import verify
     from rewriter.model import Model, load, save
     from rewriter.plan import Plan
+    from rewriter.verification.locate import Location
     from rewriter.verification.result import VerifyResult
     from rewriter.verification.verdict import Verdict
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Answers": "engines.probe.answers",
     "Finding": "jobs.findings",
     "FixResult": "jobs.fix.result",
+    "InputComparison": "data.parity",
+    "Location": "verification.locate",
     "Model": "model",
     "Plan": "plan",
     "RewriterError": "errors",
@@ -33,16 +42,22 @@ _HOMES = {
     "Target": "base",
     "Verdict": "verification.verdict",
     "VerifyResult": "verification.result",
+    "compare_inputs": "jobs.compare_inputs",
     "fix": "jobs.fix.api",
     "load": "model",
+    "locate": "jobs.locate",
+    "probe": "jobs.probe",
     "save": "model",
     "scan": "jobs.scan",
     "verify": "jobs.verify",
 }
 
 __all__ = [
+    "Answers",
     "Finding",
     "FixResult",
+    "InputComparison",
+    "Location",
     "Model",
     "Plan",
     "RewriterError",
@@ -51,8 +66,11 @@ __all__ = [
     "Verdict",
     "VerifyResult",
     "__version__",
+    "compare_inputs",
     "fix",
     "load",
+    "locate",
+    "probe",
     "save",
     "scan",
     "verify",

@@ -94,19 +94,22 @@ class Stage(IntEnum):
     RANGES = 1
     """Reads `Context.ranges`: `fix` measures before the first such pass."""
 
-    FITTING = 2
-    """Fits weights and operators to the plan, before types change."""
+    ROUNDING = 2
+    """Fits weights to the plan on samples. A search does so once, as it costs too much for each candidate."""
 
-    LOWERING = 3
+    ADAPTING = 3
+    """Chooses operators by the plan, without samples. A search does so for each candidate."""
+
+    LOWERING = 4
     """Carries the plan out: `mixed-precision`."""
 
-    LOWERED = 4
+    LOWERED = 5
     """Improves the lowered model."""
 
     @property
     def reduces_precision(self) -> bool:
         """True for the stages that an FP32 result goes without."""
-        return self >= Stage.FITTING
+        return self >= Stage.ROUNDING
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,10 @@ class Target:
 
     def __str__(self) -> str:
         return self.library + (f" {'.'.join(map(str, self.version))}" if self.version else "")
+
+    def is_wrong(self, probe: str, *, unprobed: bool) -> bool:
+        """True if the probe found the target wrong; `unprobed` where it has no result."""
+        return self.answers[probe] == "wrong" if probe in self.answers else unprobed
 
     @classmethod
     def parse(cls, text: str) -> Target:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from graphs import apply, graph, with_constants
+from graphs import apply, with_constants
 from onnx import helper, numpy_helper
 
 from rewriter.base import Context
@@ -55,21 +55,3 @@ def typed(dtype: int, weight: float, bias: float) -> Model:
     nodes = [helper.make_node("Conv", ["x", w, "b"], [o]) for w, o in (("w", "p"), ("v", "q"))]
     made = helper.make_graph([*nodes, helper.make_node("Add", ["p", "q"], ["y"])], "g", [x], [y], held)
     return load(helper.make_model(made, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
-
-
-def branch(inside: str, around: str) -> Model:
-    """Two Convs in one branch of an If, and their weights in it or around it."""
-    weights = "<float[1,1,1,1] w = {1}, float[1,1,1,1] v = {2}>"
-    return graph(
-        f"""
-        g (float[1,1,4,4] x, bool c) => (float[1,1,4,4] y) {weights if around else ""} {{
-            y = If (c) <
-                then_branch = t () => (float[1,1,4,4] u) {weights if inside else ""} {{
-                    p = Conv(x, w)
-                    q = Conv(x, v)
-                    u = Add(p, q)
-                }},
-                else_branch = e () => (float[1,1,4,4] o) {{ o = Relu(x) }}
-            >
-        }}"""
-    )

@@ -28,7 +28,7 @@ def compare_inputs(
     Exits with 0 if they do the same, with 1 if they differ, with 2 on bad usage or data.
     """
     with exit_codes():
-        from rewriter.data import parity
+        from rewriter.jobs.compare_inputs import compare_inputs as job
         from rewriter.model import write_json
         from rewriter.report import parity as report
         from rewriter.report.progress import progress
@@ -36,7 +36,7 @@ def compare_inputs(
 
         check_extra("--json", json, [ours, theirs])
         with progress(shown=True) as shown:
-            result = parity.compare_inputs(ours, theirs, samples=samples, progress=shown)
+            result = job(ours, theirs, samples=samples, progress=shown)
         if json is not None:
             write_json(report.as_dict(result), json)
         with reader_may_leave():

@@ -24,8 +24,8 @@ def probe(
     """
     with exit_codes():
         from rewriter.engines import host
-        from rewriter.engines.probe import ask as probes
         from rewriter.engines.probe.answers import write
+        from rewriter.jobs.probe import probe as job
         from rewriter.report import probe as report
         from rewriter.report.progress import progress
         from rewriter.report.terminal import console
@@ -36,12 +36,8 @@ def probe(
         if choice.engine is None:
             _without_gpu(choice, json)
             return
-        found = None if again or engine == "onnxruntime" else probes.known_here(choice.engine)
-        if found is None:
-            with progress(shown=True) as shown:
-                found = probes.ask(choice.engine, progress=shown)
-            if choice.engine != "onnxruntime":
-                probes.remember(found)
+        with progress(shown=True) as shown:
+            found = job(choice.engine, again=again, progress=shown)
         if json is not None:
             write(found, json)
         with reader_may_leave():

@@ -16,7 +16,7 @@ from rewriter.emulation.accumulate import accumulate_in_fp16
 from rewriter.emulation.local_functions import FIRST_OPSET
 from rewriter.emulation.product_sums import find_product_sums
 from rewriter.emulation.tf32 import round_to_tf32
-from rewriter.graph.retype import Request, retype
+from rewriter.graph.casts import TypeRequest, retype
 from rewriter.model import Model
 from rewriter.model.facts import Facts
 
@@ -69,6 +69,6 @@ def sums(model: Model, accumulation: Accumulation) -> str:
     return f"FP32, as FP16 sums are emulated from opset {FIRST_OPSET} on and the model has {model.opset}"
 
 
-def _all_fp32(model: Model, *, rounding: bool) -> Request:
+def _all_fp32(model: Model, *, rounding: bool) -> TypeRequest:
     outputs = {port.name: int(TensorProto.FLOAT) for port in model.signature.outputs}
-    return Request(lambda _scope, _node: TensorProto.FLOAT, outputs=outputs, rounding=rounding)
+    return TypeRequest(lambda _scope, _node: TensorProto.FLOAT, outputs=outputs, rounding=rounding)

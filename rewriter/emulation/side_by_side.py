@@ -12,7 +12,7 @@ from typing import Any
 from onnx import NodeProto, TensorProto, helper
 
 from rewriter.graph import attribute, captured, label, reads
-from rewriter.graph.stored import logical_name
+from rewriter.graph.float_types import logical_name
 from rewriter.model import Model, subgraphs
 from rewriter.model.facts import Facts
 from rewriter.planning.planner import node_key

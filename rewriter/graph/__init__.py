@@ -1,7 +1,7 @@
-"""The few safe edits on a graph, and the questions that a pass asks of it.
+"""Safe edits of a graph, and an index of its tensors and nodes.
 
-A `GraphEditor` keeps producers and consumers indexed while it edits, so every question and every
-edit costs the size of what it touches. Nothing reaches the model before `commit`.
+A `GraphEditor` keeps producers and consumers indexed while it edits, so that a look-up or edit takes no
+walk over the graph. The edits of a `with` block reach the model at its end.
 """
 
 from __future__ import annotations

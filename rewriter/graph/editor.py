@@ -1,4 +1,4 @@
-"""The few safe edits on a graph."""
+"""Safe edits of a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAG = "rewriter.pass"
 
 
 def made_by(node: NodeProto, passes: Container[str]) -> bool:
-    """Whether one of the passes made the node, by the tag that it left there."""
+    """True if the node has the tag of one of the passes."""
     return any(entry.key == TAG and entry.value in passes for entry in node.metadata_props)
 
 
@@ -59,7 +59,7 @@ class GraphEditor(GraphView):
             self.commit()
 
     def fresh(self, base: str) -> str:
-        """A name that nothing in the model has, made of `base`."""
+        """A name made of `base` that is unique in the model."""
         return fresh_name(base, self._names)
 
     def add_constant(self, base: str, value: Array) -> str:
@@ -131,17 +131,16 @@ class GraphEditor(GraphView):
         self.edited = True
 
     def substitute(self, tensor: str, *nodes: NodeProto) -> None:
-        """Let `nodes` compute `tensor` in place of the node that does; one of them must write it.
+        """Replaces the node that computes `tensor` by `nodes`, one of which must write it.
 
-        What only the replaced node needed is removed with it. Tensors that others read, or that
-        are graph outputs, stay.
+        Nodes that only the replaced one needed are removed with it.
         """
         old = self._producer[tensor]
         self.insert(*nodes, before=old)
         self.remove(old, keep=(tensor,))
 
     def remove(self, node: NodeProto, keep: Sequence[str] = ()) -> None:
-        """Remove a node, and what feeds it if nothing else reads that."""
+        """Removes a node, and its producers that nothing else reads."""
         self.edited = True
         stack = [node]
         while stack:
@@ -159,7 +158,7 @@ class GraphEditor(GraphView):
                     stack.append(source)
 
     def redirect(self, old: str, new: str, *, only: Sequence[NodeProto] | None = None) -> None:
-        """Let the consumers of `old` (or the nodes `only`) read `new`, in their subgraphs, too.
+        """Lets the consumers of `old` (or the nodes `only`) and their subgraphs read `new`.
 
         A graph output called `old` keeps its producer.
         """
@@ -170,7 +169,7 @@ class GraphEditor(GraphView):
         self.edited = True
 
     def set_input(self, node: NodeProto, index: int, tensor: str) -> None:
-        """Let one input of a node read another tensor."""
+        """Lets one input of a node read another tensor."""
         old = node.input[index]
         node.input[index] = tensor
         if old not in reads(node):
@@ -179,10 +178,9 @@ class GraphEditor(GraphView):
         self.edited = True
 
     def rename(self, old: str, new: str) -> None:
-        """Let the node that writes `old` write `new` instead, and the consumers of `old` read that.
+        """Lets the producer of `old` write `new` instead, and its consumers read that.
 
-        `new` may be the name of a tensor whose producer is removed next: so a graph output keeps
-        its name when the node that wrote it goes.
+        `new` may be a tensor whose producer is removed next: so a graph output keeps its name.
         """
         node = self._producer.pop(old)
         node.output[list(node.output).index(old)] = new
@@ -192,13 +190,13 @@ class GraphEditor(GraphView):
         self.redirect(old, new)
 
     def sweep(self, tensor: str) -> None:
-        """Remove the node that writes `tensor`, if nothing reads any of its outputs any more."""
+        """Removes the producer of `tensor`, if nothing reads any of its outputs."""
         node = self._producer.get(tensor)
         if node is not None and self._is_dead(node):
             self.remove(node)
 
     def commit(self) -> None:
-        """Write the edits into the graph: nodes in topological order, unread new constants dropped."""
+        """Writes the edits into the graph, with nodes in topological order and without unread constants."""
         if not self.edited:
             return
         nodes = topological(self._flatten(), self._producer)

@@ -9,9 +9,9 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph.editor import GraphEditor
+from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.graph.match import optional_input
 from rewriter.graph.nodes import attribute
-from rewriter.graph.stored import EXCHANGEABLE
 from rewriter.graph.view import GraphView
 from rewriter.graph.weights import constant_row, is_own, is_quantised
 from rewriter.model import Array

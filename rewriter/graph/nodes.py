@@ -1,4 +1,4 @@
-"""Questions about nodes and names that need no index."""
+"""Functions of nodes and names that need no index of the graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_op(node: NodeProto | None, *ops: str) -> TypeGuard[NodeProto]:
 
 
 def fresh_name(base: str, taken: set[str]) -> str:
-    """A name that is not in `taken`, made of `base`; it is added there."""
+    """A name made of `base` that is not in `taken`; it is added there."""
     name, count = base, 0
     while name in taken:
         count += 1
@@ -30,7 +30,7 @@ def fresh_name(base: str, taken: set[str]) -> str:
 def without_unread(
     nodes: Sequence[NodeProto], outputs: Iterable[str], may_go: Callable[[NodeProto], bool]
 ) -> tuple[list[NodeProto], set[str]]:
-    """The nodes, in topological order, less those that `may_go` and whose outputs nothing reads.
+    """The nodes, in topological order, without those that `may_go` and whose outputs nothing reads.
 
     Returns:
         The nodes that stay, and the names that they and `outputs` read.
@@ -55,7 +55,7 @@ def attribute(node: NodeProto, name: str, default: Any = None) -> Any:
 
 
 def casts_to(node: NodeProto, dtype: int) -> bool:
-    """Whether the node is a Cast to `dtype`."""
+    """True if the node is a Cast to `dtype`."""
     return node.op_type == "Cast" and attribute(node, "to") == dtype
 
 
@@ -72,7 +72,7 @@ def constant_value(node: NodeProto) -> Array | None:
 
 
 def label(node: NodeProto) -> str:
-    """How messages call a node: its name, or its operator and first output."""
+    """The node's name in messages: its own, or its operator and first output."""
     return node.name or f"{node.op_type}({next((o for o in node.output if o), '?')})"
 
 
@@ -99,7 +99,7 @@ def reads(node: NodeProto) -> dict[str, None]:
 
 
 def rename_reads(node: NodeProto, old: str, new: str) -> None:
-    """Let a node read another tensor, in its subgraphs, too."""
+    """Lets a node and its subgraphs read another tensor."""
     for index, name in enumerate(node.input):
         if name == old:
             node.input[index] = new
@@ -112,7 +112,7 @@ def rename_reads(node: NodeProto, old: str, new: str) -> None:
 
 
 def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """A subgraph may hand an outer tensor straight out."""
+    """Renames the output of a subgraph that is an outer tensor itself."""
     written = {name for node in graph.node for name in node.output}
     for value in graph.output:
         if value.name == old and old not in written:
@@ -121,7 +121,7 @@ def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
 
 def all_names(graph: onnx.GraphProto) -> set[str]:
     """Every name of a tensor or node in a graph and its subgraphs."""
-    values = (*graph.input, *graph.output, *graph.value_info)  # types of tensors that are gone may linger
+    values = (*graph.input, *graph.output, *graph.value_info)  # value_info may hold tensors that are gone
     names = {v.name for v in values} | {t.name for t in graph.initializer}
     for node in graph.node:
         names.add(node.name)
@@ -157,5 +157,5 @@ def topological(nodes: Iterator[NodeProto], producer: dict[str, NodeProto]) -> l
 
 
 def casts_floats(node: NodeProto, is_float: Callable[[str], bool]) -> bool:
-    """Whether a node is a Cast from one float type to another; `is_float` knows the tensors."""
+    """True if a node is a Cast from one float type to another; `is_float` knows the tensors."""
     return is_op(node, "Cast") and is_float(node.input[0]) and is_float(node.output[0])

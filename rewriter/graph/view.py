@@ -1,4 +1,4 @@
-"""What a pass asks of a graph: who makes a tensor, who reads it, its type, shape and value."""
+"""A graph with an index: producer, consumers, type, shape and value of each tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rewriter.model.facts import Shape, TensorFacts
 class GraphView:
     """One graph of a model: `parent` is the graph that encloses it, `owner` the node that holds it.
 
-    Tensors of enclosing graphs can be asked about by name as if they were local.
+    Facts and values of tensors of enclosing graphs are found by name, too.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class GraphView:
         self.graph = graph
         self.parent = parent
         self._facts = facts
-        self._original = list(graph.node)  # held, so that the identity of a node stays its own
+        self._original = list(graph.node)  # held, so that no other object gets the id of a node
         self._nodes: dict[int, NodeProto] = {id(n): n for n in self._original}
         self._initializers = {t.name: t for t in graph.initializer}
         self._new_initializers: dict[str, TensorProto] = {}
@@ -44,12 +44,12 @@ class GraphView:
 
     @property
     def nodes(self) -> list[NodeProto]:
-        """The nodes in topological order, as they stood when the editor was made."""
+        """The original nodes that are left, in topological order; new nodes are not among them."""
         return [n for n in self._original if id(n) in self._nodes]
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the model's main graph."""
+        """True if this is the model's main graph."""
         return self.parent is None
 
     def producer(self, tensor: str) -> NodeProto | None:
@@ -57,7 +57,7 @@ class GraphView:
         return self._producer.get(tensor)
 
     def consumers(self, tensor: str) -> list[NodeProto]:
-        """The nodes of this graph that read `tensor`, also those whose subgraphs do."""
+        """The nodes of this graph that read `tensor`, themselves or in their subgraphs."""
         return list(self._uses.get(tensor, {}).values())
 
     def is_input(self, tensor: str) -> bool:
@@ -70,7 +70,7 @@ class GraphView:
         return tensor in self._initializers or tensor in self._new_initializers
 
     def only_consumer(self, tensor: str) -> NodeProto | None:
-        """The node that reads `tensor`, if it is one alone and the tensor is no graph output."""
+        """The consumer of `tensor`, if there is exactly one and the tensor is no graph output."""
         uses = self._uses.get(tensor, {})
         return next(iter(uses.values())) if len(uses) == 1 and tensor not in self._outputs else None
 

@@ -1,4 +1,4 @@
-"""What a pass asks of a weight before it writes another one in its place."""
+"""Conditions on a weight that a pass replaces by another one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rewriter.model import Array
 
 
 def is_quantised(graph: GraphView, tensor: str) -> bool:
-    """Whether `tensor` is a quantised constant, brought back to floats."""
+    """True if `tensor` is a quantised constant, brought back to floats."""
     source = graph.producer(tensor)
     return (
         source is not None
@@ -19,7 +19,7 @@ def is_quantised(graph: GraphView, tensor: str) -> bool:
 
 
 def is_own(graph: GraphView, tensor: str) -> bool:
-    """Whether a constant is held by this graph, not by one around it."""
+    """True if this graph holds the constant, not an enclosing one."""
     source = graph.producer(tensor)
     while source is not None and source.op_type == "Identity":
         tensor = source.input[0]

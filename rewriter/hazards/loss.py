@@ -1,4 +1,5 @@
-"""Hazard rules of `scan` about values: overflow, underflow, flushed constants, weights, cancellation."""
+"""Hazard rules about chains of values, and about constants: what `scan` reports of overflow and underflow,
+flushed constants, weights, cancellation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hazard rules of `fix` about values: overflow, underflow, decomposed norms and lost epsilons."""
+"""Hazard rules about single values: overflow and underflow as `fix` repairs them, norms, epsilons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNDERFLOW = 2.0**-17
 FP16_DIVISOR = 2.0**-20
 """Smallest accepted divisor: a subnormal number that FP16 holds to 5 bits, and never as zero."""
 
-CANCELLATION = 8.0
+MEAN_RATIO = 8.0
 """Largest accepted ratio of a tensor to its deviation from the mean. Rounding the mean, by 2^-12 at most,
 then shifts the normalised values by less than 2^-9 of their size."""
 
@@ -187,7 +187,7 @@ def _centres(survey: Survey, norm: Norm) -> bool:
     before = survey.range(norm.input)
     after = [survey.range(n.output[0]) for n in norm.nodes if n.op_type == "Sub"]
     return before is not None and all(
-        m is not None and before.mean_abs <= CANCELLATION * m.mean_abs for m in after
+        m is not None and before.mean_abs <= MEAN_RATIO * m.mean_abs for m in after
     )
 
 

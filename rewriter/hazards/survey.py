@@ -13,10 +13,10 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
 from rewriter.graph import GraphEditor, casts_floats
-from rewriter.graph.stored import EXCHANGEABLE
+from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.model import Array
-from rewriter.model.schemas import Port, Ports, ports
+from rewriter.model.schemas import TypeRule, TypeRules, ports
 from rewriter.plan import InputsOutputs, Range
 
 LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
@@ -186,9 +186,9 @@ class Survey:
         if rules is None:
             return True
         border = zip((*node.input, *node.output), (*rules.inputs, *rules.outputs), strict=True)
-        return any(port is not Port.ANY and self.is_float(tensor) for tensor, port in border)
+        return any(port is not TypeRule.ANY and self.is_float(tensor) for tensor, port in border)
 
-    def ports(self, node: NodeProto) -> Ports | None:
+    def ports(self, node: NodeProto) -> TypeRules | None:
         return ports(node, self.opsets, self.request.low)
 
     def producer(self, tensor: str) -> NodeProto | None:

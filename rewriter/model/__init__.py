@@ -1,8 +1,8 @@
 """A model in memory: a small proto beside its large weights, loaded and saved without loss.
 
-Initializers of the main graph from `DETACH_BYTES` on leave the proto and live in
-`Model.weights` as read-only arrays. Copies, checks and shape inference then cost the same
-for a model of 1 MB and one of 10 GB, and files with external data are mapped, not read.
+Initializers of the main graph of `DETACH_BYTES` or more are kept in `Model.weights` as read-only
+arrays, not in the proto. Copies, checks and shape inference then cost the same for a model of 1 MB
+and one of 10 GB, and files with external data are mapped, not read.
 """
 
 from __future__ import annotations

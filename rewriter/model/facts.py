@@ -1,4 +1,4 @@
-"""What is known of every tensor without running the model: its element type and its shape."""
+"""Element types and shapes of all tensors, by shape inference."""
 
 from __future__ import annotations
 

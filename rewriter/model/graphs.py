@@ -25,7 +25,7 @@ def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs that a node holds as attributes (If, Loop, Scan, SequenceMap)."""
     if not _may_hold_graphs(node.op_type, node.domain):
-        return  # most nodes: reading their attributes would take longer than everything else here
+        return  # reading the attributes of every node would dominate the time of all walks
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -41,7 +41,7 @@ def refill(field: Any, messages: Iterable[Any]) -> None:
 
 
 def holds_graphs(node: onnx.NodeProto) -> bool:
-    """Whether a node holds a graph as an attribute."""
+    """True if a node holds a graph as an attribute."""
     return any(True for _ in subgraphs(node))
 
 
@@ -60,7 +60,7 @@ def opsets_of(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def isolate_unknown_ops(proto: onnx.ModelProto, opset: int, deprecated: bool) -> None:
-    """Move nodes whose operator has no schema at `opset` to a domain that onnx leaves alone."""
+    """Move nodes whose operator has no schema at `opset` to a domain that onnx ignores."""
     local = {(f.domain, f.name) for f in proto.functions}
     found = False
     for graph in walk_graphs(proto.graph):
@@ -84,7 +84,7 @@ def _is_unknown(op_type: str, opset: int, deprecated: bool) -> bool:
 
 
 def drop_unknown_domain(proto: onnx.ModelProto) -> None:
-    """Undo the import of that domain."""
+    """Removes the import of `UNKNOWN_DOMAIN`."""
     kept = [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN]
     if len(kept) != len(proto.opset_import):
         kept = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in kept]

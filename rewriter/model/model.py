@@ -1,4 +1,4 @@
-"""The model itself."""
+"""The model: a proto without large data, and its weights."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ class Model:
         return proto
 
     def weightless(self, *, isolate_deprecated: bool = False) -> onnx.ModelProto:
-        """The graph with detached initializers as inputs: what checkers and shape inference want.
+        """The graph with detached initializers as inputs, for checkers and shape inference.
 
         Nodes whose operator has no schema at the model's opset (plugins, custom operators) are moved
-        to a domain of their own, which onnx leaves alone; with `isolate_deprecated`, so are those
-        that onnx took back later, which its checker refuses though every runtime has them
-        (GroupNormalization of opset 18).
+        to a domain of their own, which onnx ignores. With `isolate_deprecated`, so are deprecated
+        operators: onnx's checker refuses them though every runtime has them (GroupNormalization of
+        opset 18).
         """
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
@@ -149,7 +149,7 @@ class Model:
         return proto
 
     def restore(self, proto: onnx.ModelProto) -> Model:
-        """The model of a proto that a library made out of `weightless()`: the weights come back."""
+        """The model of a proto that a library derived from `weightless()`, with the weights put back."""
         names = self.weights.keys()
         listed = {v.name for v in self.proto.graph.input}
         inputs = [v for v in proto.graph.input if v.name not in names or v.name in listed]

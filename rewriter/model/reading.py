@@ -1,4 +1,4 @@
-"""A model out of a file, a proto or a graph of onnx-graphsurgeon."""
+"""Loads models from files, protos and graphs of onnx-graphsurgeon."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ from rewriter.model.tensors import (
 
 
 def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
-    """A model from a path, a ModelProto, or an onnx_graphsurgeon.Graph.
-
-    A ModelProto is copied, never changed.
+    """Loads a model from a path, a ModelProto (which is copied), or an onnx_graphsurgeon.Graph.
 
     Raises:
         ModelError: no such file, not an ONNX model, missing external data, or an invalid graph.
@@ -69,7 +67,7 @@ def check(model: Model) -> None:
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
-    """The proto in a file, its external data not read.
+    """Reads the proto in a file, without its external data.
 
     Raises:
         ModelError: no such file, or no ONNX model.
@@ -93,7 +91,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 
 def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
-    """Move large initializers out of `proto`: of a caller's own proto a copy is made first."""
+    """Moves large initializers out of `proto`; without a path it is the caller's, and is copied first."""
     if path is None:
         copy = onnx.ModelProto()
         copy.CopyFrom(proto)

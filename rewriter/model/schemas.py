@@ -1,4 +1,4 @@
-"""What an operator's schema says of the floating-point types at its inputs and outputs."""
+"""The float types that an operator's schema allows at its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPE_NAMES: dict[int, str] = {
 }
 
 ANY_TYPE_OPS = frozenset({"Shape", "Size", "IsNaN", "IsInf", "Cast", "CastLike"})
-"""Operators that read their first input in whatever float type it has: a Cast before it is waste."""
+"""Operators whose first input may have any float type: a Cast before it would be waste."""
 
 FP32_INPUTS: dict[str, frozenset[int]] = {
     "Resize": frozenset({1, 2}),  # roi and scales: 1/3 in FP16 gives another output size
@@ -46,8 +46,8 @@ TYPE_ATTRIBUTES = {
 _ADAPTABLE = frozenset({"Cast", "DequantizeLinear"})
 
 
-class Port(Enum):
-    """How the float type at one input or output is decided."""
+class TypeRule(Enum):
+    """The rule that decides the float type of one input or output."""
 
     FOLLOWS = "the node's precision"
     FP32 = "always FP32"
@@ -55,20 +55,20 @@ class Port(Enum):
 
 
 @dataclass(frozen=True)
-class Ports:
-    """One `Port` for each input and output of a node, those that hold no float included."""
+class TypeRules:
+    """One `TypeRule` for each input and output of a node, including those that hold no float."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[TypeRule, ...]
+    outputs: tuple[TypeRule, ...]
 
     @property
     def can_follow(self) -> bool:
-        """Whether any float of the node can have the lower precision."""
-        return Port.FOLLOWS in self.inputs or Port.FOLLOWS in self.outputs
+        """True if any float of the node can have the lower precision."""
+        return TypeRule.FOLLOWS in self.inputs or TypeRule.FOLLOWS in self.outputs
 
 
-def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> Ports | None:
-    """How the float types of `node` are decided when `low` is the lower precision.
+def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | None:
+    """The rules for the float types of `node` when `low` is the lower precision.
 
     Args:
         opsets: Versions of the operator sets by domain (`Model.opsets`).
@@ -85,18 +85,18 @@ def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> Ports | None:
     outputs = [_port(schema, schema.outputs, i, low) for i in range(len(node.output))]
     for index in FP32_INPUTS.get(node.op_type, frozenset()):
         if index < len(inputs):
-            inputs[index] = Port.FP32
+            inputs[index] = TypeRule.FP32
     if node.op_type in ANY_TYPE_OPS:
-        inputs[0] = Port.ANY
+        inputs[0] = TypeRule.ANY
     if _generates_fp32(node):
-        outputs = [Port.FP32] * len(outputs)
+        outputs = [TypeRule.FP32] * len(outputs)
     if node.op_type == "LayerNormalization":  # Mean and InvStdDev have the type named by stash_type
-        outputs[1:] = [Port.FP32] * len(outputs[1:])
-    return Ports(tuple(inputs), tuple(outputs))
+        outputs[1:] = [TypeRule.FP32] * len(outputs[1:])
+    return TypeRules(tuple(inputs), tuple(outputs))
 
 
 def set_type_attributes(node: NodeProto, dtype: int) -> None:
-    """Let the attributes of `node` that name a float type say `dtype`, its first output's type."""
+    """Sets the attributes of `node` that name a float type to `dtype`, its first output's type."""
     for item in node.attribute:
         if item.name == TYPE_ATTRIBUTES.get(node.op_type) and item.i in TYPE_NAMES:
             item.i = dtype
@@ -114,7 +114,7 @@ def schema_of(op_type: str, domain: str, opset: int) -> onnx.defs.OpSchema | Non
 
 
 def _generates_fp32(node: NodeProto) -> bool:
-    """Whether the node makes floats of a type that its own attribute names, or FP32 by default.
+    """True if the node makes floats of a type that its own attribute names, or FP32 by default.
 
     `...Like` operators and Bernoulli without the attribute take the type of their input instead.
     """
@@ -126,13 +126,13 @@ def _generates_fp32(node: NodeProto) -> bool:
 
 def _port(
     schema: onnx.defs.OpSchema, formals: Sequence[onnx.defs.OpSchema.FormalParameter], index: int, low: int
-) -> Port:
+) -> TypeRule:
     if not formals:
-        return Port.ANY
+        return TypeRule.ANY
     formal = formals[min(index, len(formals) - 1)]  # the last formal parameter may be variadic
     allowed = _allowed_types(schema.name, schema.domain, schema.since_version)
     types = allowed.get(formal.type_str, frozenset({formal.type_str}))
-    return Port.FOLLOWS if TYPE_NAMES[low] in types else Port.FP32
+    return TypeRule.FOLLOWS if TYPE_NAMES[low] in types else TypeRule.FP32
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""How far something is, and what its stages took."""
+"""Progress and wall time of stages."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 LASTING = "search: "
-"""How stages begin whose news is worth a line of its own where there is no bar to show it in."""
+"""Prefix of stages whose progress is printed line by line where no bar can be shown."""
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and of how much (0: not known)."""
+"""Called with a stage, the amount done, and the total (0: not known)."""
 
 
 @dataclass
 class Stopwatch:
-    """Wall time by stage; tells the progress callback of each."""
+    """Measures wall time by stage and reports each stage to the progress callback."""
 
     progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """What is done inside counts as that stage's."""
+        """Adds the time of the block to the stage."""
         self.progress(name, 0, 0)
         start = time.perf_counter()
         try:

@@ -1,4 +1,4 @@
-"""Tensors inside a proto and outside of it: what is detached, and how a port looks."""
+"""Ports, and the detached tensors whose data is held outside the proto."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import onnx
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DETACH_BYTES = 1024
-"""Shape arithmetic reads constants of a few dozen integers; everything larger is a weight."""
+"""Least size of a detached tensor: constants of shape arithmetic have a few dozen integers."""
 
 DETACHED = "detached-by-rewriter"
-"""`location` of a detached initializer; never seen in a file that `save` wrote."""
+"""`location` of a detached initializer in memory; `save` writes the real one."""
 
 WHOLE_BYTE_TYPES = frozenset(
     getattr(onnx.TensorProto, name)
@@ -24,7 +24,7 @@ WHOLE_BYTE_TYPES = frozenset(
 PACKED_TYPES: dict[int, int] = {
     getattr(onnx.TensorProto, name): bits
     for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
-    if hasattr(onnx.TensorProto, name)  # the last two are younger than the oldest onnx that we take
+    if hasattr(onnx.TensorProto, name)  # the oldest supported onnx lacks the last two
 }
 """Element types narrower than a byte, with their bits."""
 
@@ -40,7 +40,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Signature:
-    """What callers of the model see. Initializers that are listed as inputs (IR 3) are not part of it."""
+    """Inputs and outputs, without the initializers that are listed as inputs (IR 3)."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -60,13 +60,13 @@ def shape_of(tensor: onnx.TypeProto.Tensor) -> tuple[int | str | None, ...] | No
 
 
 def frozen(array: Array) -> Array:
-    """The array, which nobody may write to any more."""
+    """Makes the array read-only and returns it."""
     array.flags.writeable = False
     return array
 
 
 def mark_detached(tensor: onnx.TensorProto) -> None:
-    """Say in a tensor that its data is in `Model.weights`."""
+    """Marks a tensor as one whose data is in `Model.weights`."""
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
@@ -74,7 +74,7 @@ def mark_detached(tensor: onnx.TensorProto) -> None:
 
 
 def attach(tensor: onnx.TensorProto, array: Array) -> None:
-    """Give a detached tensor its data back."""
+    """Writes the data of a detached tensor into it."""
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
     tensor.raw_data = np.ascontiguousarray(array).tobytes()

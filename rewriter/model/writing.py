@@ -21,10 +21,10 @@ from rewriter.model.tensors import Array
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> Path:
-    """Write the model to `path` so that a failure leaves what was there before.
+    """Writes the model to `path`; a failure leaves the old file there.
 
     Weights go into `<name>.data` beside it when the model does not fit into one protobuf message or
-    came from a file that kept them so. A data file of that name that belongs to another model stays.
+    came from a file with external data. A data file of another model is not overwritten.
 
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, label
 from rewriter.model import Array
-from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Follower, Outcome, Use, huge_uses
+from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Follower, Effect, Use, huge_uses
 
 MASK = 16384.0
 """Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""
@@ -83,7 +83,7 @@ class ClampConstants(GraphPass):
         for use, outcome in found:
             yield self._clamp(graph, use, outcome, clamped)
 
-    def _clamp(self, graph: GraphEditor, use: Use, outcome: Outcome, clamped: dict[str, str]) -> Event:
+    def _clamp(self, graph: GraphEditor, use: Use, outcome: Effect, clamped: dict[str, str]) -> Event:
         before = _shown(use.value)
         if outcome.obstacle:
             return Refusal(label(use.node), f"{before} stays: {outcome.obstacle}")

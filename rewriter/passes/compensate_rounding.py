@@ -51,7 +51,7 @@ class CompensateRounding(ModelPass):
 
     name = "compensate-rounding"
     exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
-    stage = Stage.FITTING
+    stage = Stage.ROUNDING
     requires = Requires(after=("split-products",))
     rows: int = 2048
     tf32: bool = False
@@ -69,11 +69,9 @@ class CompensateRounding(ModelPass):
         }"""
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
-        plan = context.plan or Plan("fp16")
         known = facts.infer(model)
         graph, *inner = open_graphs(model, known, tag=self.name)
-        found = list(layers(graph, self._types(plan)))
-        chosen = [layer for layer in found if isinstance(layer, Layer)]
+        found = list(layers(graph, self._types(context.plan or Plan("fp16"))))
         if not found and not any(map(_has_weights, inner)):
             return
         given = context.calibration
@@ -81,23 +79,16 @@ class CompensateRounding(ModelPass):
             why = "there is no data" if given is None else "the data is random"
             yield Refusal("model", f"{why}: give --inputs to round weights together")
             return
+        chosen = [layer for layer in found if isinstance(layer, Layer)]
         sources = tuple(dict.fromkeys(source for layer in chosen for source in layer.sources))
-        feeds = given.samples
-        data = Data(reference(model, known), feeds, len(feeds), self.rows, sources, given.seed)
+        data = Data(
+            reference(model, known), given.samples, len(given.samples), self.rows, sources, given.seed
+        )
         names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
-        weights = {name: graph.value(name) for name in names}
-        done = list(compensate(weights, chosen, data))
-        rounded = [one for one in done if isinstance(one, Rounded)]
-        gained = [one for one in rounded if one.gains]
-        if gained:  # all or none: a second run would judge the rest by other inputs
-            stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-            for one in rounded:
-                for name, value in ((one.layer.weight, one.value), (one.layer.bias, one.bias)):
-                    if value is not None:
-                        stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
-            yield Change("model", _summary(gained))
+        done = list(compensate({name: graph.value(name) for name in names}, chosen, data))
+        yield from _adopt(model, [one for one in done if isinstance(one, Rounded)])
         yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
-        yield from _refusals([_no_gain(one) for one in rounded if not one.gains])
+        yield from _refusals([_no_gain(one) for one in done if isinstance(one, Rounded) and not one.gains])
         if any(map(_has_weights, inner)):
             yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
 
@@ -115,6 +106,19 @@ class CompensateRounding(ModelPass):
 
 def _has_weights(graph: GraphEditor) -> bool:
     return any(isinstance(found, Layer) for found in layers(graph, lambda _: int(TensorProto.FLOAT16)))
+
+
+def _adopt(model: Model, rounded: Sequence[Rounded]) -> Iterator[Change]:
+    """Stores the rounded weights if any of them gains: a second run would judge the rest by other inputs."""
+    gained = [one for one in rounded if one.gains]
+    if not gained:
+        return
+    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    for one in rounded:
+        for name, value in ((one.layer.weight, one.value), (one.layer.bias, one.bias)):
+            if value is not None:
+                stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
+    yield Change("model", _summary(gained))
 
 
 def _summary(rounded: Sequence[Rounded]) -> str:

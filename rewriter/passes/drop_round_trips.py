@@ -59,9 +59,8 @@ class DropRoundTrips(GraphPass):
     def _applies(self, target: Target) -> bool:
         if self.when != "auto":
             return self.when == "always"
-        if PROBE in target.answers:
-            return target.answers[PROBE] == "wrong"
-        return target.library == "tensorrt-rtx" or not target.version
+        unprobed = target.library == "tensorrt-rtx" or not target.version
+        return target.is_wrong(PROBE, unprobed=unprobed)
 
 
 def _drop(graph: GraphEditor, trip: RoundTrip) -> Event:

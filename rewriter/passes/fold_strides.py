@@ -64,7 +64,9 @@ class FoldStrides(GraphPass):
 
     name = "fold-strides"
     requires = Requires(opset=7)  # from there on Add broadcasts a row
-    exactness = Exactness(1e-5, "ONNX Runtime orders the same sums otherwise: 7.4e-7 measured on a SegFormer")
+    exactness = Exactness(
+        1e-5, "ONNX Runtime orders the same sums differently: 7.4e-7 measured on a SegFormer"
+    )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,1,8,8] x) => (float[N,1,4,4] y)

@@ -11,6 +11,7 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, GraphPass, Refusal, Target
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.match import produced
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Array
 
@@ -68,19 +69,15 @@ class IsolateClip(GraphPass):
     def _applies(self, target: Target, probe: str) -> bool:
         if self.when != "auto":
             return self.when == "always"
-        if probe in target.answers:
-            return target.answers[probe] == "wrong"
-        if target.library != "tensorrt":
-            return False
-        return not target.version or any(a <= target.version < b for a, b in DEFECTS)
+        defect = not target.version or any(a <= target.version < b for a, b in DEFECTS)
+        return target.is_wrong(probe, unprobed=target.library == "tensorrt" and defect)
 
 
 def _probe_of(graph: GraphEditor, clip: NodeProto) -> str | None:
     """Returns the probe about the producer of a Clip's input; None if TensorRT does not fuse the two."""
     source = graph.producer(clip.input[0])
     if source is not None and source.op_type == "Add":
-        sources = [graph.producer(name) for name in source.input]
-        return "matmul-add-clip" if any(s is not None and s.op_type == "MatMul" for s in sources) else None
+        return "matmul-add-clip" if any(produced(graph, name, "MatMul") for name in source.input) else None
     if source is None or source.op_type not in TENSOR_CORE:
         return None
     return "conv-clip" if source.op_type.startswith("Conv") else "matmul-add-clip"

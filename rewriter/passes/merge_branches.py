@@ -51,7 +51,7 @@ class MergeBranches(GraphPass):
 
     name = "merge-branches"
     exactness = Exactness(
-        1e-5, "the same products are summed otherwise: 2.3e-6 measured on an RT-DETR's logits"
+        1e-5, "ONNX Runtime sums the same products in another order: 2.3e-6 measured on an RT-DETR's logits"
     )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
-from rewriter.graph.retype import Request, retype
+from rewriter.graph.casts import TypeRequest, retype
 from rewriter.model import Model, facts
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, node_key
@@ -66,7 +66,7 @@ class MixedPrecision(ModelPass):
         yield Change("model", _summary(plan))
 
 
-def request(model: Model, plan: Plan, tag: str) -> Request:
+def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
     """Returns the types that `plan` gives to `model`; new nodes are tagged with `tag`."""
     low = LOW_TYPES[plan.precision]
     kept = plan.fp32 | plan.bf16
@@ -76,10 +76,10 @@ def request(model: Model, plan: Plan, tag: str) -> Request:
         return LOW_TYPES["fp32" if key in plan.fp32 else "bf16"] if key in kept else low
 
     if plan.io == "keep":
-        return Request(node_type, tag=tag)
+        return TypeRequest(node_type, tag=tag)
     wanted = int(TensorProto.FLOAT if plan.io == "fp32" else TensorProto.FLOAT16)
     signature = model.signature
-    return Request(
+    return TypeRequest(
         node_type,
         {port.name: wanted for port in signature.inputs},
         {port.name: wanted for port in signature.outputs},

@@ -48,7 +48,8 @@ class PostponeResize(GraphPass):
 
     name = "postpone-resize"
     exactness = Exactness(
-        1e-5, "other sums, and a mean of sums for a sum of means: 4.4e-7 measured on a SegFormer"
+        1e-5,
+        "another order of sums, a mean of sums in place of a sum of means: 4.4e-7 measured on a SegFormer",
     )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

@@ -11,6 +11,7 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.match import operands, other_operand
 from rewriter.graph.ops import LAYOUTS, SCALING
 
 LONGEST = 12
@@ -76,20 +77,37 @@ def _move_one(graph: GraphEditor, matmul: NodeProto) -> tuple[NodeProto | None, 
     """Moves the first scale after a MatMul; returns the new MatMul, if more scales may follow, and the
     events.
     """
-    found = _find(graph, matmul)
-    if found is None:
+    scale = _find(graph, matmul)
+    if scale is None:
         return None, []
-    scale, factor, between, obstacle = found
-    obstacle = obstacle or _unfit(graph, scale, factor)
+    obstacle = scale.obstacle or _unfit(graph, scale)
     if obstacle is not None:
-        return None, [Refusal(label(scale), obstacle)]
-    return _move(graph, matmul, scale, factor, between)
+        return None, [Refusal(label(scale.node), obstacle)]
+    return _move(graph, matmul, scale)
 
 
-def _find(
-    graph: GraphEditor, matmul: NodeProto
-) -> tuple[NodeProto, float, list[NodeProto], str | None] | None:
-    """Finds the scale between a MatMul and a Softmax: node, factor, nodes between, obstacle."""
+@dataclass(frozen=True)
+class _Scale:
+    """A Mul or Div by a constant between a MatMul and a Softmax.
+
+    Attributes:
+        score: The tensor that it scales.
+        constant: The name of its other operand.
+        factor: The factor of the score.
+        between: The nodes from the MatMul to it.
+        obstacle: Why it cannot move.
+    """
+
+    node: NodeProto
+    score: str
+    constant: str
+    factor: float
+    between: list[NodeProto]
+    obstacle: str | None
+
+
+def _find(graph: GraphEditor, matmul: NodeProto) -> _Scale | None:
+    """Returns the first scale between a MatMul and a Softmax."""
     between: list[NodeProto] = []
     obstacle: str | None = None
     tensor = matmul.output[0]
@@ -100,9 +118,10 @@ def _find(
         if step is not graph.only_consumer(tensor):
             use = "is a graph output" if graph.is_output(tensor) else "has other consumers"
             obstacle = obstacle or f"the score {tensor} {use}"
-        factor = _factor(graph, step, tensor)
-        if factor is not None:
-            return (step, factor, between, obstacle) if _feeds_softmax(graph, step.output[0]) else None
+        constant, factor = other_operand(step, tensor), _factor(graph, step, tensor)
+        if constant is not None and factor is not None:
+            found = _Scale(step, tensor, constant, factor, between, obstacle)
+            return found if _feeds_softmax(graph, step.output[0]) else None
         if not _moves(graph, step, tensor):
             obstacle = obstacle or f"{label(step)} between MatMul and scale is not linear"
         between.append(step)
@@ -121,18 +140,13 @@ def _next(graph: GraphEditor, tensor: str) -> NodeProto | None:
 
 def _factor(graph: GraphEditor, node: NodeProto, tensor: str) -> float | None:
     """Returns the factor by which a node multiplies `tensor`, if that is a constant scalar."""
-    if node.op_type not in SCALING or node.input[0] == node.input[1]:
+    other = other_operand(node, tensor) if node.op_type in SCALING else None
+    if other is None or (node.op_type == "Div" and node.input[0] != tensor):
         return None
-    if node.op_type == "Div" and node.input[0] != tensor:
-        return None
-    value = graph.scalar(_scalar_of(node, tensor))
+    value = graph.scalar(other)
     if value is None or not math.isfinite(value) or value == 0:
         return None
     return value if node.op_type == "Mul" else 1 / value
-
-
-def _scalar_of(node: NodeProto, tensor: str) -> str:
-    return str(node.input[1] if node.input[0] == tensor else node.input[0])
 
 
 def _moves(graph: GraphEditor, node: NodeProto, tensor: str) -> bool:
@@ -157,12 +171,11 @@ def _feeds_softmax(graph: GraphEditor, tensor: str) -> bool:
     return False
 
 
-def _unfit(graph: GraphEditor, scale: NodeProto, factor: float) -> str | None:
-    score = scale.input[0] if graph.scalar(scale.input[0]) is None else scale.input[1]
-    if abs(factor) >= 1:
-        return f"a factor of {factor:.4g} would not make the score smaller"
-    if not _keeps_rank(graph, score, _scalar_of(scale, score)):
-        return f"{_scalar_of(scale, score)} may add axes to the score"
+def _unfit(graph: GraphEditor, scale: _Scale) -> str | None:
+    if abs(scale.factor) >= 1:
+        return f"a factor of {scale.factor:.4g} would not make the score smaller"
+    if not _keeps_rank(graph, scale.score, scale.constant):
+        return f"{scale.constant} may add axes to the score"
     return None
 
 
@@ -172,40 +185,36 @@ def _keeps_rank(graph: GraphEditor, tensor: str, scalar: str) -> bool:
     return value is not None and (value.ndim == 0 or (rank is not None and value.ndim <= rank))
 
 
-def _move(
-    graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float, between: list[NodeProto]
-) -> tuple[NodeProto, list[Event]]:
+def _move(graph: GraphEditor, matmul: NodeProto, scale: _Scale) -> tuple[NodeProto, list[Event]]:
+    """Replaces the chain from the MatMul to the scale by one that reads the scaled query."""
     query, key = matmul.input
-    scaled, scaler = _scale_query(graph, matmul, scale, factor)
-    nodes, current = [scaler], scaled
-    old_chain = [matmul, *between]
+    scaler = _scale_query(graph, matmul, scale)
+    nodes, current, result = [scaler], scaler.output[0], scale.node.output[0]
+    old_chain = [matmul, *scale.between]
     for node in old_chain:
         last = node is old_chain[-1]
-        out = scale.output[0] if last else graph.tensor(f"{node.output[0]}/scaled", like=node.output[0])
+        out = result if last else graph.tensor(f"{node.output[0]}/scaled", like=node.output[0])
         inputs = [current, key] if node is matmul else [current, *node.input[1:]]
         nodes.append(graph.again(node, inputs, [out], name=f"{label(node)}/scaled"))
         current = out
-    graph.substitute(scale.output[0], *nodes)
+    graph.substitute(result, *nodes)
     return nodes[1], [
-        Change(label(scale), f"the factor {factor:.4g} moved to {query}, before {label(matmul)}")
+        Change(label(scale.node), f"the factor {scale.factor:.4g} moved to {query}, before {label(matmul)}")
     ]
 
 
-def _scale_query(
-    graph: GraphEditor, matmul: NodeProto, scale: NodeProto, factor: float
-) -> tuple[str, NodeProto]:
-    """Returns the scaled query and the node that makes it."""
-    query = matmul.input[0]
-    out = graph.tensor(f"{query}/scaled", like=query)
-    name = f"{label(scale)}/query"
-    own = _own_factor(graph, matmul)
-    exact = scale.op_type == "Mul" or _power_of_two(factor)
+def _scale_query(graph: GraphEditor, matmul: NodeProto, scale: _Scale) -> NodeProto:
+    """Makes the node that scales the query."""
+    query, factor, own = matmul.input[0], scale.factor, _own_factor(graph, matmul)
+    exact = scale.node.op_type == "Mul" or _power_of_two(factor)
+    operator, data = "Mul", query
     if own is not None and exact and (_power_of_two(own[1]) or _power_of_two(factor)):
-        constant = _constant(graph, query, own[1] * factor)
-        return out, graph.make("Mul", [own[0], constant], [out], name=name)
-    if exact:
-        return out, graph.make("Mul", [query, _constant(graph, query, factor)], [out], name=name)
-    return out, graph.make("Div", [query, _constant(graph, query, 1 / factor)], [out], name=name)
+        data, factor = own[0], own[1] * factor
+    elif not exact:
+        operator, factor = "Div", 1 / factor
+    out = graph.tensor(f"{query}/scaled", like=query)
+    constant = _constant(graph, query, factor)
+    return graph.make(operator, [data, constant], [out], name=f"{label(scale.node)}/query")
 
 
 def _own_factor(graph: GraphEditor, matmul: NodeProto) -> tuple[str, float] | None:
@@ -216,9 +225,9 @@ def _own_factor(graph: GraphEditor, matmul: NodeProto) -> tuple[str, float] | No
         return None
     if graph.only_consumer(query) is not matmul:
         return None
-    for tensor in node.input:
+    for tensor, constant in operands(node):
         factor = _factor(graph, node, tensor) if graph.scalar(tensor) is None else None
-        if factor is not None and _keeps_rank(graph, tensor, _scalar_of(node, tensor)):
+        if factor is not None and _keeps_rank(graph, tensor, constant):
             return tensor, factor
     return None
 

@@ -77,7 +77,7 @@ class Simplify(ModelPass):
 
     name = "simplify"
     exactness = Exactness(
-        1e-5, "folded BatchNormalization and Einsum round otherwise: 9e-7 measured on RT-DETR R101"
+        1e-5, "folded BatchNormalization and Einsum round differently: 9e-7 measured on RT-DETR R101"
     )
     imported = True
     before = """

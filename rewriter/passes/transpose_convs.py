@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Requires, Stage
-from rewriter.graph import GraphEditor, attribute, label, made_by, open_graphs
+from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Stage
+from rewriter.graph import GraphEditor, attribute, label, open_graphs
 from rewriter.graph.new_weights import NewWeights, layout_obstacle
-from rewriter.model import Model, facts, walk_graphs
+from rewriter.model import Model, facts
 from rewriter.patterns.windows import Windows, pads_of, windows_of
 from rewriter.planning.costs.node_times import TYPICAL
 from rewriter.planning.planner import node_key
@@ -41,8 +41,8 @@ class TransposeConvs(ModelPass):
 
     Skipped without a report: groups, strides, other than two spatial axes (not measured), computed weights,
     Convs below the bounds of the options. So are Convs that the plan keeps in FP32: they sum in FP32
-    already, and an FP32 ConvTranspose is slower. After a search the pass runs once more, for the nodes that
-    the search put in FP32.
+    already, and an FP32 ConvTranspose is slower. A search runs the pass for each
+    of its candidates.
 
     Options:
         depth: Least number of products in a sum (input channels times elements of the window). Shallower sums
@@ -60,8 +60,7 @@ class TransposeConvs(ModelPass):
     """
 
     name = "transpose-convs"
-    stage = Stage.FITTING
-    requires = Requires(after=("compensate-rounding",))
+    stage = Stage.ADAPTING
     exactness = Exactness(
         1e-5,
         "ONNX Runtime adds in another order: 3.5e-6 measured on an RT-DETR, at most 6.8e-7 on four others",
@@ -175,37 +174,6 @@ def _transpose(graph: GraphEditor, conv: _Conv, weights: NewWeights) -> Change:
     made.name = node.name or made.name  # plans and options of the user refer to the name
     graph.substitute(node.output[0], made)
     return Change(label(node), "became a ConvTranspose, which sums in FP32")
-
-
-def restore_in_fp32(model: Model) -> None:
-    """Turns ConvTransposes that this pass made back into Convs if they are FP32, in place.
-
-    A search tries types on one model; this gives it the model that the pass would make for each plan.
-    """
-    if not any(_is_made(node) for graph in walk_graphs(model.proto.graph) for node in graph.node):
-        return
-    for graph in reversed(open_graphs(model, facts.infer(model))):
-        weights = NewWeights(graph)
-        with graph:
-            for node in graph.nodes:
-                if _is_made(node) and graph.dtype(node.input[1]) == TensorProto.FLOAT:
-                    _restore(graph, node, weights)
-
-
-def _is_made(node: NodeProto) -> bool:
-    """True for a ConvTranspose that this pass made."""
-    return node.op_type == "ConvTranspose" and made_by(node, (TransposeConvs.name,))
-
-
-def _restore(graph: GraphEditor, node: NodeProto, weights: NewWeights) -> None:
-    kernel = attribute(node, "kernel_shape")
-    reach = [d * (k - 1) for d, k in zip(attribute(node, "dilations"), kernel, strict=True)]
-    layout = {name: attribute(node, name) for name in ("kernel_shape", "strides", "dilations", "group")}
-    pads = [r - p for r, p in zip(reach * 2, attribute(node, "pads"), strict=True)]
-    inputs = [node.input[0], _turned(node.input[1], weights), *node.input[2:]]
-    made = graph.make("Conv", inputs, node.output, pads=pads, **layout)
-    made.name = node.name or made.name
-    graph.substitute(node.output[0], made)
 
 
 def _layout(conv: _Conv) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rewriter.graph import GraphEditor, is_op, is_own, label
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, row_obstacle
 from rewriter.graph.ops import PRODUCTS
-from rewriter.graph.stored import EXCHANGEABLE
+from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.model.facts import Shape
 
 Views = dict[tuple[str, tuple[int, ...]], str]
@@ -44,7 +44,7 @@ class UnflattenProducts(GraphPass):
 
     name = "unflatten-products"
     requires = Requires(opset=7)  # from there on Add broadcasts a row over any number of axes
-    exactness = Exactness(1e-5, "ONNX Runtime may block the same sums otherwise, and adds C after them")
+    exactness = Exactness(1e-5, "ONNX Runtime may order the same sums differently, and adds C after them")
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3,2] x) => (float[1,3,2] y)

@@ -58,7 +58,7 @@ class UnfoldPatches(GraphPass):
     name = "unfold-patches"
     requires = Requires(opset=7)  # from there on Add broadcasts a row
     exactness = Exactness(
-        1e-5, "ONNX Runtime blocks the same sums otherwise: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"
+        1e-5, "ONNX Runtime orders the same sums differently: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"
     )
     before = """
         <ir_version: 8, opset_import: ["" : 17]>

@@ -69,25 +69,30 @@ class UpgradeOpset(ModelPass):
         work = model.copy()
         inlined = inline(work, self.name)
         refusals: list[Event] = [event for event in inlined if isinstance(event, Refusal)]
+        changed = Counter[str]() if refusals else self._rewrite(work, target, refusals)
         if refusals:
             return refusals
+        what = f"opset {model.opset} became {target}{_listed(changed)}"
+        _stamp(work, target)
+        model.proto, model.weights = work.proto, work.weights
+        return [*inlined, Change("model", what)]
+
+    def _rewrite(self, work: Model, target: int, refusals: list[Event]) -> Counter[str]:
+        """Converts the nodes, in place, and counts them; adds a refusal for each that cannot be converted."""
         known = facts.infer(work)
         editors = open_graphs(work, known, tag=self.name)
-        converter = NodeConverter(model.opset, target, _usual_float(known))
+        converter = NodeConverter(work.opset, target, _usual_float(known))
         requests = [_requests(editor, converter) for editor in editors]
         converter.learn(request for of_graph in requests for request in of_graph)
         plans = [_plan(of_graph, converter, refusals) for of_graph in requests]
         if refusals:
-            return refusals
+            return Counter()
         changed = Counter(node.op_type for plan in plans for node, _ in plan)
         for editor, plan in reversed(list(zip(editors, plans, strict=True))):
             with editor:
                 for node, replacement in plan:
                     _replace(editor, node, replacement)
-        _stamp(work, target)
-        what = f"opset {model.opset} became {target}{_listed(changed)}"
-        model.proto, model.weights = work.proto, work.weights
-        return [*inlined, Change("model", what)]
+        return changed
 
 
 def _requests(editor: GraphEditor, converter: NodeConverter) -> list[Request]:

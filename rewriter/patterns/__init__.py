@@ -1,1 +1,1 @@
-"""What exporters write, recognised."""
+"""Recognises the patterns that exporters write."""

@@ -1,4 +1,4 @@
-"""Products whose results are cut into attention's heads, and the one Reshape that cuts all of them."""
+"""Products whose results are cut into attention heads, and the one Reshape that cuts all of them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.graph import GraphEditor, attribute, is_op
+from rewriter.graph import GraphEditor, attribute
+from rewriter.graph.match import consumed, other_operand
 from rewriter.model.facts import Shape
 
 RANK = 4
-"""Axes of what is cut into heads: [batch, length, heads, size], as it was measured (docs/accuracy.md)."""
+"""Axes of a result in heads, [batch, length, heads, size]: others were not measured (docs/accuracy.md)."""
 
 Target = tuple[int, ...]
-"""Entries of a Reshape's target: a number, 0 (the axis of what is read), or -1 (not known)."""
+"""Entries of a Reshape's target: a size, 0 (that of its input's axis), or -1 (not known)."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How one result [.., heads * size] becomes [*rows, heads, size].
+    """The nodes that cut one result [.., heads * size] into [*rows, heads, size].
 
     Attributes:
         view: The Reshape.
@@ -36,7 +37,7 @@ class Cut:
 
     @property
     def nodes(self) -> list[NodeProto]:
-        """What stands behind the result and moves or goes."""
+        """The consumers of the result that are moved or removed."""
         return [self.view] if self.scale is None else [self.scale, self.view]
 
 
@@ -58,15 +59,15 @@ class Heads:
 
     @property
     def target(self) -> list[int]:
-        """What the Reshape's second input holds: at most one -1, and 0 for an axis that stays."""
+        """The second input of the Reshape: at most one -1, and 0 for an axis that stays."""
         return [*self.rows, sum(self.counts), self.cuts[0].size]
 
 
 def find_heads(graph: GraphEditor, results: Sequence[tuple[str, int]]) -> Heads | None:
-    """How the results of products of one tensor are cut into heads alike; None if they are not.
+    """The common cut into heads of the results of products of one tensor; None if there is none.
 
     Args:
-        results: Tensors [.., columns] that differ in their columns alone, with those.
+        results: Tensors [.., columns] and their columns, the only axis in which they differ.
     """
     cuts: list[Cut] = []
     for tensor, columns in results:
@@ -79,9 +80,9 @@ def find_heads(graph: GraphEditor, results: Sequence[tuple[str, int]]) -> Heads 
 
 
 def part_of(graph: GraphEditor, cut: Cut, dtype: int | None) -> str:
-    """The tensor that a Split writes for this result: the Reshape's own, or what the scale reads from now on.
+    """The tensor that a Split writes for this result: that of the Reshape, or the new input of the scale.
 
-    The scale then writes the Reshape's result in its place; the Reshape is left for the caller to remove.
+    The scale then writes the Reshape's result; the caller removes the Reshape.
 
     Args:
         dtype: The element type of the result (TensorProto.DataType).
@@ -98,8 +99,8 @@ def part_of(graph: GraphEditor, cut: Cut, dtype: int | None) -> str:
 
 def _cut(graph: GraphEditor, tensor: str, columns: int) -> Cut | None:
     scale = _scale(graph, tensor)
-    view = graph.only_consumer(tensor if scale is None else scale.output[0])
-    if not is_op(view, "Reshape"):
+    view = consumed(graph, tensor if scale is None else scale.output[0], "Reshape")
+    if view is None:
         return None
     before = graph.shape(tensor)
     target = _target(graph, view, before)
@@ -121,11 +122,10 @@ def _filled(target: Target, before: Shape, columns: int) -> Target:
 
 
 def _scale(graph: GraphEditor, tensor: str) -> NodeProto | None:
-    """The Mul by one number that alone reads a tensor: it may stand behind a Reshape as well as before."""
-    node = graph.only_consumer(tensor)
-    if node is None or node.op_type != "Mul" or node.input[0] == node.input[1]:
-        return None
-    factor = graph.constant(node.input[1 if node.input[0] == tensor else 0])
+    """The Mul by one number that is the only consumer of a tensor: it may be moved after a Reshape."""
+    node = consumed(graph, tensor, "Mul")
+    other = other_operand(node, tensor) if node is not None else None
+    factor = graph.constant(other) if other is not None else None
     return node if factor is not None and factor.size == 1 and factor.ndim <= 1 else None
 
 
@@ -156,9 +156,9 @@ def _entry(written: int, size: int | str | None, old: Shape) -> int:
 
 
 def _common_rows(found: Sequence[Target]) -> Target | None:
-    """What all say of the axes before the heads.
+    """The entries that all targets share for the axes before the heads.
 
-    All results have as many rows. So one axis of which they do not say the same follows from the others.
+    All results have equally many rows: one axis on which they differ follows from the others.
     """
     rows = tuple(entries[0] if len(set(entries)) == 1 else -1 for entries in zip(*found, strict=True))
     return rows if rows.count(-1) <= 1 else None

@@ -1,4 +1,4 @@
-"""Where the huge numbers of an attention mask go: whether only Softmax sees them, and in which way."""
+"""Follows the huge numbers of attention masks to the Softmax or wherever else they go."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READERS = MOVES - {"Identity"} | {"Add", "Sub", "Mul", "Where", "Concat", "Cast"
 """Operators that a mask constant may enter."""
 
 LARGEST_BIAS = 4096.0
-"""Largest value that may stand beside the mask in one constant: half of what a mask of -2^14 tolerates."""
+"""Largest other value in a mask constant: half of what a mask of -2^14 tolerates."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Use:
 
 
 def huge_uses(graph: GraphEditor) -> Iterator[Use]:
-    """Where nodes that a mask may enter read constants beyond FP16's range, in graph order."""
+    """Inputs of `READERS` that are constants beyond FP16's range, in graph order."""
     for node in graph.nodes:
         for index, tensor in enumerate(node.input if node.op_type in READERS else ()):
             value = _float_constant(graph, tensor)
@@ -56,12 +56,12 @@ def _float_constant(graph: GraphEditor, tensor: str) -> Array | None:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a smaller mask constant would change.
+class Effect:
+    """The effect of a smaller mask constant.
 
     Attributes:
-        obstacle: Why it would change something else than Softmax's zeros; "" if it would not.
-        relies: It changes nothing only if no row of the Softmax is masked whole.
+        obstacle: Why it would change more than Softmax's zeros; "" if it would not.
+        relies: It changes nothing only if no row of the Softmax is masked entirely.
     """
 
     obstacle: str = ""
@@ -71,71 +71,71 @@ class Outcome:
 class Follower:
     """Follows the masks of one graph to their ends; paths that meet are walked once.
 
-    Edits of the graph are not seen: ask everything first.
+    It keeps results: do not edit the graph between two calls.
     """
 
     def __init__(self, graph: GraphEditor, largest_bias: float) -> None:
         self.graph = graph
         self.largest_bias = largest_bias
-        self._outcomes: dict[_Flow, Outcome] = {}
+        self._effects: dict[_Flow, Effect] = {}
 
-    def follow(self, node: NodeProto, index: int, value: Array) -> Outcome:
-        """What a smaller constant would change where `node` reads `value` as its input `index`.
+    def follow(self, node: NodeProto, index: int, value: Array) -> Effect:
+        """The effect of a smaller constant where `node` reads `value` as its input `index`.
 
         Args:
             value: Float constant of any shape; an entry of at least FP16_MAX either way is huge.
         """
         start = _start(node.input[index], value, self.largest_bias)
         first = start if isinstance(start, str) else _step(self.graph, node, index, start)
-        return Outcome(first) if isinstance(first, str) else self._outcome(first)
+        return Effect(first) if isinstance(first, str) else self._effect(first)
 
-    def _outcome(self, first: _Flow) -> Outcome:
+    def _effect(self, first: _Flow) -> Effect:
         stack = [first]
         while stack:
             flow = stack[-1]
-            parts = [] if flow in self._outcomes else self._onward(flow)
-            waiting = [p for p in parts if isinstance(p, _Flow) and p not in self._outcomes]
+            parts = [] if flow in self._effects else self._onward(flow)
+            waiting = [p for p in parts if isinstance(p, _Flow) and p not in self._effects]
             stack.extend(waiting)
             if not waiting:
-                known = [p if isinstance(p, Outcome) else self._outcomes[p] for p in parts]
-                self._outcomes.setdefault(flow, _together(known))
+                known = [p if isinstance(p, Effect) else self._effects[p] for p in parts]
+                self._effects.setdefault(flow, _together(known))
                 stack.pop()
-        return self._outcomes[first]
+        return self._effects[first]
 
-    def _onward(self, flow: _Flow) -> list[Outcome | _Flow]:
-        """The mask behind each node that reads it, or what comes of it there."""
+    def _onward(self, flow: _Flow) -> list[Effect | _Flow]:
+        """The mask after each consumer, or its effect there."""
         if self.graph.is_output(flow.tensor):
-            return [Outcome(f"it leaves the graph as {flow.tensor}")]
+            return [Effect(f"it leaves the graph as {flow.tensor}")]
         return [self._at(node, index, flow) for node, index in _readers(self.graph, flow.tensor)]
 
-    def _at(self, node: NodeProto, index: int, flow: _Flow) -> Outcome | _Flow:
+    def _at(self, node: NodeProto, index: int, flow: _Flow) -> Effect | _Flow:
         softmax = node.op_type == "Softmax"
         after = _at_softmax(self.graph, node, flow) if softmax else _step(self.graph, node, index, flow)
         if isinstance(after, str):
-            return Outcome(after)
-        return Outcome(relies=after.relies) if softmax else after
+            return Effect(after)
+        return Effect(relies=after.relies) if softmax else after
 
 
-def _together(outcomes: Sequence[Outcome]) -> Outcome:
-    obstacle = next((o for o in outcomes if o.obstacle), None)
+def _together(effects: Sequence[Effect]) -> Effect:
+    obstacle = next((o for o in effects if o.obstacle), None)
     if obstacle is not None:
         return obstacle
-    return Outcome(relies=any(o.relies for o in outcomes)) if outcomes else Outcome("it reaches no Softmax")
+    return Effect(relies=any(o.relies for o in effects)) if effects else Effect("it reaches no Softmax")
 
 
 def is_huge(value: Array) -> bool:
-    """Whether a float array has an entry of at least FP16_MAX, either way."""
+    """True if a float array has an entry of at least FP16_MAX, either way."""
     return bool(value.size) and bool(max(float(value.max()), -float(value.min())) >= FP16_MAX)
 
 
 @dataclass(frozen=True)
 class _Flow:
-    """What is known of a mask on its way to Softmax.
+    """Properties of a mask on its way to Softmax.
 
     Attributes:
         sign: Of its huge entries.
         infinite: Whether they are.
-        selective: It is known to leave entries open: it is not a shift of whole rows.
+        selective: It certainly leaves entries open: it is not a shift of whole rows.
         open_rows: Every row is known to keep an open entry.
         summed: Something was added to the masked entries.
         alone: No other mask has joined it.
@@ -171,7 +171,7 @@ def _start(tensor: str, value: Array, largest_bias: float) -> _Flow | str:
 
 
 def _readers(graph: GraphEditor, tensor: str) -> Iterator[tuple[NodeProto, int]]:
-    """Each input of each node that reads a tensor's values; -1 for a node whose subgraph does."""
+    """Consumers of a tensor's values with the index of the input; -1 if a subgraph reads it."""
     for node in graph.consumers(tensor):
         if node.op_type in {"Shape", "Size"}:
             continue
@@ -180,7 +180,7 @@ def _readers(graph: GraphEditor, tensor: str) -> Iterator[tuple[NodeProto, int]]
 
 
 def _step(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow) -> _Flow | str:
-    """The mask after one more node, or why the node is in the way."""
+    """The mask after one more node, or the reason why the node is an obstacle."""
     on = replace(flow, tensor=node.output[0], open_rows=flow.open_rows and _keeps_rows(graph, node))
     match node.op_type:
         case "Add" | "Sub" | "Where":
@@ -215,7 +215,7 @@ def _joined(graph: GraphEditor, node: NodeProto, index: int, flow: _Flow, on: _F
 
 
 def _holds_mask(graph: GraphEditor, tensor: str, depth: int = 6) -> bool:
-    """Whether a tensor is, or was made with, another huge constant."""
+    """True if a tensor is another huge constant, or computed from one."""
     value, node = graph.constant(tensor), graph.producer(tensor)
     if value is not None:
         return graph.dtype(tensor) in FLOATS and is_huge(value)
@@ -228,13 +228,13 @@ def _holds_mask(graph: GraphEditor, tensor: str, depth: int = 6) -> bool:
 
 
 def fill_value(node: NodeProto) -> Array:
-    """The one element that a ConstantOfShape repeats: 0 unless it says otherwise."""
+    """The one element that a ConstantOfShape repeats: 0 unless its attribute gives another."""
     value = attribute(node, "value")
     return np.zeros(1, np.float32) if value is None else numpy_helper.to_array(value)
 
 
 def _keeps_rows(graph: GraphEditor, node: NodeProto) -> bool:
-    """Whether an open entry in every row (along the last axis) stays one."""
+    """True if an open entry in every row (along the last axis) stays one."""
     if node.op_type == "Unsqueeze":
         axes, rank = graph.axes(node), graph.rank(node.output[0])
         return bool(axes) and rank is not None and not {-1, rank - 1} & set(axes or ())
@@ -242,7 +242,7 @@ def _keeps_rows(graph: GraphEditor, node: NodeProto) -> bool:
 
 
 def _spreads(graph: GraphEditor, tensor: str, result: str) -> bool:
-    """Whether one entry of a mask serves a whole row of the sum."""
+    """True if one entry of a mask serves a whole row of the sum."""
     mask, total = graph.shape(tensor), graph.shape(result)
     if not mask or not total:
         return False
@@ -305,7 +305,7 @@ def _combine(op: str, a: tuple[float, float], b: tuple[float, float]) -> tuple[f
 
 
 def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> _Flow | str:
-    """The mask where it takes effect, or why it must stay as it is there."""
+    """The mask where it takes effect, or the reason why it must not change there."""
     if flow.sign > 0:
         return f"at {label(softmax)} it is positive"
     if not flow.selective:
@@ -320,7 +320,7 @@ def _at_softmax(graph: GraphEditor, softmax: NodeProto, flow: _Flow) -> _Flow | 
 
 
 def _only_lower_bounds(graph: GraphEditor, node: NodeProto, index: int) -> bool:
-    """Whether a Max compares with nothing but constants that no score falls below."""
+    """True if a Max compares with nothing but constants that no score falls below."""
     others = [graph.scalar(name) for i, name in enumerate(node.input) if i != index]
     return bool(others) and all(value is not None and value <= -FP16_MAX for value in others)
 

@@ -1,4 +1,4 @@
-"""What is known of a Resize: by how much it enlarges, and that it does the same in each channel."""
+"""Scales of a Resize, and the conditions under which it is a known mean in each channel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rewriter.model import Array
 from rewriter.model.facts import Shape
 
 FIRST_OPSET = 11
-"""From here on Resize says how it maps coordinates, and has its scales as the third input."""
+"""First version in which Resize names its mapping of coordinates and has its scales as the third input."""
 
 _ALIGNED = frozenset(
     {"align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel"}
@@ -21,9 +21,9 @@ _ALIGNED = frozenset(
 
 
 def reason_against(graph: GraphView, resize: NodeProto) -> str:
-    """What keeps a Resize or Upsample from being a known mean in each channel; "" if nothing does."""
+    """The reason why a Resize or Upsample is no known mean in each channel; "" if it is one."""
     if graph.model.opset < FIRST_OPSET:
-        needed = f"opset {FIRST_OPSET} says how {label(resize)} maps coordinates"
+        needed = f"{label(resize)} names its mapping of coordinates from opset {FIRST_OPSET} on"
         return f"{needed}, the model has {graph.model.opset}: run upgrade-opset"
     mode = attribute(resize, "coordinate_transformation_mode", "half_pixel")
     if mode not in _ALIGNED:
@@ -34,7 +34,7 @@ def reason_against(graph: GraphView, resize: NodeProto) -> str:
 
 
 def scales_of(graph: GraphView, resize: NodeProto) -> tuple[float, ...] | None:
-    """By how much each axis grows; None if that is not known. For opset 11 and later."""
+    """The factor by which each axis grows; None if one is not known. For opset 11 and later."""
     before, after = graph.shape(resize.input[0]), graph.shape(resize.output[0])
     if before is None:
         return None
@@ -48,9 +48,9 @@ def scales_of(graph: GraphView, resize: NodeProto) -> tuple[float, ...] | None:
 
 
 def inputs_for(graph: GraphView, resize: NodeProto, channels: int) -> Sequence[str | Array] | None:
-    """What the same Resize of a tensor with other channels reads behind it: names, or a new constant.
+    """The other inputs of the same Resize of a tensor with other channels: names, or a new constant.
 
-    None if it has sizes for a batch that is not known. For what `scales_of` knows.
+    None if it has sizes for a batch that is not known. Its scales must be known (`scales_of`).
     """
     after = graph.shape(resize.output[0]) or ()
     axes = _axes(resize, len(after))
@@ -67,7 +67,7 @@ def _has_sizes(resize: NodeProto) -> bool:
 
 
 def _axes(resize: NodeProto, rank: int) -> list[int]:
-    """The axes of which a Resize has scales or sizes, in their order."""
+    """The axes that the scales or sizes of a Resize belong to, in their order."""
     return [axis % rank for axis in attribute(resize, "axes", range(rank))]
 
 

@@ -11,7 +11,7 @@ PASS = "split-products"
 RULE = "split"
 """Rule of the nodes of a split product that a plan keeps in FP32."""
 
-REASON = "a part of a split product: FP16 cannot hold what it takes apart or adds up"
+REASON = "a part of a split product: FP16 cannot hold its parts and their sums"
 
 _LOWERED = frozenset({"MatMul", "Reshape"})
 """The pass makes these in FP16: the product and the view before it, so that a Cast stands before both."""

@@ -1,4 +1,4 @@
-"""What a Conv's windows read, and what a pass asks of them before it writes the Conv another way."""
+"""The windows of a Conv, and the conditions under which a pass may write the Conv another way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ so few channels, and has no good kernel for them (docs/accuracy.md)."""
 
 @dataclass(frozen=True)
 class Windows:
-    """What a Conv with a constant weight reads.
+    """The windows that a Conv with a constant weight reads.
 
     Attributes:
         out, channels: Of the result, and of what is read.
@@ -85,16 +85,16 @@ def pads_of(node: NodeProto, windows: Windows) -> tuple[int, ...] | None:
     for size, step, reach in zip(windows.sizes, windows.strides, windows.reach, strict=True):
         if step != 1 and not isinstance(size, int):
             return None
-        left = (size - 1) % step if isinstance(size, int) else 0  # elements behind the last step
+        left = (size - 1) % step if isinstance(size, int) else 0  # elements after the last step
         totals.append(max(reach - left, 0))
     less, more = [total // 2 for total in totals], [total - total // 2 for total in totals]
     return tuple(less + more if auto == "SAME_UPPER" else more + less)
 
 
 def reason_against(graph: GraphEditor, node: NodeProto, windows: Windows, kept: Kept) -> str | None:
-    """Why a Conv cannot be written with its steps as an axis of their own; None if it can.
+    """The reason why a Conv's strides cannot become an axis of their own; None if they can.
 
-    Padding is the caller's affair.
+    The caller checks the padding.
     """
     return kept.reason(node) or layout_obstacle(graph, node.input[1]) or _reason_in_windows(node, windows)
 
@@ -117,7 +117,7 @@ def _reason_in_windows(node: NodeProto, windows: Windows) -> str | None:
 
 @dataclass(frozen=True)
 class Replacement:
-    """New nodes in front of a Conv; their names begin with its own and `suffix`."""
+    """Adds nodes before a Conv; their names begin with the Conv's and `suffix`."""
 
     graph: GraphEditor
     conv: NodeProto
@@ -125,7 +125,7 @@ class Replacement:
 
     @property
     def name(self) -> str:
-        """Of the node that stands for the Conv."""
+        """Name of the node that replaces the Conv."""
         return f"{label(self.conv)}/{self.suffix}"
 
     def tensor(self, what: str) -> str:
@@ -133,12 +133,12 @@ class Replacement:
         return self.graph.tensor(f"{self.conv.output[0]}/{what}", dtype=self.graph.dtype(self.conv.input[1]))
 
     def add(self, op: str, inputs: Sequence[str], out: str, name: str = "", **attributes: Any) -> str:
-        """Add a node that writes `out`, and return that."""
+        """Adds a node that writes `out`, and returns `out`."""
         node = self.graph.make(op, inputs, [out], name=name or f"{self.name}/{op}", **attributes)
         self.graph.insert(node, before=self.conv)
         return out
 
     def reshape(self, tensor: str, sizes: Sequence[int], out: str) -> str:
-        """Add a Reshape behind the batch, whose size (0) is copied."""
+        """Adds a Reshape of all axes after the batch, whose size is copied (0)."""
         shape = self.graph.add_constant(f"{out}/shape", np.asarray((0, *sizes), np.int64))
         return self.add("Reshape", [tensor, shape], out)

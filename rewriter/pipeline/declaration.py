@@ -6,7 +6,10 @@ docs/configuration.md all come from the field's `Declaration`.
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -36,7 +39,8 @@ class Declaration:
         kind: The type of its value on the command line and in files, without `None`.
         default: The value where nobody sets it; None: the preset or the model decides.
         help: The line in `--help`.
-        about: The text of docs/configuration.md and of `help(rewriter.fix)`; "": that of `help`.
+        about: The text of docs/configuration.md and of `help(rewriter.fix)`: its entry in the docstring of
+            the class. "": that of `help`.
         panel: The group in `--help`.
         metavar: Its value in `--help`; "" for a switch.
         flags: Its names on the command line, if they are not `--name`.
@@ -86,9 +90,10 @@ class Declaration:
         return self.about or f"{self.help}."
 
 
-def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - the name that Typer gives it
-    """A field of an options class; `more` are attributes of `Declaration`."""
-    return field(default=default, metadata={"option": Declaration(default=default, help=help, **more)})
+def option(default: Any, text: str, panel: str = "", metavar: str = "", **more: Any) -> Any:
+    """A field of an options class; `text` is its help, and `more` are attributes of `Declaration`."""
+    declared = Declaration(default=default, help=text, panel=panel, metavar=metavar, **more)
+    return field(default=default, metadata={"option": declared})
 
 
 def like(options: type, name: str, /, **changed: Any) -> Any:
@@ -103,14 +108,22 @@ def declarations(kind: type) -> Mapping[str, Declaration]:
     found = {}
     for item in fields(kind):
         declared: Declaration = item.metadata["option"]
-        taken = declared.kind or _without_none(_annotation(kind, item.name))
-        found[item.name] = replace(declared, name=item.name, kind=taken)
+        owner = next(base for base in kind.__mro__ if item.name in vars(base).get("__annotations__", {}))
+        taken = declared.kind or _without_none(_annotation(owner, item.name))
+        about = entries(owner.__doc__ or "", "Attributes").get(item.name, declared.about)
+        found[item.name] = replace(declared, name=item.name, kind=taken, about=about)
     return found
 
 
-def _annotation(kind: type, name: str) -> Any:
+def entries(docstring: str, section: str) -> dict[str, str]:
+    """The entries `name: text` of one section of a docstring; their further lines are indented."""
+    body = inspect.cleandoc(docstring).partition(f"{section}:\n")[2].partition("\n\n")[0]
+    parts = re.split(r"^(\w+):\s+", textwrap.dedent(body), flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _annotation(owner: type, name: str) -> Any:
     """The evaluated annotation of one field; others may name types that load for type checkers only."""
-    owner = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", {}))
     return eval(owner.__annotations__[name], vars(sys.modules[owner.__module__]))
 
 

@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Target
 from rewriter.graph import GraphEditor, label, open_graphs
-from rewriter.graph.stored import logical_name
+from rewriter.graph.float_types import logical_name
 from rewriter.hazards import RULES, Hazard
 from rewriter.hazards.magnitude import fits_inside
 from rewriter.hazards.survey import PrecisionRequest, Survey

@@ -140,16 +140,16 @@ import warnings
 LAYERS = {
 $rows
 }
-"""Nodes that must not compute in FP16, with the type that they need."""
+"""Nodes that must not compute in FP16, with the type that they shall have."""
 
 FLOATS = ("FLOAT", "HALF", "BF16")
 
 
 def node_of(layer):
     """The ONNX node that a layer comes from; one node may become several layers."""
-    stated = re.search(r"\\[ONNX Layer: ([^\\]]*)\\]", getattr(layer, "metadata", "") or "")
-    if stated:
-        return stated[1]
+    told = re.search(r"\\[ONNX Layer: ([^\\]]*)\\]", getattr(layer, "metadata", "") or "")
+    if told:
+        return told[1]
     return layer.name if layer.name in LAYERS else re.sub(r"_\\d+$$", "", layer.name)
 
 

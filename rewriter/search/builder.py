@@ -19,7 +19,7 @@ from rewriter.errors import RewriterError
 from rewriter.model import save
 from rewriter.plan import Plan
 from rewriter.search.clock import Clock
-from rewriter.search.evaluate import Problem
+from rewriter.search.evaluator import Problem
 from rewriter.verification.checks import as_declared
 
 TIME_UP = "not tried: the time was up"

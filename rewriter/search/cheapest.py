@@ -25,8 +25,8 @@ from onnx import NodeProto
 from rewriter.graph.ops import COMPUTE_BOUND, TENSOR_CORE
 from rewriter.model import opsets_of
 from rewriter.planning.planner import SEARCHED, has_bf16, node_key
-from rewriter.search.choice import Choice, added
-from rewriter.search.goal import Found, Goal
+from rewriter.search.candidate import Candidate, added
+from rewriter.search.goal import ErrorLimit, Found
 from rewriter.search.trials import Trials
 
 RELEASABLE = frozenset(
@@ -46,42 +46,42 @@ FOR_RANGE = frozenset({"overflow", "partial-sums", SEARCHED})
 MOST_PRODUCTS = 0.5
 """Share of the matrix products' time in FP32 from which on the weights are asked what they do alone."""
 
-Move = Callable[[Choice, frozenset[str]], Choice]
+Move = Callable[[Candidate, frozenset[str]], Candidate]
 
 
-def cheapest(trials: Trials, goal: Goal) -> Found:
+def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     """Search from the rules' plan.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    rules = Choice()
+    rules = Candidate()
     before = trials.value(rules)
     if goal.meets(before):
         return _found(trials, goal, _cheaper(trials, goal, rules), before, None)
-    ranked = trials.all_candidates()
+    ranked = trials.all_nodes()
     needed = _bisect(ranked, trials, goal)
     if needed is None:
         best = trials.value(added(ranked))
         return replace(_found(trials, goal, rules, before, trials.weights_alone()), met=False, value=best)
     kept = ranked[:needed]
-    choice = _halving(trials, goal, added(kept), kept, _give_back, len(kept) // 2)
-    weights = trials.weights_alone() if _products_share(trials, choice) > MOST_PRODUCTS else None
+    candidate = _halving(trials, goal, added(kept), kept, _give_back, len(kept) // 2)
+    weights = trials.weights_alone() if _products_share(trials, candidate) > MOST_PRODUCTS else None
     if weights is not None and not goal.meets(weights):
         return replace(_found(trials, goal, rules, before, weights), met=False)
-    return _found(trials, goal, _cheaper(trials, goal, choice), before, weights)
+    return _found(trials, goal, _cheaper(trials, goal, candidate), before, weights)
 
 
-def _products_share(trials: Trials, choice: Choice) -> float:
+def _products_share(trials: Trials, candidate: Candidate) -> float:
     """The share of the matrix products' time that is spent in FP32."""
     base = trials.prices.base
     nodes = trials.problem.model.proto.graph.node
     products = {node_key(0, n) for n in nodes if n.op_type in COMPUTE_BOUND} & base.keys()
     total = sum(base[key] for key in products)
-    return sum(base[key] for key in products & trials.plan_of(choice).fp32) / total if total else 0.0
+    return sum(base[key] for key in products & trials.plan_of(candidate).fp32) / total if total else 0.0
 
 
-def _bisect(ranked: Sequence[str], trials: Trials, goal: Goal) -> int | None:
+def _bisect(ranked: Sequence[str], trials: Trials, goal: ErrorLimit) -> int | None:
     """How many of the best nodes are needed; None if all are not enough."""
     if not goal.meets(trials.value(added(ranked))):
         return None
@@ -93,61 +93,64 @@ def _bisect(ranked: Sequence[str], trials: Trials, goal: Goal) -> int | None:
     return high
 
 
-def _cheaper(trials: Trials, goal: Goal, choice: Choice) -> Choice:
-    """The choice with what the goal allows in BF16, and released."""
-    products = in_range_products(trials, choice)
-    choice = _halving(trials, goal, choice, products, _to_bf16, len(products))
+def _cheaper(trials: Trials, goal: ErrorLimit, candidate: Candidate) -> Candidate:
+    """The candidate with what the goal allows in BF16, and released."""
+    products = in_range_products(trials, candidate)
+    candidate = _halving(trials, goal, candidate, products, _to_bf16, len(products))
     release = _releasable(trials)
-    return _halving(trials, goal, choice, release, _release, len(release))
+    return _halving(trials, goal, candidate, release, _release, len(release))
 
 
 def _halving(
-    trials: Trials, goal: Goal, choice: Choice, keys: Sequence[str], move: Move, size: int
-) -> Choice:
+    trials: Trials, goal: ErrorLimit, candidate: Candidate, keys: Sequence[str], move: Move, size: int
+) -> Candidate:
     """Move all, halves, quarters, ... of the nodes, dearest first, as long as the goal is met."""
     left = sorted(keys, key=lambda key: -trials.prices.extra.get(key, 0.0))
     budget, start = 2 * math.ceil(math.log2(len(trials.prices.extra) + 1)), 0
     while size and budget > 0 and left:
-        moved = move(choice, frozenset(left[start : start + size]))
+        moved = move(candidate, frozenset(left[start : start + size]))
         budget -= 1
         if goal.meets(trials.value(moved)):
-            choice, left = moved, [*left[:start], *left[start + size :]]
+            candidate, left = moved, [*left[:start], *left[start + size :]]
         else:
             start += size
         if start >= len(left):
             start, size = 0, size // 2
-    return choice
+    return candidate
 
 
-def _give_back(choice: Choice, keys: frozenset[str]) -> Choice:
-    return replace(choice, added=choice.added - keys)
+def _give_back(candidate: Candidate, keys: frozenset[str]) -> Candidate:
+    return replace(candidate, added=candidate.added - keys)
 
 
-def _to_bf16(choice: Choice, keys: frozenset[str]) -> Choice:
-    return replace(choice, bf16=choice.bf16 | keys)
+def _to_bf16(candidate: Candidate, keys: frozenset[str]) -> Candidate:
+    return replace(candidate, bf16=candidate.bf16 | keys)
 
 
-def _release(choice: Choice, keys: frozenset[str]) -> Choice:
-    return replace(choice, released=choice.released | keys)
+def _release(candidate: Candidate, keys: frozenset[str]) -> Candidate:
+    return replace(candidate, released=candidate.released | keys)
 
 
-def in_range_products(trials: Trials, choice: Choice) -> list[str]:
+def in_range_products(trials: Trials, candidate: Candidate) -> list[str]:
     """Matrix products in FP32 whose hazard BF16 repairs, too, where their operator has it."""
     proto = trials.problem.model.proto
     opsets = opsets_of(proto)
     nodes: dict[str, NodeProto] = {node_key(0, n): n for n in proto.graph.node if n.op_type in IN_BF16}
-    plan = trials.plan_of(choice)
+    plan = trials.plan_of(candidate)
     kept = [d.key for d in plan.decisions if d.repair == "fp32" and d.rule in FOR_RANGE and d.key in nodes]
     return [key for key in kept if plan.precision == "fp16" and has_bf16(nodes[key], opsets)]
 
 
 def _releasable(trials: Trials) -> list[str]:
-    least = LEAST_SAVING * trials.latency_us(Choice())
+    least = LEAST_SAVING * trials.latency_us(Candidate())
     extra = trials.prices.extra
     return [d.key for d in trials.plan.decisions if d.rule in RELEASABLE and extra.get(d.key, 0.0) > least]
 
 
-def _found(trials: Trials, goal: Goal, choice: Choice, before: float, weights: float | None) -> Found:
-    value, base = trials.value(choice), trials.latency_us(Choice())
-    cost, origin = trials.latency_us(choice) - base, trials.judge.origin
-    return Found(trials.plan_of(choice), True, value, before, weights, trials.count, cost, base, goal, origin)
+def _found(
+    trials: Trials, goal: ErrorLimit, candidate: Candidate, before: float, weights: float | None
+) -> Found:
+    plan, value, count = trials.plan_of(candidate), trials.value(candidate), trials.count
+    base = trials.latency_us(Candidate())
+    cost = trials.latency_us(candidate) - base
+    return Found(plan, True, value, before, weights, count, cost, base, goal, trials.judge.origin)

@@ -12,7 +12,7 @@ from rewriter.graph.fusion import is_plain_transpose
 from rewriter.model import Model
 from rewriter.model.facts import Facts
 from rewriter.planning.costs.node_times import products
-from rewriter.search.evaluate import Problem
+from rewriter.search.evaluator import Problem
 
 FP16_SUMS = 8.0
 """How many times longer an emulation with FP16 sums takes, at most (README.md)."""

@@ -17,7 +17,7 @@ from rewriter.figures.metrics import Metric
 from rewriter.plan import Plan
 from rewriter.search.builder import TIME_UP, Builder
 from rewriter.search.clock import Clock
-from rewriter.search.evaluate import Judged, Measured, Problem
+from rewriter.search.evaluator import Judged, Measured, Problem
 
 TOGETHER = 4
 """Engines that are loaded and timed together with the reference: more of them share the cost of loading it

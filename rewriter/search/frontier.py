@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rewriter.search.choice import Choice, added
+from rewriter.search.candidate import Candidate, added
 from rewriter.search.result import Frontier, FrontierPoint
 from rewriter.search.trials import Trials
 
@@ -15,12 +15,12 @@ def frontier(trials: Trials, metric: str) -> Frontier:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    ranked, size = trials.all_candidates(), 1
-    trials.value(Choice())
+    ranked, size = trials.all_nodes(), 1
+    trials.value(Candidate())
     while size < 2 * len(ranked):
         trials.value(added(ranked[:size]))
         size *= 2
-    points = [_point(trials, choice) for choice in trials.tried()]
+    points = [_point(trials, candidate) for candidate in trials.tried()]
     return of_points(points, metric, trials.metric.least, trials.judge.origin)
 
 
@@ -38,5 +38,5 @@ def of_points(found: Sequence[FrontierPoint], metric: str, least: bool, origin: 
     return Frontier(metric, least, origin, tuple(kept), tuple(points))
 
 
-def _point(trials: Trials, choice: Choice) -> FrontierPoint:
-    return FrontierPoint(trials.latency_us(choice), trials.value(choice), trials.plan_of(choice))
+def _point(trials: Trials, candidate: Candidate) -> FrontierPoint:
+    return FrontierPoint(trials.latency_us(candidate), trials.value(candidate), trials.plan_of(candidate))

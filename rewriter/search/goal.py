@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from rewriter.figures.metrics import Metric, named
@@ -21,7 +20,7 @@ class _ByMetric:
 
 
 @dataclass(frozen=True)
-class Goal(_ByMetric):
+class ErrorLimit(_ByMetric):
     """What the plan shall reach: a value of a metric, for every output and sample."""
 
     tolerance: float
@@ -85,7 +84,7 @@ class Fastest(_ByMetric):
         return "no slower and no less accurate than the rules' plan"
 
 
-Aim = Goal | Budget | Fastest
+Goal = ErrorLimit | Budget | Fastest
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class Found:
     emulations: int
     cost_us: float
     base_us: float
-    goal: Aim
+    goal: Goal
     origin: str
     tried: tuple[TriedPlan, ...] = ()
     refused: float | None = None
@@ -126,7 +125,7 @@ class Found:
         share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
         kind = "" if self.tried else "estimated "
         cost = f"{kind}cost {self.cost_us:.3g} us{share}, {self.origin}"
-        if isinstance(self.goal, Goal) and not self.met:
+        if isinstance(self.goal, ErrorLimit) and not self.met:
             told = f"{self.goal} cannot be met: {self._why_not(self.goal)}; {self._effort}"
             return f"{told}; {cost}" if self.tried else told
         if self.refused is not None:
@@ -134,9 +133,9 @@ class Found:
                 f"the rules' plan is kept: {self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
             )
             return f"{self.goal}: {kept}; {self._effort}"
-        if self.tried and self.tried[0].applied and not isinstance(self.goal, Goal):
+        if self.tried and self.tried[0].applied and not isinstance(self.goal, ErrorLimit):
             return f"{self.goal}: {self._kept}; {self._effort}"
-        name = " is met: " if isinstance(self.goal, Goal) else f": {self.goal.metric} "
+        name = " is met: " if isinstance(self.goal, ErrorLimit) else f": {self.goal.metric} "
         return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {self._effort}; {cost}"
 
     @property
@@ -158,7 +157,7 @@ class Found:
         left = f", {late} not tried: the time was up" if late else ""
         return f"{self.emulations} plans tried{failures}{left}"
 
-    def _why_not(self, goal: Goal) -> str:
+    def _why_not(self, goal: ErrorLimit) -> str:
         if self.tried:
             return f"the most accurate plan that was built, which is applied, gives {self.value:.3g}"
         if self.weights is not None and not goal.meets(self.weights):
@@ -167,8 +166,3 @@ class Found:
                 "constants in FP32"
             )
         return f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
-
-
-def most_emulations(nodes: int) -> int:
-    """Upper bound of `Found.emulations`: 4 to begin with, bisection, and three passes of halving."""
-    return 4 + 7 * max(1, math.ceil(math.log2(nodes + 1)))

@@ -30,9 +30,9 @@ from rewriter.graph.ops import (
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.planning import free_fp32, islands
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
+from rewriter.search.candidate import Candidate, Group, added
 from rewriter.search.cheapest import RELEASABLE, in_range_products
-from rewriter.search.choice import Choice, Group, added
-from rewriter.search.goal import Aim, Budget, Goal
+from rewriter.search.goal import Budget, ErrorLimit, Goal
 from rewriter.search.trials import Trials, Types
 from rewriter.search.within import row_within
 
@@ -66,66 +66,63 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
 """Operators that are tried in FP32 together, those first that more networks gained by."""
 
 
-def groups(trials: Trials, aim: Aim) -> Iterator[list[Group]]:
+def groups(trials: Trials, goal: Goal) -> Iterator[list[Group]]:
     """What to try, in batches, each group with a plan of its own, likeliest first.
 
-    With a budget, what fills it by the estimate comes before all else. With a tolerance it is what the rules
-    have in FP32 and could do without, and BF16 for FP32: both may be faster. Else they come last: of 37 such
-    plans of fourteen networks on an H200, 31 were less accurate than the rules', and no other was faster.
+    With a budget, the groups that fill it by the estimate come first. With a tolerance the rules' FP32 nodes
+    back in FP16, and BF16 for FP32, come first, as both may be faster. No other goal tries them
+    (docs/plans.md).
 
     What goes to FP32 by its kind needs no emulation. The search's emulation ranks all nodes, once, unless
     that takes too long; it does so before the first of these batches, for time that is up then is lost. What
-    is estimated to cost more than the aim allows comes last.
+    is estimated to cost more than the goal allows comes last.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
     plan, model = trials.plan, trials.problem.model
     new = partial(_new, trials=trials, seen={(plan.fp32, plan.bf16)})
-    cheaper = chain(_released(trials), _in_bf16(trials))
-    if isinstance(aim, Goal):
-        yield new(cheaper)
+    if isinstance(goal, ErrorLimit):
+        yield new(chain(_released(trials), _in_bf16(trials)))
     ranked = _ranking(trials)
-    if isinstance(aim, Budget) and ranked:
-        yield new(_filling(trials, aim))
+    if isinstance(goal, Budget) and ranked:
+        yield new(_filling(trials, goal))
     settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
     survey = next(iter(surveys(model, trials.problem.facts, {}, settings)))
     by_kind = chain(_resizes(survey, trials), _kinds(survey, trials))
     kept = new(chain(by_kind, _ranked(survey, ranked)))
-    yield sorted(kept, key=partial(_too_dear, trials=trials, aim=aim))
-    if not isinstance(aim, Goal):
-        yield new(cheaper)
+    yield sorted(kept, key=partial(_too_dear, trials=trials, goal=goal))
 
 
 def _new(found: Iterable[Group], trials: Trials, seen: set[Types]) -> list[Group]:
     """Those whose plan was not seen before."""
     kept = []
     for group in found:
-        made = trials.plan_of(group.choice)
+        made = trials.plan_of(group.candidate)
         if (types := (made.fp32, made.bf16)) not in seen:
             seen.add(types)
             kept.append(group)
     return kept
 
 
-def _too_dear(group: Group, trials: Trials, aim: Aim) -> bool:
-    """Whether even a cheap engine should be slower than the aim allows."""
-    if isinstance(aim, Goal):
+def _too_dear(group: Group, trials: Trials, goal: Goal) -> bool:
+    """Whether even a cheap engine should be slower than the goal allows."""
+    if isinstance(goal, ErrorLimit):
         return False
-    share = aim.share if isinstance(aim, Budget) else 0.0
+    share = goal.share if isinstance(goal, Budget) else 0.0
     limit = (1.0 + share) * (1.0 + ESTIMATE_OFF)
-    return trials.latency_us(group.choice) > limit * trials.latency_us(Choice())
+    return trials.latency_us(group.candidate) > limit * trials.latency_us(Candidate())
 
 
-def _filling(trials: Trials, aim: Budget) -> Iterator[Group]:
+def _filling(trials: Trials, goal: Budget) -> Iterator[Group]:
     """The residual streams; what fills shares of the budget, without norms that take epilogues, and with."""
-    base = trials.latency_us(Choice())
+    base = trials.latency_us(Candidate())
     yield _streams(trials)
-    rows = [(norms, trials.candidates(norms=norms)) for norms in (False, True)]
+    rows = [(norms, trials.useful_nodes(norms=norms)) for norms in (False, True)]
     for times in BUDGETS:
         for norms, ranked in rows:
-            row = row_within(trials, ranked, base * (1.0 + times * aim.share))
-            words = f"{times * aim.share:.3g} more latency by the estimate"
+            row = row_within(trials, ranked, base * (1.0 + times * goal.share))
+            words = f"{times * goal.share:.3g} more latency by the estimate"
             yield Group(f"{words}, norms too" if norms else words, row)
 
 
@@ -136,7 +133,7 @@ def _released(trials: Trials) -> Iterator[Group]:
         if decision.rule in FOR_ACCURACY:
             rules.setdefault(decision.rule, []).append(decision.key)
     for rule, keys in sorted(rules.items(), key=lambda pair: pair[0] not in free_fp32.FREE):
-        yield Group(f"{rule} back in FP16 ({len(keys)})", Choice(released=frozenset(keys)))
+        yield Group(f"{rule} back in FP16 ({len(keys)})", Candidate(released=frozenset(keys)))
 
 
 def _ranking(trials: Trials) -> list[str]:
@@ -216,8 +213,8 @@ def _rows(name: str, ranked: Sequence[str]) -> Iterator[Group]:
 
 def _in_bf16(trials: Trials) -> Iterator[Group]:
     """Matrix products that are in FP32 for their range."""
-    keys = in_range_products(trials, Choice())
-    yield Group(f"FP32 products in BF16 ({len(keys)})", Choice(bf16=frozenset(keys)))
+    keys = in_range_products(trials, Candidate())
+    yield Group(f"FP32 products in BF16 ({len(keys)})", Candidate(bf16=frozenset(keys)))
 
 
 def _in_fp32(name: str, survey: Survey, trials: Trials, nodes: Iterable[NodeProto]) -> Group:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rewriter.plan import Plan
-from rewriter.search.choice import Choice, Group, united
-from rewriter.search.evaluate import Evaluator, Measured
-from rewriter.search.goal import Aim, Found, Goal
-from rewriter.search.select import LEAST_DIFFERENCE, Tried, chosen, objective
+from rewriter.search.candidate import Candidate, Group, united
+from rewriter.search.evaluator import Evaluator, Measured
+from rewriter.search.goal import ErrorLimit, Found, Goal
+from rewriter.search.select import LEAST_DIFFERENCE, Trial, chosen, objective
 from rewriter.search.trials import Trials
 
 FIRST, SECOND, THIRD = 18, 7, 5
@@ -49,35 +49,35 @@ class Effect:
 
 def by_measurement(
     trials: Trials,
-    candidates: Iterable[Sequence[Group]],
-    aim: Aim,
+    batches: Iterable[Sequence[Group]],
+    goal: Goal,
     judge: Evaluator,
     told: Progress = lambda line: None,
 ) -> Found:
-    """The best plan for `aim` of those that `judge` was asked about.
+    """The best plan for `goal` of those that `judge` was asked about.
 
     Args:
         trials: Whose `plan` is the rules'; it makes the plans.
-        candidates: Batches of groups, likeliest first, in batches and in all; `FIRST` of them are tried. A
+        batches: Batches of groups, likeliest first, in batches and in all; `FIRST` of them are tried. A
             batch is asked for when the one before it was judged. If the rules' plan is too inaccurate for
-            the aim, the last batch comes first: what makes plans more accurate.
+            the goal, the last batch comes first: what makes plans more accurate.
         told: Gets a line after each plan.
     """
-    search = _Search(trials, judge, aim, told)
+    search = _Search(trials, judge, goal, told)
     search.batch([()])
     if not search.base.untried:
-        batches = candidates if aim.meets(search.base.worth.value) else reversed(list(candidates))
-        _one_by_one(search, batches, judge)
+        met = goal.meets(search.base.worth.value)
+        _one_by_one(search, batches if met else reversed(list(batches)), judge)
     for make, most in ((_combined, SECOND), (_refined, THIRD)):
         if not search.base.works:
             break
-        search.batch(make(search, aim)[: min(most, judge.affords())])
+        search.batch(make(search, goal)[: min(most, judge.affords())])
     return search.found()
 
 
-def _one_by_one(search: _Search, candidates: Iterable[Sequence[Group]], judge: Evaluator) -> None:
+def _one_by_one(search: _Search, batches: Iterable[Sequence[Group]], judge: Evaluator) -> None:
     left = FIRST
-    for batch in candidates:
+    for batch in batches:
         most = min(left, math.ceil(SINGLES * judge.affords()))  # each run tells better what a plan costs
         search.batch([(group,) for group in batch[:most]])
         left -= len(batch[:most])
@@ -88,12 +88,12 @@ def _one_by_one(search: _Search, candidates: Iterable[Sequence[Group]], judge: E
 class _Search:
     """What was tried so far."""
 
-    def __init__(self, trials: Trials, judge: Evaluator, aim: Aim, told: Progress) -> None:
-        self._trials, self._judge, self._aim, self._told = trials, judge, aim, told
-        self.tried: list[Tried] = []
+    def __init__(self, trials: Trials, judge: Evaluator, goal: Goal, told: Progress) -> None:
+        self._trials, self._judge, self._goal, self._told = trials, judge, goal, told
+        self.tried: list[Trial] = []
 
     @property
-    def base(self) -> Tried:
+    def base(self) -> Trial:
         """The rules' plan."""
         return self.tried[0]
 
@@ -102,14 +102,14 @@ class _Search:
         known = {one.types for one in self.tried}
         new: list[tuple[tuple[Group, ...], Plan]] = []
         for row in rows:
-            choice = united(row) if row else Choice()
-            plan = None if choice is None else self._trials.plan_of(choice)
+            candidate = united(row) if row else Candidate()
+            plan = None if candidate is None else self._trials.plan_of(candidate)
             if plan is not None and (plan.fp32, plan.bf16) not in known:
                 known.add((plan.fp32, plan.bf16))
                 new.append((row, plan))
-        before, found = list(self.tried), dict[int, Tried]()
+        before, found = list(self.tried), dict[int, Trial]()
         for place, worth in self._judge.measured([plan for _, plan in new]):
-            found[place] = Tried(*new[place], worth, self._trials.metric.least)
+            found[place] = Trial(*new[place], worth, self._trials.metric.least)
             self.tried = [*before, *(found[at] for at in sorted(found))]
             if not worth.untried:
                 self._told(self.line())
@@ -126,33 +126,33 @@ class _Search:
 
     def line(self) -> str:
         """How many plans were tried, and the best so far."""
-        best, count = chosen(self.tried, self._aim), sum(not one.untried for one in self.tried)
+        best, count = chosen(self.tried, self._goal), sum(not one.untried for one in self.tried)
         plans = f"{count} plan{'s' if count > 1 else ''} tried"
         if not best.works:
             return f"{plans}, none of them works"
-        name, base = self._aim.metric, self.base
+        name, base = self._goal.metric, self.base
         more = f" ({best.us / base.us - 1.0:+.1%})" if base.works and best is not base else ""
         return f"{plans}; best so far: {best.words}, {name} {best.worth.value:.3g}, {best.us:.1f} us{more}"
 
     def found(self) -> Found:
-        best, base, aim = chosen(self.tried, self._aim), self.base, self._aim
-        kept = base.untried and not isinstance(aim, Goal)  # what is as it was is no slower and no worse
+        best, base, goal = chosen(self.tried, self._goal), self.base, self._goal
+        kept = base.untried and not isinstance(goal, ErrorLimit)  # the rules' plan is no slower and no worse
         return Found(
             best.plan,
-            kept or (aim.meets(best.worth.value) and best.works),
+            kept or (goal.meets(best.worth.value) and best.works),
             best.worth.value,
             base.worth.value,
             None,
             sum(not one.untried for one in self.tried),
             best.us - base.us if best.works and base.works else 0.0,
             base.us if base.works else 0.0,
-            aim,
+            goal,
             self._judge.origin,
             tuple(one.as_row(best) for one in self.tried),
         )
 
 
-def _square(one: Tried, base: Tried) -> float:
+def _square(one: Trial, base: Trial) -> float:
     """Change of the squared error as a share; metrics of which more is better are turned round."""
     before, after = base.error, one.error
     if before > 0.0 and not one.least:
@@ -160,19 +160,19 @@ def _square(one: Tried, base: Tried) -> float:
     return (after - before) / abs(before) if before else float(after > before)
 
 
-def _combined(search: _Search, aim: Aim) -> list[tuple[Group, ...]]:
+def _combined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
     """The best two, the best three, ... of the groups that help; then what should be best together."""
     base, effects = search.base, search.effects()
     alone = [one for one in search.tried if len(one.groups) == 1 and one.works]
-    rank = {one.groups: objective(one, base, aim) for one in alone}
-    helping = [one for one in alone if rank[one.groups] < objective(base, base, aim)]
+    rank = {one.groups: objective(one, base, goal) for one in alone}
+    helping = [one for one in alone if rank[one.groups] < objective(base, base, goal)]
     helping.sort(key=lambda one: rank[one.groups])
     row = tuple(group for one in helping for group in one.groups)
     greedy = _new(search, (row[:length] for length in range(2, DEEPEST + 1)))[: SECOND // 2]
     faster = _groups(sorted((e for e in effects if e.faster > 0.0), key=_loss))
     better = _groups(sorted((e for e in effects if e.square < 0.0), key=lambda e: e.square / _cost(e)))
     both = (faster[:f] + better[:b] for f in range(DEEPEST + 1) for b in range(DEEPEST + 1))
-    return _new(search, [*greedy, *_ranked(search, both, aim)])[:SECOND]
+    return _new(search, [*greedy, *_ranked(search, both, goal)])[:SECOND]
 
 
 def _loss(effect: Effect) -> tuple[float, float]:
@@ -189,13 +189,13 @@ def _groups(effects: Sequence[Effect]) -> tuple[Group, ...]:
     return tuple(effect.group for effect in effects)
 
 
-def _refined(search: _Search, aim: Aim) -> list[tuple[Group, ...]]:
+def _refined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
     """The best plan with one group less, and with one more."""
-    best = chosen(search.tried, aim)
+    best = chosen(search.tried, goal)
     alone = [effect.group for effect in search.effects() if effect.faster or effect.square]
     less = [tuple(g for g in best.groups if g != group) for group in best.groups]
     more = [(*best.groups, group) for group in alone if group not in best.groups]
-    return _ranked(search, [*less, *more], aim)[:THIRD]
+    return _ranked(search, [*less, *more], goal)[:THIRD]
 
 
 def _new(search: _Search, rows: Iterable[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
@@ -209,17 +209,17 @@ def _new(search: _Search, rows: Iterable[tuple[Group, ...]]) -> list[tuple[Group
     return list(new.values())
 
 
-def _ranked(search: _Search, rows: Iterable[tuple[Group, ...]], aim: Aim) -> list[tuple[Group, ...]]:
+def _ranked(search: _Search, rows: Iterable[tuple[Group, ...]], goal: Goal) -> list[tuple[Group, ...]]:
     """The new ones of the rows by what they are expected to give; equal ones in their order."""
     base, effects = search.base, {effect.group: effect for effect in search.effects()}
 
     def expected(row: tuple[Group, ...]) -> tuple[float, ...]:
-        return objective(_expected(base, row, effects), base, aim)
+        return objective(_expected(base, row, effects), base, goal)
 
     return sorted(_new(search, rows), key=expected)
 
 
-def _expected(base: Tried, row: Sequence[Group], effects: dict[Group, Effect]) -> Tried:
+def _expected(base: Trial, row: Sequence[Group], effects: dict[Group, Effect]) -> Trial:
     """What the groups should give together: squared errors add, and times."""
     known = [effects[group] for group in row if group in effects]
     faster, square = sum(e.faster for e in known), sum(e.square for e in known)
@@ -228,4 +228,4 @@ def _expected(base: Tried, row: Sequence[Group], effects: dict[Group, Effect]) -
     else:
         error = base.error * math.sqrt(max(1.0 + square, 1e-4))
     worth = Measured(-error if base.least else error, max(base.us * (1.0 - faster), 0.0))
-    return Tried(tuple(row), base.plan, worth, base.least)
+    return Trial(tuple(row), base.plan, worth, base.least)

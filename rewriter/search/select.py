@@ -1,4 +1,4 @@
-"""Which of the plans that were measured is the best for an aim."""
+"""Which of the plans that were measured is the best for an goal."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rewriter.plan import Plan
-from rewriter.search.choice import Group
-from rewriter.search.evaluate import Measured
-from rewriter.search.goal import Aim, Budget, Goal
+from rewriter.search.candidate import Group
+from rewriter.search.evaluator import Measured
+from rewriter.search.goal import Budget, ErrorLimit, Goal
 from rewriter.search.result import TriedPlan
 from rewriter.search.trials import Types
 
@@ -21,7 +21,7 @@ ALIKE = 0.05
 
 
 @dataclass(frozen=True)
-class Tried:
+class Trial:
     """A plan that was judged.
 
     Attributes:
@@ -61,11 +61,11 @@ class Tried:
         """Whether the time was up before it was judged."""
         return self.worth.untried
 
-    def noise(self, other: Tried) -> float:
+    def noise(self, other: Trial) -> float:
         """Microseconds by which two latencies have to differ to be different."""
         return max(LEAST_DIFFERENCE * min(self.us, other.us), self.worth.spread_us, other.worth.spread_us)
 
-    def as_row(self, best: Tried) -> TriedPlan:
+    def as_row(self, best: Trial) -> TriedPlan:
         worth = self.worth
         return TriedPlan(
             self.words,
@@ -79,39 +79,39 @@ class Tried:
         )
 
 
-def chosen(tried: Sequence[Tried], aim: Aim) -> Tried:
+def chosen(tried: Sequence[Trial], goal: Goal) -> Trial:
     """The best plan; the rules', which is the first, if no other works or all else is noise.
 
-    Of those that fulfil the aim best, within the noise, the one that is better in the other respect, and of
+    Of those that fulfil the goal best, within the noise, the one that is better in the other respect, and of
     those that are equal within the noise that which was tried first: the rules', if it is one of them.
     """
     base, working = tried[0], [one for one in tried if one.works]
     if not working:
         return base
-    return min(working, key=lambda one: objective(one, base, aim))
+    return min(working, key=lambda one: objective(one, base, goal))
 
 
-def objective(one: Tried, base: Tried, aim: Aim) -> tuple[float, ...]:
+def objective(one: Trial, base: Trial, goal: Goal) -> tuple[float, ...]:
     """What is smallest for the best plan."""
-    if isinstance(aim, Goal):
-        return _for_tolerance(one, base, aim)
-    return _for_budget(one, base, aim.share) if isinstance(aim, Budget) else _for_speed(one, base)
+    if isinstance(goal, ErrorLimit):
+        return _for_tolerance(one, base, goal)
+    return _for_budget(one, base, goal.share) if isinstance(goal, Budget) else _for_speed(one, base)
 
 
-def _for_tolerance(one: Tried, base: Tried, goal: Goal) -> tuple[float, ...]:
+def _for_tolerance(one: Trial, base: Trial, goal: ErrorLimit) -> tuple[float, ...]:
     """The fastest that meets it; if none does, the most accurate."""
     if not goal.meets(one.worth.value):
         return 1.0, one.error, one.us
     return 0.0, _steps(one, base), _error_steps(one, base)
 
 
-def _for_budget(one: Tried, base: Tried, share: float) -> tuple[float, ...]:
+def _for_budget(one: Trial, base: Trial, share: float) -> tuple[float, ...]:
     """The most accurate in the budget; if even the rules' plan does not work, the fastest."""
     limit = base.us * (1.0 + share) if base.works else math.inf
     return float(one.us > limit), _error_steps(one, base), _steps(one, base)
 
 
-def _for_speed(one: Tried, base: Tried) -> tuple[float, ...]:
+def _for_speed(one: Trial, base: Trial) -> tuple[float, ...]:
     """The fastest that is no less accurate than the rules' plan; if none is faster, the most accurate."""
     if not base.works:
         return 0.0, one.us, one.error
@@ -120,7 +120,7 @@ def _for_speed(one: Tried, base: Tried) -> tuple[float, ...]:
     return float(worse or slower), _steps(one, base), _error_steps(one, base)
 
 
-def _steps(one: Tried, base: Tried) -> float:
+def _steps(one: Trial, base: Trial) -> float:
     """A latency in steps of the noise, from that of the rules' plan on, so that what is noise is equal."""
     if not base.works or not math.isfinite(one.us):
         return one.us
@@ -130,7 +130,7 @@ def _steps(one: Tried, base: Tried) -> float:
     return float(math.trunc((one.us - base.us) / step))
 
 
-def _error_steps(one: Tried, base: Tried) -> float:
+def _error_steps(one: Trial, base: Trial) -> float:
     """An error in steps of its noise, from that of the rules' plan on."""
     if not base.works or one.least or base.error <= 0.0 or one.error <= 0.0:
         return one.error

@@ -16,7 +16,7 @@ from rewriter.hazards.survey import PrecisionRequest
 from rewriter.plan import Plan
 from rewriter.planning.islands import is_residual_sum
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
-from rewriter.search.evaluate import Problem
+from rewriter.search.evaluator import Problem
 
 
 def residual_streams(problem: Problem, plan: Plan) -> list[str]:

@@ -14,10 +14,10 @@ from rewriter.graph.ops import COMPUTE_BOUND
 from rewriter.plan import Plan
 from rewriter.planning.costs.prices import Prices
 from rewriter.planning.planner import extend_plan, in_bf16, node_key
-from rewriter.search.choice import Choice
-from rewriter.search.evaluate import Emulator, Problem
+from rewriter.search.candidate import Candidate
+from rewriter.search.evaluator import Emulator, Problem
+from rewriter.search.harmful import in_attention, taking_sums
 from rewriter.search.streams import residual_streams
-from rewriter.search.undoing import in_attention, taking_sums
 
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
@@ -45,7 +45,7 @@ class Trials:
     ranker: Problem | None = None
     ranked_by: float = math.inf
     count: int = 0
-    _plans: dict[Choice, Plan] = field(default_factory=dict)
+    _plans: dict[Candidate, Plan] = field(default_factory=dict)
     _values: dict[Types, float] = field(default_factory=dict)
     _errors: Divergence | None = None
 
@@ -57,33 +57,33 @@ class Trials:
     def prices(self) -> Prices:
         return self.problem.prices
 
-    def plan_of(self, choice: Choice) -> Plan:
-        """The rules' plan with the choice's nodes, islands merged."""
-        if choice not in self._plans:
-            extra = dict.fromkeys(sorted(choice.added), self.reason)
-            problem, released = self.problem, choice.released
+    def plan_of(self, candidate: Candidate) -> Plan:
+        """The rules' plan with the candidate's nodes, islands merged."""
+        if candidate not in self._plans:
+            extra = dict.fromkeys(sorted(candidate.added), self.reason)
+            problem, released = self.problem, candidate.released
             plan = extend_plan(problem.model, problem.facts, self.plan, extra, released)
-            self._plans[choice] = in_bf16(plan, choice.bf16)
-        return self._plans[choice]
+            self._plans[candidate] = in_bf16(plan, candidate.bf16)
+        return self._plans[candidate]
 
-    def value(self, choice: Choice) -> float:
-        """The metric of a choice's plan."""
-        plan = self.plan_of(choice)
+    def value(self, candidate: Candidate) -> float:
+        """The metric of a candidate's plan."""
+        plan = self.plan_of(candidate)
         if (key := (plan.fp32, plan.bf16)) not in self._values:
             self.count += 1
             self._values[key] = self.judge.value(plan)
         return self._values[key]
 
-    def latency_us(self, choice: Choice) -> float:
-        """The estimated time of a choice's plan."""
-        return self.judge.latency_us(self.plan_of(choice))
+    def latency_us(self, candidate: Candidate) -> float:
+        """The estimated time of a candidate's plan."""
+        return self.judge.latency_us(self.plan_of(candidate))
 
-    def tried(self) -> list[Choice]:
+    def tried(self) -> list[Candidate]:
         """What has been evaluated, in the order of the first time; of equal plans the first."""
-        known: dict[Types, Choice] = {}
-        for choice, plan in self._plans.items():
+        known: dict[Types, Candidate] = {}
+        for candidate, plan in self._plans.items():
             if (key := (plan.fp32, plan.bf16)) in self._values:
-                known.setdefault(key, choice)
+                known.setdefault(key, candidate)
         return list(known.values())
 
     @property
@@ -96,7 +96,7 @@ class Trials:
         self.count += 1
         graph = self.problem.model.proto.graph
         others = frozenset(node_key(0, n) for n in graph.node if n.op_type not in COMPUTE_BOUND)
-        return self.judge.weights_alone(self.plan_of(Choice(others)))
+        return self.judge.weights_alone(self.plan_of(Candidate(others)))
 
     def ranking(self) -> list[str]:
         """Keys of the nodes that add an error and are not kept yet, best first, for a judge that measures.
@@ -115,7 +115,7 @@ class Trials:
         open_keys = [key for key in errors if key in extra and key not in kept]
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
 
-    def candidates(self, *, norms: bool = False) -> list[str]:
+    def useful_nodes(self, *, norms: bool = False) -> list[str]:
         """The ranking without nodes that make an engine worse in FP32; `norms`: with those norms that may."""
         barred = self._in_attention if norms else self._in_attention | self._taking_sums
         return [key for key in self.ranking() if key not in barred]
@@ -133,9 +133,9 @@ class Trials:
     def _taking_sums(self) -> frozenset[str]:
         return taking_sums(self.problem, self.plan)
 
-    def all_candidates(self) -> list[str]:
+    def all_nodes(self) -> list[str]:
         """The candidates, and behind them, as a last resort, the other nodes of the ranking."""
-        first = self.candidates()
+        first = self.useful_nodes()
         known = set(first)
         return [*first, *(key for key in self.ranking() if key not in known)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, zip_longest
 
-from rewriter.search.choice import Choice, added
+from rewriter.search.candidate import Candidate, added
 from rewriter.search.effort import MOST
 from rewriter.search.goal import Budget, Found
 from rewriter.search.trials import Trials
@@ -34,18 +34,18 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    rules = Choice()
+    rules = Candidate()
     before, base = trials.value(rules), trials.latency_us(rules)
     limit = base * (1.0 + budget.share)
     rows = list(_rows(trials, base * budget.share))
     turns = zip_longest(*(_shorter(trials, row, limit) for row in rows))
-    choices = [choice for turn in turns for choice in turn if choice is not None]
-    within = (choice for choice in choices if trials.latency_us(choice) <= limit)
+    candidates = [candidate for turn in turns for candidate in turn if candidate is not None]
+    within = (candidate for candidate in candidates if trials.latency_us(candidate) <= limit)
     tried, best = list(islice(_unlike(trials, within), most - 1)), rules
-    for choice in sorted(tried, key=trials.latency_us):
-        if _gains(trials, choice, best):
-            best = choice
-    closest = min([rules, *tried], key=lambda choice: _error(trials, choice))
+    for candidate in sorted(tried, key=trials.latency_us):
+        if _gains(trials, candidate, best):
+            best = candidate
+    closest = min([rules, *tried], key=lambda candidate: _error(trials, candidate))
     refused = trials.value(closest) if best == rules != closest else None
     cost, value = trials.latency_us(best) - base, trials.value(best)
     origin, plan = trials.judge.origin, trials.plan_of(best)
@@ -58,31 +58,31 @@ def _rows(trials: Trials, budget_us: float) -> Iterator[list[str]]:
     Then the streams before all other candidates, and where the ranking has FP16 sums, the candidates with
     norms that take an epilogue's sums.
     """
-    ranked, streams = trials.candidates(), trials.streams()
+    ranked, streams = trials.useful_nodes(), trials.streams()
     yield ranked
     yield streams
     yield [key for key in ranked if trials.prices.extra[key] <= MOST_OF_BUDGET * budget_us]
     yield list(dict.fromkeys((*streams, *ranked)))
     if trials.ranks_fp16_sums:
-        yield trials.candidates(norms=True)
+        yield trials.useful_nodes(norms=True)
 
 
-def row_within(trials: Trials, ranked: Sequence[str], limit_us: float) -> Choice:
+def row_within(trials: Trials, ranked: Sequence[str], limit_us: float) -> Candidate:
     """As many of the best nodes in FP32 as an estimated latency allows, and those further down that fit."""
     return added(_filled(trials, ranked, _longest(trials, ranked, limit_us), limit_us))
 
 
-def _unlike(trials: Trials, choices: Iterable[Choice]) -> Iterator[Choice]:
+def _unlike(trials: Trials, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
     """Choices that give other plans than the rules' one and those before them."""
     seen = {(trials.plan.fp32, trials.plan.bf16)}
-    for choice in choices:
-        plan = trials.plan_of(choice)
+    for candidate in candidates:
+        plan = trials.plan_of(candidate)
         if (types := (plan.fp32, plan.bf16)) not in seen:
             seen.add(types)
-            yield choice
+            yield candidate
 
 
-def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Choice]:
+def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator[Candidate]:
     """All of them, the row that fills the budget, the longest without gaps, and a half, a quarter, ... of it.
 
     All may cost less than a part: there are no Casts then, and no kernel is split.
@@ -95,18 +95,18 @@ def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator
         longest //= 2
 
 
-def _gains(trials: Trials, choice: Choice, other: Choice) -> bool:
-    """Whether a choice is worth its latency; of a metric that shall be large, whether it is better."""
+def _gains(trials: Trials, candidate: Candidate, other: Candidate) -> bool:
+    """Whether a candidate is worth its latency; of a metric that shall be large, whether it is better."""
     if trials.metric.least:
-        return trials.value(choice) > trials.value(other)
-    dearer = (trials.latency_us(choice) - trials.latency_us(other)) / trials.latency_us(Choice())
+        return trials.value(candidate) > trials.value(other)
+    dearer = (trials.latency_us(candidate) - trials.latency_us(other)) / trials.latency_us(Candidate())
     least = min(MOST_GAIN, max(LEAST_GAIN, dearer))
-    return trials.value(choice) <= (1.0 - least) * trials.value(other)
+    return trials.value(candidate) <= (1.0 - least) * trials.value(other)
 
 
-def _error(trials: Trials, choice: Choice) -> float:
+def _error(trials: Trials, candidate: Candidate) -> float:
     """The metric, turned so that less is better."""
-    value = trials.value(choice)
+    value = trials.value(candidate)
     return -value if trials.metric.least else value
 
 

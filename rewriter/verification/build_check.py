@@ -18,8 +18,8 @@ from rewriter.engines.tensorrt import BuildOptions, build
 from rewriter.engines.worker import ChildResult
 from rewriter.errors import EngineError
 from rewriter.graph import is_op
+from rewriter.graph.float_types import logical_name
 from rewriter.graph.ops import NORMS
-from rewriter.graph.stored import logical_name
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts
 from rewriter.verification.verdict import Check

@@ -248,7 +248,7 @@ def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]
 
 def as_declared(model: Model, sample: Mapping[str, Array]) -> dict[str, Array]:
     """The sample in the types of the model's inputs, which `--io` may have changed."""
-    from rewriter.graph.stored import NUMPY_TYPES
+    from rewriter.graph.float_types import NUMPY_TYPES
 
     types = {port.name: NUMPY_TYPES.get(port.dtype) for port in model.signature.inputs}
     return {n: a.astype(types[n], copy=False) if types.get(n) else a for n, a in sample.items()}

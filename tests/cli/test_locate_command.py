@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 import rewriter
 from rewriter.cli import app
-from rewriter.cli.locate import MOST_SAMPLES
+from rewriter.jobs.locate import MOST_SAMPLES
 from rewriter.model import load, save
 from rewriter.rewriting.rescaling.record import EXPONENTS, between, record, recorded
 

@@ -15,10 +15,11 @@ from scipy.ndimage import gaussian_filter, shift, zoom
 from typer.testing import CliRunner
 
 from rewriter.cli import app
-from rewriter.data.parity import ArrayComparison, compare_arrays, compare_inputs
+from rewriter.data.parity import ArrayComparison, compare_arrays
 from rewriter.data.parity.code import run
 from rewriter.errors import InputsError
 from rewriter.figures.compare import relative_l2
+from rewriter.jobs.compare_inputs import compare_inputs
 from rewriter.model import Array
 
 CONSTANTS: dict[str, tuple[float, Any, Any]] = {

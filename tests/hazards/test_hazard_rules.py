@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-import graphs
 import pytest
+from hazard_rules import Ranges, surveyed
 from onnx import TensorProto
 
 from rewriter.base import Target
-from rewriter.graph import open_graphs
-from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, Survey
+from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest
 from rewriter.hazards.kinds import KINDS
-from rewriter.model import facts
 from rewriter.plan import Range
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 NAMES = {rule.__name__: rule for rule in SCAN_RULES}
 NAN = Range(-1.0, 1.0, math.nan, False)
-Ranges = Mapping[str, Range | tuple[float, float]]
 
 
 def said(
@@ -34,15 +30,9 @@ def said(
     opset: int = 17,
     target: str = "tensorrt",
 ) -> str:
-    """`severity output` of each hazard in the main graph, sorted; ranges are (low, high) or whole."""
-    source = graphs.graph(text, opset=opset, ir=10 if opset > 17 else 8)
-    measured = {
-        (0, name): r if isinstance(r, Range) else Range(r[0], r[1], max(map(abs, r)) / 2, math.isfinite(r[1]))
-        for name, r in (ranges or {}).items()
-    }
-    graph = open_graphs(source, facts.infer(source))[0]
-    settings = PrecisionRequest(low, target=Target.parse(target))
-    survey = Survey(graph, 0, measured, {"": opset}, settings, mixed)
+    """`severity output` of each hazard in the main graph, sorted."""
+    request = PrecisionRequest(low, target=Target.parse(target))
+    survey = surveyed(text, ranges, request=request, mixed=mixed, opset=opset)
     hazards = list(NAMES[rule](survey))
     assert {h.rule for h in hazards} <= KINDS.keys()
     return ", ".join(sorted({f"{h.severity or KINDS[h.rule].severity} {h.node.output[0]}" for h in hazards}))
@@ -71,15 +61,11 @@ class TestOverflow:
     def test_by_the_measured_range(self, ranges: Ranges, low: int, expected: str) -> None:
         assert said("overflowing", self.CHAIN, ranges, low=low) == expected
 
-    def test_what_a_chain_hands_on_is_one_reason(self) -> None:
-        source = graphs.graph(self.CHAIN)
-        measured = {(0, name): Range(0, 7e4, 1e4, True) for name in "ab"}
-        survey = Survey(
-            open_graphs(source, facts.infer(source))[0], 0, measured, {"": 17}, PrecisionRequest(FP16)
-        )
+    def test_a_chain_has_one_reason(self) -> None:
+        survey = surveyed(self.CHAIN, {"a": (0, 7e4), "b": (0, 7e4)})
         assert {h.reason for h in NAMES["overflowing"](survey)} == {"a exceeds 6.55e+04"}
 
-    def test_a_sum_of_squares_is_a_tensor_as_any_other(self) -> None:
+    def test_a_sum_of_squares_is_an_ordinary_tensor(self) -> None:
         text = one("ReduceSumSquare", result="1,1")
         assert said("overflowing", text, {"x": (0, 300), "y": (0, 5e6)}) == "error y"
 
@@ -89,7 +75,7 @@ class TestOverflow:
             y = Softmax<axis = -1>(b)
         }"""
 
-    def test_a_mask_s_negative_numbers_become_softmax_s_zeros(self) -> None:
+    def test_negative_numbers_of_a_mask_become_zeros_of_softmax(self) -> None:
         assert said("overflowing", self.MASK, {"b": (-1e9, 10)}) == ""
         assert said("overflowing", self.MASK, {"b": (-1e9, 1e6)}) == "error b"
 
@@ -131,7 +117,7 @@ class TestInternalOverflow:
             pytest.param("ReduceL2", 300.0, False, id="L2 of 300 was right"),
         ],
     )
-    def test_an_error_stands_where_an_h200_was_wrong(self, op: str, value: float, wrong: bool) -> None:
+    def test_an_error_is_reported_where_an_h200_was_wrong(self, op: str, value: float, wrong: bool) -> None:
         text = one(op, result="4,64" if op == "LpNormalization" else "1,1")
         hazards = said("hidden_sums", text, {"x": Range(value, value, abs(value), True)})
         assert (hazards == "error y") == wrong
@@ -243,7 +229,7 @@ class TestAccumulation:
         ranges = {"a": (-high, high), "b": (-high, high), "y": (-1, 1)}
         assert said("partial_sums", self.MATMUL.replace("K", depth), ranges) == expected
 
-    def test_partial_sums_are_no_matter_of_bf16_nor_of_a_result_out_of_range(self) -> None:
+    def test_partial_sums_are_not_reported_in_bf16_or_for_a_result_out_of_range(self) -> None:
         text = self.MATMUL.replace("K", "4096")
         ranges = {"a": (-10, 10), "b": (-10, 10), "y": (-1, 1)}
         assert said("partial_sums", text, ranges, low=BF16) == ""
@@ -420,7 +406,7 @@ class TestLoss:
             pytest.param("unfused_norm", {"s": (0, 1e6)}, "error", id="squares beyond it"),
         ],
     )
-    def test_a_norm_is_as_bad_as_its_inside(self, rule: str, ranges: Ranges, expected: str) -> None:
+    def test_a_norm_has_the_severity_of_its_inside(self, rule: str, ranges: Ranges, expected: str) -> None:
         known: Ranges = dict.fromkeys("xsmary", (0.1, 1.0))
         hazards = said(rule, self.NORM, {**known, **ranges}).split(", ")
         assert {hazard.split()[0] for hazard in hazards} == {expected}
@@ -458,7 +444,7 @@ class TestAttention:
     def test_masks(self, text: str, low: int, expected: str) -> None:
         assert said("masks", text, self.OPEN, low=low) == expected
 
-    def test_a_row_that_is_looked_after(self) -> None:
+    def test_a_row_whose_nan_is_replaced(self) -> None:
         text = self.ADDED.replace(
             "y = Softmax<axis = -1>(a)",
             """
@@ -590,7 +576,7 @@ class TestData:
         assert said("fp16_reference", one("Relu")) == ""
 
 
-def test_every_rule_of_scan_alone_is_tried_here() -> None:
+def test_every_rule_that_only_scan_uses_is_tested_here() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     own = {rule.__name__ for rule in SCAN_RULES if rule not in RULES} - {"known_defects"}  # test_quirks.py
     assert {name for name in own if f'said("{name}"' not in text} == set()

@@ -1,4 +1,4 @@
-"""Each rule in a graph where it must speak, and in one much like it where it must not."""
+"""Each rule on a graph where it must report, and on a similar one where it must not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rewriter.plan import Range
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
 
 
-class TestWishes:
+class TestRequests:
     TEXT = """
         g (float[2] x) => (float[2] y) {
             enc_a = Exp(x)
@@ -25,17 +25,17 @@ class TestWishes:
         }"""
 
     @pytest.mark.parametrize(
-        ("settings", "expected"),
+        ("asked", "expected"),
         [
             pytest.param(PrecisionRequest(FP16, keep_nodes=("enc_*",)), "enc_a enc_b", id="a pattern"),
             pytest.param(PrecisionRequest(FP16, keep_nodes=("enc_b", "y")), "enc_b y", id="two names"),
             pytest.param(PrecisionRequest(FP16, keep_nodes=("enc",)), "", id="a pattern is no prefix"),
             pytest.param(PrecisionRequest(FP16, keep_ops=("Exp",)), "enc_a y", id="an operator"),
-            pytest.param(PrecisionRequest(FP16), "", id="nothing asked for"),
+            pytest.param(PrecisionRequest(FP16), "", id="nothing requested"),
         ],
     )
-    def test_user_choice(self, settings: PrecisionRequest, expected: str) -> None:
-        assert found("user_choice", self.TEXT, settings=settings) == expected
+    def test_user_choice(self, asked: PrecisionRequest, expected: str) -> None:
+        assert found("user_choice", self.TEXT, request=asked) == expected
 
     MIXED = """
         g (float16[2] x, int64 n) => (float16[2] y) {
@@ -51,7 +51,7 @@ class TestWishes:
     def test_an_island_of_the_author(self) -> None:
         assert found("user_island", self.MIXED, mixed=True) == "b c p"
 
-    def test_in_an_fp32_model_nobody_chose(self) -> None:
+    def test_an_fp32_model_has_no_island(self) -> None:
         assert found("user_island", self.TEXT) == ""
 
 
@@ -94,7 +94,7 @@ class TestTypes:
         ],
     )
     def test_no_lower_type(self, text: str, opset: int, low: int, expected: str) -> None:
-        assert found("no_lower_type", text, opset=opset, settings=PrecisionRequest(low)) == expected
+        assert found("no_lower_type", text, opset=opset, request=PrecisionRequest(low)) == expected
 
     def test_unmeasured(self) -> None:
         text = "g (float[2] x) => (float[2] y) { a = Exp(x)\n y = Neg(a) }"
@@ -131,9 +131,9 @@ class TestSmallWeights:
         ],
     )
     def test_small_weights(self, text: str, low: int, expected: str) -> None:
-        assert found("small_weights", text, settings=PrecisionRequest(low)) == expected
+        assert found("small_weights", text, request=PrecisionRequest(low)) == expected
 
-    def test_the_range_alone_can_say_that_nothing_is_lost(self) -> None:
+    def test_the_range_may_exclude_a_loss(self) -> None:
         ranges = {"w": Range(-5.0, 5.0, 1.0, True)}
         assert found("small_weights", self.TEXT, ranges) == ""
 
@@ -151,7 +151,7 @@ class TestUnderflow:
     )
     def test_measured_ranges(self, largest: float, low: int, expected: str) -> None:
         ranges = {"a": (0.0, largest), "x": (0.0, 1.0), "b": (0.0, 1.0)}
-        assert found("underflow", TestOverflow.TEXT, ranges, settings=PrecisionRequest(low)) == expected
+        assert found("underflow", TestOverflow.TEXT, ranges, request=PrecisionRequest(low)) == expected
 
     def test_a_factor_that_fp16_flushes(self) -> None:
         text = "g (float[2] x) => (float[2] y) <float tiny = {1e-9}> { y = Mul(x, tiny) }"
@@ -176,7 +176,7 @@ class TestOverflow:
     def test_measured_ranges(
         self, ranges: Mapping[str, Range | tuple[float, float]], low: int, expected: str
     ) -> None:
-        assert found("overflow", self.TEXT, ranges, settings=PrecisionRequest(low)) == expected
+        assert found("overflow", self.TEXT, ranges, request=PrecisionRequest(low)) == expected
 
     @pytest.mark.parametrize(
         ("constant", "low", "expected"),
@@ -190,11 +190,11 @@ class TestOverflow:
     def test_constants(self, constant: str, low: int, expected: str) -> None:
         text = f"g (float[2] x) => (float[2] y) <float c = {{{constant}}}> {{ y = Min(x, c) }}"
         assert (
-            found("overflow", text, {"c": (float(constant), float(constant))}, settings=PrecisionRequest(low))
+            found("overflow", text, {"c": (float(constant), float(constant))}, request=PrecisionRequest(low))
             == expected
         )
 
-    def test_behind_a_cast_the_range_is_that_before_it(self) -> None:
+    def test_the_result_of_a_cast_has_the_range_of_its_input(self) -> None:
         text = """
             g (float[2] x) => (float[2] y) {
                 a = Exp(x)
@@ -254,7 +254,7 @@ class TestNormsAndEpsilons:
             }"""
         assert found("unfused_norm", text) == "d e m n o s"
 
-    def test_a_mean_alone_is_no_norm(self) -> None:
+    def test_a_mean_is_not_a_norm(self) -> None:
         assert (
             found("unfused_norm", "g (float[2,4] x) => (float[2,1] y) { y = ReduceMean<axes = [-1]>(x) }")
             == ""
@@ -301,8 +301,10 @@ class TestNormsAndEpsilons:
             pytest.param(BF16, (0.0, 5.0), "", id="BF16 has FP32's exponents"),
         ],
     )
-    def test_where_the_epsilon_decides(self, low: int, range_: tuple[float, float], expected: str) -> None:
-        assert found("lost_epsilon", self.TEXT, {"x": range_}, settings=PrecisionRequest(low)) == expected
+    def test_epsilon_matters_for_small_values(
+        self, low: int, range_: tuple[float, float], expected: str
+    ) -> None:
+        assert found("lost_epsilon", self.TEXT, {"x": range_}, request=PrecisionRequest(low)) == expected
 
 
 class TestPositions:
@@ -369,7 +371,7 @@ class TestPositions:
     )
     def test_positions(self, high: float, low: int, expected: str) -> None:
         ranges = {"c": (0, high), "d": (0, high), "e": (0, high / 5000), "h": (-1, 1), "y": (-1, 2)}
-        assert found("positions", self.COUNTED, ranges, settings=PrecisionRequest(low)) == expected
+        assert found("positions", self.COUNTED, ranges, request=PrecisionRequest(low)) == expected
 
     @pytest.mark.parametrize(
         ("to", "expected"),
@@ -392,7 +394,7 @@ class TestPositions:
             }}"""
         assert found("integers", text) == expected
 
-    def test_the_float_arithmetic_is_exact_that_the_rule_protects(self) -> None:
+    def test_the_protected_float_arithmetic_is_exact(self) -> None:
         assert math.floor(np.float32(1333) * np.float32(0.6)) == 799
         assert math.floor(np.float16(1333) * np.float16(0.6)) == 800
 
@@ -477,7 +479,7 @@ class TestOthers:
     )
     def test_quantized(self, scale: str, low: int, expected: str) -> None:
         text = self.QDQ.replace("SCALE", scale)
-        assert found("quantized", text, settings=PrecisionRequest(low), opset=19) == expected
+        assert found("quantized", text, request=PrecisionRequest(low), opset=19) == expected
 
     def test_accumulation(self) -> None:
         text = """
@@ -549,18 +551,18 @@ class TestMasks:
             pytest.param(TIMES.replace("Softmax<axis = -1>", "Relu"), "", id="no Softmax: overflow's matter"),
         ],
     )
-    def test_a_mask_that_could_not_be_clamped(self, text: str, expected: str) -> None:
+    def test_a_mask_that_cannot_be_clamped(self, text: str, expected: str) -> None:
         assert found("unbounded_masks", text, {"b": (0, 0), "a": (-1, 1)}) == expected
 
 
 class TestPartialSums:
-    def test_what_needs_the_worst_case_is_left_to_scan(self) -> None:
+    def test_worst_cases_are_left_to_scan(self) -> None:
         text = "g (float[2,4096] a, float[4096,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
         assert found("likely_partial_sums", text, {"a": (-10, 10), "b": (-10, 10), "y": (-1, 1)}) == "y"
         assert found("likely_partial_sums", text, {"a": (-6, 6), "b": (-6, 6), "y": (-1, 1)}) == ""
 
 
-def test_every_rule_is_tried_here() -> None:
+def test_every_rule_is_tested_here() -> None:
     tried = {
         "user_choice",
         "user_island",

@@ -6,13 +6,14 @@ import re
 
 import graphs
 import pytest
+from hazard_rules import surveyed
+from onnx import TensorProto
 
 from rewriter.base import Target
 from rewriter.graph import open_graphs
-from rewriter.hazards import PrecisionRequest, Survey
+from rewriter.hazards import PrecisionRequest
 from rewriter.hazards.quirks import known_defects, places, table
 from rewriter.model import facts
-from rewriter.planning.planner import LOW_TYPES
 
 BY_ID = {quirk.id: quirk for quirk in table()}
 
@@ -61,14 +62,14 @@ def test_which_releases_a_defect_concerns(quirk: str, target: str, expected: boo
         pytest.param("unknown", None, id="asked in vain: the table decides"),
     ],
 )
-def test_what_a_probe_saw_comes_before_the_table(answer: str, expected: bool | None) -> None:
+def test_a_probe_decides_before_the_table(answer: str, expected: bool | None) -> None:
     quirk = BY_ID["cumsum-shared-axis"]
     assert quirk.concerns(Target("tensorrt", (), {quirk.probe: answer})) is expected
     if expected is not None:
         assert quirk.concerns(Target("tensorrt-rtx", (1, 6), {quirk.probe: answer})) is expected
 
 
-def test_a_probe_that_a_row_names_is_one_that_there_is() -> None:
+def test_the_probe_of_a_row_exists() -> None:
     from rewriter.engines.probe.ask import PROBES
 
     known = {probe.name: probe.values for probe in PROBES}
@@ -163,18 +164,14 @@ def test_severity_is_that_of_the_release(opset: int, target: str, expected: set[
         g (float[1,1,4,4] x, float[1,2,2,2] grid) => (float[1,1,2,2] y) {
             y = GridSample(x, grid)
         }"""
-    source = graphs.graph(text, opset=opset, ir=10)
-    graph = open_graphs(source, facts.infer(source))[0]
-    settings = PrecisionRequest(LOW_TYPES["fp16"], target=Target.parse(target))
-    found = list(known_defects(Survey(graph, 0, {}, {"": opset}, settings)))
+    request = PrecisionRequest(TensorProto.FLOAT16, target=Target.parse(target))
+    found = list(known_defects(surveyed(text, request=request, opset=opset)))
     assert {h.severity for h in found if "opset 20" in h.reason} == expected
 
 
 def test_a_finding_says_that_it_was_seen() -> None:
-    source = graphs.graph(CLIP.replace("BODY", "a = MatMul(x, x)"))
-    graph = open_graphs(source, facts.infer(source))[0]
     target = Target("tensorrt-rtx", (1, 6), {"matmul-add-clip": "wrong"})
-    settings = PrecisionRequest(LOW_TYPES["fp16"], target=target)
-    (finding,) = known_defects(Survey(graph, 0, {}, {"": 17}, settings))
+    request = PrecisionRequest(TensorProto.FLOAT16, target=target)
+    (finding,) = known_defects(surveyed(CLIP.replace("BODY", "a = MatMul(x, x)"), request=request))
     assert finding.reason.endswith("(seen by `rewriter probe` on tensorrt-rtx 1.6)")
     assert finding.severity == "error"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.model.schemas import Port, ports, schema_of, set_type_attributes
+from rewriter.model.schemas import TypeRule, ports, schema_of, set_type_attributes
 
 FP16, BF16, FP32 = TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT
-F, S, A = Port.FOLLOWS, Port.FP32, Port.ANY
+F, S, A = TypeRule.FOLLOWS, TypeRule.FP32, TypeRule.ANY
 
 
 def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **attributes: int) -> NodeProto:
@@ -49,7 +49,7 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
     ],
 )
 def test_ports(
-    made: NodeProto, opset: int, low: int, inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+    made: NodeProto, opset: int, low: int, inputs: tuple[TypeRule, ...], outputs: tuple[TypeRule, ...]
 ) -> None:
     found = ports(made, {"": opset}, low)
     assert found is not None

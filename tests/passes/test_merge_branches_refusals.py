@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from branched import SAME, SIX, WIDE, branch, declined, merged, model, typed
+from branched import SAME, SIX, WIDE, declined, merged, model, typed
 from graphs import graph, ops
 from onnx import TensorProto
 
@@ -172,7 +172,3 @@ def test_a_model_in_lower_precision_keeps_its_type(dtype: int) -> None:
 )
 def test_sums_beyond_fp16_are_declined(weight: float, bias: float) -> None:
     declined(typed(TensorProto.FLOAT16, weight, bias), "not finite in their type")
-
-
-def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
-    declined(branch("", "around"), "enclosing graph")

@@ -273,40 +273,6 @@ def test_an_old_opset_is_declined() -> None:
     assert "run upgrade-opset" in report.refusals[0].reason
 
 
-def _branches(inside: str, around: str) -> Model:
-    weights = "float[2,2] a = {1, 2, 3, 4}, float[2,2] b = {4, 3, 2, 1}"
-    return graph(
-        f"""
-        g (float[3,2] x, bool c) => (float[3,2] y) {f"<{weights}>" if around else ""} {{
-            y = If (c) <
-                then_branch = t () => (float[3,2] u) {f"<{weights}>" if inside else ""} {{
-                    q = MatMul(x, a)
-                    k = MatMul(x, b)
-                    u = Add(q, k)
-                }},
-                else_branch = e () => (float[3,2] v) {{ v = Neg(x) }}
-            >
-        }}"""
-    )
-
-
-def test_weights_of_a_branch_are_merged_in_it() -> None:
-    before = _branches("inside", "")
-    after, _ = apply(MergeProjections(), before)
-    branch = next(a.g for a in after.proto.graph.node[0].attribute if a.name == "then_branch")
-    assert [n.op_type for n in branch.node] == [*MERGED, "Add"]
-    for condition in (True, False):
-        feeds = random_feeds(before) | {"c": np.asarray(condition)}
-        np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-6)
-
-
-def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
-    before = _branches("", "around")
-    after, report = apply(MergeProjections(), before)
-    assert after is before
-    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True, True]
-
-
 def test_a_branch_may_read_a_merged_product() -> None:
     before = graph(
         """

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from graphs import apply, graph, ops, random_feeds, run
+from graphs import apply, graph, ops
 from resized import INPUTS, LINEAR, SHAPED, TWICE, model
 
 from rewriter.base import Context, Kept
-from rewriter.model import Model, load
+from rewriter.model import load
 from rewriter.passes.postpone_resize import PostponeResize
 
 
@@ -160,40 +159,3 @@ def test_a_resize_that_changes_nothing_stays_if_it_is_kept() -> None:
     assert ops(after).count("Resize") == 2
     after, _ = apply(PostponeResize(), model(body))
     assert ops(after).count("Resize") == 1
-
-
-def _branch(inside: str, around: str) -> Model:
-    weight = "<float[1,2,1,1] w = {1, 2}, float[4] twice = {1, 1, 2, 2}>"
-    return graph(
-        f"""
-        g (float[1,2,2,2] x, bool c) => (float[1,1,4,4] y) {weight if around else ""} {{
-            y = If (c) <
-                then_branch = t () => (float[1,1,4,4] u) {weight if inside else ""} {{
-                    p = Resize<mode = "linear">(x, , twice)
-                    u = Conv(p, w)
-                }},
-                else_branch = e () => (float[1,1,4,4] v) {{
-                    v = ConstantOfShape(shape)
-                }}
-            >
-        }}""".replace("shape)", "shape)").replace(
-            "v = ConstantOfShape", "shape = Constant<value_ints = [1, 1, 4, 4]>() v = ConstantOfShape"
-        )
-    )
-
-
-def test_a_conv_of_a_branch_is_done_in_it() -> None:
-    before = _branch("inside", "")
-    after, _ = apply(PostponeResize(), before)
-    branch = next(a.g for a in after.proto.graph.node[0].attribute if a.name == "then_branch")
-    assert [n.op_type for n in branch.node] == ["Conv", "Resize"]
-    for condition in (True, False):
-        feeds = random_feeds(before) | {"c": np.asarray(condition)}
-        np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-5, atol=1e-6)
-
-
-def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
-    before = _branch("", "around")
-    after, report = apply(PostponeResize(), before)
-    assert after is before
-    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True]

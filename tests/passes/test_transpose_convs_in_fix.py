@@ -18,9 +18,10 @@ from rewriter.emulation import emulation
 from rewriter.jobs.fix import api
 from rewriter.model import facts, load
 from rewriter.passes.transpose_convs import WANTED, TransposeConvs
+from rewriter.pipeline.driver import Driver
 from rewriter.plan import Decision, Plan
 from rewriter.planning.planner import SEARCHED
-from rewriter.search.evaluate import Problem
+from rewriter.search.evaluator import Problem
 from rewriter.verification.checks import run_all
 
 PIPELINE = "compensate-rounding,transpose-convs{depth=1 work=0},mixed-precision,clean-casts"
@@ -171,11 +172,18 @@ def test_tensorrt_builds_the_transposed_model(name: str) -> None:
 
 def test_nodes_that_a_search_puts_in_fp32_are_convs_in_the_model_and_in_its_trials() -> None:
     source = load(_deep())
-    structured, _ = apply(TransposeConvs(depth=1, work=0), source, Context(target=Target(answers=WANTED)))
+    step, target = TransposeConvs(depth=1, work=0), Target(answers=WANTED)
+    structured, _ = apply(step, source, Context(target=target))
     assert ops(structured).count("ConvTranspose") == 2
     samples = _samples()
     plan = Plan("fp16", decisions=(Decision("", "ConvTranspose", "0:c", SEARCHED, ""),))
-    problem = Problem(structured, facts.infer(structured), samples, run_all(source, samples))
+    problem = Problem(
+        structured,
+        facts.infer(structured),
+        samples,
+        run_all(source, samples),
+        adapted=lambda plan: Driver.run_unchecked(source, [step], Context(target=target, plan=plan)),
+    )
     tried = problem.lowered(plan)
     assert {n.output[0]: n.op_type for n in tried.proto.graph.node}["c"] == "Conv"
     assert ops(tried).count("ConvTranspose") == 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, graph, keeps_results, ops, random_feeds, run
+from graphs import apply, graph, keeps_results, ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -318,38 +318,6 @@ def test_a_view_that_the_user_keeps_in_fp32_stays(name: str) -> None:
     assert ops(after) == [*PRODUCT, *BACK, "Reshape", "Transpose"]
     assert len(report.changes) == 1
     _holds(before, after)
-
-
-def _branch(inside: str, around: str) -> Model:
-    weight = "<float[1,1,2,2] w = {1, 2, 3, 4}>"
-    return graph(
-        f"""
-        g (float[1,1,4,4] x, bool c) => (float[1,1,2,2] y) {weight if around else ""} {{
-            y = If (c) <
-                then_branch = t () => (float[1,1,2,2] u) {weight if inside else ""} {{
-                    u = Conv<strides = [2, 2]>(x, w)
-                }},
-                else_branch = e () => (float[1,1,2,2] v) {{ v = MaxPool<kernel_shape = [3, 3]>(x) }}
-            >
-        }}"""
-    )
-
-
-def test_a_conv_of_a_branch_is_unfolded_in_it() -> None:
-    before = _branch("inside", "")
-    after, _ = apply(UnfoldPatches(), before)
-    branch = next(a.g for a in after.proto.graph.node[0].attribute if a.name == "then_branch")
-    assert [n.op_type for n in branch.node] == [*PRODUCT, *BACK]
-    for condition in (True, False):
-        feeds = random_feeds(before) | {"c": np.asarray(condition)}
-        np.testing.assert_allclose(run(after, feeds)[0], run(before, feeds)[0], rtol=1e-6)
-
-
-def test_weights_of_an_enclosing_graph_are_not_copied() -> None:
-    before = _branch("", "around")
-    after, report = apply(UnfoldPatches(), before)
-    assert after is before
-    assert ["enclosing graph" in refusal.reason for refusal in report.refusals] == [True]
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])

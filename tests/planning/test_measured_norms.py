@@ -80,22 +80,22 @@ WHOLE = "d e m q s v y"
     ],
 )
 def test_fp32_nodes_of_a_measured_norm(text: str, ranges: Given, expected: str) -> None:
-    assert found("unfused_norm", text, {**SEEN, **ranges}, settings=TRUSTING) == expected
+    assert found("unfused_norm", text, {**SEEN, **ranges}, request=TRUSTING) == expected
     untrusting = found("unfused_norm", text, {**SEEN, **ranges})
     assert set(untrusting.split()) >= {"e", "q", "s", "v", "y"}
 
 
 def test_an_unmeasured_norm_stays_in_fp32() -> None:
     seen = {name: r for name, r in SEEN.items() if name != "q"}
-    assert found("unfused_norm", layer_norm(1e-6), seen, settings=TRUSTING) == WHOLE
+    assert found("unfused_norm", layer_norm(1e-6), seen, request=TRUSTING) == WHOLE
 
 
 def test_bf16_has_too_few_bits_inside_a_norm() -> None:
     settings = PrecisionRequest(TensorProto.BFLOAT16, measured_norms=True)
-    assert found("unfused_norm", layer_norm(1e-6), SEEN, settings=settings) == WHOLE
+    assert found("unfused_norm", layer_norm(1e-6), SEEN, request=settings) == WHOLE
 
 
 def test_the_epsilon_rule_leaves_such_a_norm_alone() -> None:
     small = {**SEEN, "v": (0.5, 0.9), "e": (0.5, 0.9)}
-    assert found("lost_epsilon", layer_norm(1e-6), small, settings=TRUSTING) == ""
+    assert found("lost_epsilon", layer_norm(1e-6), small, request=TRUSTING) == ""
     assert found("lost_epsilon", layer_norm(1e-6), small) == "e q s v y"

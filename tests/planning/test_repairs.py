@@ -18,7 +18,7 @@ from rewriter.emulation import emulation, reference
 from rewriter.errors import PassError
 from rewriter.figures.compare import compare
 from rewriter.graph import open_graphs
-from rewriter.graph.retype import retype
+from rewriter.graph.casts import retype
 from rewriter.hazards import SCAN_RULES, PrecisionRequest, Survey
 from rewriter.model import Array, Model, facts
 from rewriter.passes.mixed_precision import request

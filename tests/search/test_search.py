@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import graphs
 import numpy as np
 import pytest
+from searching import begin, most_emulations, reached
 from typer.testing import CliRunner
 
 import rewriter
@@ -20,19 +21,11 @@ from rewriter.errors import UsageError
 from rewriter.model import Array, Model, facts, save
 from rewriter.plan import Decision, InputsOutputs, Plan
 from rewriter.planning.planner import extend_plan
-from rewriter.search import (
-    Budget,
-    Found,
-    Goal,
-    Problem,
-    Trials,
-    begin,
-    frontier,
-    most_accurate,
-    most_emulations,
-    reach,
-    search,
-)
+from rewriter.search.evaluator import Problem
+from rewriter.search.frontier import frontier
+from rewriter.search.goal import Budget, ErrorLimit, Found
+from rewriter.search.trials import Trials
+from rewriter.search.within import most_accurate
 from rewriter.verification.checks import run_all
 
 CANCELLING = """
@@ -51,16 +44,17 @@ CANCELLING = """
 
 
 def searched(
-    source: Model, goal: Goal, plan: Plan | None = None, feeds: dict[str, Array] | None = None
+    source: Model, goal: ErrorLimit, plan: Plan | None = None, feeds: dict[str, Array] | None = None
 ) -> Found:
     known = facts.infer(source)
     samples = [feeds or graphs.random_feeds(source)]
     expected = run_all(reference(source, known), samples)
-    return search(Problem(source, known, samples, expected), plan or Plan("fp16"), goal)
+    problem = Problem(source, known, samples, expected)
+    return reached(begin(problem, plan or Plan("fp16"), goal), goal)
 
 
 def test_the_culprit_is_found_and_the_rest_stays_low() -> None:
-    found = searched(graphs.graph(CANCELLING), Goal(2e-3))
+    found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3))
     assert found.met
     assert found.before > 2e-3 >= found.value
     assert {"0:a", "0:s"} <= found.plan.fp32
@@ -71,12 +65,12 @@ def test_the_culprit_is_found_and_the_rest_stays_low() -> None:
 
 
 def test_a_tolerance_that_is_met_costs_one_emulation() -> None:
-    found = searched(graphs.graph(CANCELLING), Goal(0.5))
+    found = searched(graphs.graph(CANCELLING), ErrorLimit(0.5))
     assert (found.met, found.emulations, found.plan, found.cost_us) == (True, 1, Plan("fp16"), 0.0)
 
 
 def test_two_searches_find_the_same() -> None:
-    first, again = (searched(graphs.graph(CANCELLING), Goal(1e-3)) for _ in range(2))
+    first, again = (searched(graphs.graph(CANCELLING), ErrorLimit(1e-3)) for _ in range(2))
     assert first == again
 
 
@@ -84,15 +78,15 @@ def test_two_searches_find_the_same() -> None:
     ("metric", "tolerance"), [("max-abs", 2e-3), ("cosine", 0.999999), ("psnr", 55.0)], ids=str
 )
 def test_every_metric_can_be_the_goal(metric: str, tolerance: float) -> None:
-    found = searched(graphs.graph(CANCELLING), Goal(tolerance, metric))
+    found = searched(graphs.graph(CANCELLING), ErrorLimit(tolerance, metric))
     assert found.met
-    assert not Goal(tolerance, metric).meets(found.before)
+    assert not ErrorLimit(tolerance, metric).meets(found.before)
     assert {"0:a", "0:s"} <= found.plan.fp32
 
 
 def test_what_the_rules_keep_stays_kept() -> None:
     kept = Decision("Exp(y)", "Exp", "0:y", "overflow", "a reason")
-    found = searched(graphs.graph(CANCELLING), Goal(2e-3), Plan("fp16", decisions=(kept,)))
+    found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3), Plan("fp16", decisions=(kept,)))
     assert found.met
     assert kept in found.plan.decisions
 
@@ -103,7 +97,7 @@ ILL = """
 
 
 def test_weights_that_break_it_alone_are_told_with_the_number() -> None:
-    found = searched(graphs.graph(ILL), Goal(1e-2), feeds={"x": np.ones((1, 2), np.float32)})
+    found = searched(graphs.graph(ILL), ErrorLimit(1e-2), feeds={"x": np.ones((1, 2), np.float32)})
     assert not found.met
     assert found.weights == pytest.approx(1.0, abs=0.01), "both weights round to 1: the result is 0"
     assert found.plan == Plan("fp16"), "and not everything in FP32"
@@ -116,7 +110,7 @@ def test_outputs_in_fp16_set_a_limit() -> None:
     source = graphs.graph("g (float[8] x) => (float[8] y) { a = Exp(x)\n y = Tanh(a) }")
     feeds: dict[str, Array] = {"x": np.arange(8, dtype=np.float32) / 8}
     io: InputsOutputs = "fp16"
-    found = searched(source, Goal(1e-6), Plan("fp16", io), feeds)
+    found = searched(source, ErrorLimit(1e-6), Plan("fp16", io), feeds)
     assert not found.met
     assert "with every node in FP32" in found.summary
     assert 1e-5 < found.value < 1e-3
@@ -126,7 +120,7 @@ def test_outputs_in_fp16_set_a_limit() -> None:
 def test_the_number_of_emulations_is_bounded(length: int) -> None:
     names = ["x", *(f"t{i}" for i in range(length - 1)), "y"]
     body = "\n".join(f"{out} = Tanh({name})" for name, out in pairwise(names))
-    found = searched(graphs.graph(f"g (float[32] x) => (float[32] y) {{ {body} }}"), Goal(1e-5))
+    found = searched(graphs.graph(f"g (float[32] x) => (float[32] y) {{ {body} }}"), ErrorLimit(1e-5))
     assert found.met
     assert found.emulations <= most_emulations(length)
 
@@ -195,7 +189,7 @@ def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
 # -- a budget, and the frontier ----------------------------------------------------------------------
 
 
-def trials_of(source: Model, goal: Goal | Budget) -> Trials:
+def trials_of(source: Model, goal: ErrorLimit | Budget) -> Trials:
     known, samples = facts.infer(source), [graphs.random_feeds(source)]
     problem = Problem(source, known, samples, run_all(reference(source, known), samples))
     return begin(problem, Plan("fp16"), goal)
@@ -205,7 +199,7 @@ def test_a_budget_buys_the_most_accurate_plan() -> None:
     source = graphs.graph(CANCELLING)
     values = {}
     for share in (0.0, 0.3, 0.6, 10.0):
-        found = reach(trials_of(source, Budget(share)), Budget(share))
+        found = reached(trials_of(source, Budget(share)), Budget(share))
         assert found.cost_us <= share * found.base_us * (1 + 1e-9)
         assert found.emulations <= most_emulations(9)
         values[share] = found.value
@@ -214,13 +208,13 @@ def test_a_budget_buys_the_most_accurate_plan() -> None:
 
 
 def test_a_budget_of_nothing_changes_nothing() -> None:
-    found = reach(trials_of(graphs.graph(CANCELLING), Budget(0.0)), Budget(0.0))
+    found = reached(trials_of(graphs.graph(CANCELLING), Budget(0.0)), Budget(0.0))
     assert (found.plan, found.cost_us, found.value) == (Plan("fp16"), 0.0, found.before)
 
 
 def test_more_is_better_for_psnr_in_a_budget_too() -> None:
     budget = Budget(10.0, "psnr")
-    found = reach(trials_of(graphs.graph(CANCELLING), budget), budget)
+    found = reached(trials_of(graphs.graph(CANCELLING), budget), budget)
     assert found.value > found.before + 40
 
 
@@ -244,9 +238,9 @@ def test_no_point_of_the_frontier_is_beaten(metric: str) -> None:
 
 
 def test_a_search_and_its_frontier_evaluate_no_plan_twice() -> None:
-    goal = Goal(2e-3)
+    goal = ErrorLimit(2e-3)
     trials = trials_of(graphs.graph(CANCELLING), goal)
-    reach(trials, goal)
+    reached(trials, goal)
     frontier(trials, goal.metric)
     assert trials.count == len(trials.tried()) + 1, "and the ranking"
 
@@ -266,7 +260,7 @@ def test_a_product_out_of_range_goes_to_bf16_where_that_is_accurate_enough() -> 
     source = graphs.graph(PRODUCT)
     feeds = graphs.random_feeds(source, scale=2.0) | {"w": graphs.random_feeds(source, scale=4000.0)["w"]}
     rules = Plan("fp16", decisions=(Decision("", "MatMul", "0:m", "overflow", "r"), KEPT_MUL))
-    coarse, fine = (searched(source, Goal(tolerance), rules, feeds) for tolerance in (2e-2, 1e-3))
+    coarse, fine = (searched(source, ErrorLimit(tolerance), rules, feeds) for tolerance in (2e-2, 1e-3))
     assert coarse.met and fine.met
     assert (set(coarse.plan.bf16), set(coarse.plan.fp32)) == ({"0:m"}, {"0:s"})
     assert not fine.plan.bf16
@@ -286,7 +280,7 @@ KEPT_MUL = Decision("", "Mul", "0:s", "overflow", "r")
 )
 def test_what_a_rule_keeps_is_released_only_if_it_is_about_accuracy(rule: str, released: bool) -> None:
     kept = Decision("Exp(y)", "Exp", "0:y", rule, "a reason")
-    found = searched(graphs.graph(CANCELLING), Goal(2e-3), Plan("fp16", decisions=(kept,)))
+    found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3), Plan("fp16", decisions=(kept,)))
     assert found.met
     assert ("0:y" not in found.plan.fp32) == released
 
@@ -306,7 +300,7 @@ def test_weights_that_break_it_in_one_place_are_kept_in_fp32_there() -> None:
         }""".replace(", float[64,64] v>", ">").replace("float[64,64] z)", "float[64,64] z, float[64,64] v)")
     )
     feeds = graphs.random_feeds(source, scale=0.1) | {"x": np.full((1, 2), 1e3, np.float32)}
-    found = searched(source, Goal(1e-2), feeds=feeds)
+    found = searched(source, ErrorLimit(1e-2), feeds=feeds)
     assert found.met and "0:m" in found.plan.fp32 | found.plan.bf16
     assert not {"0:a", "0:b", "0:c"} & found.plan.fp32
 

@@ -17,11 +17,13 @@ from rewriter.jobs.fix import api
 from rewriter.model import Model, facts, load
 from rewriter.plan import Decision, InputsOutputs
 from rewriter.planning.planner import PlanRequest, make_plan
-from rewriter.search import Budget, Problem, Trials, most_accurate
-from rewriter.search.choice import added
+from rewriter.search.candidate import added
 from rewriter.search.effort import MOST
+from rewriter.search.evaluator import Problem
+from rewriter.search.goal import Budget
 from rewriter.search.streams import residual_streams
-from rewriter.search.within import LEAST_GAIN, MOST_GAIN
+from rewriter.search.trials import Trials
+from rewriter.search.within import LEAST_GAIN, MOST_GAIN, most_accurate
 from rewriter.verification.checks import run_all
 
 STREAM = """
@@ -65,8 +67,8 @@ def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "
 def test_a_norm_that_takes_a_residual_sum_is_a_candidate_only_when_it_is_asked_for() -> None:
     trials = trials_of(graphs.graph(STREAM))
     assert {"0:a", "0:s", "0:o"} <= trials.plan.fp32
-    assert "0:n" not in trials.plan.fp32 | set(trials.candidates())
-    assert "0:n" in trials.candidates(norms=True)
+    assert "0:n" not in trials.plan.fp32 | set(trials.useful_nodes())
+    assert "0:n" in trials.useful_nodes(norms=True)
 
 
 def test_norms_are_tried_only_where_the_ranking_has_fp16_sums() -> None:
@@ -74,7 +76,7 @@ def test_norms_are_tried_only_where_the_ranking_has_fp16_sums() -> None:
     coarse.ranker = replace(coarse.problem, accumulation="fp32")
     for one, tried in ((fine, True), (coarse, False)):
         most_accurate(one, Budget(10.0), MOST)
-        assert any("0:n" in choice.added for choice in one.tried()) == tried
+        assert any("0:n" in candidate.added for candidate in one.tried()) == tried
 
 
 CONVS = """
@@ -111,15 +113,15 @@ def test_a_ranking_with_fp32_sums_knows_what_deep_convs_add() -> None:
 def test_attention_stays_as_the_rules_have_it() -> None:
     trials = trials_of(graphs.graph(ATTENTION))
     assert trials.plan.fp32 == {"0:p"}
-    assert set(trials.candidates(norms=True)) <= {"0:t", "0:u", "0:y"}
-    assert set(trials.all_candidates()) == set(trials.ranking()) > {"0:s", "0:r", "0:z"}
-    first = trials.candidates()
-    assert trials.all_candidates()[: len(first)] == first, "the others as a last resort"
+    assert set(trials.useful_nodes(norms=True)) <= {"0:t", "0:u", "0:y"}
+    assert set(trials.all_nodes()) == set(trials.ranking()) > {"0:s", "0:r", "0:z"}
+    first = trials.useful_nodes()
+    assert trials.all_nodes()[: len(first)] == first, "the others as a last resort"
 
 
 def test_attention_is_open_where_the_target_fuses_it_in_any_type() -> None:
     found = trials_of(graphs.graph(ATTENTION), replace(Target(), answers={"attention-islands": "any"}))
-    assert {"0:s", "0:r", "0:z"} <= set(found.candidates())
+    assert {"0:s", "0:r", "0:z"} <= set(found.useful_nodes())
 
 
 LOSSY = """
@@ -192,12 +194,12 @@ NET = """
 
 def test_a_net_of_convs_in_fp32_throughout_is_a_candidate_though_parts_of_it_cost_more() -> None:
     trials = trials_of(weighted(NET))
-    ranked = trials.candidates()
+    ranked = trials.useful_nodes()
     whole = trials.latency_us(added(ranked))
     parts = [trials.latency_us(added(ranked[:count])) for count in range(1, len(ranked))]
     assert max(parts) > whole
     most_accurate(trials, Budget(whole / trials.latency_us(added([])) - 1.0 + 1e-6))
-    assert any(trials.plan_of(choice).fp32 >= set(ranked) for choice in trials.tried())
+    assert any(trials.plan_of(candidate).fp32 >= set(ranked) for candidate in trials.tried())
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 1.0, 5.0])
@@ -215,7 +217,7 @@ def test_a_dearer_plan_has_to_save_as_much_of_the_error_as_of_the_latency_it_cos
 def test_plans_that_are_equal_are_tried_once() -> None:
     trials = trials_of(weighted(NET))
     most_accurate(trials, Budget(5.0), 3)
-    assert len({trials.plan_of(choice).fp32 for choice in trials.tried()}) == 3
+    assert len({trials.plan_of(candidate).fp32 for candidate in trials.tried()}) == 3
 
 
 RESIDUAL = """

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import graphs
 import pytest
+from searching import begin
 from typer.testing import CliRunner
 
 import rewriter
@@ -25,29 +26,17 @@ from rewriter.errors import EngineError, UsageError
 from rewriter.figures.metrics import named
 from rewriter.model import Model, facts, save
 from rewriter.plan import Decision, Plan
-from rewriter.search import (
-    Aim,
-    Budget,
-    Emulator,
-    Fastest,
-    Found,
-    Goal,
-    Group,
-    Measured,
-    Problem,
-    Trials,
-    begin,
-    by_measurement,
-    groups,
-)
 from rewriter.search.builder import TIME_UP, Builder
-from rewriter.search.choice import Choice, added
+from rewriter.search.candidate import Candidate, Group, added
 from rewriter.search.clock import Clock
 from rewriter.search.effort import FEWER, FEWEST, MOST, for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
-from rewriter.search.groups import ESTIMATE_OFF
-from rewriter.search.rounds import FIRST, SECOND, THIRD
-from rewriter.search.stage import Order, Subject, answer
+from rewriter.search.evaluator import Emulator, Measured, Problem
+from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
+from rewriter.search.groups import ESTIMATE_OFF, groups
+from rewriter.search.rounds import FIRST, SECOND, THIRD, by_measurement
+from rewriter.search.run import SearchInput, SearchRequest, run
+from rewriter.search.trials import Trials
 from rewriter.verification.checks import run_all
 
 CHAIN = """
@@ -70,8 +59,8 @@ def problem_of(source: Model) -> Problem:
     return Problem(source, known, samples, run_all(reference(source, known), samples), "fp32")
 
 
-def trials_of(aim: Aim, plan: Plan | None = None) -> Trials:
-    return begin(problem_of(graphs.graph(CHAIN)), plan or Plan("fp16"), aim)
+def trials_of(goal: Goal, plan: Plan | None = None) -> Trials:
+    return begin(problem_of(graphs.graph(CHAIN)), plan or Plan("fp16"), goal)
 
 
 def group(*names: str) -> Group:
@@ -111,9 +100,9 @@ class Table:
         return Measured(math.sqrt(square), us, self.noise)
 
 
-def found_of(aim: Aim, judge: Table, candidates: Sequence[Group] | None = None) -> Found:
+def found_of(goal: Goal, judge: Table, candidates: Sequence[Group] | None = None) -> Found:
     singles = [group(name) for name in "ceyp"]
-    return by_measurement(trials_of(aim), [singles if candidates is None else candidates], aim, judge)
+    return by_measurement(trials_of(goal), [singles if candidates is None else candidates], goal, judge)
 
 
 def kept(found: Found) -> set[str]:
@@ -126,22 +115,22 @@ FAST = Table({"c": -10.0, "e": -5.0, "y": 4.0, "p": 8.0}, {"c": 0.5, "e": 0.0, "
 
 
 @pytest.mark.parametrize(
-    ("aim", "names"),
+    ("goal", "names"),
     [
-        pytest.param(Goal(1.3e-3), {"c", "e"}, id="the fastest that meets a loose tolerance"),
-        pytest.param(Goal(1e-3), {"c", "e", "y"}, id="what is worse is made up for"),
-        pytest.param(Goal(7e-4), {"e", "y"}, id="a tight tolerance"),
-        pytest.param(Goal(1e-5), {"e", "y", "p"}, id="out of reach: the most accurate"),
+        pytest.param(ErrorLimit(1.3e-3), {"c", "e"}, id="the fastest that meets a loose tolerance"),
+        pytest.param(ErrorLimit(1e-3), {"c", "e", "y"}, id="what is worse is made up for"),
+        pytest.param(ErrorLimit(7e-4), {"e", "y"}, id="a tight tolerance"),
+        pytest.param(ErrorLimit(1e-5), {"e", "y", "p"}, id="out of reach: the most accurate"),
         pytest.param(Fastest(), {"c", "e", "y"}, id="no slower and no worse"),
         pytest.param(Budget(0.0), {"e", "y"}, id="no budget buys what another group pays for"),
         pytest.param(Budget(0.1), {"e", "y", "p"}, id="a budget"),
     ],
 )
-def test_the_best_for_an_aim_is_found(aim: Aim, names: set[str]) -> None:
+def test_the_best_for_an_aim_is_found(goal: Goal, names: set[str]) -> None:
     judge = Table(FAST.us, FAST.squares)
-    found = found_of(aim, judge)
+    found = found_of(goal, judge)
     assert kept(found) == names
-    assert found.met == (not isinstance(aim, Goal) or aim.tolerance > 1e-4)
+    assert found.met == (not isinstance(goal, ErrorLimit) or goal.tolerance > 1e-4)
     assert sum(one.applied for one in found.tried) == 1
     assert len(judge.batches) <= 4 and sum(judge.batches) <= 1 + FIRST + SECOND + THIRD
 
@@ -160,7 +149,7 @@ def test_differences_below_the_noise_change_nothing() -> None:
 
 def test_plans_that_fail_are_the_worst_and_told() -> None:
     judge = Table(FAST.us, FAST.squares, frozenset("c"))
-    found = found_of(Goal(1.3e-3), judge)
+    found = found_of(ErrorLimit(1.3e-3), judge)
     assert kept(found) == {"e", "y"} or kept(found) == {"e"}
     failed = [one for one in found.tried if one.problem]
     assert failed and all(one.value == math.inf and one.latency_us is None for one in failed)
@@ -177,8 +166,10 @@ def test_where_even_the_rules_plan_fails_another_is_taken() -> None:
 
 def test_when_nothing_works_the_rules_plan_stays() -> None:
     judge = Table({}, {}, frozenset("pasbcdefy"))
-    trials = trials_of(Goal(1.0), Plan("fp16", decisions=(Decision("", "Exp", "0:y", "overflow", "r"),)))
-    found = by_measurement(trials, [[group("c")]], Goal(1.0), judge)
+    trials = trials_of(
+        ErrorLimit(1.0), Plan("fp16", decisions=(Decision("", "Exp", "0:y", "overflow", "r"),))
+    )
+    found = by_measurement(trials, [[group("c")]], ErrorLimit(1.0), judge)
     assert (found.plan, found.met, found.cost_us) == (trials.plan, False, 0.0)
 
 
@@ -195,8 +186,8 @@ def test_when_the_time_is_up_the_best_so_far_is_taken() -> None:
 
 def test_each_plan_is_told_with_the_best_so_far() -> None:
     lines: list[str] = []
-    aim, singles = Fastest(), [group(name) for name in "ce"]
-    by_measurement(trials_of(aim), [singles], aim, Table(FAST.us, FAST.squares), lines.append)
+    goal, singles = Fastest(), [group(name) for name in "ce"]
+    by_measurement(trials_of(goal), [singles], goal, Table(FAST.us, FAST.squares), lines.append)
     assert lines[0] == "1 plan tried; best so far: the rules' plan, relative-l2 0.001, 100.0 us"
     assert lines[2] == "3 plans tried; best so far: e, relative-l2 0.001, 95.0 us (-5.0%)"
 
@@ -204,8 +195,8 @@ def test_each_plan_is_told_with_the_best_so_far() -> None:
 def test_what_makes_plans_accurate_is_tried_first_where_the_rules_plan_is_not() -> None:
     first, second = [group("c")], [group("y")]
     for tolerance, words in ((1.0, ["c", "y"]), (9e-4, ["y", "c"])):
-        aim = Goal(tolerance)
-        found = by_measurement(trials_of(aim), [first, second], aim, Table(FAST.us, FAST.squares))
+        goal = ErrorLimit(tolerance)
+        found = by_measurement(trials_of(goal), [first, second], goal, Table(FAST.us, FAST.squares))
         assert [one.words for one in found.tried[1:3]] == words
 
 
@@ -218,10 +209,10 @@ def test_the_rules_plan_is_kept_where_no_other_is_better_and_it_is_told() -> Non
 
 
 def test_the_emulation_is_a_judge_like_any_other() -> None:
-    aim = Goal(2e-3)
-    trials = trials_of(aim)
+    goal = ErrorLimit(2e-3)
+    trials = trials_of(goal)
     judge = Emulator(trials.problem, trials.metric)
-    found = by_measurement(trials, groups(trials, aim), aim, judge)
+    found = by_measurement(trials, groups(trials, goal), goal, judge)
     assert found.met and {"0:a", "0:s"} <= found.plan.fp32
 
 
@@ -246,9 +237,9 @@ def test_groups_are_what_nodes_have_in_common() -> None:
     source = graphs.graph(RESIZED)
     rules = Plan("fp16", decisions=(Decision("", "Exp", "0:z", "order", "r"),))
     trials = begin(problem_of(source), rules, Fastest())
-    raised, released = groups(trials, Fastest())
+    released, raised = groups(trials, ErrorLimit(1e-3))
     assert [one.words for one in released] == ["order back in FP16 (1)"]
-    found = {one.words: one.choice for one in (*raised, *released)}
+    found = {one.words: one.candidate for one in (*raised, *released)}
     assert found["order back in FP16 (1)"].released == {"0:z"}
     assert found["Resize and the view before it in FP32 (2)"].added == {"0:u", "0:r"}
     assert found["Resize and all views before it in FP32 (3)"].added == {"0:u", "0:r", "0:t"}
@@ -256,7 +247,7 @@ def test_groups_are_what_nodes_have_in_common() -> None:
     assert found["Softmax in FP32 (1)"].added == {"0:h"}
     assert found["best 1 Conv in FP32"].added == {"0:y"}
     assert found["best 1 MatMul in FP32"].added == {"0:m"}
-    plans = [trials.plan_of(choice) for choice in found.values()]
+    plans = [trials.plan_of(candidate) for candidate in found.values()]
     assert len({(plan.fp32, plan.bf16) for plan in plans}) == len(plans), "no plan twice"
     assert all((plan.fp32, plan.bf16) != (rules.fp32, rules.bf16) for plan in plans)
 
@@ -264,46 +255,45 @@ def test_groups_are_what_nodes_have_in_common() -> None:
 def test_what_could_be_infinite_is_in_no_group_that_releases() -> None:
     kept_back = (Decision("", "Exp", "0:z", "overflow", "r"), Decision("", "Softmax", "0:h", "mask", "r"))
     trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16", decisions=kept_back), Fastest())
-    assert not any(one.choice.released for batch in groups(trials, Fastest()) for one in batch)
+    assert not any(one.candidate.released for batch in groups(trials, ErrorLimit(1e-3)) for one in batch)
 
 
 def test_for_a_tolerance_rules_that_cost_nothing_are_released_first_one_at_a_time() -> None:
     rules = [("order", "p"), ("softmax", "c"), ("epilogue", "f")]
     decisions = tuple(Decision("", "Exp", f"0:{name}", rule, "r") for rule, name in rules)
     trials = trials_of(Fastest(), Plan("fp16", decisions=decisions))
-    released = next(groups(trials, Goal(1e-3)))
+    released = next(groups(trials, ErrorLimit(1e-3)))
     words = [f"{rule} back in FP16 (1)" for rule in ("softmax", "epilogue", "order")]
     assert [one.words for one in released] == words
     assert trials.count == 0, "no emulation is needed for them"
-    *_, last = groups(trials, Fastest())
-    assert [one.words for one in last] == words, "no plan is more accurate with them"
+    assert not any(one.candidate.released for batch in groups(trials, Fastest()) for one in batch)
 
 
 def test_nodes_that_could_not_be_ranked_in_time_leave_the_other_groups() -> None:
     trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
     trials.ranked_by = time.monotonic()
-    raised, _ = groups(trials, Fastest())
+    (raised,) = groups(trials, Fastest())
     words = [one.words for one in raised]
     assert "Softmax in FP32 (1)" in words and not any(one.startswith("best") for one in words)
 
 
 def test_what_is_estimated_to_cost_too_much_comes_last() -> None:
     trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
-    raised, _ = groups(trials, Fastest())
-    costs = [trials.latency_us(one.choice) / trials.latency_us(Choice()) for one in raised]
+    (raised,) = groups(trials, Fastest())
+    costs = [trials.latency_us(one.candidate) / trials.latency_us(Candidate()) for one in raised]
     dear = [cost > 1.0 + ESTIMATE_OFF for cost in costs]
     assert any(dear) and not all(dear) and dear == sorted(dear)
 
 
 def test_with_a_budget_what_fills_it_comes_first() -> None:
     trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
-    aim = Budget(0.5)
-    filling = next(groups(trials, aim))
+    goal = Budget(0.5)
+    filling = next(groups(trials, goal))
     assert filling[0].words == "0.5 more latency by the estimate"
-    base = trials.latency_us(Choice())
+    base = trials.latency_us(Candidate())
     for one in filling:
         share = float(one.words.split()[0])
-        assert one.choice.added and trials.latency_us(one.choice) <= base * (1.0 + share)
+        assert one.candidate.added and trials.latency_us(one.candidate) <= base * (1.0 + share)
 
 
 def test_with_a_budget_residual_sums_and_their_activations_come_before_that() -> None:
@@ -317,7 +307,7 @@ def test_with_a_budget_residual_sums_and_their_activations_come_before_that() ->
     trials = begin(problem_of(graphs.graph(text)), Plan("fp16"), Fastest())
     first = next(groups(trials, Budget(0.5)))[0]
     assert first.words == "residual sums and activations in FP32 (3)"
-    assert first.choice.added == {"0:s", "0:t", "0:y"}
+    assert first.candidate.added == {"0:s", "0:t", "0:y"}
 
 
 # -- on real engines ---------------------------------------------------------------------------------
@@ -377,9 +367,9 @@ def test_an_engine_that_does_not_run_is_a_failure_of_each_plan_and_no_error(tmp_
 def test_the_stage_searches_on_an_engine_and_tells_what_it_tried() -> None:
     source, lines = graphs.graph(WEIGHTED), list[str]()
     samples = load_samples(graphs.random_feeds(source), source)
-    order = Order(Goal(1e-5), "relative-l2", True, "onnxruntime", 60.0, 60.0, "fp32", Target())
+    order = SearchRequest(ErrorLimit(1e-5), "relative-l2", True, "onnxruntime", 60.0, 60.0, "fp32", Target())
     told = lambda line, *_: lines.append(line)  # noqa: E731
-    done = answer(Subject(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
+    done = run(SearchInput(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
     assert lines[0] == "search: 0 s of 60: running the original"
     assert any("1 plan tried; best so far: the rules' plan" in line for line in lines)
     assert done.check is not None and done.check.passed and done.check.name == "tolerance"
@@ -408,10 +398,10 @@ MARGIN_S = 3.0
 def test_the_search_ends_in_the_time_that_it_has(seconds: float) -> None:
     source, lines = graphs.graph(SLOW), list[str]()
     samples = load_samples(graphs.random_feeds(source), source)
-    order = Order(Fastest(), "relative-l2", False, "onnxruntime", seconds, 60.0, "fp32", Target())
+    order = SearchRequest(Fastest(), "relative-l2", False, "onnxruntime", seconds, 60.0, "fp32", Target())
     start = time.monotonic()
     told = lambda line, *_: lines.append(line)  # noqa: E731
-    done = answer(Subject(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
+    done = run(SearchInput(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
     assert time.monotonic() - start < seconds + MARGIN_S
     assert done.check is not None and done.check.passed and not done.warnings
     tried = list(done.searched.tried) if done.searched else []

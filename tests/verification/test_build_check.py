@@ -16,7 +16,7 @@ from paths import MODELS
 from rewriter.engines import tensorrt
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.builder_warnings import other_warnings, precision_warnings
-from rewriter.graph.retype import Request, retype
+from rewriter.graph.casts import TypeRequest, retype
 from rewriter.model import Model, load, save
 from rewriter.model.facts import infer
 from rewriter.verification import build_check
@@ -236,7 +236,7 @@ def test_a_warning_of_what_was_measured_is_no_finding(known: set[str], passed: b
 def test_the_same_norm_in_fp32_passes(tmp_path: Path) -> None:
     source = graph(DECOMPOSED)
     facts = infer(source)
-    widened = retype(source, facts, Request(lambda _scope, _node: TensorProto.FLOAT))
+    widened = retype(source, facts, TypeRequest(lambda _scope, _node: TensorProto.FLOAT))
     assert checked(widened, tmp_path).passed
 
 
@@ -419,7 +419,7 @@ def test_case_models_build_as_they_are(name: str, tmp_path: Path) -> None:
 @needs_rtx
 def test_a_naive_fp16_nafnet_is_caught(tmp_path: Path) -> None:
     source, shapes, _ = case("nafnet")
-    half = retype(source, infer(source), Request(lambda _scope, _node: TensorProto.FLOAT16))
+    half = retype(source, infer(source), TypeRequest(lambda _scope, _node: TensorProto.FLOAT16))
     check = checked(half, tmp_path, shapes=shapes)
     assert check.passed is False
     assert "decomposed norm in FP16" in details(check)

@@ -23,7 +23,7 @@ from rewriter.engines.protocol import Settings
 from rewriter.engines.runtime import context_hint
 from rewriter.engines.tensors import write_samples
 from rewriter.errors import EngineError, RewriterError, UsageError
-from rewriter.graph.retype import Request, retype
+from rewriter.graph.casts import TypeRequest, retype
 from rewriter.model import Array, Model, load, save
 from rewriter.model import facts as tensor_facts
 from rewriter.verification.locate import Location, Options, locate, locate_by_emulation, locate_with
@@ -360,7 +360,7 @@ def test_the_emulation_answers_the_same_question_in_one_run() -> None:
 
 def as_fp16(source: Model) -> Model:
     facts = tensor_facts.infer(source)
-    return retype(source, facts, Request(lambda _s, _n: onnx.TensorProto.FLOAT16))
+    return retype(source, facts, TypeRequest(lambda _s, _n: onnx.TensorProto.FLOAT16))
 
 
 def test_the_command_prints_the_chain_and_exits_with_1(files: dict[str, Path], tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.data.inputs.samples import Sample, Samples, no_such_input
 from rewriter.errors import InputsError
-from rewriter.graph import attribute
+from rewriter.graph import GraphEditor, attribute, open_graphs
 from rewriter.graph.ops import VIEWS
 from rewriter.model import Array, Model, Port
 from rewriter.model import facts as tensor_facts
@@ -143,25 +143,17 @@ def table_sizes(model: Model) -> dict[str, int]:
     integers = [p.name for p in model.signature.inputs if p.dtype in (TensorProto.INT32, TensorProto.INT64)]
     if not integers:
         return {}
-    known = tensor_facts.infer(model).main
-    readers: dict[str, list[NodeProto]] = {}
-    for node in model.proto.graph.node:
-        for name in dict.fromkeys(node.input):
-            readers.setdefault(name, []).append(node)
-    found = {}
-    for name in integers:
-        rows = [_rows(node, known) for node in _gathers(name, readers)]
-        if rows:
-            found[name] = min(rows)
-    return found
+    graph = open_graphs(model, tensor_facts.infer(model))[0]
+    found = {name: [_rows(graph, node) for node in _gathers(graph, name)] for name in integers}
+    return {name: min(rows) for name, rows in found.items() if rows}
 
 
-def _gathers(name: str, readers: Mapping[str, Sequence[NodeProto]]) -> list[NodeProto]:
+def _gathers(graph: GraphEditor, name: str) -> list[NodeProto]:
     """Gathers that use values of `name` as indices."""
     found, stack, seen = [], [name], {name}
     while stack:
         tensor = stack.pop()
-        for node in readers.get(tensor, ()):
+        for node in graph.consumers(tensor):
             if node.op_type == "Gather" and node.input[1] == tensor:
                 found.append(node)
             elif node.op_type in _INDEX_PATH and (node.op_type == "Concat" or node.input[0] == tensor):
@@ -171,10 +163,8 @@ def _gathers(name: str, readers: Mapping[str, Sequence[NodeProto]]) -> list[Node
     return found
 
 
-def _rows(gather: NodeProto, known: Mapping[str, tensor_facts.TensorFacts]) -> int:
+def _rows(graph: GraphEditor, gather: NodeProto) -> int:
     """Size of the gathered axis; 1 if it is unknown, so that the index is 0."""
-    facts = known.get(gather.input[0])
-    shape = facts.shape if facts else None
-    axis = attribute(gather, "axis", 0)
+    shape, axis = graph.shape(gather.input[0]), attribute(gather, "axis", 0)
     size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
     return size if isinstance(size, int) and size > 0 else 1

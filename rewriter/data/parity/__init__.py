@@ -8,14 +8,12 @@ usual scalings (0..1, ImageNet's, CLIP's ...) are compared with the fit.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rewriter.data.inputs import read_raw_samples
 from rewriter.data.parity.comparison import (
     ArrayComparison,
     Difference,
@@ -31,36 +29,17 @@ from rewriter.data.parity.plain import ROUNDING, compare_plain, distance
 from rewriter.errors import InputsError
 from rewriter.model import Array
 
-__all__ = ["ArrayComparison", "Difference", "InputComparison", "compare_arrays", "compare_inputs"]
+__all__ = [
+    "ArrayComparison",
+    "Difference",
+    "InputComparison",
+    "SampleComparison",
+    "arrays_of",
+    "compare_arrays",
+    "compare_samples",
+]
 
-SAMPLES = 8
-"""Samples that are compared by default: a pipeline treats all samples alike."""
-
-
-def compare_inputs(
-    ours: Path,
-    theirs: Path,
-    *,
-    samples: int = SAMPLES,
-    progress: Callable[[str, int, int], None] = lambda *_: None,
-) -> InputComparison:
-    """Compares the files of two pipelines, sample by sample, in their order.
-
-    Args:
-        ours, theirs: .npz or .npy files, folders of them, or Polygraphy's JSON.
-        samples: The number of samples to compare.
-
-    Raises:
-        InputsError: a file that cannot be read, or that holds no numbers.
-    """
-    sides = read_raw_samples(ours), read_raw_samples(theirs)
-    pairs = list(zip(*sides, strict=False))[:samples]
-    found = []
-    for index, (mine, other) in enumerate(pairs):
-        progress("comparing", index, len(pairs))
-        arrays = _arrays(mine.read(), mine.where), _arrays(other.read(), other.where)
-        found.append(SampleComparison(mine.where, other.where, tuple(_by_name(*arrays))))
-    return InputComparison(tuple(found), (len(sides[0]), len(sides[1])))
+UNRELATED = "shows something else"
 
 
 def compare_arrays(ours: Array, theirs: Array, name: str = "array") -> ArrayComparison:
@@ -106,7 +85,7 @@ def _statistics(array: Array) -> str:
     return f"{text}, and {bad} NaN or infinite" if bad else text
 
 
-def _arrays(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
+def arrays_of(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
     found = {}
     for name, value in feeds.items():
         found[name] = array = np.asarray(value)
@@ -121,7 +100,7 @@ def _arrays(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
     return found
 
 
-def _by_name(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator[ArrayComparison]:
+def compare_samples(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator[ArrayComparison]:
     """Compares arrays of the same name; single arrays, and close names, are compared as well."""
     left = [name for name in theirs if name not in ours]
     for name, array in ours.items():

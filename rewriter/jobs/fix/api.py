@@ -28,7 +28,7 @@ from rewriter.pipeline.text import select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.planning.plan_file import given_plan
 from rewriter.planning.planner import PlanRequest
-from rewriter.search.goal import Aim, Budget, Fastest, Goal
+from rewriter.search.goal import Budget, ErrorLimit, Fastest, Goal
 
 
 @documented(FixOptions)
@@ -80,7 +80,7 @@ def _job(
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if not step.stage.reduces_precision)
     lowers = any(step.stage is Stage.LOWERING for step in steps)
-    goal: Aim | None = _goal(
+    goal: Goal | None = _goal(
         request.tolerance, request.max_latency_cost, metric, given, chosen, lowers=lowers
     )
     for option, asked in (("--pareto", pareto), ("--search gpu", request.search == "gpu")):
@@ -90,7 +90,8 @@ def _job(
         goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", request.weak_typing))
     if weak:  # what is handed out is the original in FP32; its weights are the builder's to round
-        steps = tuple(step for step in steps if step.stage not in (Stage.FITTING, Stage.LOWERED))
+        fitting = (Stage.ROUNDING, Stage.ADAPTING, Stage.LOWERED)
+        steps = tuple(step for step in steps if step.stage not in fitting)
     if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
@@ -132,7 +133,7 @@ def _job(
     )
 
 
-def _planning(given: Plan | None, save_plan: object, goal: Aim | None, pareto: bool) -> str:
+def _planning(given: Plan | None, save_plan: object, goal: Goal | None, pareto: bool) -> str:
     """The option that asks for a plan."""
     if given or save_plan:
         return "--plan" if given else "--save-plan"
@@ -149,7 +150,7 @@ def _goal(
     preset: Preset,
     *,
     lowers: bool,
-) -> Goal | Budget | None:
+) -> ErrorLimit | Budget | None:
     """What to search for: the user's, or the preset's if there is a plan to search for."""
     metric = metric or str(preset.choose("metric"))
     measure = named(metric)
@@ -168,7 +169,7 @@ def _goal(
     assert tolerance is not None
     if math.isnan(tolerance) or (tolerance < 0 and not measure.least):
         raise UsageError(f"it cannot be {tolerance}", where=option, hint="such as 1e-3")
-    return Goal(tolerance, metric)
+    return ErrorLimit(tolerance, metric)
 
 
 def _search_engine(search: str, seconds: float, deployed: Deployment) -> EngineName | None:

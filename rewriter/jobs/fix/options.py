@@ -18,7 +18,7 @@ from rewriter.model.stopwatch import Progress
 from rewriter.pipeline.options import FixOptions
 from rewriter.plan import Plan
 from rewriter.planning.planner import PlanRequest
-from rewriter.search.goal import Aim
+from rewriter.search.goal import Goal
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Options:
     plan: Plan | None = None
     plan_source: str = "the plan"
     accumulation: Accumulation = "fp32"
-    goal: Aim | None = None
+    goal: Goal | None = None
     metric: str = "relative-l2"
     weak_typing: bool = False
     search_engine: EngineName | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rewriter.base import Merged, Pass, Rescaled
 from rewriter.data.inputs import Samples
@@ -13,7 +14,7 @@ from rewriter.data.ranges.merged import merged_ranges
 from rewriter.emulation import reference
 from rewriter.jobs.fix.options import Options
 from rewriter.jobs.fix.record import Record
-from rewriter.jobs.fix.rewriting import Rewriting
+from rewriter.jobs.fix.rewriting import Fitted, Rewriting
 from rewriter.model import Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
@@ -23,8 +24,8 @@ from rewriter.planning.costs.estimate import priced
 from rewriter.planning.plan_fit import fit, named_by, operators
 from rewriter.planning.planner import PlanRequest, make_plan
 from rewriter.rewriting.product_splitting.latency import budget_left
-from rewriter.search.goal import Aim, Budget
-from rewriter.search.stage import Order, Subject, answer
+from rewriter.search.goal import Budget, Goal
+from rewriter.search.run import SearchInput, SearchRequest, run
 
 
 @dataclass(frozen=True)
@@ -83,42 +84,39 @@ class Planning:
         self.record.warnings.extend((*_unmatched(options.wish, plan), *_declined(options.wish)))
         return plan
 
-    def followed(
-        self, original: Model, structured: Model, steps: Sequence[Pass], plan: Plan | None
-    ) -> tuple[Plan | None, Model]:
-        """The plan, searched if that was asked for, and the model as its type wants it.
+    def fitted(self, original: Model, structured: Model, plan: Plan | None) -> tuple[Plan | None, Model]:
+        """Returns the final plan and the model fitted to it: weights that its types hold, operators for them.
 
-        That is with constants that the type holds, and operators that sum better in it: a search judges plans
-        with these. Those that follow the search, too, run once more with what it found.
+        A search compares candidates on the model fitted to the rules' plan. If it finds another plan, the
+        model is fitted to that one.
         """
-        first, options = len(self.record.passes), self.options
-        followed = self.rewriting.follow(structured, steps, plan, self.samples)
-        if plan is None:
-            return plan, followed
-        given = operators(structured)
-        plan = named_by(given, self._with_activations(followed, plan))
-        if options.goal is None and not options.request.pareto:
-            return plan, followed
-        found = named_by(given, self._searched(original, followed, plan))
-        if found.decisions != plan.decisions and steps:
-            del followed, self.record.passes[first:]
-            followed = self.rewriting.follow(structured, steps, found, self.samples)
-        return found, followed
+        options, fitted = self.options, self.rewriting.fit(structured, plan, self.samples)
+        if plan is not None:
+            given = operators(structured)
+            plan = named_by(given, self._with_activations(fitted.model, plan))
+            if options.goal is not None or options.request.pareto:
+                found = named_by(given, self._searched(original, fitted, plan))
+                if found.decisions != plan.decisions:
+                    del fitted
+                    fitted = self.rewriting.fit(structured, found, self.samples)
+                plan = found
+        self.record.passes.extend(fitted.passes)
+        return plan, fitted.model
 
-    def _with_activations(self, followed: Model, plan: Plan) -> Plan:
+    def _with_activations(self, fitted: Model, plan: Plan) -> Plan:
         """The plan with what is free in FP32 behind ConvTransposes; one that the user gave stays as it is."""
         if self.options.plan is not None or not self.options.wish.epilogues:
             return plan
         with self.record.stage("plan"):
-            return activations.extend_over_activations(followed, plan, self.options.target)
+            return activations.extend_over_activations(fitted, plan, self.options.target)
 
-    def _searched(self, original: Model, structured: Model, plan: Plan) -> Plan:
-        """The plan that reaches the aim; one out of reach is a failed check, and told."""
+    def _searched(self, original: Model, fitted: Fitted, plan: Plan) -> Plan:
+        """The plan that reaches the goal; one out of reach is a failed check, and told."""
         options = self.options
         with self.record.stage("search"):
-            facts = tensor_facts.infer(structured)
-            order = Order(
-                self._left(structured, facts, plan),
+            facts = tensor_facts.infer(fitted.model)
+            request = SearchRequest(
+                self._left(fitted.model, facts, plan),
                 options.metric,
                 options.request.pareto,
                 options.search_engine,
@@ -128,14 +126,15 @@ class Planning:
                 options.target,
                 options.deployment,
             )
-            subject = Subject(original, structured, facts, self.samples, plan)
-            found = answer(subject, order, options.progress)
+            adapted = partial(self.rewriting.adapted, fitted) if options.phases.adapting else None
+            given = SearchInput(original, fitted.model, facts, self.samples, plan, adapted)
+            found = run(given, request, options.progress)
         self.record.search = found
         self.record.warnings.extend(found.warnings)
         return found.plan
 
-    def _left(self, structured: Model, facts: Facts, plan: Plan) -> Aim | None:
-        """The aim of a search, with what passes left of a budget."""
+    def _left(self, structured: Model, facts: Facts, plan: Plan) -> Goal | None:
+        """The goal of a search, with what passes left of a budget."""
         goal, spent = self.options.goal, self.record.spent_us()
         if not spent or not isinstance(goal, Budget):
             return goal

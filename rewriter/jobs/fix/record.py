@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rewriter.base import Rescaled, Spent
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
-from rewriter.search.stage import Answer
+from rewriter.search.run import SearchOutcome
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Record:
     stage: Stopwatch
     passes: list[PassResult] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    search: Answer | None = None
+    search: SearchOutcome | None = None
 
     def exponents(self) -> tuple[tuple[int, str, int], ...]:
         """What was multiplied by a power of two so far, in the order of the changes."""

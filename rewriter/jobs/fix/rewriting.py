@@ -1,9 +1,10 @@
-"""The passes of a run, driven with what is known when they run."""
+"""Runs the passes of `fix` with the data that is known when they run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from rewriter.base import Calibration, Context, Kept, Pass
 from rewriter.data.inputs import Samples
@@ -12,15 +13,30 @@ from rewriter.jobs.fix.options import Options
 from rewriter.jobs.fix.record import Record
 from rewriter.model import Model, load
 from rewriter.patterns.split_parts import RULE as SPLIT_RULE
-from rewriter.pipeline.driver import Driver
+from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.plan import Plan
 from rewriter.planning.plan_fit import kept_by_user
 from rewriter.search.goal import Budget
 
 
 @dataclass(frozen=True)
+class Fitted:
+    """A model fitted to a plan.
+
+    Attributes:
+        rounded: The model after the passes that fit its weights on samples.
+        model: That model after the passes that choose its operators.
+        passes: What each of these passes did.
+    """
+
+    rounded: Model
+    model: Model
+    passes: tuple[PassResult, ...]
+
+
+@dataclass(frozen=True)
 class Rewriting:
-    """Drives passes over models; what they did goes into `record`."""
+    """Runs passes over models and adds what they did to `record`."""
 
     options: Options
     record: Record
@@ -28,42 +44,53 @@ class Rewriting:
     def rewrite(
         self, model: Model, steps: Sequence[Pass], plan: Plan | None = None, ranges: Ranges | None = None
     ) -> Model:
-        """The model after passes that need no data."""
-        options = self.options
-        context = Context(options.opset, options.target, plan, ranges, self._kept(), budget=self._budget())
-        return self._driven(model, steps, context)
+        """Returns the model after passes that need no samples."""
+        rewritten, results = self._driven(model, steps, self._context(plan, ranges))
+        self.record.passes.extend(results)
+        return rewritten
 
-    def follow(self, model: Model, steps: Sequence[Pass], plan: Plan | None, samples: Samples) -> Model:
-        """The model after passes that fit its weights to what a plan leaves in the lower type."""
-        options = self.options
-        given = Calibration(samples, samples.source.real, options.request.seed)
-        context = Context(options.opset, options.target, plan, kept=self._kept(), calibration=given)
-        return self._driven(model, steps, context)
+    def fit(self, model: Model, plan: Plan | None, samples: Samples) -> Fitted:
+        """Fits weights and operators to a plan. The caller records the passes of the result that it uses."""
+        phases = self.options.phases
+        calibration = Calibration(samples, samples.source.real, self.options.request.seed)
+        rounded, rounding = self._driven(model, phases.rounding, self._context(plan, given=calibration))
+        ran = len(rounding)
+        adapted, adapting = self._driven(rounded, phases.adapting, self._context(plan), ran)
+        return Fitted(rounded, adapted, (*rounding, *adapting))
+
+    def adapted(self, fitted: Fitted, plan: Plan) -> Model:
+        """Returns the model with the operators that the passes choose by another plan."""
+        return Driver.run_unchecked(fitted.rounded, self.options.phases.adapting, self._context(plan))
 
     def again(self, steps: Sequence[Pass]) -> Model:
-        """The model as some passes left it, made anew: its weights were given back. Nothing is recorded."""
-        options = self.options
-        context = Context(options.opset, options.target, kept=self._kept(), budget=self._budget())
-        return Driver(lambda step: None).run(load(options.source), steps, context)[0]
+        """Returns the model after some passes, loaded again to save memory; nothing is recorded."""
+        return Driver().run(load(self.options.source), steps, self._context())[0]
 
     def changed(self) -> list[Pass]:
-        """The passes before the plan that changed something."""
+        """Returns the passes before the plan that changed something."""
         phases = self.options.phases
         before = (*phases.structural, *phases.measuring)
         return [step for step, did in zip(before, self.record.passes, strict=False) if did.changes]
 
-    def _driven(self, model: Model, steps: Sequence[Pass], context: Context) -> Model:
+    def _context(
+        self, plan: Plan | None = None, ranges: Ranges | None = None, given: Calibration | None = None
+    ) -> Context:
+        options = self.options
+        return Context(options.opset, options.target, plan, ranges, self._kept(), given, self._budget())
+
+    def _driven(
+        self, model: Model, steps: Sequence[Pass], context: Context, ran: int = 0
+    ) -> tuple[Model, list[PassResult]]:
         record, total = self.record, len(self.options.steps)
-        driver = Driver(lambda step: record.stage.progress(f"pass {step.name}", len(record.passes), total))
+        places = count(len(record.passes) + ran)
+        driver = Driver(lambda step: record.stage.progress(f"pass {step.name}", next(places), total))
         with record.stage("passes"):
-            rewritten, results = driver.run(model, steps, context)
-        record.passes.extend(results)
-        return rewritten
+            return driver.run(model, steps, context)
 
     def _budget(self) -> float | None:
-        """Share of latency that may be spent on accuracy: none where an error is the aim; None: not said.
+        """Returns the share of latency that passes may spend on accuracy; None: no limit is known.
 
-        A plan that is given says what was done: its nodes must be there again.
+        It is 0 where the goal is an error. A given plan decides by itself: its nodes have to be there again.
         """
         goal, plan = self.options.goal, self.options.plan
         if plan is not None:
@@ -71,6 +98,6 @@ class Rewriting:
         return goal.share if isinstance(goal, Budget) else None if goal is None else 0.0
 
     def _kept(self) -> Kept:
-        """What the user keeps in FP32, by the options or in the plan that excludes them."""
+        """Returns what the user keeps in FP32, by the options or in the plan that excludes them."""
         wish, plan = self.options.wish, self.options.plan
         return Kept(wish.keep_nodes, wish.keep_ops) if plan is None else kept_by_user(plan)

@@ -38,7 +38,7 @@ def run(options: Options) -> FixResult:
     if options.request.verify:
         proof.check_structure(structured)
     plan = planning.plan(structured, ranges) if phases.lowering else None
-    plan, structured = planning.followed(original, structured, phases.fitting, plan)
+    plan, structured = planning.fitted(original, structured, plan)
     if plan is not None and options.plan is None:
         plan = replace(plan, exponents=record.exponents())
     fixed = rewriting.rewrite(structured, phases.lowering, plan)

@@ -1,7 +1,7 @@
-"""Decomposed normalisations: LayerNorm, RMSNorm and L2 normalisation written out in small operators.
+"""Finds decomposed normalisations: LayerNorm, RMSNorm and L2 normalisation in small operators.
 
-`find_norms` recognises them whether or not they can become one operator: squares inside them
-overflow FP16 long before their input does, so a planner needs every one as a unit.
+`find_norms` also finds those that cannot become one operator. Their squares overflow FP16 long before
+their input does, so the planner needs each of them as a unit.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Norm:
         kind: `layer-norm` subtracts a mean, `rms-norm` does not, `l2-normalize` divides by a sum
             of squares instead of their mean.
         input: The tensor that is normalised; of the same type as `output` where one exists.
-        output: What the last node of the unit writes.
+        output: Output of the last node.
         axes: The normalised axes in order, counted from the front if the rank is known; () if they
             are computed, or all axes of a tensor of unknown rank.
         epsilon: As read from the constant, whatever its type; 0.0 if there is none.
         scale, bias: Tensors of the affine part; only a `layer-norm` has a bias.
-        nodes: The whole unit in graph order, without Constants: what has to become one island.
+        nodes: All nodes in graph order, without Constants; they have to be in one island.
         blocked: Why it must not become one operator; None if it may.
-        remark: Why the operator behind it is not a part of it, where it looks like one.
+        remark: Why the next operator is not its scale or bias, where it looks like one.
     """
 
     kind: Kind
@@ -50,7 +50,7 @@ class Norm:
 
     @property
     def name(self) -> str:
-        """How messages call it: its last node."""
+        """Its name in messages: that of its last node."""
         return label(self.nodes[-1])
 
 
@@ -96,9 +96,9 @@ def _outer_types(graph: GraphEditor, core: Core) -> frozenset[int]:
 
 
 def _input(graph: GraphEditor, core: Core, tail: Tail) -> str:
-    """The tensor nearest to the pattern that all its parts read, and that has the output's type.
+    """The last tensor before the pattern that all its parts read, and that has the output's type.
 
-    Where a part reads x through a Cast of its own, it is the tensor before them.
+    Where parts read x through Casts of their own, it is the input of the Casts.
     """
     chains = [list(origins(graph, s)) for s in core.sources]
     common = [t for t in chains[0] if all(t in chain for chain in chains)]
@@ -107,7 +107,7 @@ def _input(graph: GraphEditor, core: Core, tail: Tail) -> str:
 
 
 def _between(graph: GraphEditor, sources: tuple[str, ...], source: str) -> list[NodeProto]:
-    """Identities and Casts from the input to where the pattern reads it, the latter first."""
+    """Identities and Casts between the input and the pattern, the last ones first."""
     found: list[NodeProto] = []
     for tensor in sources:
         for name in origins(graph, tensor):
@@ -138,7 +138,7 @@ def _blocked(
 
 
 def _exposed(graph: GraphEditor, node: NodeProto, unit: dict[int, NodeProto]) -> str | None:
-    """Why a node inside the unit has to stay, if it has to."""
+    """The reason why a node inside the unit has to stay; None if it may go."""
     for tensor in node.output:
         if graph.is_output(tensor):
             return f"{tensor} inside it is a graph output"

@@ -1,4 +1,4 @@
-"""What follows a normalisation: a factor and a summand, if they are its scale and bias."""
+"""The affine part after a normalisation: a factor and a summand that are its scale and bias."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from onnx import NodeProto
 
 from rewriter.base import Refusal
 from rewriter.graph import GraphEditor, is_op, label
+from rewriter.graph.match import along, back, other_operand
 from rewriter.graph.ops import RESHAPES
 from rewriter.model import Array
 from rewriter.model.facts import Shape
@@ -21,7 +22,7 @@ Fit = Literal["fits", "wrong shape", "computed", "scalar"]
 
 @dataclass(frozen=True)
 class Frame:
-    """What a scale has to fit: the axes that are normalised, and what is known of their sizes.
+    """The normalised axes and their known sizes, which a scale has to fit.
 
     Attributes:
         axes: Counted from the front if `rank` is known, else as written.
@@ -37,7 +38,7 @@ class Frame:
 
     @property
     def trailing(self) -> bool:
-        """Whether the axes are the last ones."""
+        """True if the axes are the last ones."""
         count = len(self.axes)
         last = range(-count, 0) if self.rank is None else range(self.rank - count, self.rank)
         return count > 0 and self.axes == tuple(last)
@@ -49,7 +50,7 @@ class Frame:
         return tuple(d if isinstance(d, int) else None for d in dims)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether a constant of this shape varies along the normalised axes only, and adds no element."""
+        """True if a constant of this shape varies along the normalised axes only, and adds no element."""
         if self.rank is None or self.shape is None:
             return len(shape) == len(self.axes) and all(isinstance(d, int) and d > 1 for d in shape)
         if len(shape) > self.rank:
@@ -63,7 +64,7 @@ class Frame:
 
 @dataclass
 class Tail:
-    """The affine part, and why what looks like it is not. `views` reshape the weights."""
+    """The affine part, or the reason against it. `views` reshape the weights."""
 
     output: str
     nodes: list[NodeProto] = field(default_factory=list)
@@ -77,7 +78,7 @@ class Tail:
 def follow(
     graph: GraphEditor, output: str, frame: Frame, outer: frozenset[int], *, scale: str | None, biased: bool
 ) -> Tail:
-    """The scale and bias behind `output`.
+    """The scale and bias after `output`.
 
     Args:
         outer: Types that the normalised tensor had before it was widened; one Cast back belongs to
@@ -99,19 +100,12 @@ def follow(
 
 
 def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | None:
-    """A constant with the shape that it has as `tensor`, and the nodes that reshape it."""
-    path: list[NodeProto] = []
-    name, shape = tensor, graph.shape(tensor)
+    """The constant of `tensor` in the shape of `tensor`, and the nodes that reshape it."""
+    shape = graph.shape(tensor)
+    path, name = back(graph, tensor, lambda n: n.op_type in RESHAPES and graph.constant(n.output[0]) is None)
     value = graph.constant(name)
-    while value is None:
-        node = graph.producer(name)
-        if node is None or node.op_type not in RESHAPES:
-            return None
-        path.append(node)
-        name = node.input[0]
-        value = graph.constant(name)
-    if not path:
-        return value, path
+    if value is None or not path:
+        return None if value is None else (value, path)
     static = [d for d in shape or () if isinstance(d, int)]
     if shape is None or len(static) != len(shape) or np.prod(static, dtype=np.int64) != value.size:
         return None
@@ -119,7 +113,7 @@ def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | N
 
 
 def _narrow(graph: GraphEditor, tail: Tail, outer: frozenset[int]) -> None:
-    """Take in the Cast that undoes the widening of the input."""
+    """Adds the Cast that undoes the widening of the input."""
     path, end = _idle(graph, tail.output)
     node = graph.only_consumer(end)
     if node is not None and node.op_type == "Cast" and graph.dtype(node.output[0]) in outer:
@@ -128,18 +122,13 @@ def _narrow(graph: GraphEditor, tail: Tail, outer: frozenset[int]) -> None:
 
 
 def _idle(graph: GraphEditor, tensor: str) -> tuple[list[NodeProto], str]:
-    """Identities and Casts to the same type behind a tensor, as long as nothing else reads it."""
-    path: list[NodeProto] = []
-    while True:
-        node = graph.only_consumer(tensor)
-        if node is None or not transparent(graph, node) or graph.dtype(node.output[0]) != graph.dtype(tensor):
-            return path, tensor
-        path.append(node)
-        tensor = node.output[0]
+    """The chain of Identities and Casts to the same type after a tensor, and its end."""
+    dtype = graph.dtype(tensor)
+    return along(graph, tensor, lambda n: transparent(graph, n) and graph.dtype(n.output[0]) == dtype)
 
 
 def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
-    """Take in the Mul or Add behind the tail, or say why not."""
+    """Adds the Mul or Add after the tail, or notes the reason against it."""
     path, end = _idle(graph, tail.output)
     found = list(_candidates(graph, end, op, frame))
     fitting = [node for node, _, fit in found if fit == "fits"]
@@ -182,10 +171,9 @@ def _candidates(
 ) -> Iterator[tuple[NodeProto, str, Fit]]:
     """The consumers of one type, with their other operand and whether it fits."""
     for node in graph.consumers(tensor):
-        if is_op(node, op) and len(node.input) == 2:
-            operand = node.input[1] if node.input[0] == tensor else node.input[0]
-            if operand != tensor:
-                yield node, operand, _fit(graph, operand, frame)
+        operand = other_operand(node, tensor) if is_op(node, op) else None
+        if operand is not None:
+            yield node, operand, _fit(graph, operand, frame)
 
 
 def _fit(graph: GraphEditor, operand: str, frame: Frame) -> Fit:

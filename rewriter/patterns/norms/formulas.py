@@ -10,15 +10,15 @@ from onnx import NodeProto
 from rewriter.graph import GraphEditor, is_op
 from rewriter.graph.ops import SCALING
 from rewriter.patterns.norms.language import (
+    Bindings,
     Broadcast,
     Const,
     Guarded,
-    Match,
     Mean,
     Op,
     Pattern,
     Scaled,
-    Square,
+    SelfProduct,
     Var,
 )
 from rewriter.patterns.norms.values import positive
@@ -27,7 +27,7 @@ Kind = Literal["layer-norm", "rms-norm", "l2-normalize"]
 
 
 def square(x: Pattern, *, wide: bool = True) -> Pattern:
-    return Op("Pow", x, Const(2.0), wide=wide) | Square(x, wide)
+    return Op("Pow", x, Const(2.0), wide=wide) | SelfProduct(x, wide)
 
 
 def mean_square(x: Pattern) -> Pattern:
@@ -40,7 +40,7 @@ def root(power: Pattern) -> Pattern:
 
 
 def over(numerator: Pattern, power: Pattern, norm: Pattern) -> Pattern:
-    """The numerator over the root of `power`, or over `norm`; epsilon stands inside or outside the root."""
+    """The numerator over the root of `power`, or over `norm`, with epsilon inside or outside the root."""
     plain = norm | root(power)
     deviation = Guarded(plain | Scaled(Guarded(plain, "outside"), fault="its root is scaled"), "outside")
     inverse = (
@@ -69,7 +69,7 @@ NUMERATOR = CENTRED | Op("Mul", CENTRED, SCALE, wide=True)  # some multiply befo
 
 LAYER_NORM = over(NUMERATOR, VARIANCE, l2(CENTRED))
 RMS_NORM = over(X, mean_square(X), l2(X))
-"""Also an L2 normalisation, where the squares are summed."""
+"""It is an L2 normalisation where the squares are summed."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Core:
         epsilon: Value of the constant; 0.0 if there is none.
         scale: A factor of the numerator that is applied before the division, if there is one.
         nodes: All nodes of the formula.
-        faults: Why one operator must not take its place.
+        faults: Reasons not to replace it by one operator.
     """
 
     kind: Kind
@@ -101,11 +101,11 @@ def match(graph: GraphEditor, node: NodeProto) -> Core | None:
     """The normalisation that ends in the Div or Mul `node`, if it is one."""
     if not is_op(node, *SCALING):
         return None
-    found = next((LAYER_NORM | RMS_NORM).match(Match(graph), node.output[0]), None)
+    found = next((LAYER_NORM | RMS_NORM).match(Bindings(graph), node.output[0]), None)
     return None if found is None else _core(found, node.output[0])
 
 
-def _core(found: Match, output: str) -> Core:
+def _core(found: Bindings, output: str) -> Core:
     sources, scales = found.tensors["x"], found.tensors.get("scale", ())
     power, means = found.moments["power"][0], found.moments.get("mean", ())
     kind: Kind = "layer-norm" if means else "l2-normalize" if power.total else "rms-norm"
@@ -114,7 +114,7 @@ def _core(found: Match, output: str) -> Core:
     rank = found.graph.rank(sources[0])
     axes = {positive(moment.axes, rank) for moment in (power, *means)}
     wrong = {
-        "its epsilon stands outside the root": outside and not power.total,
+        "its epsilon is outside the root": outside and not power.total,
         "what is subtracted is not the mean": not all(mean.is_mean for mean in means),
         "its two means run over different axes": means and (len(axes) > 1 or None in axes),
         "the squares are not divided by their number, as a mean would be": (

@@ -1,8 +1,8 @@
 """A language for formulas: patterns that are matched from a tensor back to what it is computed of.
 
-A pattern yields every way in which it matches; a formula takes the first that fits as a whole. Between two
-operators of a formula may stand Identities and Casts between float types; between those of a statistic
-also operators that only change its shape.
+A pattern yields every way in which it matches; a formula takes the first that fits as a whole.
+Identities and Casts between float types may separate two operators of a formula. Between the operators
+of a statistic, so may operators that only change its shape.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Epsilon:
 
 
 @dataclass(frozen=True)
-class Match:
-    """What a formula has met so far.
+class Bindings:
+    """The tensors, nodes and constants that a formula has matched so far.
 
     Attributes:
-        tensors: What each `Var` stands for, as each of its places reads it.
+        tensors: The tensors of each `Var`, one for each place that reads it.
         moments: The `Mean`s by name.
-        faults: Why one operator must not take the formula's place.
+        faults: Reasons not to replace the formula by one operator.
         reshaped: A reduced axis was dropped, so that shapes decide what a statistic meets.
     """
 
@@ -75,14 +75,14 @@ class Match:
     faults: tuple[str, ...] = ()
     reshaped: bool = False
 
-    def fault(self, reason: str) -> Match:
+    def fault(self, reason: str) -> Bindings:
         return replace(self, faults=(*self.faults, reason)) if reason else self
 
-    def step(self, tensor: str, *ops: str, wide: bool = False) -> tuple[NodeProto, Match] | None:
-        """The node that computes `tensor` if it is one of `ops`, and the match with it and the nodes between.
+    def step(self, tensor: str, *ops: str, wide: bool = False) -> tuple[NodeProto, Bindings] | None:
+        """The node that computes `tensor` if it is one of `ops`, and the bindings with it.
 
         Args:
-            wide: The tensor is no statistic: only Casts and Identities may stand between.
+            wide: The tensor is no statistic: only Casts and Identities may come between.
         """
         found, node = self, self.graph.producer(tensor)
         while node is not None and node.op_type not in ops:
@@ -93,10 +93,10 @@ class Match:
             node = self.graph.producer(node.input[0])
         return (node, found._with(node)) if is_op(node, *ops) else None
 
-    def _with(self, node: NodeProto) -> Match:
+    def _with(self, node: NodeProto) -> Bindings:
         return replace(self, nodes=(*self.nodes, node))
 
-    def _passed(self, node: NodeProto) -> Match:
+    def _passed(self, node: NodeProto) -> Bindings:
         found = self._with(node)
         if node.op_type == "Expand":
             return found.fault("a statistic is expanded inside it")
@@ -109,7 +109,7 @@ class Pattern(ABC):
     """A part of a formula; `a | b` tries `a` first."""
 
     @abstractmethod
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         """Every way in which `tensor` is computed as the pattern says, added to what was `found`."""
 
     def __or__(self, other: Pattern) -> Pattern:
@@ -123,7 +123,7 @@ class Either(Pattern):
     first: Pattern
     second: Pattern
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         yield from self.first.match(found, tensor)
         yield from self.second.match(found, tensor)
 
@@ -134,7 +134,7 @@ class Var(Pattern):
 
     name: str
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         known = found.tensors.get(self.name, ())
         if not known or same_value(found.graph, known[0], tensor):
             yield replace(found, tensors={**found.tensors, self.name: (*known, tensor)})
@@ -146,13 +146,13 @@ class Const(Pattern):
 
     value: float
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         if found.graph.scalar(tensor) == self.value:
             yield found
 
 
 class Op(Pattern):
-    """An operator with its inputs, in both orders if it is commutative; `wide` as for `Match.step`."""
+    """An operator with its inputs, in both orders if it is commutative; `wide` as for `Bindings.step`."""
 
     def __init__(self, op: str, *inputs: Pattern, wide: bool = False, fault: str = "") -> None:
         self.op = op
@@ -160,7 +160,7 @@ class Op(Pattern):
         self.wide = wide
         self.fault = fault
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         step = found.step(tensor, self.op, wide=self.wide)
         if step is not None:
             node, found = step
@@ -169,7 +169,7 @@ class Op(Pattern):
                 yield from _each(self.inputs, order, found.fault(self.fault))
 
 
-def _each(patterns: Sequence[Pattern], tensors: Sequence[str], found: Match) -> Iterator[Match]:
+def _each(patterns: Sequence[Pattern], tensors: Sequence[str], found: Bindings) -> Iterator[Bindings]:
     if not patterns:
         yield found
         return
@@ -178,16 +178,19 @@ def _each(patterns: Sequence[Pattern], tensors: Sequence[str], found: Match) -> 
 
 
 @dataclass(frozen=True)
-class Square(Pattern):
-    """The product of a tensor with itself; `wide` as for `Match.step`."""
+class SelfProduct(Pattern):
+    """The product of a tensor with itself; `wide` as for `Bindings.step`."""
 
     of: Pattern
     wide: bool
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         step = found.step(tensor, "Mul", wide=self.wide)
-        if step is not None and same_value(found.graph, *step[0].input):
-            yield from self.of.match(step[1], step[0].input[0])
+        if step is None:
+            return
+        left, right = step[0].input
+        if same_value(found.graph, left, right):
+            yield from self.of.match(step[1], left)
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ class Mean(Pattern):
     """A mean, or a sum times or over scalars.
 
     Attributes:
-        name: Under which `Match.moments` has it.
+        name: Under which `Bindings.moments` has it.
         of: What is reduced.
         scaled: Whether scalars may scale it.
     """
@@ -205,7 +208,7 @@ class Mean(Pattern):
     ops: tuple[str, ...] = ("ReduceMean", "ReduceSum")
     scaled: bool = True
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         share: float | None = 1.0
         scaled = False
         step = found.step(tensor, *self.ops, *(SCALING if self.scaled else ()))
@@ -245,12 +248,12 @@ class Broadcast(Pattern):
     moment: str
     of: Pattern
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         for inner in self.of.match(replace(found, reshaped=False), tensor):
             if not inner.reshaped or self._is_aligned(inner, tensor):
                 yield replace(inner, reshaped=found.reshaped)
 
-    def _is_aligned(self, found: Match, tensor: str) -> bool:
+    def _is_aligned(self, found: Bindings, tensor: str) -> bool:
         axes = found.moments[self.moment][-1].axes
         have, want = found.graph.shape(tensor), found.graph.shape(found.tensors["x"][0])
         if have is None or want is None or axes is None or len(have) != len(want):
@@ -267,7 +270,7 @@ class Scaled(Pattern):
     of: Pattern
     fault: str
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         step = found.step(tensor, *SCALING)
         factor = scaling(found.graph, step[0]) if step else None
         if step is not None and factor is not None:
@@ -281,14 +284,14 @@ class Guarded(Pattern):
     of: Pattern
     place: Literal["inside", "outside"]
 
-    def match(self, found: Match, tensor: str) -> Iterator[Match]:
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         yield from self.of.match(found, tensor)
         step = found.step(tensor, *BOUNDS)
         bound = _bound(found.graph, step[0]) if step else None
         if step is not None and bound is not None:
             yield from self.match(self._noted(step[1], step[0], bound[1]), bound[0])
 
-    def _noted(self, found: Match, node: NodeProto, value: float) -> Match:
+    def _noted(self, found: Bindings, node: NodeProto, value: float) -> Bindings:
         if not value:
             return found
         if node.op_type != "Add":

@@ -1,4 +1,4 @@
-"""One operator in place of a decomposed normalisation: LayerNormalization or RMSNormalization."""
+"""Replaces a decomposed normalisation by LayerNormalization or RMSNormalization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rewriter.patterns.norms.affine import weight
 
 @dataclass(frozen=True)
 class _Unknown:
-    """Why the operator cannot be written: a size of the normalised axes is not known."""
+    """The reason why the operator cannot be written: a normalised axis has no known size."""
 
     reason: str
 
@@ -25,14 +25,14 @@ def frame(graph: GraphEditor, norm: Norm) -> Frame:
 
 
 def replace(graph: GraphEditor, norm: Norm, op_type: str) -> str | None:
-    """Let one operator compute the output of `norm`; between Transposes if its axes are not the last.
+    """Replaces `norm` by one operator; between Transposes if its axes are not the last.
 
     The operators normalise over the axes from `axis` to the last, their scale and bias have exactly
     the shape of those axes (bias may be left out, scale may not), and `epsilon` is an FP32
     attribute: it holds the value of an FP16, BF16 or FP32 constant exactly.
 
     Returns:
-        Why it cannot be done, with the graph as it was; None if it was.
+        The reason against it, with the graph unchanged; None if it was done.
     """
     where = frame(graph, norm)
     parts = _parts(graph, norm, where)

@@ -1,4 +1,4 @@
-"""Equality of values: tensors that Casts, Identities or repeated computation make alike."""
+"""Tensors with equal values: copies, Casts, and results that are computed twice."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def positive(axes: tuple[int, ...] | None, rank: int | None) -> tuple[int, ...] 
 
 
 def transparent(graph: GraphEditor, node: NodeProto) -> bool:
-    """Whether a node hands a floating-point tensor on: Identity, or a Cast to a floating-point type."""
+    """True if a node hands a floating-point tensor on: Identity, or a Cast to a floating-point type."""
     if node.op_type == "Identity":
         return True
     return node.op_type == "Cast" and {graph.dtype(node.input[0]), attribute(node, "to")} <= FLOATS
 
 
 def narrows(graph: GraphEditor, node: NodeProto) -> bool:
-    """Whether a Cast rounds."""
+    """True if a Cast rounds."""
     if node.op_type != "Cast":
         return False
     before, after = graph.dtype(node.input[0]), attribute(node, "to")
@@ -57,7 +57,7 @@ def origins(graph: GraphEditor, tensor: str) -> Iterator[str]:
 
 
 def same_value(graph: GraphEditor, left: str, right: str, depth: int = 3) -> bool:
-    """Whether two tensors are the same, or computed alike from the same ones.
+    """True if two tensors are the same, or computed alike from the same ones.
 
     Exporters write a subtraction or a mean twice; `depth` is how many operators deep they may do so
     (Sub, Div, ReduceSum).

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rewriter.base import Exactness, Pass
 from rewriter.errors import UsageError
+from rewriter.pipeline.declaration import entries
 from rewriter.pipeline.pass_options import Option, options_of
 from rewriter.pipeline.presets import PRESETS
 from rewriter.pipeline.registry import clashes, origin, own_passes, plugins
@@ -53,7 +54,7 @@ def page(kind: type[Pass]) -> str:
     ]
     options = options_of(kind)
     if options:
-        texts = _entries(sections.get("Options", ""))
+        texts = entries(kind.__doc__ or "", "Options")
         parts.append(
             "\n".join(_option_line(option, texts.get(option.name, "")) for option in options.values())
         )
@@ -143,12 +144,6 @@ def _documentation(kind: type[Pass]) -> tuple[str, dict[str, str]]:
     return why.strip(), {
         title: textwrap.dedent(body).strip() for title, body in zip(rest[::2], rest[1::2], strict=True)
     }
-
-
-def _entries(section: str) -> dict[str, str]:
-    """`name: text` entries whose further lines are indented."""
-    entries = re.split(r"^(\w+):\s+", section, flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
 
 
 def _option_line(option: Option, text: str) -> str:

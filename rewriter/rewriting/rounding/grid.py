@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from onnx import TensorProto, helper
 
-from rewriter.graph.stored import SHORT_NAMES
+from rewriter.graph.float_types import SHORT_NAMES
 from rewriter.model import Array
 
 _EXPONENT = np.uint32(0x7F800000)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from rewriter.graph import label, reads
-from rewriter.graph.stored import logical_name
+from rewriter.graph.float_types import logical_name
 from rewriter.model import Model
 from rewriter.model.facts import FLOATS, Facts, Shape
 

@@ -22,7 +22,7 @@ from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.plan import Plan
 from rewriter.planning.free_fp32 import RULE
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
-from rewriter.search.evaluate import Problem
+from rewriter.search.evaluator import Problem
 
 
 def taking_sums(problem: Problem, plan: Plan) -> frozenset[str]:

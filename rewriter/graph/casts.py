@@ -1,9 +1,9 @@
-"""Gives every float tensor of a model its type, with as few Casts as that takes.
+"""Changes the float types of a model, with as few Casts as possible.
 
 One algorithm serves the precision pass (types from a plan), the reference (everything FP32) and
 the emulation (everything FP32, with an explicit round to the planned type after every tensor).
-Existing Casts between float types are dissolved first; Casts appear again where a consumer wants
-another type than the one in which a tensor is stored.
+Casts between float types are removed first, and inserted where a consumer needs another type than
+the tensor is stored in.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from dataclasses import dataclass, field
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.graph import all_names, attribute, casts_floats, label, without_unread
+from rewriter.graph.float_types import EXCHANGEABLE, convert
 from rewriter.graph.ops import CONTROL_FLOW, VALUE_PRESERVING
-from rewriter.graph.stored import EXCHANGEABLE, Book, Tensors, convert
+from rewriter.graph.typed_tensors import Book, Tensors
 from rewriter.model import Model, holds_graphs, subgraphs
 from rewriter.model.facts import Facts
-from rewriter.model.schemas import Port, Ports, ports, set_type_attributes
+from rewriter.model.schemas import TypeRule, TypeRules, ports, set_type_attributes
 
 
 @dataclass(frozen=True)
-class Request:
-    """The types that a model shall have.
+class TypeRequest:
+    """The types that a model is to have.
 
     Attributes:
         node_type: Element type in which a node computes, from the index of its scope (the order
             of `Facts.scopes`) and the node.
         inputs, outputs: Element types of graph inputs and outputs by name; the rest keep theirs.
         rounding: Round after every tensor that is FP16 or BF16 in the given model.
-        exact: What is not rounded all the same: index of the scope, and name.
+        exact: Tensors that are not rounded all the same: index of the scope, and name.
         tag: Name for new nodes' metadata.
     """
 
@@ -43,15 +44,15 @@ class Request:
     tag: str = ""
 
 
-def retype(model: Model, facts: Facts, request: Request) -> Model:
-    """A model with the types of `request`; `model` stays as it is.
+def retype(model: Model, facts: Facts, request: TypeRequest) -> Model:
+    """Returns a copy of the model with the types of `request`.
 
-    Only FP32, FP16 and BF16 change places. Nodes without a schema, and nodes at a tensor of unknown
-    type (sequences and optionals among them), keep the types that they had. An output that is
-    itself an input has that input's type.
+    Only FP32, FP16 and BF16 are exchanged. Nodes without a schema, and nodes with a tensor of unknown
+    type (sequences and optionals among them), keep their types. An output that is itself an input has
+    that input's type.
 
     Raises:
-        PassError: a constant does not fit the type that its consumer shall have.
+        PassError: a constant exceeds the type that its consumer is to have.
     """
     result = model.copy()
     graph = result.proto.graph
@@ -70,16 +71,16 @@ def retype(model: Model, facts: Facts, request: Request) -> Model:
 
 @dataclass
 class _Walk:
-    """Visits the nodes of all graphs in the order of `Facts.scopes`, and lets `Tensors` write them anew."""
+    """Visits the nodes of all graphs in the order of `Facts.scopes`; `Tensors` writes the new ones."""
 
     facts: Facts
-    request: Request
+    request: TypeRequest
     opsets: Mapping[str, int]
     book: Book
     opened: int = 0
 
     def graph(self, graph: GraphProto, parent: Tensors | None, output_types: Sequence[int]) -> None:
-        """Retype one graph; `output_types` are the element types of its outputs, in order."""
+        """Retypes one graph; `output_types` are the element types of its outputs, in order."""
         scope = self.opened
         self.opened += 1
         tensors = Tensors(self.book, graph, self.facts.scopes[scope], parent)
@@ -87,7 +88,7 @@ class _Walk:
         tensors.wanted = {v.name: dtype for v, dtype in outputs if tensors.is_float(v.name)}
         given = list(graph.node)
         self._release_names(tensors, given)
-        # a Cast that nothing reads would count as a reader of what it casts
+        # an unread Cast would count as a consumer of its input
         given, _ = without_unread(
             given, [v.name for v in graph.output], lambda n: casts_floats(n, tensors.is_float)
         )
@@ -104,7 +105,7 @@ class _Walk:
         tensors.write()
 
     def _release_names(self, tensors: Tensors, nodes: Sequence[NodeProto]) -> None:
-        """Casts that will be dissolved give their names back: the same Casts get the same names."""
+        """Frees the names of the Casts that will be removed: the same new Casts then get the same names."""
         for node in nodes:
             if casts_floats(node, tensors.is_float):
                 self.book.names.discard(node.name)
@@ -137,7 +138,7 @@ class _Walk:
             self._read(tensors, node, [tensors.given(name) for name in node.input])
             self._add(tensors, scope, node, [0] * len(node.output))
             return
-        follow = {Port.FOLLOWS: dtype, Port.FP32: TensorProto.FLOAT, Port.ANY: 0}
+        follow = {TypeRule.FOLLOWS: dtype, TypeRule.FP32: TensorProto.FLOAT, TypeRule.ANY: 0}
         self._read(tensors, node, [follow[port] for port in rules.inputs])
         outputs = [follow[port] for port in rules.outputs]
         if outputs and outputs[0]:
@@ -146,8 +147,8 @@ class _Walk:
             _fill_with(node, dtype)
         self._add(tensors, scope, node, outputs)
 
-    def _rules(self, tensors: Tensors, node: NodeProto, dtype: int) -> Ports | None:
-        """None if the node must keep the types that it has."""
+    def _rules(self, tensors: Tensors, node: NodeProto, dtype: int) -> TypeRules | None:
+        """None if the node must keep its types."""
         if any(name and not tensors.given(name) for name in (*node.input, *node.output)):
             return None
         return ports(node, self.opsets, dtype)
@@ -158,7 +159,7 @@ class _Walk:
                 node.input[index] = tensors.as_type(name, dtype)
 
     def _add(self, tensors: Tensors, scope: int, node: NodeProto, types: list[int]) -> None:
-        """Add the node; where the given model has a lower type, round what it computes."""
+        """Adds the node; its outputs are rounded where the given model has a lower type."""
         rounded: list[tuple[str, str, int]] = []
         for index, name in enumerate(node.output if self.request.rounding else ()):
             given = tensors.given(name) if name else 0
@@ -171,7 +172,7 @@ class _Walk:
             tensors.add_rounded(exact, name, given)
 
     def _visit_control_flow(self, tensors: Tensors, scope: int, node: NodeProto) -> None:
-        """All floats that cross the border of If, Loop and Scan have the node's type."""
+        """Gives all floats that cross the border of If, Loop and Scan the node's type."""
         border = self._border_type(tensors, scope, node)
         self._read(tensors, node, [border or tensors.given(name) for name in node.input])
         for child in subgraphs(node):
@@ -184,7 +185,7 @@ class _Walk:
         self._add(tensors, scope, node, [border] * len(node.output))
 
     def _border_type(self, tensors: Tensors, scope: int, node: NodeProto) -> int:
-        """0 if the node keeps the types that it has."""
+        """0 if the node keeps its types."""
         dtype = self.request.node_type(scope, node)
         rules = ports(node, self.opsets, dtype) if node.op_type in CONTROL_FLOW else None
         if rules is None:
@@ -193,7 +194,7 @@ class _Walk:
 
 
 def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
-    """Casts that round on purpose: FP32 to a lower type, read by a Cast back to FP32."""
+    """Casts that round on purpose: from FP32 to a lower type, with a Cast back to FP32 as consumer."""
     widened = {
         node.input[0]
         for node in nodes
@@ -211,7 +212,7 @@ def _detours(tensors: Tensors, nodes: Sequence[NodeProto]) -> set[int]:
 
 
 def _fill_with(node: NodeProto, dtype: int) -> None:
-    """Let ConstantOfShape make `dtype`; without the attribute its zeros are FP32."""
+    """Lets ConstantOfShape make `dtype`; without the attribute its zeros are FP32."""
     for item in node.attribute:
         if item.name == "value":
             value = convert(numpy_helper.to_array(item.t), dtype, label(node))

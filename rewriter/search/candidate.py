@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Choice:
+class Candidate:
     """Nodes by their keys, each at most in one of the three.
 
     Attributes:
@@ -30,19 +30,19 @@ class Group:
     """
 
     words: str
-    choice: Choice
+    candidate: Candidate
 
 
-def added(keys: Iterable[str]) -> Choice:
-    return Choice(frozenset(keys))
+def added(keys: Iterable[str]) -> Candidate:
+    return Candidate(frozenset(keys))
 
 
-def united(groups: Sequence[Group]) -> Choice | None:
+def united(groups: Sequence[Group]) -> Candidate | None:
     """All groups together; None if one would put into FP32 what another takes out of it."""
-    choices = [group.choice for group in groups]
-    whole = Choice(
-        frozenset().union(*(c.added for c in choices)),
-        frozenset().union(*(c.released for c in choices)),
-        frozenset().union(*(c.bf16 for c in choices)),
+    candidates = [group.candidate for group in groups]
+    whole = Candidate(
+        frozenset().union(*(c.added for c in candidates)),
+        frozenset().union(*(c.released for c in candidates)),
+        frozenset().union(*(c.bf16 for c in candidates)),
     )
     return None if whole.released & (whole.added | whole.bf16) else whole

@@ -14,8 +14,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.emulation import emulation, reference
 from rewriter.errors import PassError
-from rewriter.graph.retype import Request, retype
-from rewriter.graph.stored import logical_name
+from rewriter.graph.casts import TypeRequest, retype
+from rewriter.graph.float_types import logical_name
 from rewriter.model import Array, Model, facts, load, walk_graphs
 
 FP32, FP16, BF16 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
@@ -35,7 +35,7 @@ def typed(
     def node_type(_scope: int, node: NodeProto) -> int:
         return FP32 if names & {node.op_type, *map(logical_name, node.output)} else low
 
-    request = Request(node_type, inputs or {}, outputs or {})
+    request = TypeRequest(node_type, inputs or {}, outputs or {})
     result = retype(source, facts.infer(source), request)
     onnx.checker.check_model(result.whole(), full_check=True)
     facts.infer(result, strict=True)
@@ -126,7 +126,7 @@ class TestIslands:
 
     def test_new_nodes_carry_the_tag(self) -> None:
         source = graphs.graph(CHAIN)
-        result = retype(source, facts.infer(source), Request(lambda *_: FP16, tag="mixed-precision"))
+        result = retype(source, facts.infer(source), TypeRequest(lambda *_: FP16, tag="mixed-precision"))
         tags = [[p.value for p in n.metadata_props] for n in result.proto.graph.node if n.op_type == "Cast"]
         assert tags == [["mixed-precision"]] * 2
 
@@ -419,7 +419,7 @@ class TestOperators:
                 b = vendor.Plugin(a, w)
                 y = Exp(b)
             }""")
-        result = retype(source, facts.infer(source), Request(lambda *_: FP16))
+        result = retype(source, facts.infer(source), TypeRequest(lambda *_: FP16))
         node = writer(result, "b")
         assert list(node.input) == ["a/fp32", "w"]
         assert [t.data_type for t in result.proto.graph.initializer] == [FP32]

@@ -1,7 +1,7 @@
-"""Where the tensors of a model live while their types change: under which name, in which type.
+"""Names and stored types of the tensors of a model whose types change.
 
-Names on the way in are those of the given model; what is written may use others. A tensor has one
-stored type; who wants another reads one shared Cast of it, and constants are converted instead.
+Nodes are visited with the names of the given model and written with new ones. A tensor is stored in
+one type. Consumers that need another one share a Cast of it; constants are converted instead.
 """
 
 from __future__ import annotations
@@ -9,47 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import ml_dtypes
-import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.errors import PassError
 from rewriter.graph import TAG, constant_value, fresh_name, without_unread
+from rewriter.graph.float_types import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.model import Array, Model, subgraphs
 from rewriter.model.facts import TensorFacts
-
-NUMPY_TYPES: dict[int, np.dtype[np.generic]] = {
-    TensorProto.FLOAT: np.dtype(np.float32),
-    TensorProto.FLOAT16: np.dtype(np.float16),
-    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-}
-"""The types among which a tensor may move; float64 is drop-double's business."""
-
-EXCHANGEABLE = frozenset(NUMPY_TYPES)
-SHORT_NAMES: dict[int, str] = {
-    TensorProto.FLOAT: "fp32",
-    TensorProto.FLOAT16: "fp16",
-    TensorProto.BFLOAT16: "bf16",
-}
 
 
 @dataclass
 class Book:
-    """What the graphs of one model share while they are retyped: the weights and the names in use."""
+    """The weights and the names in use, which all graphs of a model share."""
 
     model: Model
     names: set[str]
     tag: str = ""
 
     def fresh(self, base: str) -> str:
-        """A name that nothing in the model has, made of `base`."""
+        """A name made of `base` that is unique in the model."""
         return fresh_name(base, self.names)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Where a tensor of the given model lives: name, element type, and the graph that owns it."""
+    """The new name and type of a tensor of the given model, and the graph that owns it."""
 
     name: str
     dtype: int
@@ -59,11 +43,11 @@ class Stored:
 
 @dataclass
 class Tensors:
-    """The tensors of one graph, and the nodes that were written for them so far.
+    """The tensors of one graph, and the new nodes so far.
 
     Attributes:
         facts: Element types in the given model.
-        wanted: Element type that each float output of the graph shall have.
+        wanted: Requested element type of each float output of the graph.
     """
 
     book: Book
@@ -79,7 +63,7 @@ class Tensors:
     _converted: dict[tuple[str, int], TensorProto] = field(default_factory=dict)
     _constants: dict[str, Callable[[], Array]] = field(default_factory=dict)
 
-    # -- questions ---------------------------------------------------------------------------
+    # -- look-ups ----------------------------------------------------------------------------
 
     def given(self, name: str) -> int:
         """Element type of a tensor in the given model; 0 if it is not known or not a tensor."""
@@ -92,7 +76,7 @@ class Tensors:
         return self.given(name) in EXCHANGEABLE
 
     def find(self, name: str) -> Stored:
-        """Where a float tensor of this graph, or of one around it, lives now."""
+        """The stored form of a float tensor of this graph or of an enclosing one."""
         if name in self._stored:
             return self._stored[name]
         assert self.parent is not None, name
@@ -102,13 +86,13 @@ class Tensors:
         return name in self._stored
 
     def as_type(self, name: str, dtype: int) -> str:
-        """Name of a tensor that holds `name` in `dtype` (0: in whatever type it is stored)."""
+        """The tensor that holds `name` in `dtype` (0: in its stored type)."""
         stored = self.find(name)
         if dtype in (0, stored.dtype):
             return stored.name
         return stored.owner._in_type(stored, dtype)
 
-    # -- what the walk records ---------------------------------------------------------------
+    # -- additions ---------------------------------------------------------------------------
 
     def add_input(self, name: str, dtype: int) -> None:
         self._stored[name] = Stored(name, dtype, self)
@@ -124,7 +108,7 @@ class Tensors:
         self._store(name, Stored(tensor.name, dtype, self, True))
 
     def add_constant(self, node: NodeProto) -> None:
-        """A Constant node that holds floats."""
+        """Adds a Constant node that holds floats."""
         name = node.output[0]
         value = constant_value(node)
         if value is None:  # sparse: a Cast converts it
@@ -138,7 +122,7 @@ class Tensors:
         self._store(name, Stored(node.output[0], dtype, self, True))
 
     def add(self, node: NodeProto, types: list[int]) -> None:
-        """A node whose inputs are rewritten already, with the types of its outputs (0: as given)."""
+        """Adds a node with rewritten inputs, and the types of its outputs (0: as given)."""
         given = list(node.output)
         self.nodes.append(node)
         for index, (name, dtype) in enumerate(zip(given, types, strict=True)):
@@ -149,18 +133,18 @@ class Tensors:
                 self._store(name, Stored(node.output[index], dtype, self))
 
     def add_alias(self, name: str, source: str) -> None:
-        """`name` is what `source` is, in whatever type: a Cast that is dissolved."""
+        """Lets `name` stand for `source`, as after a Cast that is removed."""
         self._store(name, self.find(source))
 
     def add_narrowed(self, name: str, source: str, dtype: int) -> None:
-        """`name` is `source` rounded to `dtype` on purpose."""
+        """Stores `source`, rounded to `dtype` on purpose, as `name`."""
         stored = self.find(source)
         if stored.dtype != dtype:
             stored = Stored(stored.owner._cast_of(stored, dtype), dtype, stored.owner)
         self._store(name, stored)
 
     def add_rounded(self, source: str, name: str, dtype: int) -> None:
-        """Round the FP32 tensor `source` through `dtype` and keep it as `name`, in FP32."""
+        """Rounds the FP32 tensor `source` to `dtype` and back, and stores it as `name`."""
         low = self.book.fresh(f"{name}/{SHORT_NAMES[dtype]}")
         self.nodes.append(self._cast(source, low, dtype))
         stored = name
@@ -170,7 +154,7 @@ class Tensors:
         self._store(name, Stored(stored, TensorProto.FLOAT, self))
 
     def finish_outputs(self) -> None:
-        """Hand out in this graph what belongs to one around it: ONNX Runtime refuses it otherwise."""
+        """Adds Casts for outputs that are tensors of an enclosing graph: ONNX Runtime refuses those."""
         for value in self.graph.output:
             if value.name not in self.wanted:
                 continue
@@ -182,9 +166,9 @@ class Tensors:
                 value.name = out
 
     def write(self) -> None:
-        """Put nodes, initializers and value_info into the graph."""
+        """Writes nodes, initializers and value_info into the graph."""
         outputs = [v.name for v in self.graph.output]
-        # Casts of our making that only dissolved Casts led on
+        # new Casts that only removed Casts would have read
         self.nodes, read = without_unread(self.nodes, outputs, lambda node: id(node) in self._own)
         self._take_over_names(read)
         nodes = [n for n in self.nodes if n.op_type != "Constant" or n.output[0] in read]
@@ -194,17 +178,17 @@ class Tensors:
         self._write_initializers(read)
         self._write_value_info()
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------
 
     def _differs(self, name: str, dtype: int) -> bool:
-        """Whether `name` is a graph output that shall have another type: then a Cast writes it."""
+        """True if `name` is a graph output of another requested type, so that a Cast writes it."""
         return self.wanted.get(name, dtype) != dtype
 
     def _store(self, name: str, stored: Stored) -> None:
         self._stored[name] = stored
         if name in self.wanted and stored.name != name:
             dtype = self.wanted[name]
-            # a Cast of a Cast to the same type would be dissolved the next time
+            # a second run would remove a Cast of a Cast to the same type
             source = self._sources.get(stored.name, stored.name) if stored.dtype == dtype else stored.name
             self.nodes.append(self._cast(source, name, dtype))
             if stored.owner is self and stored.dtype != dtype:
@@ -241,7 +225,7 @@ class Tensors:
         return node
 
     def _take_over_names(self, read: set[str]) -> None:
-        """A converted constant takes the name of the original that nothing reads any more."""
+        """Gives converted constants the names of originals that nothing reads any more."""
         renamed: dict[str, str] = {}
         taken: set[str] = set()
         weights = self.book.model.weights
@@ -271,7 +255,7 @@ class Tensors:
         self.graph.initializer.extend([*kept, *self._converted.values()])
 
     def _write_value_info(self) -> None:
-        """Types are those stored; what has no place any more is dropped."""
+        """Writes the stored types, and drops tensors that are gone."""
         types = {s.name: s.dtype for given, s in self._stored.items() if given == s.name}
         types |= {t.name: t.data_type for t in self.graph.initializer}
         for value in self.graph.input:  # IR 3 lists initializers as inputs
@@ -286,33 +270,6 @@ class Tensors:
             kept.append(onnx.ValueInfoProto.FromString(value.SerializeToString()))
         del self.graph.value_info[:]
         self.graph.value_info.extend(kept)
-
-
-def logical_name(name: str) -> str:
-    """The name of a tensor without the suffix that it got when a Cast took its name at a graph output."""
-    base, _, suffix = name.rpartition("/")
-    return base if suffix in SHORT_NAMES.values() else name
-
-
-def convert(value: Array, dtype: int, name: str) -> Array:
-    """`value` in another float type, rounded to nearest even; zeros and underflows keep their sign.
-
-    Raises:
-        PassError: a finite value would become infinite.
-    """
-    with np.errstate(over="ignore"):
-        converted = value.astype(NUMPY_TYPES[dtype])
-    infinite = np.isinf(converted)
-    if infinite.any() and np.isfinite(value[infinite]).any():
-        largest = np.abs(value[np.isfinite(value)]).max()
-        short = SHORT_NAMES[dtype].upper()
-        raise PassError(
-            f"the constant holds values up to {largest:.4g}, which {short} cannot represent, and what "
-            f"reads it is planned as {short}",
-            where=name,
-            hint="keep the nodes that read it in FP32 (--keep-fp32), or clamp it (pass clamp-constants)",
-        )
-    return converted
 
 
 def _rename_inputs(node: NodeProto, renamed: Mapping[str, str]) -> None:

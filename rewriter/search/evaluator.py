@@ -14,12 +14,11 @@ from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.divergence import Divergence, diverge
 from rewriter.engines.onnxruntime import Session
 from rewriter.figures.metrics import Metric
-from rewriter.graph.retype import retype
+from rewriter.graph.casts import retype
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
 from rewriter.passes.mixed_precision import request
-from rewriter.passes.transpose_convs import restore_in_fp32
 from rewriter.plan import Plan
 from rewriter.planning.costs.estimate import priced
 from rewriter.planning.costs.node_times import ORIGIN
@@ -76,12 +75,14 @@ class Evaluator(Protocol):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is searched for: a model after the structural passes, and what the original gives.
+    """A model to find a plan for, and the outputs that plans are compared with.
 
     Attributes:
+        model: Fitted to the rules' plan. Candidates are ranked and priced on it.
         expected: Outputs of the original in FP32 for each of `samples`.
         accumulation: As for `emulation.emulation`.
-        target: Whose prices plans have.
+        target: Its recorded prices are those of the plans.
+        adapted: Returns the model before it is lowered to a candidate; None: `model` for all candidates.
     """
 
     model: Model
@@ -90,6 +91,7 @@ class Problem:
     expected: Sequence[Mapping[str, Array]]
     accumulation: Accumulation = "fp16"
     target: Target = field(default_factory=Target)
+    adapted: Callable[[Plan], Model] | None = None
 
     @cached_property
     def prices(self) -> Prices:
@@ -97,10 +99,10 @@ class Problem:
         return priced(self.model, self.facts, self.target)
 
     def lowered(self, plan: Plan) -> Model:
-        """The model with the types of `plan`, and Convs where they are FP32."""
-        model = retype(self.model, self.facts, request(self.model, plan, ""))
-        restore_in_fp32(model)
-        return model
+        """Returns the model with the operators and types of `plan`."""
+        model = self.model if self.adapted is None else self.adapted(plan)
+        facts = self.facts if model is self.model else tensor_facts.infer(model)
+        return retype(model, facts, request(model, plan, ""))
 
     def errors(self, plan: Plan, until: float = math.inf) -> Divergence:
         """The error that each node of the main graph adds under `plan`: one run over the samples.

@@ -1,0 +1,40 @@
+"""`compare-inputs`: finds what differs between two preprocessing pipelines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rewriter.data.inputs import read_raw_samples
+from rewriter.data.parity import InputComparison, SampleComparison, arrays_of, compare_samples
+from rewriter.model.stopwatch import Progress
+
+SAMPLES = 8
+"""Default number of samples: a pipeline treats all of them alike."""
+
+
+def compare_inputs(
+    ours: str | os.PathLike[str],
+    theirs: str | os.PathLike[str],
+    *,
+    samples: int = SAMPLES,
+    progress: Progress | None = None,
+) -> InputComparison:
+    """Compares what two pipelines wrote, sample by sample, in the order of their files.
+
+    Args:
+        ours, theirs: .npz or .npy files, folders of them, or Polygraphy's JSON.
+        samples: Number of samples to compare, at most.
+
+    Raises:
+        InputsError: a file cannot be read, or holds no numbers.
+    """
+    sides = read_raw_samples(Path(ours)), read_raw_samples(Path(theirs))
+    pairs = list(zip(*sides, strict=False))[:samples]
+    found = []
+    for index, (mine, other) in enumerate(pairs):
+        if progress is not None:
+            progress("comparing", index, len(pairs))
+        arrays = arrays_of(mine.read(), mine.where), arrays_of(other.read(), other.where)
+        found.append(SampleComparison(mine.where, other.where, tuple(compare_samples(*arrays))))
+    return InputComparison(tuple(found), (len(sides[0]), len(sides[1])))

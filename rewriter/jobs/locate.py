@@ -1,0 +1,82 @@
+"""`locate`: finds the first tensor at which a model leaves its original when an engine runs it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rewriter.data.expectations import data_warnings
+from rewriter.data.inputs import Samples, load_samples
+from rewriter.engines.deployment import AUTO, deployment
+from rewriter.engines.protocol import Settings, Shape
+from rewriter.errors import UsageError
+from rewriter.model import Model, load, save
+from rewriter.model.stopwatch import Progress
+from rewriter.verification import locate as search
+from rewriter.verification.locate import TOLERANCE, Location, Options
+
+MOST_SAMPLES = 4
+"""Samples that are used: every build of the search runs all of them."""
+
+
+def locate(
+    original: str | os.PathLike[str] | Any,
+    other: str | os.PathLike[str] | Any,
+    *,
+    inputs: Any = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    seed: int = 0,
+    engine: str = AUTO,
+    plugin_lib: Sequence[str | os.PathLike[str]] = (),
+    min_shapes: Mapping[str, Shape] | None = None,
+    opt_shapes: Mapping[str, Shape] | None = None,
+    max_shapes: Mapping[str, Shape] | None = None,
+    tolerance: float = TOLERANCE,
+    marks: int = search.MARKS,
+    max_builds: int = search.MAX_BUILDS,
+    timeout: float = 600.0,
+    progress: Progress | None = None,
+) -> Location:
+    """Finds the first tensor at which `other` leaves `original`.
+
+    Args:
+        original, other: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with tensor names in common.
+        inputs, input_shapes, seed, engine, plugin_lib, min_shapes, opt_shapes, max_shapes: As for `verify`.
+        tolerance: Relative L2 error above which a tensor is wrong.
+        marks: Tensors that one build marks, at most.
+        max_builds: Builds of the search, at most.
+        timeout: Seconds for each build, and for each run.
+
+    Raises:
+        RewriterError: bad model, data or option; an engine that was named and cannot run here.
+    """
+    if marks < 1 or max_builds < 1:
+        raise UsageError("at least one is needed", where="--marks, --max-builds", hint="8 and 48 do well")
+    if not timeout > 0:
+        raise UsageError(f"it cannot be {timeout:g}", where="--timeout", hint="seconds, such as 600")
+    options = Options(tolerance=tolerance, marks=marks, max_builds=max_builds)
+    deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
+    models = load(original), load(other)
+    sizes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
+    samples = load_samples(inputs, models[0], input_shapes=sizes, seed=seed, deployment=deployed)
+    chosen, used = deployed.choose().engine, samples.first(MOST_SAMPLES)
+    if chosen is None:
+        found = search.locate_by_emulation(*models, used, options)
+    else:
+        settings = Settings(chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout)
+        report = progress or (lambda stage, done, total: None)
+        with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as folder:
+            paths = [one.path or save(one, Path(folder) / f"{i}.onnx") for i, one in enumerate(models)]
+            found = search.locate(*paths, used, chosen, options, settings, deployed.profile, report)
+    return replace(found, notes=(*_notes(models[0], samples), *found.notes))
+
+
+def _notes(model: Model, samples: Samples) -> list[str]:
+    notes = [*([] if samples.source.real else [samples.source.text]), *data_warnings(model, samples)]
+    if len(samples) > MOST_SAMPLES:
+        notes.append(f"the first {MOST_SAMPLES} of {len(samples)} samples were looked at")
+    return notes

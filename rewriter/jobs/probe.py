@@ -1,0 +1,36 @@
+"""`probe`: asks this machine's TensorRT and GPU what they do in FP16, and keeps the answers for `fix`."""
+
+from __future__ import annotations
+
+from rewriter.engines import host
+from rewriter.engines.deployment import AUTO
+from rewriter.engines.probe import ask as probes
+from rewriter.engines.probe.answers import Answers
+from rewriter.errors import EngineError
+from rewriter.model.stopwatch import Progress
+
+
+def probe(engine: str = AUTO, *, again: bool = False, progress: Progress | None = None) -> Answers:
+    """Returns the answers of an engine on this machine: known ones, or measured and kept.
+
+    Args:
+        engine: `tensorrt`, `tensorrt-rtx`, `onnxruntime`, or `auto`: the best on this GPU.
+        again: Measure even if the answers are known.
+
+    Raises:
+        EngineError: no such engine runs here.
+    """
+    choice = host.choose() if engine == AUTO else host.Choice(host.require(engine))
+    if choice.engine is None:
+        raise EngineError(
+            f"nothing can be measured here: {'; '.join(choice.reasons)}",
+            where="rewriter probe",
+            hint="run it on a machine with a GPU",
+        )
+    on_cpu = choice.engine == "onnxruntime"
+    found = None if again or on_cpu else probes.known_here(choice.engine)
+    if found is None:
+        found = probes.ask(choice.engine, progress=progress or (lambda stage, done, total: None))
+        if not on_cpu:
+            probes.remember(found)
+    return found

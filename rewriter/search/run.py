@@ -1,0 +1,242 @@
+"""Runs a search, by emulation or on an engine, and reports what it found."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+from rewriter.base import Target
+from rewriter.data.inputs import Samples
+from rewriter.emulation import Accumulation, reference
+from rewriter.engines.deployment import Deployment
+from rewriter.engines.onnxruntime import Session
+from rewriter.engines.protocol import EngineName
+from rewriter.errors import TimeUpError
+from rewriter.figures.metrics import DETECTIONS, RELATIVE_L2, named
+from rewriter.model import Model
+from rewriter.model import facts as tensor_facts
+from rewriter.model.facts import Facts
+from rewriter.model.stopwatch import LASTING, Progress
+from rewriter.plan import Plan
+from rewriter.search.cheapest import cheapest
+from rewriter.search.clock import Clock
+from rewriter.search.effort import for_budget, for_tolerance
+from rewriter.search.engine_evaluator import EngineEvaluator
+from rewriter.search.evaluator import Problem, Sample
+from rewriter.search.frontier import frontier, of_points
+from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
+from rewriter.search.groups import groups
+from rewriter.search.result import Frontier, FrontierPoint, Searched
+from rewriter.search.rounds import by_measurement
+from rewriter.search.trials import Trials
+from rewriter.search.within import most_accurate
+from rewriter.verification import checks
+from rewriter.verification.verdict import Check
+
+EMULATED_SAMPLES, RUN_SAMPLES = 4, 16
+"""Samples that each plan is compared on: emulated, and on an engine."""
+
+EXPECTED_SHARE, RANKED_SHARE = 0.15, 0.4
+"""Shares of an engine's time after which the original runs on no more samples, and a ranking is given up."""
+
+
+@dataclass(frozen=True)
+class SearchInput:
+    """A model whose plans are compared with its original.
+
+    Attributes:
+        structured: The model, fitted to the rules' plan, and its facts.
+        plan: The rules' plan.
+        adapted: As for `Problem`.
+    """
+
+    original: Model
+    structured: Model
+    facts: Facts
+    samples: Samples
+    plan: Plan
+    adapted: Callable[[Plan], Model] | None = None
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """The options of a search.
+
+    Attributes:
+        goal: None: only the frontier is wanted.
+        engine: Builds and runs plans; None: emulation.
+        seconds: Time for a search on an engine, everything included.
+        deployment: Plugins and optimisation profile of the engine.
+    """
+
+    goal: Goal | None
+    metric: str
+    pareto: bool
+    engine: EngineName | None
+    seconds: float
+    build_timeout_s: float
+    accumulation: Accumulation
+    target: Target
+    deployment: Deployment = field(default_factory=Deployment)
+
+    @property
+    def reason(self) -> str:
+        """Why a node is in FP32 that the search put there."""
+        return f"added by the search for {self.goal or self.metric}"
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """The result of a search: `plan` is the rules' plan where nothing better was found.
+
+    Attributes:
+        check: Whether the goal was reached; None if there was none.
+        warnings: Sentences that the user should read.
+    """
+
+    plan: Plan
+    check: Check | None = None
+    frontier: Frontier | None = None
+    searched: Searched | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def run(given: SearchInput, request: SearchRequest, progress: Progress) -> SearchOutcome:
+    """Searches from the rules' plan of a model.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+        EngineError: the engine's library is not installed.
+    """
+    clock, request = Clock(request.seconds), _with_rows_as_sets(request, given.original)
+    if request.engine is None:
+        made = _by_emulation(given, request)
+    else:
+        made = _on_engine(given, request, request.engine, clock, progress)
+    return replace(made, check=made.check and replace(made.check, seconds=clock.spent))
+
+
+def reach(trials: Trials, goal: ErrorLimit | Budget, most: int) -> Found:
+    """Returns the plan that reaches the goal by emulation and recorded costs.
+
+    Args:
+        most: Plans that are evaluated for a budget, at most.
+    """
+    return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, most)
+
+
+def _with_rows_as_sets(request: SearchRequest, original: Model) -> SearchRequest:
+    """Returns the request with rows matched as sets if the model selects rows and the metric is the default.
+
+    Element by element, rows in another order differ by all that they hold.
+    """
+    if request.metric != RELATIVE_L2 or not checks.selects_rows(original):
+        return request
+    goal = replace(request.goal, metric=DETECTIONS) if request.goal is not None else None
+    return replace(request, metric=DETECTIONS, goal=goal)
+
+
+def _by_emulation(given: SearchInput, request: SearchRequest) -> SearchOutcome:
+    samples, goal = min(len(given.samples), EMULATED_SAMPLES), request.goal
+    if isinstance(goal, Budget):
+        effort = for_budget(given.structured, given.facts, samples)
+    else:
+        effort = for_tolerance(given.structured, given.facts, samples, request.accumulation)
+    compared: Sequence[Sample] = list(islice(given.samples, effort.samples))
+    exact = checks.expected_outputs(given.original, compared).exact
+    ranked = effort.of(_problem(given, request, compared, exact))
+    judged = replace(ranked, accumulation="fp16") if isinstance(goal, Budget) else ranked
+    trials = Trials(judged, given.plan, named(request.metric), request.reason, ranked)
+    found = reach(trials, goal, effort.most) if isinstance(goal, ErrorLimit | Budget) else None
+    plan = found.plan if found is not None else given.plan
+    return SearchOutcome(
+        plan,
+        None if found is None else _check(found),
+        replace(frontier(trials, request.metric), chosen=plan) if request.pareto else None,
+        warnings=(effort.told,) if effort.told else (),
+    )
+
+
+def _problem(
+    given: SearchInput, request: SearchRequest, compared: Sequence[Sample], exact: Sequence[checks.Outputs]
+) -> Problem:
+    return Problem(
+        given.structured, given.facts, compared, exact, request.accumulation, request.target, given.adapted
+    )
+
+
+def _on_engine(
+    given: SearchInput, request: SearchRequest, engine: EngineName, clock: Clock, progress: Progress
+) -> SearchOutcome:
+    """One emulated sample ranks the nodes; the engine judges the plans."""
+
+    def report(line: str) -> None:
+        progress(f"{LASTING}{clock.spent:.0f} s of {clock.seconds:g}: {line}", 0, 0)
+
+    goal = request.goal or Fastest(request.metric)
+    report("running the original")
+    compared: Sequence[Sample] = list(islice(given.samples, RUN_SAMPLES))
+    try:
+        exact = _exact(given.original, compared, clock)
+    except TimeUpError:
+        return _too_late(given.plan, goal)
+    problem = _problem(given, request, compared[: len(exact)], exact)
+    effort = for_tolerance(given.structured, given.facts, 1, request.accumulation)
+    ranker, ranked_by = effort.of(problem), clock.at(RANKED_SHARE)
+    trials = Trials(problem, given.plan, named(request.metric), request.reason, ranker, ranked_by)
+    report("the rules' plan first")
+    with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
+        judge = EngineEvaluator(
+            problem, trials.metric, engine, Path(folder), clock, request.deployment, request.build_timeout_s
+        )
+        found = by_measurement(trials, groups(trials, goal), goal, judge, report)
+    return _engine_outcome(found, request, trials.metric.least, judge.failures)
+
+
+def _exact(original: Model, samples: Sequence[Sample], clock: Clock) -> list[checks.Outputs]:
+    """Returns the original's outputs in FP32: for all samples, or those that there is time for, at least one.
+
+    Raises:
+        TimeUpError: the time is too short for one.
+    """
+    found: list[checks.Outputs] = []
+    with Session(reference(original, tensor_facts.infer(original))) as session:
+        for sample in samples:
+            try:
+                found.append(session.run(sample, until=clock.at(EXPECTED_SHARE) if found else clock.end))
+            except TimeUpError:
+                if not found:
+                    raise
+                break
+    return found
+
+
+def _too_late(plan: Plan, goal: Goal) -> SearchOutcome:
+    why = f"{goal}: the time was up before the original had run on one sample: --search-seconds"
+    met = not isinstance(goal, ErrorLimit)
+    return SearchOutcome(plan, Check(goal.option, met, f"{why}; the rules' plan is kept"))
+
+
+def _engine_outcome(
+    found: Found, request: SearchRequest, least: bool, failures: Sequence[str]
+) -> SearchOutcome:
+    points = [
+        FrontierPoint(one.latency_us, one.value, one.plan)
+        for one in found.tried
+        if one.latency_us is not None
+    ]
+    drawn = of_points(points, request.metric, least, found.origin) if request.pareto else None
+    return SearchOutcome(
+        found.plan,
+        _check(found),
+        drawn and replace(drawn, chosen=found.plan),
+        Searched(request.metric, found.origin, found.tried),
+        tuple(f"--search gpu: {failure}" for failure in failures),
+    )
+
+
+def _check(found: Found) -> Check:
+    return Check(found.goal.option, found.met, found.summary)
