@@ -15,7 +15,7 @@ from rewriter.graph import GraphEditor, attribute, label, open_graphs
 from rewriter.graph.new_weights import NewWeights, layout_obstacle
 from rewriter.model import Model, facts
 from rewriter.patterns.windows import Windows, pads_of, windows_of
-from rewriter.planning.costs.kernels import TYPICAL
+from rewriter.planning.costs.node_times import TYPICAL
 from rewriter.planning.planner import node_key
 
 NEEDED_ANSWERS = {"conv-accumulation": "fp16", "conv-transpose-accumulation": "fp32"}

@@ -13,7 +13,7 @@ from rich.text import Text
 from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan
-from rewriter.planning.epilogues import FREE
+from rewriter.planning.free_fp32 import FREE
 from rewriter.report import checks, frontier, searched
 from rewriter.report.json import data_dict, document
 from rewriter.report.next_step import next_command, remark

@@ -23,7 +23,7 @@ from rewriter.base import Calibration, Context, Exactness, GraphPass, ModelPass,
 from rewriter.graph import TAG
 from rewriter.model import Array, Model, load, walk_graphs
 from rewriter.passes.transpose_convs import NEEDED_ANSWERS
-from rewriter.planning.epilogues import PROBE
+from rewriter.planning.free_fp32 import PROBE
 
 
 def _discovered() -> dict[str, type[Pass]]:

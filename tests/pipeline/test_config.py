@@ -499,7 +499,7 @@ def test_a_contradiction_with_a_plan_names_the_file_that_set_it(model: Path, tmp
     own(tmp_path, 'plan = "plan.json"\n')
     code, _, error = quick("fix", model, "--dry-run", "--keep-fp32", "*")
     assert code == 2
-    assert "--keep-fp32: the plan says that already" in error
+    assert "--keep-fp32: it contradicts the plan" in error
     assert "(plan is set by rewriter.toml, key 'plan')" in error
 
 
