@@ -1,4 +1,4 @@
-"""Round trips to FP16 after products: `fix` writes none in any model, `scan` reports those of the given one."""
+"""Round trips to FP16 after products: `fix` writes none in any model, `scan` reports given ones."""
 
 from __future__ import annotations
 
