@@ -28,7 +28,7 @@ from rewriter.graph.ops import (
     VIEWS,
 )
 from rewriter.hazards.survey import PrecisionRequest, Survey
-from rewriter.planning import epilogues, islands
+from rewriter.planning import free_fp32, islands
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.candidate import Candidate, Group, added
 from rewriter.search.cheapest import RELEASABLE, in_range_products
@@ -36,11 +36,11 @@ from rewriter.search.goal import Budget, ErrorLimit, Goal
 from rewriter.search.trials import Trials, Types
 from rewriter.search.within import row_within
 
-FOR_ACCURACY = RELEASABLE | epilogues.FREE | {islands.RULE}
+FOR_ACCURACY = RELEASABLE | free_fp32.FREE | {islands.RULE}
 """Rules whose nodes an engine may find slower in FP32 than they are worth."""
 
 ESTIMATE_OFF = 0.12
-"""What an estimated latency in that of the rules' plan was off by, for nine plans of ten (docs/plans.md)."""
+"""Error of an estimated latency relative to the rules' plan, for nine plans of ten (docs/plans.md)."""
 
 SIZES = (2, 8, 32)
 """How many of the best-ranked nodes of a kind are tried in FP32."""
@@ -67,7 +67,7 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def groups(trials: Trials, goal: Goal) -> Iterator[list[Group]]:
-    """What to try, in batches, each group with a plan of its own, likeliest first.
+    """Yields batches of groups to try, each group with a plan of its own, most promising first.
 
     With a budget, the groups that fill it by the estimate come first. With a tolerance the rules' FP32 nodes
     back in FP16, and BF16 for FP32, come first, as both may be faster. No other goal tries them
@@ -106,7 +106,7 @@ def _new(found: Iterable[Group], trials: Trials, seen: set[Types]) -> list[Group
 
 
 def _too_dear(group: Group, trials: Trials, goal: Goal) -> bool:
-    """Whether even a cheap engine should be slower than the goal allows."""
+    """True if even a cheap engine should be slower than the goal allows."""
     if isinstance(goal, ErrorLimit):
         return False
     share = goal.share if isinstance(goal, Budget) else 0.0
@@ -132,7 +132,7 @@ def _released(trials: Trials) -> Iterator[Group]:
     for decision in trials.plan.decisions:
         if decision.rule in FOR_ACCURACY:
             rules.setdefault(decision.rule, []).append(decision.key)
-    for rule, keys in sorted(rules.items(), key=lambda pair: pair[0] not in epilogues.FREE):
+    for rule, keys in sorted(rules.items(), key=lambda pair: pair[0] not in free_fp32.FREE):
         yield Group(f"{rule} back in FP16 ({len(keys)})", Candidate(released=frozenset(keys)))
 
 

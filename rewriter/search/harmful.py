@@ -1,4 +1,4 @@
-"""Nodes that make an engine worse in FP32: they undo what the rules have for free, or break a kernel.
+"""Nodes that make an engine worse in FP32: they undo free repairs of the rules, or break a kernel.
 
 Measured on one H200 with TensorRT-RTX 1.6.1: plans of a search by emulation with FP32 sums, which had all
 norms in FP32, and masks and products of attention, erred more than the rules' plan and were slower (a Whisper
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rewriter.graph.fusion import reduces
+from rewriter.graph.fusion import kernel_results, reduces
 from rewriter.graph.ops import ELEMENTWISE
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.plan import Plan
-from rewriter.planning.epilogues import RULE
+from rewriter.planning.free_fp32 import RULE
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.search.evaluator import Problem
 
@@ -46,10 +46,12 @@ def in_attention(problem: Problem, plan: Plan) -> frozenset[str]:
 
 
 def _taking(survey: Survey, epilogues: frozenset[str]) -> Iterator[str]:
-    reached: set[str] = set()
+    results = kernel_results(
+        survey.nodes,
+        begins=lambda n: node_key(survey.scope, n) in epilogues,
+        belongs=lambda n: n.op_type in ELEMENTWISE or n.op_type == "Split",
+        source=survey.source,
+    )
     for node in survey.nodes:
-        key, fed = node_key(survey.scope, node), any(survey.source(t) in reached for t in node.input if t)
-        if fed and reduces(node):
-            yield key
-        elif key in epilogues or (fed and (node.op_type in ELEMENTWISE or node.op_type == "Split")):
-            reached.update(node.output)
+        if reduces(node) and any(survey.source(name) in results for name in node.input if name):
+            yield node_key(survey.scope, node)
