@@ -78,7 +78,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the module of a public name when it is first asked for (PEP 562)."""
+    """Imports the module of a public name on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"rewriter.{_HOMES[name]}"), name)

@@ -57,7 +57,7 @@ class Spent(Change):
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that a pass recognised and left alone, with the reason."""
+    """Something that a pass recognised and did not change, with the reason."""
 
     node: str
     reason: str
@@ -114,7 +114,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Requires:
-    """What must hold before a pass runs.
+    """Conditions for a pass to run.
 
     Attributes:
         opset: Lowest default operator set of the model. Below it the driver reports what the pass would
@@ -138,8 +138,8 @@ class Requires:
 class Target:
     """The TensorRT that the model is for. `version` is () when it is not known.
 
-    `answers` is what `rewriter probe` knows of it: the answer of each probe, by name. `figures` is what was
-    measured for it. `known_from` says of which library and GPU, and who measured it; "" if nothing is known.
+    `answers` holds the answer of each probe of `rewriter probe`, by name, and `figures` what they measured.
+    `known_from` names the library, the GPU and the source of these; "" if there are no probe results.
     """
 
     library: str = "tensorrt"
@@ -229,7 +229,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Context:
-    """What a whole run has in common; a pass's own options are its fields.
+    """The settings that all passes of a run share; a pass's own options are its fields.
 
     Attributes:
         opset: The default operator set that the result may use at most.
@@ -238,7 +238,7 @@ class Context:
         ranges: By scope and tensor; None before the first pass that needs them.
         kept: What the user keeps in FP32, by option or in a plan.
         calibration: For passes that round; None where there are no samples.
-        budget: Share of latency that the run may spend on accuracy; None where nothing says so.
+        budget: Share of latency that the run may spend on accuracy; None: no limit is known.
     """
 
     opset: int = 17
@@ -263,7 +263,7 @@ class Pass(ABC):
         imported: True when a library rewrites the graph: what breaks the contract is rolled back
             and reported as a refusal, instead of being raised as a defect of ours.
         stage: When it runs. `fix` checks that the stages of a pipeline are in order.
-        requires: What must hold before it runs; the driver and `fix` check it.
+        requires: Conditions for it to run; the driver and `fix` check them.
         keeps_signature: False for a pass whose purpose is to change the types of inputs or outputs.
         stands_alone: True for a pass that no preset runs: users name it.
     """

@@ -44,7 +44,7 @@ class ModelError(RewriterError):
 
 
 class OutputError(RewriterError):
-    """The result cannot be written; nothing is left behind."""
+    """The result cannot be written; no partial file remains."""
 
 
 class InputsError(RewriterError):
@@ -56,7 +56,7 @@ class ArithmeticRunError(RewriterError):
 
 
 class TimeUpError(ArithmeticRunError):
-    """A run on ONNX Runtime had not ended when its time was up."""
+    """A run on ONNX Runtime was stopped at its deadline."""
 
 
 class PassError(RewriterError):
@@ -64,4 +64,4 @@ class PassError(RewriterError):
 
 
 class EngineError(RewriterError):
-    """A TensorRT library is missing, or cannot do what was asked of it."""
+    """A TensorRT library is missing, or cannot fulfil the request."""

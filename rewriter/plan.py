@@ -13,7 +13,7 @@ Repair = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True)
 class Range:
-    """What was measured of one tensor over all samples.
+    """The measured range of one tensor over all samples.
 
     Attributes:
         low, high: Smallest and largest value (of the finite run of FP32 arithmetic).

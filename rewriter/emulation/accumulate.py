@@ -16,12 +16,13 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
-from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired, replace_nodes
+from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired
 from rewriter.emulation.product_sums import ProductSums
 from rewriter.graph import attribute
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Model
 from rewriter.model.facts import Facts, Shape, TensorFacts
+from rewriter.model.graphs import refill
 
 ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""
@@ -175,7 +176,7 @@ class _Writer:
                 split[node.op_type](node, chosen[index])
             else:
                 self.nodes.append(node)
-        replace_nodes(graph, self.nodes)
+        refill(graph.node, self.nodes)
 
     def _matmul(self, node: NodeProto, choice: _Choice) -> None:
         self._call("MatMul", node.input, node.output[0], chunk=choice.chunk)

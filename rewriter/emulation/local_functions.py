@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 
 import onnx.parser
@@ -30,13 +30,6 @@ def paired(
         originals = [n for n in source.node if n.op_type in operators]
         copies = [i for i, n in enumerate(target.node) if n.op_type in operators]
         yield scope, target, list(zip(originals, copies, strict=True))
-
-
-def replace_nodes(graph: GraphProto, nodes: Iterable[NodeProto]) -> None:
-    """Give the graph other nodes, some of which it may own."""
-    copies = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
 
 
 def declare(model: Model, domain: str, *texts: str) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired, replace_nodes
+from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired
 from rewriter.graph.fusion import is_depthwise
 from rewriter.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, TensorFacts
+from rewriter.model.graphs import refill
 
 DOMAIN = "rewriter.tf32"
 
@@ -96,7 +97,7 @@ def _rewrite(graph: GraphProto, positions: set[int]) -> None:
             for operand in (0, 1):
                 node.input[operand] = _rounded(node.input[operand], rounded, nodes)
         nodes.append(node)
-    replace_nodes(graph, nodes)
+    refill(graph.node, nodes)
 
 
 def _rounded(name: str, known: dict[str, str], nodes: list[NodeProto]) -> str:

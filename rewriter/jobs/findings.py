@@ -1,4 +1,4 @@
-"""What `scan` hands back: hazards as plain data, for the terminal, JSON, SARIF and callers alike."""
+"""The result of `scan`: hazards as plain data, for the terminal, JSON, SARIF and callers."""
 
 from __future__ import annotations
 
@@ -62,5 +62,5 @@ class ScanResult:
         return sum(f.severity == severity for f in self.findings)
 
     def reaches(self, severity: Severity) -> bool:
-        """Whether a finding is at least that severe."""
+        """True if a finding is at least that severe."""
         return any(SEVERITIES.index(f.severity) >= SEVERITIES.index(severity) for f in self.findings)

@@ -18,6 +18,7 @@ from rewriter.model import Model, load, save
 from rewriter.model.stopwatch import Progress
 from rewriter.verification import locate as search
 from rewriter.verification.locate import TOLERANCE, Location, Options
+from rewriter.verification.locate.search import MARKS, MAX_BUILDS
 
 MOST_SAMPLES = 4
 """Samples that are used: every build of the search runs all of them."""
@@ -36,8 +37,8 @@ def locate(
     opt_shapes: Mapping[str, Shape] | None = None,
     max_shapes: Mapping[str, Shape] | None = None,
     tolerance: float = TOLERANCE,
-    marks: int = search.MARKS,
-    max_builds: int = search.MAX_BUILDS,
+    marks: int = MARKS,
+    max_builds: int = MAX_BUILDS,
     timeout: float = 600.0,
     progress: Progress | None = None,
 ) -> Location:
@@ -70,8 +71,10 @@ def locate(
         settings = Settings(chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout)
         report = progress or (lambda stage, done, total: None)
         with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as folder:
-            paths = [one.path or save(one, Path(folder) / f"{i}.onnx") for i, one in enumerate(models)]
-            found = search.locate(*paths, used, chosen, options, settings, deployed.profile, report)
+            first, second = (
+                one.path or save(one, Path(folder) / f"{place}.onnx") for place, one in enumerate(models)
+            )
+            found = search.locate(first, second, used, chosen, options, settings, deployed.profile, report)
     return replace(found, notes=(*_notes(models[0], samples), *found.notes))
 
 

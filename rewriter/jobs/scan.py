@@ -140,14 +140,14 @@ def _findings(seen: Iterable[Survey]) -> Iterator[Finding]:
         groups[key] = [replace(hazard, severity="note", repair=KEPT) for hazard in groups[key]]
     norms = {id(h.node) for (kind, _), group in groups.items() if kind == "unfused-norm" for h in group}
     for group in groups.values():
-        if not _told_by_norm(group, norms):
+        if not _reported_by_norm(group, norms):
             yield _finding(group)
 
 
-def _told_by_norm(group: Sequence[Hazard], norms: set[int]) -> bool:
-    """Whether the hazard is the epsilon or the square of a decomposed norm, which is a finding itself."""
-    told = group[0].rule in {"no-headroom", "epsilon", "underflow", "internal-overflow"}
-    return told and _severity(group) == "note" and all(id(h.node) in norms for h in group)
+def _reported_by_norm(group: Sequence[Hazard], norms: set[int]) -> bool:
+    """True for the epsilon or the square of a decomposed norm, which is a finding itself."""
+    inside = group[0].rule in {"no-headroom", "epsilon", "underflow", "internal-overflow"}
+    return inside and _severity(group) == "note" and all(id(h.node) in norms for h in group)
 
 
 def _finding(group: Sequence[Hazard]) -> Finding:
@@ -177,7 +177,7 @@ def _doubted(finding: Finding) -> Finding:
 
 
 def _tf32(model: Model, facts: tensor_facts.Facts, samples: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """What TF32 does to the model in FP32, emulated on one sample, where that shows."""
+    """Yields a finding if TF32, emulated on one sample, changes the outputs of the FP32 model."""
     try:
         (expected,) = run_all(reference(model, facts), samples)
         (actual,) = run_all(emulation(reference(model, facts), facts, tf32=True), samples)

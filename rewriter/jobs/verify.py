@@ -132,7 +132,7 @@ def _warnings(chosen: Choice, samples: Samples) -> Iterator[str]:
     if chosen.engine is None:
         why = "; ".join(chosen.reasons)
         yield (
-            f"NOT run on a GPU ({why}): the figures are emulated, and say nothing of speed or of defects of "
+            f"NOT run on a GPU ({why}): the figures are emulated; they do not show speed or defects of "
             "TensorRT's kernels"
         )
     elif chosen.engine == "onnxruntime":
@@ -159,7 +159,7 @@ def _asked(tolerance: float | Tolerance | None, metric: str) -> Tolerance | None
     if tolerance is None:
         if metric != "relative-l2":
             raise UsageError(
-                f"nothing says what {metric} shall be", where="--metric", hint="add --tolerance VALUE"
+                f"there is no default tolerance for {metric}", where="--metric", hint="add --tolerance VALUE"
             )
         return None
     asked = tolerance if isinstance(tolerance, Tolerance) else Tolerance(tolerance, metric, "--tolerance")

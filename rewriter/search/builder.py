@@ -1,4 +1,4 @@
-"""Builds of plans, several at a time, until a moment that was said before."""
+"""Builds plans, several at a time, until a deadline."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Builder:
         return builds_at_a_time(self.engine, weights)
 
     def built(self, plans: Sequence[Plan]) -> Generator[list[Made], None, None]:
-        """What was built since the last time, in order, while others are still being built.
+        """Yields the finished builds, in order, while others are still running.
 
         Where builds time kernels, all are built first: whoever asks will use the GPU.
         """

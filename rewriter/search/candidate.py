@@ -1,4 +1,4 @@
-"""How a plan differs from the rules' one."""
+"""Candidates: the differences of a plan from the rules' plan."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Candidate:
-    """Nodes by their keys, each at most in one of the three.
+    """Nodes whose type differs from the rules' plan, by their keys, each in one set at most.
 
     Attributes:
-        added: In FP32, too.
-        released: Not in FP32 any more.
+        added: Also in FP32.
+        released: No longer in FP32.
         bf16: In BF16 instead of FP32.
     """
 

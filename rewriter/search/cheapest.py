@@ -38,13 +38,13 @@ LEAST_SAVING = 1e-3
 """Share of the latency that releasing a node must save: a hazard is not risked for less."""
 
 IN_BF16 = TENSOR_CORE
-"""What BF16 makes cheaper than FP32; measured on an H200, TensorRT-RTX 1.6.1: a MatMul as fast as in FP16."""
+"""Operators cheaper in BF16 than in FP32: a MatMul is as fast as in FP16 (one H200, TensorRT-RTX 1.6.1)."""
 
 FOR_RANGE = frozenset({"overflow", "partial-sums", SEARCHED})
 """Rules whose nodes BF16 repairs as FP32 does: it has FP32's range and accumulates in FP32."""
 
 MOST_PRODUCTS = 0.5
-"""Share of the matrix products' time in FP32 from which on the weights are asked what they do alone."""
+"""Share of the matrix products' time in FP32 from which on the weights alone are evaluated."""
 
 Move = Callable[[Candidate, frozenset[str]], Candidate]
 

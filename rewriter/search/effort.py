@@ -30,19 +30,19 @@ HUGE = 8 * FULL
 
 @dataclass(frozen=True)
 class Effort:
-    """What a search by emulation evaluates.
+    """Samples, sums and plans that a search by emulation evaluates.
 
     Attributes:
         samples: How many.
         accumulation: Type of the sums; of a budget's search those of the ranking alone.
         most: Plans that are evaluated for a budget.
-        told: What is less than was asked for; "" if nothing is.
+        reduced: What is less than requested, for the user; "" if nothing is.
     """
 
     samples: int
     accumulation: Accumulation
     most: int = MOST
-    told: str = ""
+    reduced: str = ""
 
     def of(self, problem: Problem) -> Problem:
         """The problem with so many samples, and such sums."""
@@ -50,18 +50,18 @@ class Effort:
         return replace(problem, samples=samples, expected=expected, accumulation=self.accumulation)
 
 
-def for_tolerance(model: Model, facts: Facts, given: int, asked: Accumulation) -> Effort:
+def for_tolerance(model: Model, facts: Facts, given: int, requested: Accumulation) -> Effort:
     """Give up samples first, all but one, then FP16 sums for samples: there are many plans to evaluate.
 
     Args:
         given: How many samples there are.
-        asked: How sums are to be emulated.
+        requested: How sums are to be emulated.
     """
     exact, summed = _multiply_adds(model, facts), _multiply_adds(model, facts, FP16_SUMS)
-    slow = asked == "fp16" and summed <= FULL
+    slow = requested == "fp16" and summed <= FULL
     one = summed if slow else exact
-    samples, sums = _affordable(given, one), asked if slow else "fp32"
-    return Effort(samples, sums, MOST, _told(samples, given, "" if sums == asked else "FP32 sums"))
+    samples, sums = _affordable(given, one), requested if slow else "fp32"
+    return Effort(samples, sums, MOST, _reduced(samples, given, "" if sums == requested else "FP32 sums"))
 
 
 def for_budget(model: Model, facts: Facts, given: int) -> Effort:
@@ -70,7 +70,7 @@ def for_budget(model: Model, facts: Facts, given: int) -> Effort:
     samples, small = _affordable(given, one), one <= FULL
     most = MOST if small else FEWER if one <= HUGE else FEWEST
     less = "" if small else f"a ranking with FP32 sums, {most} plans"
-    return Effort(samples, "fp16" if small else "fp32", most, _told(samples, given, less))
+    return Effort(samples, "fp16" if small else "fp32", most, _reduced(samples, given, less))
 
 
 def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
@@ -88,7 +88,7 @@ def _affordable(given: int, one: float) -> int:
     return max(1, min(given, int(FULL // one))) if one else given
 
 
-def _told(samples: int, given: int, less: str) -> str:
+def _reduced(samples: int, given: int, less: str) -> str:
     words = [f"{samples} of {given} samples"] if samples < given else []
     words += [less] if less else []
     return f"the search emulated with {', '.join(words)}: the model is large" if words else ""

@@ -48,7 +48,7 @@ class EngineEvaluator:
 
     Attributes:
         folder: For models, engines and outputs.
-        deployment: Plugins and the optimisation profile; which engine it is says `engine`.
+        deployment: Plugins and the optimisation profile.
         timeout_s: For each build, and for each run.
         jobs: As for `Builder`.
         failures: What went wrong, one sentence for each plan.
@@ -78,7 +78,7 @@ class EngineEvaluator:
 
     @property
     def origin(self) -> str:
-        """What measured, and where."""
+        """The engine and the device of the measurements."""
         return f"measured with {self.engine} on {self._device or 'the GPU'}"
 
     def affords(self) -> int:
@@ -90,7 +90,7 @@ class EngineEvaluator:
         return int(min(self.clock.left / each, 1e6)) if each else 1_000_000
 
     def measured(self, plans: Sequence[Plan]) -> Iterator[Judged]:
-        """Build all, run all; a plan that does not build, crashes or hangs is told as failed."""
+        """Build all, run all; a plan that does not build, crashes or hangs is reported as failed."""
         size = TOGETHER if self.engine in TIMES_KERNELS else max(len(plans), 1)
         for start in range(0, len(plans), size):
             for place, one in self._measured(plans[start : start + size]):
@@ -168,7 +168,7 @@ class EngineEvaluator:
                 return
 
     def _drift(self, outcomes: Sequence[Outcome]) -> float:
-        """What the reference took at first over what it took now; 1 where there is none."""
+        """Returns the first latency of the reference over its present one; 1 where there is none."""
         for outcome in outcomes:
             if self._reference and outcome.variant == self._reference.name and outcome.latency is not None:
                 return self._reference_us / outcome.latency.median_us

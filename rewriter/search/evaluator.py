@@ -1,4 +1,4 @@
-"""What a plan is worth: its metric and its time, by emulation and recorded costs, or by another judge."""
+"""Evaluates plans: the metric and the latency, by emulation and recorded costs, or by another judge."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Standin = Callable[[Model, Facts], Model]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a plan is worth.
+    """The metric and the latency of a plan.
 
     Attributes:
         value: The metric, the worst over all outputs and samples; if the plan failed, the worst there is.
         latency_us: Microseconds of one inference; None if the plan failed.
         spread_us: How far two measurements of one plan may be apart; 0 for an estimate.
         problem: Why it failed; "" if it did not.
-        untried: Whether time ran out before it was tried.
+        untried: True if time ran out before it was tried.
     """
 
     value: float
@@ -53,7 +53,7 @@ class Measured:
 
 
 Judged = tuple[int, Measured]
-"""A plan's place among those that were asked about, and what it is worth."""
+"""The index of a plan in the request, and its evaluation."""
 
 
 class Evaluator(Protocol):
@@ -61,15 +61,15 @@ class Evaluator(Protocol):
 
     @property
     def origin(self) -> str:
-        """Where the times come from, for the report."""
+        """Source of the latencies, for the report."""
         ...
 
     def measured(self, plans: Sequence[Plan]) -> Iterator[Judged]:
-        """What each plan is worth, as it becomes known. One that fails is told so, and raises nothing."""
+        """Yields the evaluation of each plan as it becomes known. A plan that fails raises no error."""
         ...
 
     def affords(self) -> int:
-        """How many more plans the time that is left should do for."""
+        """Returns how many more plans there should be time for."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a search shall reach, and what it found."""
+"""Goals of a search, and its result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rewriter.search.result import TriedPlan
 
 
 class _ByMetric:
-    """What is judged by a metric."""
+    """A goal whose plans are compared by a metric."""
 
     metric: str
 
@@ -21,7 +21,7 @@ class _ByMetric:
 
 @dataclass(frozen=True)
 class ErrorLimit(_ByMetric):
-    """What the plan shall reach: a value of a metric, for every output and sample."""
+    """A limit for a metric, for every output and sample."""
 
     tolerance: float
     metric: str = "relative-l2"
@@ -31,7 +31,7 @@ class ErrorLimit(_ByMetric):
 
     @property
     def option(self) -> str:
-        """What asks for it; the check is called so."""
+        """Name of the option, and of the check."""
         return "tolerance"
 
     def __str__(self) -> str:
@@ -40,19 +40,19 @@ class ErrorLimit(_ByMetric):
 
 @dataclass(frozen=True)
 class Budget(_ByMetric):
-    """What the plan may cost: a share of the latency of the rules' plan, on top of it.
+    """Latency that a plan may cost, as a share of the rules' plan, on top of it.
 
     Attributes:
-        asked: The share that was asked for, if passes have spent a part of it.
+        requested: The user's share, if passes have spent a part of it.
     """
 
     share: float
     metric: str = "relative-l2"
-    asked: float | None = None
+    requested: float | None = None
 
     @property
     def option(self) -> str:
-        """What asks for it; the check is called so."""
+        """Name of the option, and of the check."""
         return "max-latency-cost"
 
     def meets(self, value: float) -> bool:
@@ -60,9 +60,9 @@ class Budget(_ByMetric):
         return True
 
     def __str__(self) -> str:
-        if self.asked is None:
+        if self.requested is None:
             return f"at most {self.share:.3g} more latency"
-        return f"at most {self.asked:.3g} more latency, of which split products left {self.share:.3g}"
+        return f"at most {self.requested:.3g} more latency, of which split products left {self.share:.3g}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Fastest(_ByMetric):
 
     @property
     def option(self) -> str:
-        """What asks for it; the check is called so."""
+        """Name of the option, and of the check."""
         return "search"
 
     def meets(self, value: float) -> bool:
@@ -126,8 +126,8 @@ class Found:
         kind = "" if self.tried else "estimated "
         cost = f"{kind}cost {self.cost_us:.3g} us{share}, {self.origin}"
         if isinstance(self.goal, ErrorLimit) and not self.met:
-            told = f"{self.goal} cannot be met: {self._why_not(self.goal)}; {self._effort}"
-            return f"{told}; {cost}" if self.tried else told
+            failed = f"{self.goal} cannot be met: {self._why_not(self.goal)}; {self._effort}"
+            return f"{failed}; {cost}" if self.tried else failed
         if self.refused is not None:
             kept = (
                 f"the rules' plan is kept: {self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"

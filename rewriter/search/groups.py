@@ -40,7 +40,7 @@ FOR_ACCURACY = RELEASABLE | free_fp32.FREE | {islands.RULE}
 """Rules whose nodes an engine may find slower in FP32 than they are worth."""
 
 ESTIMATE_OFF = 0.12
-"""What an estimated latency in that of the rules' plan was off by, for nine plans of ten (docs/plans.md)."""
+"""Error of an estimated latency relative to the rules' plan, for nine plans of ten (docs/plans.md)."""
 
 SIZES = (2, 8, 32)
 """How many of the best-ranked nodes of a kind are tried in FP32."""
@@ -67,7 +67,7 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
 
 
 def groups(trials: Trials, goal: Goal) -> Iterator[list[Group]]:
-    """What to try, in batches, each group with a plan of its own, likeliest first.
+    """Yields batches of groups to try, each group with a plan of its own, most promising first.
 
     With a budget, the groups that fill it by the estimate come first. With a tolerance the rules' FP32 nodes
     back in FP16, and BF16 for FP32, come first, as both may be faster. No other goal tries them
@@ -106,7 +106,7 @@ def _new(found: Iterable[Group], trials: Trials, seen: set[Types]) -> list[Group
 
 
 def _too_dear(group: Group, trials: Trials, goal: Goal) -> bool:
-    """Whether even a cheap engine should be slower than the goal allows."""
+    """True if even a cheap engine should be slower than the goal allows."""
     if isinstance(goal, ErrorLimit):
         return False
     share = goal.share if isinstance(goal, Budget) else 0.0

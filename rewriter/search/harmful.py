@@ -1,4 +1,4 @@
-"""Nodes that make an engine worse in FP32: they undo what the rules have for free, or break a kernel.
+"""Nodes that make an engine worse in FP32: they undo free repairs of the rules, or break a kernel.
 
 Measured on one H200 with TensorRT-RTX 1.6.1: plans of a search by emulation with FP32 sums, which had all
 norms in FP32, and masks and products of attention, erred more than the rules' plan and were slower (a Whisper

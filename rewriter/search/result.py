@@ -1,4 +1,4 @@
-"""What a search tried and found, as plain data."""
+"""Results of a search, as plain data."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class TriedPlan:
         value: Of the search's metric, the worst over outputs and samples; infinite if the plan failed.
         latency_us, spread_us: Median, and distance of the quartiles; None and 0 if it failed.
         problem: Why it failed; "" if it did not.
-        applied: Whether it is the one that was taken.
-        untried: Whether the time was up before it was measured.
+        applied: True for the plan that was chosen.
+        untried: True if the time was up before it was measured.
     """
 
     words: str
@@ -65,7 +65,7 @@ class TriedPlan:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search on an engine tried, in that order; the first is the rules' plan.
+    """Plans that a search on an engine tried, in order; the first is the rules' plan.
 
     Attributes:
         metric: Name of the measure of accuracy.

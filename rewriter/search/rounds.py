@@ -1,11 +1,10 @@
-"""The search on an engine: groups of nodes one by one, then together, then the best one refined.
+"""The search on an engine: groups of nodes one by one, then together, then the best plan refined.
 
-Some thirty plans at most, in batches. First the rules' plan, by itself: it says what a plan costs. Then every
-group alone, those first that are likeliest to gain. Errors of independent changes add in their squares and
-times add as they are, roughly; that tells which groups to combine: what makes it faster, what makes it more
-accurate for its time, and both, the best, the best two, the best three, and so on. Last, the best plan with
-one group more or less. What the time will not do for is not begun, and some of it is left for combinations.
-When it is up, the best so far is taken. What is chosen follows from what was measured and from nothing else.
+It tries some thirty plans, in batches. The rules' plan comes first: its time shows how many others fit. Then
+comes every group alone, the most promising first. Squared errors of independent changes add, and so do times,
+roughly. From these sums follow the groups to combine: those that save time, those that save error for their
+time, both, and the best two, three, and so on. Last comes the best plan with one group more or less. A plan
+that does not fit in the remaining time is not begun. The choice depends on the measurements alone.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Effect:
-    """What a group changed by itself.
+    """The effect of one group alone.
 
     Attributes:
         faster: Share of the latency that it saved; what is within the noise is 0.
@@ -52,18 +51,18 @@ def by_measurement(
     batches: Iterable[Sequence[Group]],
     goal: Goal,
     judge: Evaluator,
-    told: Progress = lambda line: None,
+    report: Progress = lambda line: None,
 ) -> Found:
-    """The best plan for `goal` of those that `judge` was asked about.
+    """Returns the best plan for `goal` of those that `judge` evaluated.
 
     Args:
         trials: Whose `plan` is the rules'; it makes the plans.
         batches: Batches of groups, likeliest first, in batches and in all; `FIRST` of them are tried. A
-            batch is asked for when the one before it was judged. If the rules' plan is too inaccurate for
+            batch is generated after the one before it was judged. If the rules' plan is too inaccurate for
             the goal, the last batch comes first: what makes plans more accurate.
-        told: Gets a line after each plan.
+        report: Gets a line after each plan.
     """
-    search = _Search(trials, judge, goal, told)
+    search = _Search(trials, judge, goal, report)
     search.batch([()])
     if not search.base.untried:
         met = goal.meets(search.base.worth.value)
@@ -86,10 +85,10 @@ def _one_by_one(search: _Search, batches: Iterable[Sequence[Group]], judge: Eval
 
 
 class _Search:
-    """What was tried so far."""
+    """The plans tried so far."""
 
-    def __init__(self, trials: Trials, judge: Evaluator, goal: Goal, told: Progress) -> None:
-        self._trials, self._judge, self._goal, self._told = trials, judge, goal, told
+    def __init__(self, trials: Trials, judge: Evaluator, goal: Goal, report: Progress) -> None:
+        self._trials, self._judge, self._goal, self._report = trials, judge, goal, report
         self.tried: list[Trial] = []
 
     @property
@@ -98,7 +97,7 @@ class _Search:
         return self.tried[0]
 
     def batch(self, rows: Sequence[tuple[Group, ...]]) -> None:
-        """Judge unions of groups, each plan once; they are kept in the order in which they were asked for."""
+        """Judges unions of groups, each plan once, and keeps them in the order of `rows`."""
         known = {one.types for one in self.tried}
         new: list[tuple[tuple[Group, ...], Plan]] = []
         for row in rows:
@@ -112,7 +111,7 @@ class _Search:
             found[place] = Trial(*new[place], worth, self._trials.metric.least)
             self.tried = [*before, *(found[at] for at in sorted(found))]
             if not worth.untried:
-                self._told(self.line())
+                self._report(self.line())
 
     def effects(self) -> list[Effect]:
         """Of the groups that work alone, in the order in which they were tried."""
@@ -181,7 +180,7 @@ def _loss(effect: Effect) -> tuple[float, float]:
 
 
 def _cost(effect: Effect) -> float:
-    """Share of the latency that a group takes, at least what cannot be told from nothing."""
+    """Share of the latency that a group costs, at least the noise."""
     return max(-effect.faster, LEAST_DIFFERENCE)
 
 
@@ -220,7 +219,7 @@ def _ranked(search: _Search, rows: Iterable[tuple[Group, ...]], goal: Goal) -> l
 
 
 def _expected(base: Trial, row: Sequence[Group], effects: dict[Group, Effect]) -> Trial:
-    """What the groups should give together: squared errors add, and times."""
+    """Estimates the groups together: squared errors add, and times."""
     known = [effects[group] for group in row if group in effects]
     faster, square = sum(e.faster for e in known), sum(e.square for e in known)
     if base.least or base.error <= 0.0:

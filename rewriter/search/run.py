@@ -93,7 +93,7 @@ class SearchOutcome:
     """The result of a search: `plan` is the rules' plan where nothing better was found.
 
     Attributes:
-        check: Whether the goal was reached; None if there was none.
+        check: Passed if the goal was reached; None if there was none.
         warnings: Sentences that the user should read.
     """
 
@@ -156,7 +156,7 @@ def _by_emulation(given: SearchInput, request: SearchRequest) -> SearchOutcome:
         plan,
         None if found is None else _check(found),
         replace(frontier(trials, request.metric), chosen=plan) if request.pareto else None,
-        warnings=(effort.told,) if effort.told else (),
+        warnings=(effort.reduced,) if effort.reduced else (),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which of the plans that were measured is the best for an goal."""
+"""Chooses the best of the measured plans for an goal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Trial:
 
     Attributes:
         groups: What it has on top of the rules' plan.
-        least: Whether more of the metric is better.
+        least: True if more of the metric is better.
     """
 
     groups: tuple[Group, ...]
@@ -58,7 +58,7 @@ class Trial:
 
     @property
     def untried(self) -> bool:
-        """Whether the time was up before it was judged."""
+        """True if the time was up before it was judged."""
         return self.worth.untried
 
     def noise(self, other: Trial) -> float:
@@ -92,7 +92,7 @@ def chosen(tried: Sequence[Trial], goal: Goal) -> Trial:
 
 
 def objective(one: Trial, base: Trial, goal: Goal) -> tuple[float, ...]:
-    """What is smallest for the best plan."""
+    """Returns a key that is smallest for the best plan."""
     if isinstance(goal, ErrorLimit):
         return _for_tolerance(one, base, goal)
     return _for_budget(one, base, goal.share) if isinstance(goal, Budget) else _for_speed(one, base)

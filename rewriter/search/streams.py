@@ -1,6 +1,6 @@
 """The residual streams of a network in FP32, which single nodes cannot be ranked for.
 
-A sum in FP32 gains little where the activation behind it rounds to FP16 again before the next sum reads it;
+A sum in FP32 gains little where its activation rounds to FP16 again before the next sum reads it;
 all sums with their activations keep a stream unrounded from one end to the other. On one H200 with
 TensorRT-RTX 1.6.1 a RT-DETR with them erred by 3.8e-3 instead of 5.5e-3, for 15 % more latency
 (docs/accuracy.md).

@@ -79,7 +79,7 @@ class Trials:
         return self.judge.latency_us(self.plan_of(candidate))
 
     def tried(self) -> list[Candidate]:
-        """What has been evaluated, in the order of the first time; of equal plans the first."""
+        """Returns the evaluated candidates in order; of equal plans the first."""
         known: dict[Types, Candidate] = {}
         for candidate, plan in self._plans.items():
             if (key := (plan.fp32, plan.bf16)) in self._values:
@@ -88,7 +88,7 @@ class Trials:
 
     @property
     def ranks_fp16_sums(self) -> bool:
-        """Whether the ranking knows what FP16 sums do."""
+        """True if the ranking has FP16 sums."""
         return (self.ranker or self.problem).accumulation == "fp16"
 
     def weights_alone(self) -> float:
@@ -134,13 +134,13 @@ class Trials:
         return taking_sums(self.problem, self.plan)
 
     def all_nodes(self) -> list[str]:
-        """The candidates, and behind them, as a last resort, the other nodes of the ranking."""
+        """Returns the useful nodes, then, as a last resort, the other nodes of the ranking."""
         first = self.useful_nodes()
         known = set(first)
         return [*first, *(key for key in self.ranking() if key not in known)]
 
     def _sums(self) -> dict[str, float]:
-        """What summing in FP16 adds to the result of each Conv: of a model too large to be ranked with it."""
+        """Returns the error that FP16 sums add to each Conv, for a model too large to rank with them."""
         known = self.problem.facts.main
         sums = {}
         for node in self.problem.model.proto.graph.node:

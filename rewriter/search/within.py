@@ -73,7 +73,7 @@ def row_within(trials: Trials, ranked: Sequence[str], limit_us: float) -> Candid
 
 
 def _unlike(trials: Trials, candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Choices that give other plans than the rules' one and those before them."""
+    """Yields candidates whose plans differ from the rules' plan and from those before them."""
     seen = {(trials.plan.fp32, trials.plan.bf16)}
     for candidate in candidates:
         plan = trials.plan_of(candidate)
@@ -96,7 +96,7 @@ def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator
 
 
 def _gains(trials: Trials, candidate: Candidate, other: Candidate) -> bool:
-    """Whether a candidate is worth its latency; of a metric that shall be large, whether it is better."""
+    """True if a candidate is worth its latency; for a metric that should be large, if it is better."""
     if trials.metric.least:
         return trials.value(candidate) > trials.value(other)
     dearer = (trials.latency_us(candidate) - trials.latency_us(other)) / trials.latency_us(Candidate())
@@ -121,7 +121,7 @@ def _longest(trials: Trials, ranked: Sequence[str], limit_us: float) -> int:
 
 
 def _filled(trials: Trials, ranked: Sequence[str], longest: int, limit_us: float) -> list[str]:
-    """The longest row, and those of the nodes behind it that fit, too, each at its price alone."""
+    """Returns the longest row and the later nodes that still fit, each at its own price."""
     chosen = list(ranked[:longest])
     left = limit_us - trials.latency_us(added(chosen))
     for key in ranked[longest:]:

@@ -19,7 +19,7 @@ from rewriter.errors import UsageError
 from rewriter.figures.statistics import DECADES, statistics
 from rewriter.figures.tolerances import Tolerance
 from rewriter.model import Array, save
-from rewriter.report.verification import bars
+from rewriter.report.verify import bars
 from rewriter.verification.judge import Known, judge
 from rewriter.verification.stage import MOST_SAMPLES
 
@@ -230,7 +230,7 @@ def test_models_that_are_not_versions_of_each_other_are_refused(
     [
         ({"builds": 0}, "cannot be 0"),
         ({"metric": "pnsr", "tolerance": 1.0}, "cannot be 'pnsr'"),
-        ({"metric": "psnr"}, "nothing says what psnr shall be"),
+        ({"metric": "psnr"}, "there is no default tolerance for psnr"),
         ({"min_shapes": {"x": (4, 4)}, "max_shapes": {"x": (2, 4)}}, "not in order"),
         ({"max_shapes": {"image": (2, 4)}}, "no input 'image'"),
         ({"max_shapes": {"x": (2, 5)}}, "2x5 does not fit input 'x', which is nx4"),

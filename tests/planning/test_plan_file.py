@@ -239,9 +239,11 @@ def test_rescaled_tensors_are_a_part_of_the_plan(tmp_path: Path) -> None:
     [
         pytest.param({"0:nobody": -3}, "nobody, which the model does not compute", id="an unknown tensor"),
         pytest.param(
-            {"0:s": -3}, "scales r by 2\\^0 and s by 2\\^-3: they go together", id="one of two that are tied"
+            {"0:s": -3},
+            "scales r by 2\\^0 and s by 2\\^-3: they must scale together",
+            id="one of two that are tied",
         ),
-        pytest.param({"0:y": -3}, "they go together", id="an output"),
+        pytest.param({"0:y": -3}, "they must scale together", id="an output"),
         pytest.param({"m": -3}, "not an exponent: 'm': -3", id="no graph"),
         pytest.param({"0:m": 0.5}, "not an exponent: '0:m': 0.5", id="no integer"),
     ],
@@ -309,7 +311,7 @@ def test_bf16_islands_and_norms_in_range_survive() -> None:
     plan = Plan("fp16", decisions=(decision,), norms_in_range=frozenset({"b", "a"}))
     assert plan_file.from_text(plan_file.to_text(plan)) == plan
     assert json.loads(plan_file.to_text(plan))["bf16"][0]["node"] == "m"
-    with pytest.raises(UsageError, match="names of tensors"):
+    with pytest.raises(UsageError, match="list of tensor names"):
         plan_file.from_text(plan_file.to_text(plan).replace('"a"', "1"))
 
 

@@ -483,7 +483,7 @@ def test_large_models_get_less_emulation_and_it_is_told(
     source = square(width)
     effort = for_tolerance(source, facts.infer(source), 4, accumulation)
     assert (effort.samples, effort.accumulation) == left
-    assert bool(effort.told) == (left != (4, accumulation))
+    assert bool(effort.reduced) == (left != (4, accumulation))
 
 
 @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ def test_a_budget_gives_up_plans_and_never_fp16_sums_of_what_it_judges(
     source = square(width)
     effort = for_budget(source, facts.infer(source), 4)
     assert (effort.samples, effort.accumulation, effort.most) == left
-    assert bool(effort.told) == (left != (4, "fp16", MOST))
+    assert bool(effort.reduced) == (left != (4, "fp16", MOST))
 
 
 def square(width: int) -> Model:

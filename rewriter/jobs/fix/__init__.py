@@ -1,8 +1,1 @@
-"""One run of `fix`."""
-
-from __future__ import annotations
-
-from rewriter.jobs.fix.options import Options
-from rewriter.jobs.fix.stages import run
-
-__all__ = ["Options", "run"]
+"""`fix`: rewrites a model for a build in reduced precision, and verifies it."""

@@ -16,8 +16,9 @@ from rewriter.engines.probe.answers import known_target
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import EngineError, UsageError
 from rewriter.figures.metrics import named
-from rewriter.jobs.fix import Options, run
+from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.stages import run
 from rewriter.model.stopwatch import Progress
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
@@ -45,7 +46,7 @@ def fix(
     Args:
         model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
         output: Where to write; None writes nothing.
-        options: Options as a whole; keywords replace single ones.
+        options: FixJob as a whole; keywords replace single ones.
         progress: Called with the stage, and with how many of how many steps of it are done.
 
     Raises:
@@ -57,7 +58,7 @@ def fix(
 
 def _job(
     model: Any, output: str | os.PathLike[str] | None, request: FixOptions, progress: Progress
-) -> Options:
+) -> FixJob:
     """The request, checked and completed from its preset and its plan."""
     passes, metric, plan, save_plan = request.passes, request.metric, request.plan, request.save_plan
     precision, io, pareto = request.precision, request.io, request.pareto
@@ -89,7 +90,7 @@ def _job(
     if request.search == "gpu" and goal is None:
         goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", request.weak_typing))
-    if weak:  # what is handed out is the original in FP32; its weights are the builder's to round
+    if weak:  # the result is FP32, and the builder rounds its weights
         fitting = (Stage.ROUNDING, Stage.ADAPTING, Stage.LOWERED)
         steps = tuple(step for step in steps if step.stage not in fitting)
     if (given or save_plan or goal or pareto or weak) and not lowers:
@@ -104,7 +105,7 @@ def _job(
         engines=TENSORRT,
     )
     known = known_target(Target.parse(chosen.choose("target", request.target)))
-    return Options(
+    return FixJob(
         source=model,
         output=output,
         request=request,
@@ -134,7 +135,7 @@ def _job(
 
 
 def _planning(given: Plan | None, save_plan: object, goal: Goal | None, pareto: bool) -> str:
-    """The option that asks for a plan."""
+    """Returns the option that needs a plan."""
     if given or save_plan:
         return "--plan" if given else "--save-plan"
     if goal is None:
@@ -151,7 +152,7 @@ def _goal(
     *,
     lowers: bool,
 ) -> ErrorLimit | Budget | None:
-    """What to search for: the user's, or the preset's if there is a plan to search for."""
+    """Returns the goal of the search: the user's, or the preset's if the pipeline needs a plan."""
     metric = metric or str(preset.choose("metric"))
     measure = named(metric)
     if tolerance is None and max_latency_cost is None:
@@ -173,7 +174,7 @@ def _goal(
 
 
 def _search_engine(search: str, seconds: float, deployed: Deployment) -> EngineName | None:
-    """The engine of `--search gpu`; None for emulation.
+    """Returns the engine of `--search gpu`; None for emulation.
 
     Raises:
         UsageError: no such search, or no time for it. EngineError: no engine runs here.

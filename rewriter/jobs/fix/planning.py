@@ -1,4 +1,4 @@
-"""The ranges of a run, its plan, and the search that starts from it."""
+"""Measures ranges, makes the plan, and runs the search that starts from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rewriter.data.ranges import Ranges, measure
 from rewriter.data.ranges.binades import measure_binades
 from rewriter.data.ranges.merged import merged_ranges
 from rewriter.emulation import reference
-from rewriter.jobs.fix.options import Options
+from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Fitted, Rewriting
 from rewriter.model import Model
@@ -32,13 +32,13 @@ from rewriter.search.run import SearchInput, SearchRequest, run
 class Planning:
     """From ranges, measured on `samples`, to a plan and the model that it is for."""
 
-    options: Options
+    job: FixJob
     record: Record
     rewriting: Rewriting
     samples: Samples
 
     def ranges(self, model: Model) -> Ranges:
-        """What its tensors hold on the samples."""
+        """Measures the ranges of every tensor on the samples."""
         with self.record.stage("ranges"):
             widened = reference(model, tensor_facts.infer(model))
             ranges = measure(
@@ -58,7 +58,7 @@ class Planning:
     def rewritten_by_ranges(
         self, model: Model, steps: Sequence[Pass], ranges: Ranges
     ) -> tuple[Model, Ranges]:
-        """The model after passes that need ranges, with its ranges: known, or measured again."""
+        """Returns the model after passes that need ranges, with its ranges: derived, or measured again."""
         first = len(self.record.passes)
         if wanted := {tensor for step in steps for tensor in step.spread_of(model, ranges)}:
             with self.record.stage("ranges"):
@@ -74,14 +74,14 @@ class Planning:
         return rewritten, merged if merged is not None else self.ranges(rewritten)
 
     def plan(self, structured: Model, ranges: Ranges) -> Plan:
-        """The user's plan, or that of the rules on measured ranges."""
-        options = self.options
+        """Returns the user's plan, or the rules' plan for the measured ranges."""
+        job = self.job
         with self.record.stage("plan"):
             facts = tensor_facts.infer(structured)
-            if options.plan is not None:
-                return fit(structured, facts, options.plan, options.plan_source)
-            plan = make_plan(structured, facts, ranges, options.wish)
-        self.record.warnings.extend((*_unmatched(options.wish, plan), *_declined(options.wish)))
+            if job.plan is not None:
+                return fit(structured, facts, job.plan, job.plan_source)
+            plan = make_plan(structured, facts, ranges, job.wish)
+        self.record.warnings.extend((*_unmatched(job.wish, plan), *_declined(job.wish)))
         return plan
 
     def fitted(self, original: Model, structured: Model, plan: Plan | None) -> tuple[Plan | None, Model]:
@@ -90,11 +90,11 @@ class Planning:
         A search compares candidates on the model fitted to the rules' plan. If it finds another plan, the
         model is fitted to that one.
         """
-        options, fitted = self.options, self.rewriting.fit(structured, plan, self.samples)
+        job, fitted = self.job, self.rewriting.fit(structured, plan, self.samples)
         if plan is not None:
             given = operators(structured)
             plan = named_by(given, self._with_activations(fitted.model, plan))
-            if options.goal is not None or options.request.pareto:
+            if job.goal is not None or job.request.pareto:
                 found = named_by(given, self._searched(original, fitted, plan))
                 if found.decisions != plan.decisions:
                     del fitted
@@ -104,55 +104,55 @@ class Planning:
         return plan, fitted.model
 
     def _with_activations(self, fitted: Model, plan: Plan) -> Plan:
-        """The plan with what is free in FP32 behind ConvTransposes; one that the user gave stays as it is."""
-        if self.options.plan is not None or not self.options.wish.epilogues:
+        """Adds activations of ConvTransposes to the plan that are free in FP32; a given plan is unchanged."""
+        if self.job.plan is not None or not self.job.wish.epilogues:
             return plan
         with self.record.stage("plan"):
-            return activations.extend_over_activations(fitted, plan, self.options.target)
+            return activations.extend_over_activations(fitted, plan, self.job.target)
 
     def _searched(self, original: Model, fitted: Fitted, plan: Plan) -> Plan:
-        """The plan that reaches the goal; one out of reach is a failed check, and told."""
-        options = self.options
+        """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
+        job = self.job
         with self.record.stage("search"):
             facts = tensor_facts.infer(fitted.model)
             request = SearchRequest(
                 self._left(fitted.model, facts, plan),
-                options.metric,
-                options.request.pareto,
-                options.search_engine,
-                options.request.search_seconds,
-                options.request.build_timeout,
-                options.accumulation,
-                options.target,
-                options.deployment,
+                job.metric,
+                job.request.pareto,
+                job.search_engine,
+                job.request.search_seconds,
+                job.request.build_timeout,
+                job.accumulation,
+                job.target,
+                job.deployment,
             )
-            adapted = partial(self.rewriting.adapted, fitted) if options.phases.adapting else None
+            adapted = partial(self.rewriting.adapted, fitted) if job.phases.adapting else None
             given = SearchInput(original, fitted.model, facts, self.samples, plan, adapted)
-            found = run(given, request, options.progress)
+            found = run(given, request, job.progress)
         self.record.search = found
         self.record.warnings.extend(found.warnings)
         return found.plan
 
     def _left(self, structured: Model, facts: Facts, plan: Plan) -> Goal | None:
         """The goal of a search, with what passes left of a budget."""
-        goal, spent = self.options.goal, self.record.spent_us()
+        goal, spent = self.job.goal, self.record.spent_us()
         if not spent or not isinstance(goal, Budget):
             return goal
-        prices = priced(structured, facts, self.options.target)
+        prices = priced(structured, facts, self.job.target)
         left = budget_left(goal.share, prices.total_us(plan), spent)
-        return replace(goal, share=left, asked=goal.share)
+        return replace(goal, share=left, requested=goal.share)
 
 
 def _declined(wish: PlanRequest) -> Iterator[str]:
-    """What the user asked for and the target was measured not to do."""
+    """Warns of requests that the target was measured not to fulfil."""
     if wish.epilogues and wish.precision == "fp16":
         yield from (*free_fp32.refusals(wish.target), *activations.refusals(wish.target))
 
 
 def _unmatched(wish: PlanRequest, plan: Plan) -> Iterator[str]:
-    """A name that keeps nothing is a typing error, or a node that is not there any more."""
-    told = {d.reason for d in plan.decisions if d.rule == "user"}
+    """Warns of names that keep no node: typing errors, or nodes that a pass removed."""
+    reasons = {d.reason for d in plan.decisions if d.rule == "user"}
     for option, names in (("--keep-fp32", wish.keep_nodes), ("--keep-fp32-op", wish.keep_ops)):
         for name in names:
-            if not any(reason.endswith(f"{option} {name}") for reason in told):
+            if not any(reason.endswith(f"{option} {name}") for reason in reasons):
                 yield f"{option} {name} names no node that computes on floats"

@@ -1,4 +1,4 @@
-"""What a run proves of its model: by ONNX Runtime, by emulation, by a build, and on the GPU."""
+"""Checks the result of `fix`: on ONNX Runtime, by emulation, by a build, and on the GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rewriter.data.inputs import Samples
 from rewriter.engines import host
 from rewriter.engines.protocol import Settings, Span
 from rewriter.errors import ArithmeticRunError
-from rewriter.jobs.fix.options import Options
+from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Array, Model, save
@@ -36,7 +36,7 @@ class Proof:
         done: The checks so far.
     """
 
-    options: Options
+    job: FixJob
     record: Record
     rewriting: Rewriting
     samples: Samples
@@ -46,15 +46,15 @@ class Proof:
     @property
     def verdict(self) -> Verdict | None:
         """None if nothing was checked, and nothing was to be."""
-        return Verdict(tuple(self.done)) if self.options.request.verify or self.done else None
+        return Verdict(tuple(self.done)) if self.job.request.verify or self.done else None
 
     @property
     def spans(self) -> dict[str, Span]:
-        """The optimisation profile: the user's, else what the data says."""
-        return {**self.samples.source.spans, **self.options.deployment.profile}
+        """The optimisation profile: the user's, and the shapes of the samples for other inputs."""
+        return {**self.samples.source.spans, **self.job.deployment.profile}
 
     def run_original(self, original: Model) -> None:
-        """Keep its outputs in `expected`."""
+        """Keeps its outputs in `expected`."""
         with self.record.stage("reference"):
             try:
                 self.expected = checks.expected_outputs(original, self._compared())
@@ -62,38 +62,38 @@ class Proof:
                 self.record.warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
 
     def check_structure(self, structured: Model) -> None:
-        """In FP32, after the passes before the plan."""
+        """Compares the model in FP32, after the passes before the plan, with the original."""
         if self.expected is None:
-            told = "not checked: ONNX Runtime cannot run the original"
-            self.done.append(Check("structure", None, told))
+            why = "not checked: ONNX Runtime cannot run the original"
+            self.done.append(Check("structure", None, why))
             return
         with self.record.stage("verify"):
             changed = self.rewriting.changed()
             self.done.append(checks.check_structure(self.expected, structured, changed, self._compared()))
 
     def check_types(self, fixed: Model, plan: Plan | None) -> None:
-        """Emulated as planned, or with TF32 where all is FP32: that is told before an engine is built."""
+        """Emulates the planned types, or TF32 where all is FP32, before an engine is built."""
         if self.expected is None:
             return
         if plan is not None:
             self.done.append(self._emulated(self.expected, fixed, plan))
-        elif self.options.wish.precision == "fp32":
+        elif self.job.wish.precision == "fp32":
             with self.record.stage("verify"):
                 self.done.append(checks.check_tf32(self.expected, fixed, self._compared()))
 
     def write_and_build(self, fixed: Model, destination: Path | None, plan: Plan | None) -> Path | None:
-        """Build the file as written; with `strict` it comes to its place only after all checks."""
-        options, written = self.options, None
-        if destination is not None and not options.request.strict:
+        """Builds the file as written; with `strict` it is written to its place only after all checks."""
+        job, written = self.job, None
+        if destination is not None and not job.request.strict:
             written = self._save(fixed, destination)
-        if options.request.verify and options.request.build:
+        if job.request.verify and job.request.build:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:
                 path = written or self._save(fixed, Path(folder) / "model.onnx")
-                with _told_if_interrupted(written):
+                with _named_if_interrupted(written):
                     self.done.extend(self._build_and_run(fixed, path, Path(folder), plan))
         if written is not None or destination is None:
             return written
-        if options.request.verify and not Verdict(tuple(self.done)).passed:
+        if job.request.verify and not Verdict(tuple(self.done)).passed:
             self.record.warnings.append(f"--strict: {destination} was not written")
             return None
         return self._save(fixed, destination)
@@ -102,20 +102,20 @@ class Proof:
         return list(islice(self.samples, VERIFIED_SAMPLES))
 
     def _emulated(self, expected: checks.Expected, fixed: Model, plan: Plan) -> Check:
-        accumulation, compared = self.options.accumulation, self._compared()
+        accumulation, compared = self.job.accumulation, self._compared()
         with self.record.stage("verify"):
             check = checks.check_emulation(expected, fixed, plan.precision, compared, accumulation)
         by_ranges = any(step.stage is Stage.RANGES for step in self.rewriting.changed())
         if check.passed is not False or by_ranges:  # what ranges changed cannot be made again without them
             return check
-        phases = self.options.phases
+        phases = self.job.phases
         again = (*phases.structural, *(step for step in phases.measuring if step.stage is not Stage.RANGES))
         with self.record.stage("explain"):
             return checks.explained(check, self.rewriting.again(again), fixed, compared, accumulation)
 
     def _build_and_run(self, fixed: Model, path: Path, folder: Path, plan: Plan | None) -> Iterator[Check]:
-        """Build once; where there is a GPU, run what was built, too."""
-        options, deployment = self.options, self.options.deployment
+        """Builds once; where there is a GPU, runs the engine, too."""
+        job, deployment = self.job, self.job.deployment
         with self.record.stage("build"):
             choice = deployment.choose()
             engine = folder / "model.engine" if choice.engine else None
@@ -124,7 +124,7 @@ class Proof:
                 path,
                 next(iter(self.samples), {}),
                 self.spans,
-                options.request.build_timeout,
+                job.request.build_timeout,
                 plan.norms_in_range if plan is not None else frozenset(),
                 plugins=deployment.plugins,
                 engine=engine,
@@ -138,7 +138,7 @@ class Proof:
         elif choice.engine is None:
             yield Check("run", None, f"not run on {host.gpu()}: {'; '.join(choice.reasons)}")
         if choice.engine and engine and engine.exists() and self.expected is not None:
-            timeout = options.request.build_timeout
+            timeout = job.request.build_timeout
             settings = Settings(choice.engine, plugins=deployment.plugins, run_timeout_s=timeout)
             with self.record.stage("run"):
                 yield run_built(fixed, path, engine, settings, self._compared(), self.expected.exact)
@@ -149,8 +149,8 @@ class Proof:
 
 
 @contextmanager
-def _told_if_interrupted(written: Path | None) -> Iterator[None]:
-    """Ctrl-C in a long build leaves the file, which has passed what came before, and says what it lacks."""
+def _named_if_interrupted(written: Path | None) -> Iterator[None]:
+    """Ctrl-C in a long build leaves the file; the message says that its verification is not complete."""
     try:
         yield
     except KeyboardInterrupt:

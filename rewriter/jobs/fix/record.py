@@ -1,4 +1,4 @@
-"""What the stages of a run tell its result."""
+"""Collects what the stages of a run contribute to its result."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Record:
     search: SearchOutcome | None = None
 
     def exponents(self) -> tuple[tuple[int, str, int], ...]:
-        """What was multiplied by a power of two so far, in the order of the changes."""
+        """Returns the tensors multiplied by a power of two so far, in the order of the changes."""
         changes = (change for result in self.passes for change in result.changes)
         return tuple(e for change in changes if isinstance(change, Rescaled) for e in change.exponents)
 
     def spent_us(self) -> float:
-        """What passes have spent of a budget of latency, as estimated."""
+        """Returns the estimated latency that passes have spent on accuracy."""
         changes = (change for result in self.passes for change in result.changes)
         return sum(change.us for change in changes if isinstance(change, Spent))

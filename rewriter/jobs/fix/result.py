@@ -1,4 +1,4 @@
-"""What `fix` hands back: plain data that the terminal, JSON and callers read alike."""
+"""The result of `fix`, as plain data for the terminal, JSON and callers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class FixResult:
         plan: Which nodes stay in FP32 and why; None when no precision pass ran.
         data: The samples that ranges and verification used; None if none were needed.
         verdict: None with `verify=False`, unless there was a goal to search for.
-        frontier: Accuracy against latency, if it was asked for.
+        frontier: Accuracy against latency, with `pareto`.
         warnings: Sentences that the user should read.
         seconds: Wall time by stage, in order.
         searched: The plans that `search="gpu"` built and ran.
-        constraints: The file of trtexec's arguments for a weakly typed build, if that was asked for.
+        constraints: The file of trtexec's arguments, with `weak_typing`.
     """
 
     model: Model
@@ -51,7 +51,7 @@ class FixResult:
 
     @property
     def verified(self) -> bool | None:
-        """Whether the checks passed; None if nothing was checked but that a search reached its goal."""
+        """True if the checks passed; None if nothing was checked except that a search reached its goal."""
         if self.verdict is None:
             return None
         reached = self.verdict.passed and all(check.name in GOALS for check in self.verdict.checks)

@@ -9,7 +9,7 @@ from itertools import count
 from rewriter.base import Calibration, Context, Kept, Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
-from rewriter.jobs.fix.options import Options
+from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.model import Model, load
 from rewriter.patterns.split_parts import RULE as SPLIT_RULE
@@ -38,7 +38,7 @@ class Fitted:
 class Rewriting:
     """Runs passes over models and adds what they did to `record`."""
 
-    options: Options
+    job: FixJob
     record: Record
 
     def rewrite(
@@ -51,8 +51,8 @@ class Rewriting:
 
     def fit(self, model: Model, plan: Plan | None, samples: Samples) -> Fitted:
         """Fits weights and operators to a plan. The caller records the passes of the result that it uses."""
-        phases = self.options.phases
-        calibration = Calibration(samples, samples.source.real, self.options.request.seed)
+        phases = self.job.phases
+        calibration = Calibration(samples, samples.source.real, self.job.request.seed)
         rounded, rounding = self._driven(model, phases.rounding, self._context(plan, given=calibration))
         ran = len(rounding)
         adapted, adapting = self._driven(rounded, phases.adapting, self._context(plan), ran)
@@ -60,28 +60,28 @@ class Rewriting:
 
     def adapted(self, fitted: Fitted, plan: Plan) -> Model:
         """Returns the model with the operators that the passes choose by another plan."""
-        return Driver.run_unchecked(fitted.rounded, self.options.phases.adapting, self._context(plan))
+        return Driver.run_unchecked(fitted.rounded, self.job.phases.adapting, self._context(plan))
 
     def again(self, steps: Sequence[Pass]) -> Model:
         """Returns the model after some passes, loaded again to save memory; nothing is recorded."""
-        return Driver().run(load(self.options.source), steps, self._context())[0]
+        return Driver().run(load(self.job.source), steps, self._context())[0]
 
     def changed(self) -> list[Pass]:
         """Returns the passes before the plan that changed something."""
-        phases = self.options.phases
+        phases = self.job.phases
         before = (*phases.structural, *phases.measuring)
         return [step for step, did in zip(before, self.record.passes, strict=False) if did.changes]
 
     def _context(
         self, plan: Plan | None = None, ranges: Ranges | None = None, given: Calibration | None = None
     ) -> Context:
-        options = self.options
-        return Context(options.opset, options.target, plan, ranges, self._kept(), given, self._budget())
+        job = self.job
+        return Context(job.opset, job.target, plan, ranges, self._kept(), given, self._budget())
 
     def _driven(
         self, model: Model, steps: Sequence[Pass], context: Context, ran: int = 0
     ) -> tuple[Model, list[PassResult]]:
-        record, total = self.record, len(self.options.steps)
+        record, total = self.record, len(self.job.steps)
         places = count(len(record.passes) + ran)
         driver = Driver(lambda step: record.stage.progress(f"pass {step.name}", next(places), total))
         with record.stage("passes"):
@@ -92,12 +92,12 @@ class Rewriting:
 
         It is 0 where the goal is an error. A given plan decides by itself: its nodes have to be there again.
         """
-        goal, plan = self.options.goal, self.options.plan
+        goal, plan = self.job.goal, self.job.plan
         if plan is not None:
             return None if any(d.rule == SPLIT_RULE for d in plan.decisions) else 0.0
         return goal.share if isinstance(goal, Budget) else None if goal is None else 0.0
 
     def _kept(self) -> Kept:
-        """Returns what the user keeps in FP32, by the options or in the plan that excludes them."""
-        wish, plan = self.options.wish, self.options.plan
+        """Returns what the user keeps in FP32, by the job or in the plan that excludes them."""
+        wish, plan = self.job.wish, self.job.plan
         return Kept(wish.keep_nodes, wish.keep_ops) if plan is None else kept_by_user(plan)

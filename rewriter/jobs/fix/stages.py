@@ -1,4 +1,4 @@
-"""The stages of a run in order, from the file to the verdict, with what each hands to the next."""
+"""The stages of `fix` in order, from the file to the verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
 from rewriter.data.ranges import Ranges
-from rewriter.jobs.fix.options import Options
+from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.phases import Phases
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import Proof
@@ -24,41 +24,40 @@ from rewriter.plan import Plan
 from rewriter.planning import plan_file, weak_typing
 
 
-def run(options: Options) -> FixResult:
+def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
-    destination, record = options.destination(), Record(Stopwatch(options.progress))
-    options, original, samples = _loaded(options, record)
-    rewriting = Rewriting(options, record)
-    planning = Planning(options, record, rewriting, samples)
-    proof = Proof(options, record, rewriting, samples)
-    if options.request.verify:
+    destination, phases, record = job.destination(), job.phases, Record(Stopwatch(job.progress))
+    job, original, samples = _loaded(job, record)
+    rewriting = Rewriting(job, record)
+    planning = Planning(job, record, rewriting, samples)
+    proof = Proof(job, record, rewriting, samples)
+    if job.request.verify:
         proof.run_original(original)
-    phases = options.phases
     structured, ranges = _structured(rewriting.rewrite(original, phases.structural), phases, planning)
-    if options.request.verify:
+    if job.request.verify:
         proof.check_structure(structured)
     plan = planning.plan(structured, ranges) if phases.lowering else None
     plan, structured = planning.fitted(original, structured, plan)
-    if plan is not None and options.plan is None:
+    if plan is not None and job.plan is None:
         plan = replace(plan, exponents=record.exponents())
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
-    if plan is not None and options.request.save_plan is not None:
-        plan_file.write(plan, Path(options.request.save_plan))
-    given = weak_typing.named(structured) if options.weak_typing else fixed
-    del original, structured  # their FP32 weights are as large as all that is still to come
+    if plan is not None and job.request.save_plan is not None:
+        plan_file.write(plan, Path(job.request.save_plan))
+    given = weak_typing.named(structured) if job.weak_typing else fixed
+    del original, structured  # their FP32 weights take as much memory as the rest of the run
     search = record.search
     if search is not None and search.check is not None:
         proof.done.append(search.check)
     proof.check_types(fixed, plan)
     written = proof.write_and_build(given, destination, plan)
     constraints = None
-    if options.weak_typing and written is not None and plan is not None:
+    if job.weak_typing and written is not None and plan is not None:
         constraints = _write_constraints(given, plan, written, record)
     return FixResult(
         given,
         written,
-        pipeline.render(options.steps),
-        options.target,
+        pipeline.render(job.steps),
+        job.target,
         record.passes,
         plan,
         replace(samples.source, spans=proof.spans),
@@ -72,9 +71,9 @@ def run(options: Options) -> FixResult:
 
 
 def _structured(model: Model, phases: Phases, planning: Planning) -> tuple[Model, Ranges]:
-    """The model that a plan is made for, and its ranges if it is."""
-    given = planning.options.plan
-    if given is not None:  # it says what the measuring passes found
+    """Returns the model that a plan is made for, and its ranges unless the plan is given."""
+    given = planning.job.plan
+    if given is not None:  # it holds the results of the measuring passes
         found = planning.rewriting.rewrite(model, phases.measuring, given) if phases.measuring else model
         return found, Ranges()
     ranges = planning.ranges(model) if phases.measuring or phases.lowering else Ranges()
@@ -83,29 +82,27 @@ def _structured(model: Model, phases: Phases, planning: Planning) -> tuple[Model
     )
 
 
-def _loaded(options: Options, record: Record) -> tuple[Options, Model, Samples]:
+def _loaded(job: FixJob, record: Record) -> tuple[FixJob, Model, Samples]:
     """The model and its samples; a default opset becomes the one that the model needs."""
     with record.stage("load"):
-        original = load(options.source)
-        samples = _samples(original, options, record)
-        if options.free_opset:
-            wanted = (step.opset_for(original, options.target) for step in options.steps)
-            options = replace(options, opset=max(options.opset, *wanted))
-    return options, original, samples
+        original = load(job.source)
+        samples = _samples(original, job, record)
+        if job.free_opset:
+            wanted = (step.opset_for(original, job.target) for step in job.steps)
+            job = replace(job, opset=max(job.opset, *wanted))
+    return job, original, samples
 
 
-def _samples(original: Model, options: Options, record: Record) -> Samples:
+def _samples(original: Model, job: FixJob, record: Record) -> Samples:
     samples = load_samples(
-        options.request.inputs,
+        job.request.inputs,
         original,
-        input_shapes=options.request.input_shapes,
-        seed=options.request.seed,
-        deployment=options.deployment,
+        input_shapes=job.request.input_shapes,
+        seed=job.request.seed,
+        deployment=job.deployment,
     )
     record.warnings.extend(data_warnings(original, samples))
-    uses_data = options.request.verify or any(
-        step.stage in (Stage.RANGES, Stage.LOWERING) for step in options.steps
-    )
+    uses_data = job.request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in job.steps)
     if not samples.source.real and uses_data:
         record.warnings.append(samples.source.text)
     return samples

@@ -1,4 +1,4 @@
-"""What a run of `fix` is asked for, checked and complete."""
+"""A run of `fix`: its options, checked and complete."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rewriter.search.goal import Goal
 
 
 @dataclass(frozen=True)
-class Options:
+class FixJob:
     """A request to `fix`, with the values that its preset, its plan and this machine decide.
 
-    `free_opset`: whether `opset` is a default, which a model's norms may raise.
+    `free_opset` is True if `opset` is a default, which a pass may raise (`Pass.opset_for`).
     """
 
     source: Any
@@ -52,7 +52,7 @@ class Options:
         return Phases.of(self.steps)
 
     def destination(self) -> Path | None:
-        """Where the model is to be written; None: nowhere.
+        """Returns the path to write the model to; None: it is not written.
 
         Raises:
             UsageError: it cannot be written there, or the input is there.

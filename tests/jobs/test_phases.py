@@ -1,0 +1,58 @@
+"""The phases of a run: passes by their stage, in an order that is checked before the model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+import rewriter
+from rewriter.errors import UsageError
+from rewriter.jobs.fix.phases import Phases
+from rewriter.pipeline.presets import PRESETS
+from rewriter.pipeline.text import parse
+
+
+def names(pipeline: str) -> list[list[str]]:
+    phases = Phases.of(parse(pipeline))
+    parts = (phases.structural, phases.measuring, phases.rounding, phases.adapting, phases.lowering)
+    return [[step.name for step in part] for part in parts]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_in_order(preset: str) -> None:
+    assert sum(map(len, names(PRESETS[preset].pipeline))) == len(parse(PRESETS[preset].pipeline))
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "parts"),
+    [
+        ("clean-casts,simplify", [["clean-casts", "simplify"], [], [], [], []]),
+        (
+            "simplify,rescale,clean-casts,compensate-rounding,transpose-convs,mixed-precision,split-images",
+            [
+                ["simplify"],
+                ["rescale", "clean-casts"],
+                ["compensate-rounding"],
+                ["transpose-convs"],
+                ["mixed-precision", "split-images"],
+            ],
+        ),
+        ("transpose-convs,mixed-precision", [[], [], [], ["transpose-convs"], ["mixed-precision"]]),
+        ("simplify,split-images", [["simplify"], [], [], ["split-images"], []]),
+    ],
+)
+def test_a_pipeline_is_split_by_stages(pipeline: str, parts: list[list[str]]) -> None:
+    assert names(pipeline) == parts
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "first", "then"),
+    [
+        ("mixed-precision,rescale", "mixed-precision", "rescale"),
+        ("transpose-convs,compensate-rounding", "transpose-convs", "compensate-rounding"),
+        ("split-images,mixed-precision", "split-images", "mixed-precision"),
+        ("merge-projections,rescale", "merge-projections", "rescale"),
+    ],
+)
+def test_a_pass_before_one_that_it_follows_is_refused(pipeline: str, first: str, then: str) -> None:
+    with pytest.raises(UsageError, match=f"{first} has to follow {then}"):
+        rewriter.fix("no such file.onnx", passes=pipeline)
