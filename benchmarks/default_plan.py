@@ -40,7 +40,7 @@ from rewriter.hazards.kinds import KINDS
 from rewriter.model import Array, Model, facts, load
 from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
-from rewriter.planning.epilogues import FREE
+from rewriter.planning.free_fp32 import FREE
 from rewriter.planning.planner import extend_plan, node_key, surveys
 from rewriter.verification import checks
 

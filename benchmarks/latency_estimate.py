@@ -31,9 +31,9 @@ from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.pipeline.presets import DEFAULT_OPSETS, DEFAULT_PRESET, PRESETS
 from rewriter.plan import Plan
 from rewriter.planning import plan_file
-from rewriter.planning.costs.kernels import LOW_US, MORE_US
+from rewriter.planning.costs.estimate import all_terms, priced
+from rewriter.planning.costs.node_times import LOW_US, MORE_US
 from rewriter.planning.costs.prices import Prices
-from rewriter.planning.costs.pricing import all_terms, priced
 
 ENGINES = Path(__file__).with_name("side_by_side.json")
 TARGET = Target.parse("tensorrt-rtx")

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from rewriter.model import Model, facts
 from rewriter.plan import Plan, Range
-from rewriter.planning.planner import Wish, make_plan
+from rewriter.planning.planner import PlanRequest, make_plan
 
 SMALL = Range(-1.0, 1.0, 0.5, True)
 
 
 def planned(
-    source: Model, wish: Wish | None = None, ranges: Mapping[tuple[int, str], Range] | None = None
+    source: Model, wish: PlanRequest | None = None, ranges: Mapping[tuple[int, str], Range] | None = None
 ) -> Plan:
     """The plan if every tensor lies within [-1, 1], but for those in `ranges`."""
     known = facts.infer(source)
     measured = {(scope, name): SMALL for scope, names in enumerate(known.scopes) for name in names}
-    return make_plan(source, known, {**measured, **(ranges or {})}, wish or Wish())
+    return make_plan(source, known, {**measured, **(ranges or {})}, wish or PlanRequest())
 
 
 def kept(plan: Plan) -> dict[str, str]:

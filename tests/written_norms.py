@@ -245,7 +245,7 @@ BLOCKED = [
     pytest.param(
         f"{VARIANCE} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) {AFFINE}",
         "float[2,4,8] y",
-        "its epsilon stands outside the root",
+        "its epsilon is outside the root",
         id="epsilon outside the root",
     ),
     pytest.param(

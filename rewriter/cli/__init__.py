@@ -45,8 +45,8 @@ app.add_typer(
 app.add_typer(hook.app, name="hook", rich_help_panel=AROUND, help="Hooks of pre-commit: `hook install`")
 
 GARBAGE_THRESHOLD = 20_000
-"""A graph of 20,000 nodes is some 10^5 Python objects that live on: looking for cycles among them after
-every 700 new ones, as Python does, took a tenth of the time (18.3 s instead of 19.9 s)."""
+"""Objects made between two searches for cycles; Python's own 700 cost 8 % of the time of a graph of 20,000
+nodes (19.9 s instead of 18.3 s), whose 10^5 objects all live on."""
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def compare_inputs(
     with exit_codes():
         from rewriter.jobs.compare_inputs import compare_inputs as job
         from rewriter.model import write_json
-        from rewriter.report import parity as report
+        from rewriter.report import compare_inputs as report
         from rewriter.report.progress import progress
         from rewriter.report.terminal import console
 

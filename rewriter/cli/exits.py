@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and what it says on stderr.
+"""Ends a command: its exit code, and its message on stderr.
 
 Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
 something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written;
@@ -23,14 +23,13 @@ FAILED, BAD_INPUT, DEFECT, INTERRUPTED = 1, 2, 70, 130
 
 @contextmanager
 def exit_codes() -> Iterator[None]:
-    """Errors of ours go to stderr as they read; anything else is a defect and shows its traceback."""
+    """Prints errors of ours to stderr as they read; anything else is a defect and shows its traceback."""
     try:
         yield
     except RewriterError as error:
         _stop(f"error: {error}", BAD_INPUT)
     except KeyboardInterrupt as interrupt:
-        told = f": {interrupt}" if str(interrupt) else ""
-        _stop(f"interrupted{told}", INTERRUPTED)
+        _stop(f"interrupted: {interrupt}" if str(interrupt) else "interrupted", INTERRUPTED)
     except (typer.Exit, typer.Abort):
         raise
     except Exception:
@@ -45,7 +44,7 @@ def _stop(message: str, code: int) -> NoReturn:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """`| head` may have read enough: no error, and the exit code still tells the verdict."""
+    """Ignores a closed pipe: `| head` may have read enough, and the exit code still gives the verdict."""
     try:
         yield
         sys.stdout.flush()

@@ -59,11 +59,12 @@ def fix(
 
 def _show(result: FixResult, report: Path | None, pareto: Path | None, *, verbosity: int) -> None:
     from rewriter.model import write_json
-    from rewriter.report import frontier, json, terminal
+    from rewriter.report import fix as report_fix
+    from rewriter.report import frontier, terminal
 
     if pareto is not None and result.frontier is not None:
         frontier.write(result.frontier, pareto)
     if report is not None:
-        write_json(json.as_dict(result), report)
+        write_json(report_fix.as_dict(result), report)
     with reader_may_leave():
-        terminal.print_result(result, terminal.console(), verbosity=verbosity)
+        report_fix.print_result(result, terminal.console(), verbosity=verbosity)

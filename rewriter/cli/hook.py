@@ -14,7 +14,7 @@ from rewriter.cli.plain import Command, Group
 from rewriter.pipeline.options import FixCommand, ScanCommand
 
 if TYPE_CHECKING:
-    from rewriter.hooks.precommit import Outcome
+    from rewriter.hooks.precommit import FileOutcome
 
 app = typer.Typer(
     cls=Group, help="For training repositories: install the pre-commit hooks, and what they run."
@@ -83,7 +83,7 @@ def fix(
     _run((fix_file(model, **given, build=build or None) for model in models), verbose=verbose)
 
 
-def _run(outcomes: Iterator[Outcome], *, verbose: bool) -> None:
+def _run(outcomes: Iterator[FileOutcome], *, verbose: bool) -> None:
     passed = readable = True
     with exit_codes():
         with reader_may_leave():
@@ -96,7 +96,7 @@ def _run(outcomes: Iterator[Outcome], *, verbose: bool) -> None:
             raise typer.Exit(FAILED)
 
 
-def _show(outcome: Outcome, *, verbose: bool) -> None:
+def _show(outcome: FileOutcome, *, verbose: bool) -> None:
     """The line of a file; all findings of one that does not pass."""
     from rewriter.jobs.findings import ScanResult
     from rewriter.report import scan as scan_report

@@ -29,7 +29,7 @@ def _show_pass(
         str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=completion.passes)
     ],
 ) -> None:
-    """Why a pass exists, its options, an example before and after, and what it declines."""
+    """Show why a pass exists, its options, an example before and after, and what it declines."""
     with exit_codes(), reader_may_leave():
         from rewriter.pipeline.catalogue.passes import page
         from rewriter.pipeline.registry import find

@@ -1,4 +1,4 @@
-"""Commands whose help says of a switch that it takes nothing."""
+"""Commands whose help shows no value for a switch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ COMPLETION = {
     "install_completion": "Complete names on TAB in this shell",
     "show_completion": "Print what that would install",
 }
-"""Typer's own texts of these options take five lines of a screen."""
+"""Shorter than Typer's own texts, which need five lines."""
 
 
 def _plain(params: list[Any]) -> list[Any]:
-    """Options as they shall be shown: `--help`, which Typer makes itself, would take a `<bool>`."""
+    """Options as they are shown: Typer would show `<bool>` after `--help`, which it makes itself."""
     for param in params:
         if not isinstance(param, TyperOption):
             continue
@@ -24,7 +24,7 @@ def _plain(params: list[Any]) -> list[Any]:
             param.metavar = FLAG
         if param.name in COMPLETION:
             param.help = COMPLETION[param.name]
-            param.hidden = param.name == "show_completion"  # for those who know that it is there
+            param.hidden = param.name == "show_completion"  # seldom needed: it still works
     return params
 
 
@@ -32,13 +32,13 @@ class Command(TyperCommand):
     """One command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Of the command, `--help` among them."""
+        """The parameters of the command, `--help` among them."""
         return _plain(super().get_params(ctx))
 
 
 class Group(TyperGroup):
-    """A command with commands of its own."""
+    """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """As for a command, completion among them."""
+        """The parameters of the group, completion among them."""
         return _plain(super().get_params(ctx))

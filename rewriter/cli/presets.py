@@ -29,7 +29,7 @@ def _show_preset(
         str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=completion.presets)
     ],
 ) -> None:
-    """What a preset stands for: its pipeline, its defaults, and when to use it."""
+    """Show the pipeline of a preset, its defaults, and when to use it."""
     with exit_codes(), reader_may_leave():
         from rewriter.pipeline.catalogue.presets import page
         from rewriter.pipeline.presets import preset_named

@@ -61,7 +61,7 @@ def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
 def _show(result: VerifyResult, json: Path | None, *, verbosity: int) -> None:
     from rewriter.model import write_json
     from rewriter.report import terminal
-    from rewriter.report import verification as report
+    from rewriter.report import verify as report
 
     if json is not None:
         write_json(report.as_dict(result), json)

@@ -1,8 +1,8 @@
-"""FP32 models that stand in for others: the reference, and the emulation of a reduced-precision one.
+"""FP32 models that stand in for others: the reference, and the emulation of reduced precision.
 
-ONNX Runtime's CPU kernels hide FP16 overflow (they compute in FP32 and round once per fused
-kernel), so an FP16 model is never run on it. Instead every tensor is FP32, and where the model
-says FP16 or BF16 a pair of Casts rounds it, with the overflow and the subnormals of that type.
+ONNX Runtime's CPU kernels hide FP16 overflow: they compute in FP32 and round once per fused kernel. So an
+FP16 model never runs on it. Instead every tensor is FP32, and a pair of Casts rounds each tensor that the
+model has in FP16 or BF16, with the overflow and the subnormal numbers of that type.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Literal
 
 from onnx import TensorProto
 
-from rewriter.emulation.accumulate import FIRST_OPSET, accumulate_in_fp16
-from rewriter.emulation.epilogues import find_epilogues
+from rewriter.emulation.accumulate import accumulate_in_fp16
+from rewriter.emulation.local_functions import FIRST_OPSET
+from rewriter.emulation.product_sums import find_product_sums
 from rewriter.emulation.tf32 import round_to_tf32
 from rewriter.graph.casts import TypeRequest, retype
 from rewriter.model import Model
@@ -32,9 +33,9 @@ def reference(model: Model, facts: Facts) -> Model:
 
 
 def rounded(model: Model, facts: Facts) -> Model:
-    """`reference`, with a round to its own type after every tensor that `model` keeps in FP16 or BF16.
+    """`reference`, with every tensor rounded that `model` has in FP16 or BF16.
 
-    That is what the file says, whatever kernels make of it: what a rewrite of its structure must keep.
+    That is the model as its file states it, whatever kernels compute: a structural rewrite must keep it.
     """
     return retype(model, facts, _all_fp32(model, rounding=True))
 
@@ -42,15 +43,17 @@ def rounded(model: Model, facts: Facts) -> Model:
 def emulation(
     model: Model, facts: Facts, accumulation: Accumulation = "fp32", *, tf32: bool = False
 ) -> Model:
-    """`rounded`, but for what TensorRT's kernels are known to do otherwise.
+    """`rounded`, with the arithmetic of TensorRT's kernels where that is known to differ.
 
-    Operators compute in FP32 inside and round once, which is what TensorRT was measured to do for
-    normalisations and reductions. A MatMul, Gemm or Conv of FP16 tensors was measured to accumulate in
-    FP16: `accumulation="fp16"` does that, too, and takes several times as long. Those of FP32 tensors are
-    TF32 on Tensor Cores: `tf32` rounds their operands so. What sums in FP32 and is not rounded because of the
-    FP32 operator behind it is what `epilogues` says.
+    Operators compute in FP32 inside and round once, as TensorRT was measured to do for normalisations and
+    reductions. Products with an FP32 epilogue sum in FP32 and are not rounded (`product_sums`).
+
+    Args:
+        accumulation: "fp16" makes MatMul, Gemm and Conv of FP16 tensors accumulate in FP16, as was measured.
+            It costs several times the run time.
+        tf32: Round the operands of products of FP32 tensors to TF32, as Tensor Cores do.
     """
-    found = find_epilogues(model, facts)
+    found = find_product_sums(model, facts)
     emulated = retype(model, facts, replace(_all_fp32(model, rounding=True), exact=found.exact))
     if tf32:
         round_to_tf32(emulated, model, facts)
@@ -60,7 +63,7 @@ def emulation(
 
 
 def sums(model: Model, accumulation: Accumulation) -> str:
-    """What `emulation` sums FP16 products in, for people: FP16 sums need operators of opset 13."""
+    """The type in which `emulation` sums FP16 products, as a text: FP16 sums need opset 13."""
     if accumulation == "fp32" or model.opset >= FIRST_OPSET:
         return accumulation.upper()
     return f"FP32, as FP16 sums are emulated from opset {FIRST_OPSET} on and the model has {model.opset}"

@@ -1,35 +1,28 @@
-"""FP16 accumulators in an emulation: MatMul, Gemm and Conv summed in chunks, each partial sum rounded.
+"""FP16 accumulators in an emulation: MatMul, Gemm and Conv sum in chunks, and each partial sum is rounded.
 
-A ConvTranspose sums in FP32, but rounds before it adds its bias, unless `epilogues` says that it does not.
-
-A Tensor Core instruction multiplies FP16 matrices with an inner dimension of 16 (PTX ISA, mma.m16n8k16):
-it adds 16 products to the accumulator and rounds that to FP16. Here such a node becomes a call of a local
-function that does the same in a Loop, so partial sums beyond 65504 overflow as they do there.
-
-The fit: for random operands, n roundings of a growing sum give a relative error of u * sqrt(n / 2) with
-u = 2.1e-4, the error of one rounding to FP16. Measured on one H200 (TensorRT-RTX 1.6.1) were 1.05e-3 at
-K = 768, 2.05e-3 at 3072 and 2.36e-3 at 4096, so that K / n is 15.4, 16.1 and 16.2. Attention's second product
-has chunks of 32: `epilogues` has the figures.
+A Tensor Core adds 16 products to the accumulator and rounds it to FP16. Here such a node becomes a call of a
+local function that does the same in a Loop, so partial sums beyond 65504 overflow, too. A ConvTranspose sums
+in FP32, but rounds before it adds its bias (docs/accuracy.md#emulated-sums).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx.parser
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.emulation.epilogues import Epilogues
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
+from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired
+from rewriter.emulation.product_sums import ProductSums
 from rewriter.graph import attribute
 from rewriter.graph.ops import TENSOR_CORE
-from rewriter.model import Model, walk_graphs
-from rewriter.model.facts import Facts, Shape
+from rewriter.model import Model
+from rewriter.model.facts import Facts, Shape, TensorFacts
+from rewriter.model.graphs import refill
 
 ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""
@@ -39,10 +32,8 @@ ACCUMULATING = TENSOR_CORE - {"ConvTranspose"}
 DOMAIN = "rewriter.fp16_accumulators"
 
 FUSED_CHUNK = 32
-"""Products that attention's second product sums before rounding: a fit, as the head of this file has it."""
+"""Products that attention's second product sums before it rounds (docs/accuracy.md#emulated-sums)."""
 
-FIRST_OPSET, _LEAST_IR = 13, 8
-"""Operators as they are used here; local functions."""
 
 _SUM = f"""
     on = Identity (go)
@@ -104,43 +95,33 @@ _CONV = f"""
 
 
 def sum_error(depth: int) -> float:
-    """Relative L2 error of a sum of `depth` products in FP16: the fit at the head of this file."""
+    """Relative L2 error of an FP16 sum of `depth` random products (docs/accuracy.md#emulated-sums)."""
     return ONE_ROUNDING * math.sqrt(depth / CHUNK / 2)
 
 
-def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Epilogues | None = None) -> None:
-    """Give the MatMul, Gemm and Conv nodes of an emulation FP16 accumulators where `given` is FP16.
+def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: ProductSums | None = None) -> None:
+    """Give the FP16 MatMul, Gemm and Conv nodes of an emulation FP16 accumulators.
 
-    ConvTransposes of `found.twice` get a rounding before their bias, if they have one.
-
-    FP32 accumulators stay in the products that `found` has as summed, in BF16, in operator sets below 13,
-    and in a Conv whose kernel size is unknown or which pads by `auto_pad`. The chunks of a grouped Conv
-    hold all channels of a group.
+    ConvTransposes in `found.twice` are rounded before their bias. The accumulators stay FP32 in products of
+    `found.summed`, in BF16, below opset 13, and in a Conv with an unknown kernel size or with `auto_pad`.
+    The chunks of a grouped Conv hold all channels of a group.
 
     Args:
-        emulated: What `retype` made of `given` with rounding; changed in place. It has the same nodes
-            of these operators in the same order.
+        emulated: The result of `retype` on `given` with rounding, which has the same nodes of these
+            operators in the same order; changed in place.
         facts: Of `given`.
-        found: How products sum: `rewriter.emulation.epilogues`; None: all alike.
+        found: How each product sums; None: all alike.
     """
     if emulated.opset < FIRST_OPSET:
         return
-    pairs = zip(walk_graphs(given.proto.graph), walk_graphs(emulated.proto.graph), strict=True)
     used = False
-    for scope, (source, target) in reversed(list(enumerate(pairs))):  # inner graphs before their owners
-        chosen = _chosen(source, target, facts, scope, found or Epilogues())
+    for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
+        chosen = _chosen(pairs, facts.main | facts.scopes[scope], scope, found or ProductSums())
         if chosen:
             used = True
-            _Writer().rewrite(target, chosen)
+            _Writer().rewrite(graph, chosen)
     if used:
-        _declare(emulated.proto, emulated.opset)
-
-
-def _declare(proto: onnx.ModelProto, opset: int) -> None:
-    proto.ir_version = max(proto.ir_version, _LEAST_IR)
-    proto.opset_import.add(domain=DOMAIN, version=1)
-    for text in (_MATMUL, _CONV):
-        proto.functions.append(onnx.parser.parse_function(text.replace("OPSET", str(opset))))
+        declare(emulated, DOMAIN, _MATMUL, _CONV)
 
 
 @dataclass(frozen=True)
@@ -152,23 +133,20 @@ class _Choice:
 
 
 def _chosen(
-    source: GraphProto, target: GraphProto, facts: Facts, scope: int, epilogues: Epilogues
+    pairs: Iterable[tuple[NodeProto, int]], known: Mapping[str, TensorFacts], scope: int, sums: ProductSums
 ) -> dict[int, _Choice]:
-    """The nodes of `target`, by position, that shall accumulate in FP16."""
-    known = facts.main | facts.scopes[scope]
-    originals = [n for n in source.node if n.op_type in TENSOR_CORE]
-    copies = [i for i, n in enumerate(target.node) if n.op_type in TENSOR_CORE]
+    """The nodes of an emulated graph that accumulate in FP16, by position."""
     found = {}
-    for node, position in zip(originals, copies, strict=True):
+    for node, position in pairs:
         result = known.get(node.output[0])
         low = result is not None and result.dtype == TensorProto.FLOAT16
         key = scope, node.output[0]
         shapes = tuple(known[n].shape if n in known else None for n in node.input)
         if node.op_type == "ConvTranspose":
-            if low and key in epilogues.twice and any(node.input[2:]) and shapes[1] is not None:
+            if low and key in sums.twice and any(node.input[2:]) and shapes[1] is not None:
                 found[position] = _Choice(shapes)
-        elif low and key not in epilogues.summed and _can_split(node, shapes):
-            found[position] = _Choice(shapes, FUSED_CHUNK if key in epilogues.fused else CHUNK)
+        elif low and key not in sums.summed and _can_split(node, shapes):
+            found[position] = _Choice(shapes, FUSED_CHUNK if key in sums.fused else CHUNK)
     return found
 
 
@@ -182,7 +160,7 @@ def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
 
 @dataclass
 class _Writer:
-    """Writes one graph anew."""
+    """Rewrites the chosen nodes of one graph."""
 
     nodes: list[NodeProto] = field(default_factory=list)
 
@@ -198,9 +176,7 @@ class _Writer:
                 split[node.op_type](node, chosen[index])
             else:
                 self.nodes.append(node)
-        nodes = [NodeProto.FromString(n.SerializeToString()) for n in self.nodes]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, self.nodes)
 
     def _matmul(self, node: NodeProto, choice: _Choice) -> None:
         self._call("MatMul", node.input, node.output[0], chunk=choice.chunk)

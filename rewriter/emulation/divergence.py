@@ -1,8 +1,8 @@
-"""Where a reduced-precision model leaves the original: the error that every node adds, in one run.
+"""The error that every node of a reduced-precision model adds, in one run.
 
-One session holds three computations side by side: the original in FP32; the emulated model; and each
-node of the emulated model on its own, fed with what the original computed. Their distances are reduced
-inside the graph, right after the tensors exist, so memory is a small multiple of the largest activation.
+One session holds three computations side by side: the original in FP32, the emulated model, and each node of
+the emulated model on its own, with the original's values as operands. The graph reduces their distances as
+soon as the tensors exist, so memory is a small multiple of the largest activation.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rewriter.model import facts as tensor_facts
 
 @dataclass(frozen=True)
 class NodeError:
-    """What one node does to its result; errors are relative L2, infinite where NaN or infinity appeared.
+    """The errors of one node's result: relative L2, infinite where NaN or infinity appeared.
 
     Attributes:
         node, op, key: The node of the original, with its key in a plan. `op` is Cast for the rounding
             of an FP32 result that FP16 nodes read, and Input for that of an input of the model.
         tensor: Its output.
-        added: Error of the node alone, on the original's exact values: its weights, its arithmetic, and
+        added: Error of the node alone on the original's exact values: from its weights, its arithmetic and
             the rounding of its result.
-        total: Error of the tensor in the emulated model, which all nodes before it share in.
+        total: Error of the tensor in the emulated model, with the errors of all nodes before it.
     """
 
     node: str
@@ -43,7 +43,7 @@ class NodeError:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The errors of all float tensors of the main graph, in the order in which they are computed."""
+    """The errors of all float tensors of the main graph, in the order of computation."""
 
     nodes: tuple[NodeError, ...]
 
@@ -52,7 +52,7 @@ class Divergence:
         return next((n for n in self.nodes if not n.total <= tolerance), None)
 
     def worst(self, count: int) -> tuple[NodeError, ...]:
-        """The nodes that add most, largest first; equal ones in the model's order."""
+        """The nodes that add the largest errors, largest first; equal ones in the model's order."""
         return tuple(sorted(self.nodes, key=lambda n: -n.added)[:count])
 
 
@@ -64,7 +64,7 @@ def diverge(
     exponents: Mapping[str, int] = UNSCALED,
     until: float = math.inf,
 ) -> Divergence:
-    """Compare `fixed` with `original`, tensor by tensor, over all samples together.
+    """Compares `fixed` with `original`, tensor by tensor, over all samples together.
 
     Args:
         original: The model before `mixed-precision`, with inputs of the samples' types.
@@ -75,7 +75,7 @@ def diverge(
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run one of the two.
-        TimeUpError: it took too long.
+        TimeUpError: the deadline has passed.
     """
     exact = reference(original, tensor_facts.infer(original))
     pair = SideBySide(

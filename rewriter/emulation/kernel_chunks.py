@@ -1,4 +1,4 @@
-"""How a convolution kernel is cut into chunks that a Tensor Core sums at once."""
+"""Splits a convolution kernel into the chunks that a Tensor Core sums at once."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 CHUNK = 16
-"""Products that are summed before the accumulator is rounded; see `accumulate`."""
+"""Products that a Tensor Core adds before it rounds the accumulator; see `accumulate`."""
 
 _END = 2**63 - 1
-"""As an end of Slice: as far as it goes."""
+"""End of a Slice that goes to the end of the axis."""
 
 Box = tuple[tuple[int, int], ...]
-"""First and last-but-one index along the channels of a group and along every axis of the kernel."""
+"""Start and end of a chunk along the channels of a group and along every axis of the kernel."""
 
 
 def boxes(sizes: Sequence[int], group: int) -> Iterator[Box]:
-    """Chunks of a kernel [channels, *spatial]: up to 16 channels of one tap, or neighbouring taps of fewer.
+    """The chunks of a kernel [channels, *spatial]: up to 16 channels of one tap, or fewer of several taps.
 
     Together they cover the kernel once. The channels of a grouped kernel stay together.
     """
@@ -34,10 +34,10 @@ def boxes(sizes: Sequence[int], group: int) -> Iterator[Box]:
 def slices(
     chunks: Sequence[Box], sizes: Sequence[int], dilations: Sequence[int], group: int
 ) -> dict[str, list[list[int]]]:
-    """Where the boxes lie in the padded input and in the kernel, as starts and ends of Slice."""
+    """Positions of the chunks in the padded input and in the kernel, as starts and ends of Slice."""
     tables: dict[str, list[list[int]]] = {"x_from": [], "x_to": [], "w_from": [], "w_to": []}
     for (low, high), *taps in chunks:
-        whole = group > 1  # the input has the channels of all groups
+        whole = group > 1  # the input holds the channels of all groups
         tables["w_from"].append([low, *(first for first, _ in taps)])
         tables["w_to"].append([high, *(last for _, last in taps)])
         steps = list(zip(taps, sizes[1:], dilations, strict=True))

@@ -1,6 +1,6 @@
-"""A model that computes another one twice beside it: as an emulation, and node by node on exact inputs.
+"""Builds a model that computes the original, its emulation, and each emulated node on exact operands.
 
-The distances between them are reduced inside the graph, right after the tensors exist.
+The graph reduces the distances between them as soon as the tensors exist.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rewriter.model.facts import Facts
 from rewriter.planning.planner import node_key
 
 REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds")
-"""Prefixes of the three computations' tensors, of what compares them, and of the original's times 2^k."""
+"""Prefixes of the tensors of the three computations, of the distances, and of original tensors times 2^k."""
 
 UNSCALED: Mapping[str, int] = {}
 
@@ -49,7 +49,7 @@ class SideBySide:
         model: Its outputs are the norms of all `rows`.
         known: Position of the node that makes each tensor of the original; -1 for its inputs.
         constants: Initializers and Constants of the emulated model.
-        narrowed: What its roundings make in FP16 or BF16, with what they read.
+        narrowed: The FP16 and BF16 tensors of its roundings, each with the tensor that is rounded.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SideBySide:
         self.model = self._assembled()
 
     def _begin(self) -> None:
-        """The emulated model's inputs, which `--io` may have given another type."""
+        """Add the emulated model's inputs, whose types `--io` may have changed."""
         zero = helper.make_tensor("zero", TensorProto.FLOAT, [], [0.0])
         self.nodes.append(helper.make_node("Constant", [], [ZERO], value=zero))
         given = {port.name: port.dtype for port in self.original.signature.inputs}
@@ -85,7 +85,7 @@ class SideBySide:
             self.nodes.append(helper.make_node("Identity" if same else "Cast", [port.name], [out], **kind))
 
     def _advance(self, done: int, node: NodeProto) -> int:
-        """Compute of the original what an emulated node reads and makes, and no more."""
+        """Add the nodes of the original up to the tensors that an emulated node reads and computes."""
         names = (*reads(node), *node.output)
         needed = max((self.known.get(self._match(name), -1) for name in names), default=-1) + 1
         for exact in self.exact[done:needed]:
@@ -96,14 +96,14 @@ class SideBySide:
         return max(done, needed)
 
     def _scale(self, name: str) -> None:
-        """The original's tensor as the emulated model has it: times a power of two, which is exact."""
+        """Add the original's tensor times a power of two, as the emulated model has it; that is exact."""
         factor = helper.make_tensor("factor", TensorProto.FLOAT, [], [2.0 ** self.exponents[name]])
         self.nodes.append(helper.make_node("Constant", [], [f"{SCALED}{name}/factor"], value=factor))
         inputs = [self._reference(name), f"{SCALED}{name}/factor"]
         self.nodes.append(helper.make_node("Mul", inputs, [SCALED + name]))
 
     def _emulate(self, node: NodeProto) -> None:
-        """The emulated node; if it may err by itself, once more on exact inputs; and the distances."""
+        """Add an emulated node, its distances and, if it may err by itself, a copy on exact operands."""
         self.nodes.append(_renamed(node, _emulated, _emulated))
         if node.op_type == "Constant":
             return
@@ -116,14 +116,14 @@ class SideBySide:
                 self._compare(match, name, errs, op=self._border(node))
 
     def _errs(self, node: NodeProto) -> bool:
-        """Whether the node could differ from the original's on exact inputs."""
+        """True if the node may differ from the original's on exact operands."""
         constant = any(name in self.constants for name in reads(node))
         return constant or not all(self._match(name) for name in (*reads(node), *node.output) if name)
 
     def _match(self, name: str) -> str:
         """The original's name of a tensor of the emulated model; "" if it has none.
 
-        What the original rounds on purpose is FP16 there, and FP32 in the emulated model: no match.
+        A tensor that the original rounds on purpose is FP16 there and FP32 in the emulated model: no match.
         """
         if name in self.narrowed or self._is_low(name):
             return ""
@@ -136,7 +136,7 @@ class SideBySide:
         return name if self.known.get(name) == -1 or not name else REFERENCE + name
 
     def _expected(self, name: str) -> str:
-        """What the emulated model should have for a tensor of the original."""
+        """The value that the emulated model should have for a tensor of the original."""
         return SCALED + name if name in self.exponents else self._reference(name)
 
     def _local(self, name: str) -> str:
@@ -154,7 +154,7 @@ class SideBySide:
         return found is not None and found.dtype == TensorProto.FLOAT
 
     def _border(self, node: NodeProto) -> str:
-        """Cast if the node ends the rounding of a tensor that exists unrounded, too."""
+        """'Cast' if the node ends the rounding of a tensor that also exists unrounded; else ""."""
         source = self.narrowed.get(node.input[0], "") if node.input else ""
         return "Cast" if source and self._match(source) else ""
 
@@ -170,7 +170,7 @@ class SideBySide:
         self.rows.append(Row(label(node), op or node.op_type, node_key(0, node), match, norms))
 
     def _distance(self, tensor: str, exact: str) -> str:
-        """L2 norm of the difference; equal infinities differ by nothing."""
+        """L2 norm of the difference; equal infinities have no difference."""
         same = self._add("Equal", tensor, exact)
         return self._norm(self._add("Where", same, ZERO, self._add("Sub", tensor, exact)))
 
@@ -183,7 +183,7 @@ class SideBySide:
         return out
 
     def _assembled(self) -> Model:
-        """A model of all nodes, with both models' weights by reference."""
+        """The model of all nodes, with the weights of both models by reference."""
         model = self.original.copy()
         graph, other = model.proto.graph, self.emulated.proto
         both = ((graph, REFERENCE, self.original.weights), (other.graph, EMULATED, self.emulated.weights))
@@ -203,7 +203,7 @@ class SideBySide:
         return model
 
     def _import(self, model: Model) -> None:
-        """The local functions and operator sets that the emulated model has on top."""
+        """Add the local functions and operator sets that only the emulated model has."""
         proto, other = model.proto, self.emulated.proto
         known = {o.domain for o in proto.opset_import}
         proto.opset_import.extend(o for o in other.opset_import if o.domain not in known)
@@ -231,7 +231,7 @@ Naming = Callable[[str], str]
 
 
 def _renamed(node: NodeProto, read: Naming, written: Naming) -> NodeProto:
-    """A copy of the node under other names; what its subgraphs make keeps its own."""
+    """A copy of the node with other names; tensors of its subgraphs keep theirs."""
     copy = NodeProto()
     copy.CopyFrom(node)
     copy.name = written(node.name) if node.name else ""

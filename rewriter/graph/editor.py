@@ -6,12 +6,13 @@ from collections.abc import Container, Iterator, Sequence
 from typing import Any, Self
 
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
 from rewriter.graph.nodes import all_names, fresh_name, reads, rename_reads, topological
 from rewriter.graph.view import GraphView
 from rewriter.model import Array, Model, holds_graphs, subgraphs
 from rewriter.model.facts import Facts, Shape, TensorFacts
+from rewriter.model.graphs import refill
 
 TAG = "rewriter.pass"
 """Key of the node metadata that names the pass which made the node; Netron shows it."""
@@ -199,10 +200,7 @@ class GraphEditor(GraphView):
         """Writes the edits into the graph, with nodes in topological order and without unread constants."""
         if not self.edited:
             return
-        nodes = topological(self._flatten(), self._producer)
-        copies = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
-        del self.graph.node[:]
-        self.graph.node.extend(copies)
+        refill(self.graph.node, topological(self._flatten(), self._producer))
         self._commit_initializers()
 
     def _flatten(self) -> Iterator[NodeProto]:
@@ -220,14 +218,10 @@ class GraphEditor(GraphView):
         kept = [t for name, t in self._initializers.items() if name in read]
         new = [t for name, t in self._new_initializers.items() if name in read]
         if len(kept) != len(self._initializers):
-            kept = [TensorProto.FromString(t.SerializeToString()) for t in kept]
-            del self.graph.initializer[:]
-            self.graph.initializer.extend(kept)
+            refill(self.graph.initializer, kept)
             listed = [v for v in self.graph.input if v.name not in self._initializers or v.name in read]
             if len(listed) != len(self.graph.input):
-                listed = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in listed]
-                del self.graph.input[:]
-                self.graph.input.extend(listed)
+                refill(self.graph.input, listed)
         self.graph.initializer.extend(new)
         if self.is_main:
             for name in self._initializers.keys() | self._new_initializers.keys():

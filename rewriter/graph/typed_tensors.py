@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.graph import TAG, constant_value, fresh_name, without_unread
 from rewriter.graph.float_types import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.model import Array, Model, subgraphs
 from rewriter.model.facts import TensorFacts
+from rewriter.model.graphs import refill
 
 
 @dataclass
@@ -172,9 +172,7 @@ class Tensors:
         self.nodes, read = without_unread(self.nodes, outputs, lambda node: id(node) in self._own)
         self._take_over_names(read)
         nodes = [n for n in self.nodes if n.op_type != "Constant" or n.output[0] in read]
-        nodes = [NodeProto.FromString(n.SerializeToString()) for n in nodes]
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
+        refill(self.graph.node, nodes)
         self._write_initializers(read)
         self._write_value_info()
 
@@ -248,11 +246,10 @@ class Tensors:
         kept = []
         for tensor in self.graph.initializer:
             if tensor.name in read or tensor.name not in self._constants or tensor.name in listed - new:
-                kept.append(TensorProto.FromString(tensor.SerializeToString()))
+                kept.append(tensor)
             elif self.parent is None and tensor.name not in new:
                 self.book.model.weights.pop(tensor.name, None)
-        del self.graph.initializer[:]
-        self.graph.initializer.extend([*kept, *self._converted.values()])
+        refill(self.graph.initializer, [*kept, *self._converted.values()])
 
     def _write_value_info(self) -> None:
         """Writes the stored types, and drops tensors that are gone."""
@@ -267,9 +264,8 @@ class Tensors:
                 if value.name not in types:
                     continue
                 value.type.tensor_type.elem_type = types[value.name]
-            kept.append(onnx.ValueInfoProto.FromString(value.SerializeToString()))
-        del self.graph.value_info[:]
-        self.graph.value_info.extend(kept)
+            kept.append(value)
+        refill(self.graph.value_info, kept)
 
 
 def _rename_inputs(node: NodeProto, renamed: Mapping[str, str]) -> None:

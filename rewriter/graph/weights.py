@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
+from rewriter.graph.match import back, produced
 from rewriter.graph.view import GraphView
 from rewriter.model import Array
 
 
 def is_quantised(graph: GraphView, tensor: str) -> bool:
     """True if `tensor` is a quantised constant, brought back to floats."""
-    source = graph.producer(tensor)
-    return (
-        source is not None
-        and source.op_type == "DequantizeLinear"
-        and graph.constant(source.input[0]) is not None
-    )
+    source = produced(graph, tensor, "DequantizeLinear")
+    return source is not None and graph.constant(source.input[0]) is not None
 
 
 def is_own(graph: GraphView, tensor: str) -> bool:
     """True if this graph holds the constant, not an enclosing one."""
-    source = graph.producer(tensor)
-    while source is not None and source.op_type == "Identity":
-        tensor = source.input[0]
-        source = graph.producer(tensor)
-    return source is not None or graph.is_initializer(tensor)
+    _, name = back(graph, tensor, lambda node: node.op_type == "Identity")
+    return graph.producer(name) is not None or graph.is_initializer(name)
 
 
 def constant_row(graph: GraphView, tensor: str, columns: int, rank: int | None) -> Array | None:

@@ -18,7 +18,7 @@ from rewriter.hazards.resolution import made_of_integers
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
 from rewriter.patterns.norms import find_norms
-from rewriter.patterns.splits import is_made
+from rewriter.patterns.split_parts import is_made
 from rewriter.plan import Range
 
 WEIGHT_ERROR = 1e-3

@@ -11,7 +11,7 @@ from rewriter.graph import attribute, casts_to, label
 from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
-from rewriter.patterns.splits import is_made
+from rewriter.patterns.split_parts import is_made
 
 NATIVE_INT64 = (9,)
 """From TensorRT 9.0 on INT64 is a type of its own; before, the parser clamps to INT32 (its change log)."""

@@ -143,6 +143,10 @@ class Survey:
     def is_constant(self, tensor: str) -> bool:
         return self.constant(tensor) is not None
 
+    def is_output(self, tensor: str) -> bool:
+        """True if the graph hands out `tensor` or a float Cast of it."""
+        return any(self.graph.is_output(name) for name in self.aliases(tensor))
+
     def aliases(self, tensor: str) -> list[str]:
         """`tensor` and the results of float Casts of it."""
         found = [tensor]

@@ -1,5 +1,6 @@
-"""Where training code meets `rewriter`: export hooks for PyTorch and the libraries around it.
+"""Hooks for training code: fix a model right after its export from PyTorch and the libraries around it.
 
-`rewriter.hooks.torch` is the core; the others are a few lines over it. None of them loads with
-`import rewriter`, and each fails with one line where its library is missing. docs/hooks.md shows them.
+`torch`, `lightning`, `ultralytics` and `optimum` are the hooks; `precommit` and `install` serve repositories.
+All exports go through `fixing`, with `hook_options`. `advice` inspects a module before its export: `observe`
+runs it once, `norm_modules` recognises norms. `import rewriter` loads none of them. See docs/hooks.md.
 """

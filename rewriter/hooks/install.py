@@ -1,6 +1,6 @@
-"""Add the pre-commit hooks and a `[tool.rewriter]` table to a repository, and nothing else.
+"""Adds the pre-commit hooks and a `[tool.rewriter]` table to a repository, and nothing else.
 
-Both files are edited as text, by adding lines: comments, order and style of what is there stay.
+Both files are edited as text by adding lines, which keeps comments, order and style.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _ITEM = re.compile(r"^(?P<indent>[ \t]*)-[ \t]+\S", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Edit:
-    """A file and its text before (None: there is none) and after."""
+class FileEdit:
+    """A file with its text before and after; None before if the file is new."""
 
     path: Path
     before: str | None
@@ -39,7 +39,7 @@ class Edit:
 
     @property
     def diff(self) -> str:
-        """Unified, as `git diff` shows it."""
+        """Unified diff, as `git diff` shows it."""
         name = self.path.name
         old = "/dev/null" if self.before is None else f"a/{name}"
         lines = difflib.unified_diff(
@@ -52,10 +52,10 @@ class Edit:
 
 
 def repository(start: Path) -> Path:
-    """The git repository that a folder belongs to.
+    """Returns the git repository that contains a folder.
 
     Raises:
-        UsageError: it belongs to none.
+        UsageError: no repository contains it.
     """
     for folder in (start.resolve(), *start.resolve().parents):
         if (folder / ".git").exists():
@@ -63,30 +63,32 @@ def repository(start: Path) -> Path:
     raise UsageError("not in a git repository", where=str(start), hint="git init, or cd into the repository")
 
 
-def edits(folder: Path, hooks: Sequence[str] = HOOKS[:1], *, url: str = "", revision: str = "") -> list[Edit]:
-    """What has to change in a repository; empty if everything is there.
+def edits(
+    folder: Path, hooks: Sequence[str] = HOOKS[:1], *, url: str = "", revision: str = ""
+) -> list[FileEdit]:
+    """Returns the edits that a repository needs; empty if it has everything.
 
     Args:
-        hooks: Which of `HOOKS`.
-        url, revision: Where pre-commit gets `rewriter` from; without, it runs the one that is installed
-            where the models are exported, which needs no second environment.
+        hooks: Hooks to add, of `HOOKS`.
+        url, revision: Where pre-commit installs `rewriter` from. Without them it runs the installed
+            `rewriter`, which needs no second environment.
 
     Raises:
-        UsageError: a file that cannot be added to without taking it apart.
+        UsageError: lines cannot simply be added to a file.
     """
     configuration, project = _read(folder / PRE_COMMIT), _read(folder / PYPROJECT)
     missing = [hook for hook in hooks if not _mentions(configuration or "", hook)]
     found = []
     if missing:
         entry = _remote_entry(missing, url, revision) if url else _local_entry(missing)
-        found.append(Edit(folder / PRE_COMMIT, configuration, _with_entry(configuration, entry, folder)))
+        found.append(FileEdit(folder / PRE_COMMIT, configuration, _with_entry(configuration, entry, folder)))
     if not _has_table(project, folder):
-        found.append(Edit(folder / PYPROJECT, project, _appended(project, TABLE)))
+        found.append(FileEdit(folder / PYPROJECT, project, _appended(project, TABLE)))
     return found
 
 
-def apply(changes: Sequence[Edit]) -> None:
-    """Write the files; each is there whole, or as it was.
+def apply(changes: Sequence[FileEdit]) -> None:
+    """Write the files; a file that cannot be written is unchanged.
 
     Raises:
         OutputError: a file cannot be written.
@@ -123,12 +125,12 @@ def _local_entry(hooks: Sequence[str]) -> list[str]:
 
 def _remote_entry(hooks: Sequence[str], url: str, revision: str) -> list[str]:
     if not revision:
-        raise UsageError("pre-commit wants a revision, too", where="--repo", hint="add --rev TAG")
+        raise UsageError("pre-commit needs a revision, too", where="--repo", hint="add --rev TAG")
     return [f"- repo: {url}", f"  rev: {revision}", "  hooks:", *(f"  - id: {hook}" for hook in hooks)]
 
 
 def _with_entry(text: str | None, entry: Sequence[str], folder: Path) -> str:
-    """The configuration with one more item at the end of `repos`, indented as the others are."""
+    """Returns the configuration with an item added to `repos`, indented like the others."""
     if text is None or not text.strip():
         return _appended(text, "repos:\n" + "".join(f"{line}\n" for line in entry))
     opening = _REPOS.search(text)
@@ -136,9 +138,9 @@ def _with_entry(text: str | None, entry: Sequence[str], folder: Path) -> str:
         return _appended(text, "repos:\n" + "".join(f"{line}\n" for line in entry))
     if opening["rest"] not in ("", "[]"):
         raise UsageError(
-            "its repos are written in brackets, which are not edited as text",
+            "its repos are a list in brackets, which is not edited as text",
             where=str(folder / PRE_COMMIT),
-            hint="write them one to a line, or add by hand:\n" + "\n".join(entry),
+            hint="write one item per line, or add by hand:\n" + "\n".join(entry),
         )
     head, body = text[: opening.end()], text[opening.end() :]
     if opening["rest"]:
@@ -153,7 +155,7 @@ def _with_entry(text: str | None, entry: Sequence[str], folder: Path) -> str:
 
 
 def _last_line_of_items(text: str) -> int:
-    """Where the items end: comments at the margin behind them belong to what follows."""
+    """End of the last item; unindented comments after it belong to the next key."""
     ends = [match.end() for match in re.finditer(r"^(?!#)[^\n]*\S[^\n]*$", text, re.MULTILINE)]
     return ends[-1] if ends else 0
 
@@ -169,6 +171,6 @@ def _has_table(text: str | None, folder: Path) -> bool:
 
 
 def _appended(text: str | None, addition: str) -> str:
-    """After an empty line at the end."""
+    """Returns the text with an addition after an empty line."""
     kept = (text or "").rstrip()
     return f"{kept}\n\n{addition}" if kept else addition

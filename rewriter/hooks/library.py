@@ -1,4 +1,4 @@
-"""The training libraries, which `rewriter` works without."""
+"""Imports training libraries, which `rewriter` does not depend on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import Any
 
 
-def needed(module: str, package: str, by: str) -> Any:
-    """The module of a training library.
+def require(module: str, package: str, hook: str) -> Any:
+    """Returns a module of a training library.
 
     Args:
-        package: What pip calls it.
-        by: The hook that needs it.
+        package: Its name for pip.
+        hook: The hook that needs it, for the message.
 
     Raises:
         ImportError: it is not installed; one line says what to do.
@@ -20,7 +20,7 @@ def needed(module: str, package: str, by: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or module.partition(".")[0] != error.name.partition(".")[0]:
-            raise  # the library is there, and something that it needs is not
+            raise  # the library is installed, but a dependency of it is not
         raise ImportError(
-            f"{by} needs {package}, which is not installed: pip install {package}", name=error.name
+            f"{hook} needs {package}, which is not installed: pip install {package}", name=error.name
         ) from None

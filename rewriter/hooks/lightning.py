@@ -1,4 +1,4 @@
-"""Lightning: export and fix at the end of training, or with every checkpoint.
+"""Lightning: exports and fixes at the end of training, or with every checkpoint.
 
 Raises:
     ImportError: neither `lightning` nor `pytorch_lightning` is installed.
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.errors import UsageError
-from rewriter.hooks.core import Fixed, attempt
-from rewriter.hooks.library import needed
+from rewriter.hooks.fixing import Fixed, attempt
+from rewriter.hooks.library import require
 
 _OLD = "pytorch_lightning" in sys.modules and "lightning" not in sys.modules
-_lightning = needed("pytorch_lightning" if _OLD else "lightning.pytorch", "lightning", __name__)
+_lightning = require("pytorch_lightning" if _OLD else "lightning.pytorch", "lightning", __name__)
 
-from rewriter.hooks.torch import Exported, patched  # noqa: E402  # the message about Lightning comes first
-from rewriter.hooks.watch import evaluated  # noqa: E402
+from rewriter.hooks.observe import eval_mode  # noqa: E402  # the message about Lightning comes first
+from rewriter.hooks.torch import Exported, patched  # noqa: E402
 
 When = Literal["train_end", "checkpoint"]
 
@@ -27,17 +27,17 @@ When = Literal["train_end", "checkpoint"]
 class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
     """Exports the module with its own `to_onnx`, and fixes the file.
 
-    Whatever goes wrong, the export included, is a warning: training has been done, and its end is not lost.
+    All errors, those of the export included, become warnings, so that the result of training is kept.
 
     Args:
-        path: The file; a checkpoint's has the step in its name, as `model-step=200.onnx`.
+        path: The file; for checkpoints, the step is added to its name: `model-step=200.onnx`.
         when: At the end of training, or whenever a checkpoint is saved.
-        example: What `to_onnx` shall run the module on; None: its `example_input_array`.
+        example: Arguments that `to_onnx` runs the module on; None: its `example_input_array`.
         export: More arguments of `torch.onnx.export`.
-        preset: Short for `fix={"preset": ...}`; `options` are those of `rewriter.hooks.settings.Settings`.
+        preset: Short for `fix={"preset": ...}`; `options` are those of `HookOptions`.
 
     Raises:
-        UsageError: an option that does not exist: before training, not after it.
+        UsageError: an option does not exist; raised before training.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
         self.path, self.when, self.example = Path(path), when, example
         self.export = dict(export or {})
         self.hook = patched(preset, **options)
-        self.hook.settings.check()
+        self.hook.options.check()
         self.exports: list[Exported] = []
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -71,9 +71,9 @@ class FixOnExport(_lightning.Callback):  # type: ignore[misc, name-defined]
     def _export(self, module: Any, path: Path) -> None:
         def work() -> Fixed:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with evaluated(module), self.hook as exports:
+            with eval_mode(module), self.hook as exports:
                 module.to_onnx(path, self.example, **self.export)
             self.exports += exports
             return Fixed(path)
 
-        attempt(work, self.hook.settings, f"{path} (exported by FixOnExport)")
+        attempt(work, self.hook.options, f"{path} (exported by FixOnExport)")

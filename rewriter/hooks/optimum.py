@@ -1,18 +1,16 @@
-"""Hugging Face Optimum: fix the folder that `main_export` or `onnx_export_from_model` wrote."""
+"""Hugging Face Optimum: fixes the folder written by `main_export` or `onnx_export_from_model`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rewriter.errors import ModelError
-from rewriter.hooks.core import Fixed, fix_file
-from rewriter.hooks.feeds import calibration_feeds
-from rewriter.hooks.settings import Settings
-from rewriter.model import Model
+from rewriter.hooks.fixing import Fixed, fix_file
+from rewriter.hooks.hook_options import HookOptions
+from rewriter.hooks.torch_feeds import calibration_source
 
 
 def fix_export(
@@ -23,26 +21,21 @@ def fix_export(
     fix: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Fixed]:
-    """Fix every .onnx file of a folder in its place; each that fails stays as it is, with a warning.
+    """Fix every .onnx file of a folder in place; a file that fails is unchanged, with a warning.
 
     Args:
         folder: The `output` of the export.
-        calibration: Samples as a tokenizer returns them, or by file name where there are several files
-            (`{"encoder_model.onnx": [...]}`); what is no input of the model is left out. None: random.
-        options: Those of `rewriter.hooks.settings.Settings`.
+        calibration: Samples as a tokenizer returns them; other entries than the model's inputs are ignored.
+            For several files, samples by file name: `{"encoder_model.onnx": [...]}`. None: random data.
+        options: Those of `HookOptions`.
 
     Raises:
         ModelError: there is no .onnx file.
-        UsageError: an option that does not exist.
+        UsageError: an option does not exist.
     """
-    base = Settings({**({"preset": preset} if preset else {}), **(fix or {})}, **options)
-    base.check()
+    base = HookOptions.of(preset, fix, options).check()
     files = sorted(path for path in Path(folder).glob("*.onnx") if not path.stem.endswith(".raw"))
     if not files:
         raise ModelError("there is no .onnx file in it", where=str(folder), hint="name the export's output")
-    return [fix_file(path, partial(_feeds, calibration, path.name, base.samples), base) for path in files]
-
-
-def _feeds(calibration: Any, name: str, most: int, model: Model) -> Any:
-    items = calibration.get(name) if isinstance(calibration, Mapping) else calibration
-    return None if items is None else calibration_feeds(model, None, items, most)
+    by_name = calibration if isinstance(calibration, Mapping) else {path.name: calibration for path in files}
+    return [fix_file(path, calibration_source(by_name.get(path.name), base.samples), base) for path in files]

@@ -1,4 +1,4 @@
-"""What pre-commit runs on committed .onnx files: scan them, or fix them in their place."""
+"""Scans or fixes committed .onnx files for pre-commit."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from rewriter.errors import RewriterError
 from rewriter.graph import made_by
 from rewriter.hazards.kinds import Severity
-from rewriter.hooks.core import Unverified
+from rewriter.hooks.fixing import Unverified
 from rewriter.model import Model, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.config import load as load_configuration
 
 LFS = b"version https://git-lfs.github.com/spec/"
-"""How a file begins that Git LFS has not fetched (its specification, v1)."""
+"""First line of a file that Git LFS has not fetched (Git LFS specification, v1)."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one file.
+class FileOutcome:
+    """Result for one file.
 
     Attributes:
         text: One line for the user.
-        passed: False if the hook shall stop the commit: an error, or a file that changed.
-        error: Why the file could not be looked at.
-        detail: What to show of it: a ScanResult or FixResult.
+        passed: False if the hook stops the commit: after an error, or if the file changed.
+        error: Why the file could not be processed.
+        detail: The ScanResult or FixResult.
     """
 
     path: Path
@@ -36,71 +36,70 @@ class Outcome:
     detail: Any = None
 
 
-def scan_file(path: Path, **options: Any) -> Outcome:
-    """Look for hazards; `options` and the configuration are those of `rewriter scan`."""
+def scan_file(path: Path, **options: Any) -> FileOutcome:
+    """Scan a file for hazards; options and configuration are those of `rewriter scan`."""
     from rewriter.jobs.scan import scan
     from rewriter.report.scan import verdict_line
 
     try:
-        if _is_pointer(path):
-            return Outcome(path, f"{path}: not scanned: Git LFS has not fetched it")
-        if _was_fixed(load(path)):
-            return Outcome(path, f"{path}: was fixed already")
+        reason = _skipped(path)
+        if reason:
+            return FileOutcome(path, f"{path}: {reason}")
         resolved = load_configuration(path).resolve(**options)
         with resolved.errors_name_sources():
             result = scan(path, **{**_data(path), **resolved.arguments("scan")})
         least: Severity = resolved.values["fail_on"] or "error"
     except RewriterError as error:
-        return Outcome(path, f"{path}: {error}", passed=False, error=error)
-    return Outcome(path, verdict_line(result).plain, not result.reaches(least), detail=result)
+        return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
+    return FileOutcome(path, verdict_line(result).plain, not result.reaches(least), detail=result)
 
 
-def fix_file(path: Path, **options: Any) -> Outcome:
-    """Fix a file in its place, once; one that was fixed already, or fails verification, stays as it is.
+def fix_file(path: Path, **options: Any) -> FileOutcome:
+    """Fix a file in place, once; a file that was fixed before, or whose fix fails verification, is unchanged.
 
     Args:
-        options: Those of `rewriter fix`; without `build` TensorRT's build, which takes its time, is left out.
+        options: Those of `rewriter fix`; `build` is off by default, since TensorRT's build is slow.
     """
     from rewriter.jobs.fix.api import fix
 
     try:
-        if _is_pointer(path):
-            return Outcome(path, f"{path}: not fixed: Git LFS has not fetched it")
-        if _was_fixed(load(path)):
-            return Outcome(path, f"{path}: was fixed already")
+        reason = _skipped(path)
+        if reason:
+            return FileOutcome(path, f"{path}: {reason}")
         resolved = load_configuration(path).resolve(**options)
         arguments = {"build": False, **_data(path), **resolved.arguments("fix"), "strict": False}
         with resolved.errors_name_sources():
             result = fix(path, None, **arguments)
         if result.verdict is not None and not result.verdict.passed:
-            raise Unverified("the fixed model failed its verification; the file stays as it was")
+            raise Unverified("the fixed model failed its verification; the file is unchanged")
         if _same(result.model, path):
-            return Outcome(path, f"{path}: nothing to do", detail=result)
+            return FileOutcome(path, f"{path}: nothing to do", detail=result)
         save(result.model, path)
     except RewriterError as error:
-        return Outcome(path, f"{path}: {error}", passed=False, error=error)
-    return Outcome(path, f"{path}: fixed; look at it, and add it to the commit", passed=False, detail=result)
+        return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
+    return FileOutcome(
+        path, f"{path}: fixed; review it, and add it to the commit", passed=False, detail=result
+    )
 
 
 def _data(path: Path) -> dict[str, Any]:
-    """Samples beside the model: `net.npz` beside `net.onnx`."""
+    """Samples beside the model, if there are any: `net.npz` beside `net.onnx`."""
     samples = path.with_suffix(".npz")
     return {"inputs": samples} if samples.is_file() else {}
 
 
-def _is_pointer(path: Path) -> bool:
-    if not path.is_file():
-        return False  # loading it says so
-    with path.open("rb") as stream:
-        return stream.read(len(LFS)) == LFS
+def _skipped(path: Path) -> str:
+    """Why a file is skipped, if it is.
 
-
-def _was_fixed(model: Model) -> bool:
-    """Whether `rewriter` decided its types: a second run of a hook must change nothing.
-
-    A scan of such a model would tell of hazards that Casts keep away.
+    `rewriter` chose the types of a fixed model: a second run must change nothing, and a scan would report
+    hazards that its Casts avoid.
     """
-    return any(made_by(node, (MixedPrecision.name,)) for node in model.proto.graph.node)
+    if path.is_file():
+        with path.open("rb") as stream:
+            if stream.read(len(LFS)) == LFS:
+                return "skipped: Git LFS has not fetched it"
+    nodes = load(path).proto.graph.node
+    return "already fixed" if any(made_by(node, (MixedPrecision.name,)) for node in nodes) else ""
 
 
 def _same(model: Model, path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`torch.onnx.export`, followed by the pipeline: as a function, or for a block of other people's code.
+"""PyTorch: `torch.onnx.export` followed by the fix, as a function or for a block of existing code.
 
 Raises:
     ImportError: PyTorch is not installed.
@@ -15,17 +15,17 @@ from typing import Any
 
 import onnx
 
-from rewriter.hooks.library import needed
+from rewriter.hooks.library import require
 
-torch = needed("torch", "torch", __name__)
+torch = require("torch", "torch", __name__)
 
 from rewriter.errors import UsageError  # noqa: E402  # the message about PyTorch comes first
-from rewriter.hooks.advice import Advice, advise, look  # noqa: E402
-from rewriter.hooks.calls import Call  # noqa: E402
-from rewriter.hooks.core import Fixed, FixWarning, attempt, fix_file, fix_proto, say  # noqa: E402
-from rewriter.hooks.feeds import calibration_feeds, example_feeds, is_blank  # noqa: E402
-from rewriter.hooks.settings import SAMPLES, Settings  # noqa: E402
-from rewriter.hooks.swaps import Swap, prepared  # noqa: E402
+from rewriter.hooks.advice import Advice, advise, inspect_module  # noqa: E402
+from rewriter.hooks.export_call import ExportCall  # noqa: E402
+from rewriter.hooks.fixing import Fixed, FixWarning, attempt, fix_file, fix_proto, say  # noqa: E402
+from rewriter.hooks.hook_options import SAMPLES, HookOptions  # noqa: E402
+from rewriter.hooks.norm_modules import NormModule, replaced  # noqa: E402
+from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds, is_blank  # noqa: E402
 from rewriter.model import Array, Model  # noqa: E402
 
 __all__ = ["Advice", "Exported", "FixWarning", "advise", "export", "patched"]
@@ -33,17 +33,17 @@ __all__ = ["Advice", "Exported", "FixWarning", "advise", "export", "patched"]
 
 @dataclass(frozen=True)
 class Exported(Fixed):
-    """What came of one export: see `Fixed`.
+    """Result of one export; see `Fixed`.
 
     Attributes:
-        program: What `torch.onnx.export` returned: None, or an ONNXProgram, which holds the plain export.
-        advice: What was seen in the module before the export.
-        swaps: The modules that were exchanged for the export (`prepare`).
+        program: Result of `torch.onnx.export`: None, or an ONNXProgram with the plain export.
+        advice: Problems found in the module before the export.
+        swaps: Norms that were replaced during the export (`prepare`).
     """
 
     program: Any = None
     advice: tuple[Advice, ...] = ()
-    swaps: tuple[Swap, ...] = ()
+    swaps: tuple[NormModule, ...] = ()
 
 
 def export(
@@ -60,40 +60,40 @@ def export(
     quiet: bool = False,
     **kwargs: Any,
 ) -> Exported:
-    """Export a module with `torch.onnx.export` and fix what it wrote, in its place.
+    """Export a module with `torch.onnx.export` and fix the result in place.
 
-    `model`, `args`, `f`, `positional` and `kwargs` are handed to `torch.onnx.export` as they are. `f` may be
-    a path, a stream, or None: the fixed model is then in `result.proto` alone. The other arguments are those
-    of `Settings`.
+    `model`, `args`, `f`, `positional` and `kwargs` are passed to `torch.onnx.export` unchanged. `f` may be a
+    path, a stream, or None: the fixed model is then only in `result.proto`. The other arguments are those of
+    `HookOptions`.
 
     Raises:
-        Exception: the export itself failed, or the fix did with `strict`.
+        Exception: the export failed, or the fix failed and `strict` is set.
     """
-    settings = Settings(dict(fix or {}), calibration, samples, prepare, strict, keep_raw, quiet)
+    options = HookOptions(dict(fix or {}), calibration, samples, prepare, strict, keep_raw, quiet)
     given = (model, args, *(() if f is None and not positional else (f,)), *positional)
-    return _export(Call.of(_original(), given, kwargs), settings)
+    return _export(ExportCall.of(_original(), given, kwargs), options)
 
 
 class patched(ContextDecorator):  # noqa: N801  # a context manager that reads as a word
-    """Fix whatever `torch.onnx.export` writes in this block, or this function, and this thread.
+    """Fixes every export by `torch.onnx.export` in this block or function, in this thread.
 
-    `with patched(preset="trt-fp16") as exports:` gathers an `Exported` for each. An ONNXProgram that was
-    exported without a file is fixed when its `save` is called. Code that said `from torch.onnx import
-    export` before the block holds the plain exporter and is not reached.
+    `with patched(preset="trt-fp16") as exports:` collects an `Exported` for each. An ONNXProgram that was
+    exported without a file is fixed when its `save` is called. A name bound before the block by
+    `from torch.onnx import export` is the plain exporter, which is not affected.
 
     Args:
         preset: Short for `fix={"preset": ...}`.
-        options: Those of `Settings`.
+        options: Those of `HookOptions`.
     """
 
     def __init__(
         self, preset: str | None = None, *, fix: Mapping[str, Any] | None = None, **options: Any
     ) -> None:
-        self.settings = Settings({**({"preset": preset} if preset else {}), **(fix or {})}, **options)
+        self.options = HookOptions.of(preset, fix, options)
 
     def __enter__(self) -> list[Exported]:
         exports: list[Exported] = []
-        _PATCH.enter(self.settings, exports)
+        _PATCH.enter(self.options, exports)
         return exports
 
     def __exit__(self, *error: object) -> None:
@@ -101,7 +101,7 @@ class patched(ContextDecorator):  # noqa: N801  # a context manager that reads a
 
 
 class _Patch:
-    """Puts one function in the place of `torch.onnx.export`; which blocks are active, each thread knows."""
+    """Replaces `torch.onnx.export` while any block is active; each thread has its own stack of blocks."""
 
     def __init__(self) -> None:
         self._lock, self._local = threading.Lock(), threading.local()
@@ -109,27 +109,27 @@ class _Patch:
         self._function: Callable[..., Any] | None = None
         self.original: Callable[..., Any] | None = None
 
-    def enter(self, settings: Settings, exports: list[Exported]) -> None:
+    def enter(self, options: HookOptions, exports: list[Exported]) -> None:
         with self._lock:
             if not self._blocks:
                 self.original = torch.onnx.export
                 self._function = torch.onnx.export = self._dispatcher(torch.onnx.export)
             self._blocks += 1
-        self._stack().append((settings, exports))
+        self._stack().append((options, exports))
 
     def leave(self) -> None:
         self._stack().pop()
         with self._lock:
             self._blocks -= 1
             if not self._blocks:
-                if torch.onnx.export is self._function:  # else somebody wrapped it since: theirs to undo
+                if torch.onnx.export is self._function:  # else other code has wrapped it since
                     torch.onnx.export = self.original
                 self._function = self.original = None
 
-    def _stack(self) -> list[tuple[Settings, list[Exported]]]:
+    def _stack(self) -> list[tuple[HookOptions, list[Exported]]]:
         if not hasattr(self._local, "stack"):
             self._local.stack = []
-        stack: list[tuple[Settings, list[Exported]]] = self._local.stack
+        stack: list[tuple[HookOptions, list[Exported]]] = self._local.stack
         return stack
 
     def _dispatcher(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,11 +138,11 @@ class _Patch:
             stack = self._stack()
             if not stack:
                 return original(*args, **kwargs)
-            settings, exports = stack[-1]
-            call = Call.of(original, args, kwargs)
+            options, exports = stack[-1]
+            call = ExportCall.of(original, args, kwargs)
             if call.target is None:
-                return _fixed_when_saved(call, settings, exports)
-            exported = _export(call, settings)
+                return _fixed_when_saved(call, options, exports)
+            exported = _export(call, options)
             exports.append(exported)
             return exported.program
 
@@ -153,61 +153,75 @@ _PATCH = _Patch()
 
 
 def _original() -> Callable[..., Any]:
-    """The exporter of PyTorch, also inside a `patched` block."""
+    """PyTorch's exporter, even inside a `patched` block."""
     original: Callable[..., Any] = _PATCH.original or torch.onnx.export
     return original
 
 
-def _export(call: Call, settings: Settings) -> Exported:
-    advice, swaps, program = _plain(call, settings)
-    with _same_randomness():
-        fixed = _fixed(call, program, settings)
-    return Exported(fixed.path, fixed.result, fixed.error, fixed.raw, program, advice, swaps)
+@dataclass(frozen=True)
+class _Plain:
+    """The plain export, with what the inspection before it found."""
+
+    program: Any
+    advice: tuple[Advice, ...]
+    swaps: tuple[NormModule, ...] = ()
 
 
-def _plain(call: Call, settings: Settings) -> tuple[tuple[Advice, ...], tuple[Swap, ...], Any]:
-    """Look at the module, say what was seen, and export it, prepared if that works."""
+def _export(call: ExportCall, options: HookOptions) -> Exported:
+    return _fixed(call, _plain(call, options), options)
+
+
+def _plain(call: ExportCall, options: HookOptions) -> _Plain:
+    """Inspect the module, print advice, and export it, with `prepare` if that works."""
     with _same_randomness():
-        seen = look(call.model, *call.example, opset_version=call.opset, dynamo=call.dynamo)
-    swaps = seen.swaps if settings.prepare else ()
+        seen = inspect_module(call.model, *call.example, opset_version=call.opset, dynamo=call.dynamo)
+    norms = seen.norms if options.prepare else ()
     for advice in seen.advice:
-        if advice.kind != "norm" or not set(advice.modules) <= {swap.name for swap in swaps}:
-            say(f"before the export: {advice}", settings)
-    if swaps:
+        if advice.kind != "norm" or not set(advice.modules) <= {norm.name for norm in norms}:
+            say(f"before the export: {advice}", options)
+    if norms:
         try:
-            with prepared(swaps):
+            with replaced(norms):
                 program = call.run()
-            say(_told(swaps), settings)
-            return seen.advice, swaps, program
+            say(_prepared(norms), options)
+            return _Plain(program, seen.advice, norms)
         except Exception as error:
-            if settings.strict:
+            if options.strict:
                 raise
-            say(f"prepare: exported without it, for the prepared module failed: {error}", settings)
-    return seen.advice, (), call.run()
+            say(f"prepare: exported without it, since the prepared module failed: {error}", options)
+    return _Plain(call.run(), seen.advice)
 
 
-def _told(swaps: Sequence[Swap]) -> str:
-    names = ", ".join(swap.name for swap in swaps[:3]) + (", ..." if len(swaps) > 3 else "")
-    worst = max(swap.error for swap in swaps)
-    return f"prepared {len(swaps)} norms ({names}), each as one operator, the same to {worst:.1g}"
+def _prepared(norms: Sequence[NormModule]) -> str:
+    names = ", ".join(norm.name for norm in norms[:3]) + (", ..." if len(norms) > 3 else "")
+    worst = max(norm.error for norm in norms)
+    return f"prepared {len(norms)} norms ({names}), each as one operator, equal to {worst:.1g}"
 
 
-def _fixed(call: Call, program: Any, settings: Settings) -> Fixed:
-    feeds = partial(_feeds, call, settings)
-    if call.path is not None:
-        return fix_file(call.path, feeds, settings)
-    if call.target is None:
-        return attempt(lambda: fix_proto(program.model_proto, feeds, settings, "it"), settings, "the program")
-    return attempt(lambda: _fix_stream(call.target, feeds, settings), settings, "the stream")
+def _fixed(call: ExportCall, plain: _Plain, options: HookOptions) -> Exported:
+    """Fix the export wherever it went: a file, a stream, or an ONNXProgram."""
+    feeds = partial(_feeds, call, options)
+
+    def in_memory() -> Fixed:
+        return fix_proto(plain.program.model_proto, feeds, options, "it")
+
+    with _same_randomness():
+        if call.path is not None:
+            fixed = fix_file(call.path, feeds, options)
+        elif call.target is None:
+            fixed = attempt(in_memory, options, "the program")
+        else:
+            fixed = attempt(lambda: _fix_stream(call.target, feeds, options), options, "the stream")
+    return Exported(**vars(fixed), **vars(plain))
 
 
-def _fix_stream(stream: Any, feeds: Callable[[Model], Any], settings: Settings) -> Fixed:
-    """Replace what the exporter wrote into a stream that can be read again, such as BytesIO."""
-    if settings.keep_raw:
-        raise UsageError("a stream has no place beside it", where="keep_raw=", hint="export to a file")
+def _fix_stream(stream: Any, feeds: Callable[[Model], Any], options: HookOptions) -> Fixed:
+    """Replace the content of a readable stream, such as BytesIO."""
+    if options.keep_raw:
+        raise UsageError("a stream holds one model only", where="keep_raw=", hint="export to a file")
     stream.seek(0)
     proto = onnx.load_model_from_string(stream.read())
-    fixed = fix_proto(proto, feeds, replace(settings, strict=True), "the stream")
+    fixed = fix_proto(proto, feeds, replace(options, strict=True), "the stream")
     if fixed.result is not None:
         data = fixed.result.proto.SerializeToString(deterministic=True)
         stream.seek(0)
@@ -216,39 +230,37 @@ def _fix_stream(stream: Any, feeds: Callable[[Model], Any], settings: Settings) 
     return fixed
 
 
-def _fixed_when_saved(call: Call, settings: Settings, exports: list[Exported]) -> Any:
-    """Export without a file: the fix follows `program.save(path)`."""
-    advice, swaps, program = _plain(call, settings)
-    save = program.save
+def _fixed_when_saved(call: ExportCall, options: HookOptions, exports: list[Exported]) -> Any:
+    """Export without a file; the fix follows `program.save(path)`."""
+    plain = _plain(call, options)
+    save = plain.program.save
 
     @wraps(save)
     def saved(destination: Any, *args: Any, **kwargs: Any) -> Any:
         answer = save(destination, *args, **kwargs)
-        with _same_randomness():
-            written = replace(call, named={**call.named, "f": destination})
-            fixed = _fixed(written, program, settings)
-        exports.append(Exported(fixed.path, fixed.result, fixed.error, fixed.raw, program, advice, swaps))
+        written = replace(call, named={**call.named, "f": destination})
+        exports.append(_fixed(written, plain, options))
         return answer
 
-    program.save = saved
-    return program
+    plain.program.save = saved
+    return plain.program
 
 
-def _feeds(call: Call, settings: Settings, model: Model) -> Iterable[Mapping[str, Array]] | None:
-    if settings.calibration is not None:
-        return calibration_feeds(model, call.model, settings.calibration, settings.samples)
+def _feeds(call: ExportCall, options: HookOptions, model: Model) -> Iterable[Mapping[str, Array]] | None:
+    if options.calibration is not None:
+        return calibration_feeds(model, call.model, options.calibration, options.samples)
     feeds = example_feeds(model, call.model, *call.example)
     if all(is_blank(array) for array in feeds.values()):
         say(
-            "the example arguments are constants, so ranges come from random data; give calibration=",
-            settings,
+            "the example arguments are constant, so ranges come from random data; give calibration=",
+            options,
         )
         return None
     return [feeds]
 
 
 def _same_randomness() -> Any:
-    """Training goes on with the random numbers that it would have had."""
+    """Returns a context that restores the random state, so that training is not affected."""
     on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
     devices = list(range(torch.cuda.device_count())) if on_gpu else []
     return torch.random.fork_rng(devices=devices) if hasattr(torch.random, "fork_rng") else nullcontext()

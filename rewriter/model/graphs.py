@@ -87,6 +87,4 @@ def drop_unknown_domain(proto: onnx.ModelProto) -> None:
     """Removes the import of `UNKNOWN_DOMAIN`."""
     kept = [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN]
     if len(kept) != len(proto.opset_import):
-        kept = [onnx.OperatorSetIdProto.FromString(o.SerializeToString()) for o in kept]
-        del proto.opset_import[:]
-        proto.opset_import.extend(kept)
+        refill(proto.opset_import, kept)

@@ -15,6 +15,7 @@ from rewriter.model.graphs import (
     drop_unknown_domain,
     isolate_unknown_ops,
     opsets_of,
+    refill,
     walk_graphs,
 )
 from rewriter.model.tensors import (
@@ -142,9 +143,7 @@ class Model:
                 graph.input.append(
                     onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
                 )
-        kept = [onnx.TensorProto.FromString(t.SerializeToString()) for t in kept]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
+        refill(graph.initializer, kept)
         isolate_unknown_ops(proto, self.opset, isolate_deprecated)
         return proto
 
@@ -152,10 +151,7 @@ class Model:
         """The model of a proto that a library derived from `weightless()`, with the weights put back."""
         names = self.weights.keys()
         listed = {v.name for v in self.proto.graph.input}
-        inputs = [v for v in proto.graph.input if v.name not in names or v.name in listed]
-        inputs = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in inputs]
-        del proto.graph.input[:]
-        proto.graph.input.extend(inputs)
+        refill(proto.graph.input, [v for v in proto.graph.input if v.name not in names or v.name in listed])
         old = {t.name: t for t in self.proto.graph.initializer}
         proto.graph.initializer.extend(old[name] for name in names if name in old)
         for graph in walk_graphs(proto.graph):

@@ -15,9 +15,15 @@ from rewriter.graph import GraphEditor, open_graphs
 from rewriter.model import Model, facts
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, SEARCHED, node_key
-from rewriter.rewriting.rounding import Layer, Left, Rounded, compensate, layers
-from rewriter.rewriting.rounding.compensate import Data
-from rewriter.rewriting.rounding.layers import Types
+from rewriter.rewriting.rounding import (
+    FittingData,
+    Layer,
+    Rounded,
+    Skipped,
+    Types,
+    compensate,
+    layers,
+)
 
 
 @dataclass(frozen=True)
@@ -81,13 +87,13 @@ class CompensateRounding(ModelPass):
             return
         chosen = [layer for layer in found if isinstance(layer, Layer)]
         sources = tuple(dict.fromkeys(source for layer in chosen for source in layer.sources))
-        data = Data(
+        data = FittingData(
             reference(model, known), given.samples, len(given.samples), self.rows, sources, given.seed
         )
         names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
         done = list(compensate({name: graph.value(name) for name in names}, chosen, data))
         yield from _adopt(model, [one for one in done if isinstance(one, Rounded)])
-        yield from _refusals([one for one in (*found, *done) if isinstance(one, Left)])
+        yield from _refusals([one for one in (*found, *done) if isinstance(one, Skipped)])
         yield from _refusals([_no_gain(one) for one in done if isinstance(one, Rounded) and not one.gains])
         if any(map(_has_weights, inner)):
             yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
@@ -127,14 +133,14 @@ def _summary(rounded: Sequence[Rounded]) -> str:
     return f"{many} rounded together: {error:.1e} of each product instead of {nearest:.1e}, on rows held out"
 
 
-def _no_gain(one: Rounded) -> Left:
+def _no_gain(one: Rounded) -> Skipped:
     figures = f"{one.nearest:.2g} of the product, not {one.error:.2g}"
-    return Left(one.layer.node, f"rounded to nearest, it errs no more on the rows held out: {figures}")
+    return Skipped(one.layer.node, f"rounded to nearest, it errs no more on the rows held out: {figures}")
 
 
-def _refusals(left: Sequence[Left]) -> Iterator[Refusal]:
+def _refusals(left: Sequence[Skipped]) -> Iterator[Refusal]:
     """Yields one refusal for each reason (figures aside), on the first of its nodes."""
-    by_reason: dict[str, list[Left]] = {}
+    by_reason: dict[str, list[Skipped]] = {}
     for one in left:
         by_reason.setdefault(one.reason.partition(":")[0], []).append(one)
     for ones in by_reason.values():

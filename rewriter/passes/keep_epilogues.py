@@ -11,7 +11,7 @@ from onnx import NodeProto
 
 from rewriter.base import EXACT, Change, Context, Event, GraphPass, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.fusion import behind_products
+from rewriter.graph.fusion import after_products
 from rewriter.graph.ops import ROW_NORMS
 
 MOST_AXES = 8
@@ -64,9 +64,9 @@ class KeepEpilogues(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        behind = behind_products(graph)
+        epilogues = after_products(graph)
         for node in graph.nodes:
-            if node.op_type in ROW_NORMS | {"Transpose"} and node.input[0] in behind:
+            if node.op_type in ROW_NORMS | {"Transpose"} and node.input[0] in epilogues:
                 reason = _reason_against(graph, node)
                 if reason is not None:
                     yield Refusal(label(node), reason)

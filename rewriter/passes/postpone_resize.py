@@ -214,19 +214,21 @@ class _Postponing:
         terms: list[str] = []
         for part in late:
             small = self._convolve([part], bias if part is largest and not rest else "", part.tensor)
-            terms.append(
-                self._enlarge(part, small, result if count == 1 else self._tensor("enlarged", result))
-            )
+            out = result if count == 1 else self._tensor("enlarged", result)
+            terms.append(self._enlarge(part, small, out))
         if rest:
             terms.append(self._convolve(rest, bias, result))
-        total = terms[0]
-        for index, term in enumerate(terms[1:], start=2):
-            out = result if index == count else self._tensor("sum", result)
-            total = self._add("Add", [total, term], out)
+        self._add_up(terms, result)
         self.graph.remove(self.conv)
         share = sum(part.count / part.growth for part in self.parts) / sum(part.count for part in self.parts)
         done = f"moved before {len(late)} Resize{'s' if len(late) > 1 else ''}"
         return Change(label(self.conv), f"{done}, with {share:.2f} of the multiplications")
+
+    def _add_up(self, terms: Sequence[str], result: str) -> None:
+        total = terms[0]
+        for index, term in enumerate(terms[1:], start=2):
+            out = result if index == len(terms) else self._tensor("sum", result)
+            total = self._add("Add", [total, term], out)
 
     def _convolve(self, parts: Sequence[_Part], bias: str, places: str) -> str:
         """Adds one Conv of some of the parts; its result has as many places as the tensor `places`."""

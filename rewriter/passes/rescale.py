@@ -13,10 +13,15 @@ from rewriter.graph import GraphEditor, label, open_graphs
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model, facts
 from rewriter.plan import Plan, Range
-from rewriter.rewriting.rescaling import Part, Rescaling, concerned, rescale
-from rewriter.rewriting.rescaling.demands import quiet
-from rewriter.rewriting.rescaling.given import rescale_as_given
-from rewriter.rewriting.rescaling.record import record
+from rewriter.rewriting.rescaling import (
+    RescaledClass,
+    Rescaling,
+    apply_planned,
+    in_range,
+    record,
+    rescale,
+    to_count,
+)
 
 NAMED = 3
 """Number of tensors that a message names."""
@@ -74,7 +79,7 @@ class Rescale(ModelPass):
         if isinstance(ranges, Ranges) and not ranges.real:
             return ()
         survey = next(self._surveys(model, ranges))
-        return concerned(survey, survey.graph)
+        return to_count(survey, survey.graph)
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         if context.plan is not None:
@@ -114,7 +119,7 @@ def _recorded(model: Model, events: Iterator[Event]) -> Iterator[Event]:
 
 def _made_up(survey: Survey) -> Iterator[Refusal]:
     """Declines: what overflows on random inputs may be small on real ones, and become zero in FP16."""
-    if not quiet(survey):
+    if not in_range(survey):
         why = "its ranges were measured on random inputs: give --inputs for exponents"
         yield Refusal("the graph" if survey.graph.is_main else f"graph {survey.scope}", why)
 
@@ -126,14 +131,14 @@ def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
         if not exponents:
             continue
         with graph:
-            edits = rescale_as_given(graph, exponents)
+            edits = apply_planned(graph, exponents)
             what = f"{len(exponents)} tensors and {edits} constants are scaled as planned"
             rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
             yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
 
 
 def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Event]:
-    saved = _by_exponent(done.parts)
+    saved = _by_exponent(done.classes)
     exponents = tuple((survey.scope, tensor, k) for tensor, k in done.exponents.items())
     for index, part in enumerate(saved):
         many = f"{part.size} tensors" if part.size > 1 else "a tensor"
@@ -144,18 +149,18 @@ def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Eve
     yield from _left(survey, graph, done)
 
 
-def _by_exponent(parts: tuple[Part, ...]) -> list[Part]:
+def _by_exponent(parts: tuple[RescaledClass, ...]) -> list[RescaledClass]:
     """Groups the saved tensors by exponent: each group is one line of the report."""
-    together: dict[int, Part] = {}
+    together: dict[int, RescaledClass] = {}
     for part in (part for part in parts if part.saved):
-        known = together.get(part.exponent, Part(part.exponent, (), (), 0))
-        together[part.exponent] = Part(part.exponent, known.saved + part.saved, (), known.size + part.size)
+        known = together.get(part.exponent, RescaledClass(part.exponent, (), (), 0))
+        together[part.exponent] = RescaledClass(part.exponent, known.saved + part.saved, (), known.size + part.size)
     return list(together.values())
 
 
 def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refusal]:
     """Yields one refusal for each part that still overflows."""
-    for part in done.parts:
+    for part in done.classes:
         if part.left:
             reason = "their operators allow no such factor" if done.solved else "no solution in time"
             yield Refusal(
@@ -169,7 +174,7 @@ def _left(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Refus
         yield Refusal(_node(graph, tensors[0]), f"{_names(survey, tensors)} cannot be scaled: {why}")
 
 
-def _before_and_after(survey: Survey, part: Part) -> str:
+def _before_and_after(survey: Survey, part: RescaledClass) -> str:
     """Lists the ranges of the largest saved tensors."""
     ranges: Mapping[str, float] = {t: m.absmax for t in part.saved if (m := survey.range(t)) is not None}
     largest = sorted(part.saved, key=lambda t: -ranges.get(t, 0.0))[:NAMED]

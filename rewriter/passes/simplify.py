@@ -20,7 +20,7 @@ from rewriter.graph.ops import QUANTISING
 from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Array, Model, refill, subgraphs, walk_graphs
 from rewriter.model.schemas import schema_of
 
-WANTED = frozenset(
+OPTIMIZERS = frozenset(
     """
     nop eliminate_common_subexpression eliminate_consecutive_idempotent_ops eliminate_deadend
     eliminate_identity eliminate_if_with_const_cond eliminate_nop_cast
@@ -138,23 +138,21 @@ def _simplified(proto: ModelProto) -> ModelProto:
 
 
 def _skipped(proto: ModelProto) -> list[str]:
-    """Returns `unwanted()` and, in a mixed model, the removal of FP32 Adds of zeros: a product sums in FP32
-    for it.
-    """
+    """Returns `skipped_always()`, in a mixed model also the removal of FP32 Adds of zeros."""
     casts = (node for graph in walk_graphs(proto.graph) for node in graph.node if node.op_type == "Cast")
     mixed = any(attribute(cast, "to") == TensorProto.FLOAT16 for cast in casts)
-    return [*unwanted(), *(["eliminate_nop_with_unit"] if mixed else [])]
+    return [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]
 
 
 @lru_cache(maxsize=1)
-def unwanted() -> tuple[str, ...]:
-    """Returns the optimizers that onnxsim must skip: all of this version except `WANTED`."""
+def skipped_always() -> tuple[str, ...]:
+    """Returns the optimizers that onnxsim must skip: all of this version except `OPTIMIZERS`."""
     import onnxsim
     from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
 
     onnxsim.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
     names = library._list_optimizers()
-    return (*(name for name in names if name not in WANTED), *UNLISTED)
+    return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
 
 
 @contextmanager

@@ -13,16 +13,16 @@ from onnx import NodeProto
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.graph import GraphEditor, is_op, is_quantised, label
-from rewriter.graph.fusion import behind_products, is_depthwise
+from rewriter.graph.fusion import after_products, is_depthwise
 from rewriter.graph.new_weights import NewWeights
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import facts
-from rewriter.patterns.splits import PASS, is_made
-from rewriter.planning.costs.kernels import PROCESSORS
-from rewriter.planning.costs.pricing import priced
-from rewriter.planning.epilogues import PROBE
-from rewriter.planning.mlp import feeds_attention, source_of
-from rewriter.rewriting.splitting import Splitting
+from rewriter.patterns.split_parts import PASS, is_made
+from rewriter.planning.costs.estimate import priced
+from rewriter.planning.costs.node_times import PROCESSORS
+from rewriter.planning.free_fp32 import PROBE
+from rewriter.rewriting.product_splitting.operands import feeds_attention, operand_of
+from rewriter.rewriting.product_splitting.writing import Splitting
 
 LEAST_SHARE = 0.2
 """Least share of the products by weights that must be splittable (docs/accuracy.md#split-products): 0.17
@@ -58,7 +58,7 @@ class SplitProducts(GraphPass):
 
     Options:
         tiles: Most tiles of 128 x 128 in the result of the larger product. 132 is what the multiprocessors of
-            an H200 compute at a time (`rewriter.planning.costs.kernels`).
+            an H200 compute at a time (`rewriter.planning.costs.node_times`).
 
     Declines:
         - more products than the budget allows, or too few of all products by weights
@@ -113,12 +113,12 @@ class SplitProducts(GraphPass):
         sums = context.target.answers.get(PROBE) == "fp32"
         if not sums or context.budget == 0.0:
             return
-        behind, weights = behind_products(graph), NewWeights(graph)
+        epilogues, weights = after_products(graph), NewWeights(graph)
         found: list[Splitting] = []
         products = [node for node in graph.nodes if _is_product(graph, node)]
         projected = Counter(node.input[0] for node in products)
         for node in products:
-            source = None if is_made(node) else source_of(graph, node.input[0], behind)
+            source = None if is_made(node) else operand_of(graph, node.input[0], epilogues)
             if source is None or feeds_attention(graph, node):
                 continue
             split = Splitting(graph, node, source, weights)

@@ -15,10 +15,10 @@ from rewriter.graph import GraphEditor, attribute, label, open_graphs
 from rewriter.graph.new_weights import NewWeights, layout_obstacle
 from rewriter.model import Model, facts
 from rewriter.patterns.windows import Windows, pads_of, windows_of
-from rewriter.planning.costs.kernels import TYPICAL
+from rewriter.planning.costs.node_times import TYPICAL
 from rewriter.planning.planner import node_key
 
-WANTED = {"conv-accumulation": "fp16", "conv-transpose-accumulation": "fp32"}
+NEEDED_ANSWERS = {"conv-accumulation": "fp16", "conv-transpose-accumulation": "fp32"}
 """The answers of `rewriter probe` that the pass needs, by question."""
 
 AXES = 2
@@ -110,7 +110,9 @@ class TransposeConvs(ModelPass):
 
 def _gains(context: Context) -> bool:
     lowered = context.plan is None or context.plan.precision == "fp16"
-    return lowered and all(context.target.answers.get(name) == value for name, value in WANTED.items())
+    return lowered and all(
+        context.target.answers.get(name) == value for name, value in NEEDED_ANSWERS.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from rewriter.pipeline.registry import origin
 
 @dataclass(frozen=True)
 class PassResult:
-    """What one pass did. `seconds` is wall time, checks included."""
+    """The changes and refusals of one pass. `seconds` is wall time, checks included."""
 
     name: str
     changes: tuple[Change, ...]
@@ -40,7 +40,7 @@ class Driver:
     on_pass: Callable[[Pass], None] = lambda _: None
 
     def run(self, model: Model, passes: Sequence[Pass], context: Context) -> tuple[Model, list[PassResult]]:
-        """The rewritten model and one result for each pass; `model` itself stays as it is.
+        """Returns the rewritten model and one result for each pass; `model` itself is unchanged.
 
         Raises:
             PassError: a pass broke the contract; the message names it and those before it.
@@ -92,7 +92,10 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
         too_old = step.requires.refusal(state.model.opset)
         if too_old is not None:
             return state, [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
-        _require(all(isinstance(event, Event) for event in events), "it yields what is no Change or Refusal")
+        _require(
+            all(isinstance(event, Event) for event in events),
+            "it yields something else than events",
+        )
         if not any(isinstance(event, Change) for event in events):
             _require(model.same_as(state.model), "it reports no change, but the model differs")
             return state, events
@@ -104,7 +107,7 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
     except RewriterError:
         raise
     except Exception as error:
-        if origin(type(step)) is None:  # the traceback tells more than we could
+        if origin(type(step)) is None:  # our own defect: the traceback says most
             raise
         raise _pass_error(state.model, step, f"failed: {type(error).__name__}: {error}", earlier) from error
 

@@ -1,4 +1,4 @@
-"""The options of a pass: its dataclass fields, read from text and written back.
+"""Reads the options of a pass, which are its dataclass fields, from text and writes them back.
 
 A field may be a bool, int, float, str, a Literal of strings, or a tuple of strings.
 """
@@ -53,7 +53,7 @@ def options_of(kind: type[Pass]) -> dict[str, Option]:
 
 
 def parse_option(kind: type[Pass], name: str, values: list[str], where: str) -> object:
-    """The value of option `name` from its texts (several for a tuple), quotes still on.
+    """Reads the value of option `name` from its texts (several for a tuple), quotes included.
 
     Raises:
         UsageError: no such option, or text that its type does not take.
@@ -84,7 +84,7 @@ def render_options(step: Pass) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint: the known name closest to `name`, or all of them if none is close."""
+    """Returns a hint: the known name closest to `name`, or all names if none is close."""
     names = list(known)
     return did_you_mean(name, names) or "choose from " + ", ".join(names)
 

@@ -1,10 +1,10 @@
-"""Which passes there are: our own, and those that other packages offer as entry points.
+"""Finds passes by name: our own, and those that other packages offer as entry points.
 
     [project.entry-points."rewriter.passes"]
     drop-identity = "acme_passes:DropIdentity"
 
-The name of the entry point is the name of the pass. A plug-in is imported when its pass is asked for, so
-that a broken one is in nobody's way who does not use it. Our own names cannot be taken over.
+The name of the entry point is the name of the pass. A plug-in is imported when a pipeline names its pass, so
+that a broken package affects only those who use it. It cannot replace one of our own passes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GROUP = "rewriter.passes"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A pass that another package offers; nothing of it is imported yet."""
+    """A pass that another package offers; it is not imported yet."""
 
     entry: EntryPoint
 
@@ -75,7 +75,7 @@ def plugins() -> list[Plugin]:
 
 
 def find(name: str, where: str) -> type[Pass]:
-    """The pass of that name. `where` is what the user wrote it in.
+    """Returns the pass of that name. `where` is the place in which the user wrote it.
 
     Raises:
         UsageError: there is none, two packages offer it, or its package is broken.
@@ -93,7 +93,7 @@ def find(name: str, where: str) -> type[Pass]:
 
 
 def check_name(name: str, where: str) -> str:
-    """The name, if a pass has it; plug-ins are not imported.
+    """Returns the name if a pass has it; plug-ins are not imported.
 
     Raises:
         UsageError: there is none.
@@ -105,7 +105,7 @@ def check_name(name: str, where: str) -> str:
 
 
 def clashes(found: list[Plugin]) -> Iterator[str]:
-    """A sentence for every name of `found` that is taken."""
+    """A sentence for every name of `found` that another pass has."""
     own = own_passes()
     by_name: dict[str, list[str]] = defaultdict(list)
     for plugin in found:
@@ -134,7 +134,7 @@ def _check(name: str, where: str, own: dict[str, type[Pass]], others: list[Plugi
 
 
 def _flaws(kind: Any, name: str) -> Iterator[str]:
-    """What keeps `kind` from being a pass of that name: what our own passes are tested for, too."""
+    """The reasons why `kind` cannot be a pass of that name; our own passes are tested for the same."""
     if not _is_pass(kind):
         yield "it is no class that derives from GraphPass or ModelPass of rewriter.base"
         return

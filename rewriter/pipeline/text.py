@@ -11,7 +11,7 @@ the escapes of JSON. Spaces around commas and braces do not matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rewriter.base import Pass
 from rewriter.errors import UsageError
@@ -25,7 +25,7 @@ _VALUE = re.compile(r'"(?:[^"\\]|\\.)*"|[A-Za-z0-9_./*?:+-]+')
 
 
 def parse(text: str) -> tuple[Pass, ...]:
-    """The passes of a pipeline's text.
+    """Reads the passes of a pipeline's text.
 
     Raises:
         UsageError: an unknown pass or option, a value of the wrong type, or a syntax error; the
@@ -35,29 +35,23 @@ def parse(text: str) -> tuple[Pass, ...]:
 
 
 def render(passes: Iterable[Pass]) -> str:
-    """The shortest text of a pipeline: options at their defaults are left out."""
+    """Writes the shortest text of a pipeline: options at their defaults are left out."""
     return ",".join(step.name + render_options(step) for step in passes)
 
 
 def select(
     preset: str = DEFAULT_PRESET,
-    passes: str | Sequence[str | Pass] | None = None,
+    passes: str | None = None,
     skip: Iterable[str] = (),
 ) -> tuple[Pass, ...]:
-    """The passes to run: those of `preset`, or `passes` in its place, without those named in `skip`.
+    """Returns the passes of `preset`, or `passes` in its place, without those named in `skip`.
 
     Raises:
         UsageError: an unknown preset, pass or option.
     """
-    chosen = preset_named(preset).steps if passes is None else _explicit(passes)
+    chosen = preset_named(preset).steps if passes is None else parse(passes)
     dropped = {registry.check_name(name.strip(), "--skip") for name in skip}
     return tuple(step for step in chosen if step.name not in dropped)
-
-
-def _explicit(passes: str | Sequence[str | Pass]) -> tuple[Pass, ...]:
-    if isinstance(passes, str):
-        return parse(passes)
-    return tuple(step for part in passes for step in ((part,) if isinstance(part, Pass) else parse(part)))
 
 
 class _Reader:
@@ -108,7 +102,7 @@ class _Reader:
         return values
 
     def starts_option(self) -> bool:
-        """Whether `name=` comes next, which after an `=` means that the value before it is empty."""
+        """True if `name=` comes next; after an `=` this means that the value before it is empty."""
         return _OPTION.match(self.text, self.position) is not None
 
     def accept(self, sign: str) -> bool:

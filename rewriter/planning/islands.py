@@ -1,14 +1,10 @@
-"""Islands merge where they meet, and grow over residual sums between them where that needs no more Casts.
+"""FP32 islands merge where they meet, and grow over residual sums if that needs no more Casts.
 
-The norms of a network read its residual stream, so where they are FP32 islands, every sum of that
-stream is cast up for them. With the sums in FP32, too, what is cast up is the branch that each one
-adds: as many Casts, and the stream is no longer rounded once per layer. A stream passes through all
-layers, so its rounding shows in full: in FP32 it made the emulated error of a T5 encoder 5.0e-4
-instead of 1.1e-3. The price is that the stream is stored in 4 bytes instead of 2.
-
-A stream begins with the sum of embeddings, of which all but one may be constants. Measured on one H200
-with TensorRT-RTX 1.6.1, a BERT with that sum, its masks and its scales in FP32: 4.8e-4 instead of 5.2e-4,
-in 424 us both. Emulated, the sum alone makes the difference.
+The norms of a network read its residual stream: if they are FP32 islands, every sum of the stream is cast up
+for them. With the sums in FP32, too, only the branch that each of them adds is cast. That is as many Casts,
+and the stream is no longer rounded once per layer. Its price is 4 bytes per element instead of 2
+(docs/accuracy.md#residual-streams). A stream begins with the sum of embeddings, all but one of which may be
+constants.
 """
 
 from __future__ import annotations
@@ -26,13 +22,13 @@ from rewriter.hazards.survey import Survey
 RULE = "residual-sum"
 
 BETWEEN = "between-islands"
-"""Rule of a node that is in FP32 for its neighbours' sake alone."""
+"""Rule of a node that is FP32 only because its neighbours are."""
 
 
 def grow(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add to `found`, hazards by the identity of their nodes, the sums that cost no Cast.
+    """Add to `found`, hazards by the identity of their nodes, the sums that need no more Casts.
 
-    Sums that feed one another are taken together or not at all.
+    Sums that feed one another are added together or not at all.
     """
     for stream in _streams(survey, found):
         tensors = _border(survey, stream)
@@ -45,12 +41,12 @@ def grow(survey: Survey, found: dict[int, Hazard]) -> None:
 
 
 def is_residual_sum(survey: Survey, node: NodeProto) -> bool:
-    """Whether it adds several computed tensors."""
+    """True if the node adds several computed tensors."""
     return node.op_type in SUMS and sum(1 for t in node.input if not survey.is_constant(t)) > 1
 
 
 def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
-    """Sums that no hazard has named, those that feed one another together."""
+    """The sums without a hazard, grouped by streams: sums that feed one another."""
     streams: dict[int, list[NodeProto]] = {}
     fp32 = set(found)
     for node in survey.nodes:
@@ -71,9 +67,9 @@ def _streams(survey: Survey, found: dict[int, Hazard]) -> list[list[NodeProto]]:
 
 
 def _begins_stream(survey: Survey, node: NodeProto, fp32: AbstractSet[int]) -> bool:
-    """Whether it adds a constant (positions) to what was looked up in a table or is FP32 already.
+    """True if the node adds a constant (positions) to the rows of a table, or to an FP32 tensor.
 
-    Not to the result of a product, which is a bias, nor to scores, which is a mask.
+    A constant added to a product is a bias, and one added to scores a mask: neither begins a stream.
     """
     computed = [t for t in node.input if not survey.is_constant(t)]
     if node.op_type != "Add" or len(computed) != 1 or survey.producer(computed[0]) is None:
@@ -91,14 +87,14 @@ def _border(survey: Survey, nodes: Iterable[NodeProto]) -> list[str]:
 
 
 def _is_cast(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> bool:
-    """Whether the type in which a tensor is made is not what all of its readers want."""
+    """True if a reader of the tensor needs another type than its producer computes."""
     producer = survey.producer(tensor)
     made = id(producer) in fp32 if producer is not None else survey.stays_fp32(tensor)
     return any(wanted != made for wanted in _wanted(survey, tensor, fp32))
 
 
 def _wanted(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> Iterator[bool]:
-    """Whether each reader of a tensor wants FP32."""
+    """For each reader of a tensor: True if it needs FP32."""
     for _, reader in survey.readers(tensor):
         yield id(reader) in fp32
     for name in survey.aliases(tensor):
@@ -107,7 +103,7 @@ def _wanted(survey: Survey, tensor: str, fp32: AbstractSet[int]) -> Iterator[boo
 
 
 def keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Give Q/DQ nodes and their operators one type: a Cast between them keeps TensorRT from fusing them."""
+    """Give Q/DQ nodes and their operators one type: TensorRT does not fuse them across a Cast."""
     partners: dict[int, list[NodeProto]] = {}
     for node, other in _quantized_pairs(survey):
         partners.setdefault(id(node), []).append(other)
@@ -122,7 +118,7 @@ def keep_adjacent(survey: Survey, found: dict[int, Hazard]) -> None:
 
 
 def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
-    """DequantizeLinear with its readers, through views, and QuantizeLinear with what it reads."""
+    """Pairs of DequantizeLinear and a reader, through views, and of QuantizeLinear and its producer."""
     for node in survey.nodes:
         if node.op_type == "DequantizeLinear":
             pairs = survey.downstream(node.output[0], lambda n: n.op_type in VIEWS)
@@ -134,7 +130,7 @@ def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
 
 
 def absorb(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Take a cheap node into the island if all around it is FP32: two borders become none."""
+    """Add cheap nodes that have only FP32 around them to the island: two borders become none."""
     queue = [node for node in survey.nodes if id(node) not in found]
     while queue:
         node = queue.pop()
@@ -145,7 +141,7 @@ def absorb(survey: Survey, found: dict[int, Hazard]) -> None:
 
 
 def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:
-    """Whether an island is next to the node, and nothing but islands and FP32 inputs and outputs."""
+    """True if the node has neighbours, and all are FP32 nodes or FP32 inputs and outputs."""
     neighbours = list(_neighbours(survey, node))
     sources = [t for t in node.input if survey.is_float(t) and not survey.is_constant(t)]
     sinks = [name for t in node.output if survey.is_float(t) for name in survey.aliases(t)]

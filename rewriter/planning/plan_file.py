@@ -21,10 +21,10 @@ from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range, Repai
 
 SCHEMA = "rewriter-plan"
 VERSION = 1
-"""Rises when a field changes its meaning or goes away; a new optional field leaves it."""
+"""Incremented when a field changes its meaning or goes away, not for a new optional field."""
 
 LOWER: tuple[Precision, ...] = ("fp16", "bf16")
-"""What the nodes that a plan does not list compute in."""
+"""Precisions of the nodes that a plan does not list."""
 
 FIELDS: dict[str, tuple[type, ...]] = {
     "schema": (str,),
@@ -37,7 +37,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "norms_in_range": (list,),
     "rescaled": (dict,),
 }
-"""Of the whole file. All but the first three may be left out."""
+"""Fields of the file with their types. All but the first three are optional."""
 
 NODE_FIELDS: dict[str, tuple[type, ...]] = {
     "node": (str,),
@@ -48,7 +48,7 @@ NODE_FIELDS: dict[str, tuple[type, ...]] = {
     "tensor": (str, type(None)),
     "range": (dict, type(None)),
 }
-"""Of a node in FP32 or BF16. `key` or `node` must be there."""
+"""Fields of a node in FP32 or BF16. `key` or `node` is required."""
 
 RANGE_FIELDS: dict[str, tuple[type, ...]] = {
     "low": (int, float, str),
@@ -75,13 +75,13 @@ def to_text(plan: Plan) -> str:
 
 
 def from_text(text: str, where: str = "plan") -> Plan:
-    """The plan that a file holds; nodes that it gives by name alone still have the key "".
+    """Parses a plan; nodes that it gives by name alone have the key "".
 
     Args:
         where: The file, for messages.
 
     Raises:
-        UsageError: no JSON, another schema or version, or a field that does not fit; it is named.
+        UsageError: not JSON, another schema or version, or an invalid field, which is named.
     """
     try:
         fields = json.loads(text)
@@ -107,10 +107,10 @@ def from_text(text: str, where: str = "plan") -> Plan:
 
 
 def read(path: Path) -> Plan:
-    """The plan in a file, as `from_text`.
+    """Reads a plan from a file, as `from_text`.
 
     Raises:
-        UsageError: it cannot be read, or is no plan.
+        UsageError: it cannot be read, or is not a plan.
     """
     try:
         return from_text(path.read_text(encoding="utf-8"), str(path))
@@ -128,7 +128,7 @@ def given_plan(
     keep_fp32: Sequence[str],
     keep_fp32_op: Sequence[str],
 ) -> Plan | None:
-    """The plan that the user hands over; options that say something else are refused, not ignored."""
+    """The plan that the user gave; options that contradict it are refused, not ignored."""
     if plan is None:
         return None
     given = plan if isinstance(plan, Plan) else read(Path(plan))
@@ -140,14 +140,12 @@ def given_plan(
     }
     for option, contradicts in others.items():
         if contradicts:
-            raise UsageError(
-                "the plan says that already", where=option, hint="leave it out, or edit the plan"
-            )
+            raise UsageError("it contradicts the plan", where=option, hint="leave it out, or edit the plan")
     return given
 
 
 def write(plan: Plan, path: Path) -> None:
-    """Write a plan; `path` is replaced only when all is written.
+    """Writes a plan; `path` is replaced only when the new file is complete.
 
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.
@@ -157,7 +155,7 @@ def write(plan: Plan, path: Path) -> None:
 
 def _decision_fields(decision: Decision) -> dict[str, Any]:
     fields = asdict(decision)
-    del fields["repair"]  # the list that it stands in says it
+    del fields["repair"]  # the name of the list states it
     if decision.range is not None:
         fields["range"] = {name: _plain(value) for name, value in fields["range"].items()}
     return fields
@@ -165,17 +163,17 @@ def _decision_fields(decision: Decision) -> dict[str, Any]:
 
 def _texts(entries: list[Any], where: str) -> list[str]:
     if not all(isinstance(entry, str) for entry in entries):
-        raise UsageError("it holds names of tensors", where=where, hint="or leave it out")
+        raise UsageError("not a list of tensor names", where=where, hint="correct it, or leave it out")
     return entries
 
 
 def _decision(entry: object, repair: Repair, where: str) -> Decision:
     if not isinstance(entry, dict):
         hint = 'such as {"node": "/encoder/Softmax"}'
-        raise UsageError("a node is an object with fields", where=where, hint=hint)
+        raise UsageError("not an object with fields", where=where, hint=hint)
     _check(entry, NODE_FIELDS, where)
     if not entry.get("key") and not entry.get("node"):
-        raise UsageError("which node?", where=where, hint='give its name as "node", or its "key"')
+        raise UsageError("no node is named", where=where, hint='give its name as "node", or its "key"')
     measured = entry.get("range")
     return Decision(
         entry.get("node", ""),
@@ -225,7 +223,7 @@ def _chosen(fields: Mapping[str, Any], name: str, options: tuple[str, ...], wher
 
 
 def _plain(value: float | bool) -> float | bool | Literal["nan", "inf", "-inf"]:
-    """The number, or the text of one that JSON lacks; `float` reads both."""
+    """The number, or the name of NaN or an infinity, which JSON lacks; `float` reads both."""
     if math.isfinite(value):
         return value
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

@@ -1,4 +1,4 @@
-"""A plan from elsewhere, fitted to the model at hand: every node that it names is found, or it is refused."""
+"""Fits a saved or edited plan to a model: finds every node that it names, or refuses it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ LIKENESS = 0.8
 
 
 def kept_by_user(plan: Plan) -> Kept:
-    """The nodes that a plan keeps because the user named them, for the passes that ran before there was one.
+    """The nodes that a plan keeps because the user named them.
 
-    A pass that left them as they are has to do so again: the plan fits the model that it was saved for.
+    The passes before the plan must leave them unchanged again, or the plan does not fit their result.
     """
     named = (d for d in plan.decisions if d.rule == "user")
     pairs = ((name, d.op) for d in named for name in (d.node, d.key.partition(":")[2]) if name)
@@ -42,10 +42,10 @@ def operators(model: Model) -> dict[str, str]:
 
 
 def named_by(planned: Mapping[str, str], plan: Plan) -> Plan:
-    """`plan` with the operators that its nodes had when it was made.
+    """`plan` with the operators that its nodes had before the passes that follow a plan.
 
-    Passes that follow a plan may give a node another operator; those that a search then adds have it, but a
-    saved plan is fitted to the model before those passes.
+    These passes may change the operator of a node, and a search may add such a node to the plan. A saved plan
+    is fitted to the model before these passes.
     """
     decisions = (replace(d, op=planned.get(d.key, d.op)) for d in plan.decisions)
     return replace(plan, decisions=tuple(decisions))
@@ -55,13 +55,12 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
     """`plan` as it applies to `model`: exactly its nodes in FP32 and BF16, in the model's order.
 
     Args:
-        model: What the precision pass will see: the model after the structural passes.
+        model: The input of the precision pass: the model after the structural passes.
         where: The plan's file, for messages.
 
     Raises:
-        UsageError: a node that the model does not have, or has with another operator, or a name that
-            several nodes have, or one whose operator has no BF16; it is named. Or a plan of a model
-            with another number of float nodes.
+        UsageError: a node of the plan is not in the model, has another operator there, shares its name with
+            others, or has no BF16; or the plan is for another number of float nodes.
     """
     nodes = _index(model, facts, plan)
     kept: dict[str, Decision] = {}
@@ -84,7 +83,7 @@ def fit(model: Model, facts: Facts, plan: Plan, where: str = "the plan") -> Plan
 
 @dataclass
 class _Nodes:
-    """The nodes that compute in a precision: by key, and the keys by the name that users know."""
+    """The nodes that compute in a precision, by key, and the keys by the name that users see."""
 
     by_key: dict[str, NodeProto] = field(default_factory=dict)
     by_name: dict[str, list[str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Turns hazards into a plan: the FP32 nodes, with islands that share borders merged."""
+"""Turns hazards into a plan: the FP32 nodes, with islands that share a border merged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rewriter.model.schemas import ports
 from rewriter.patterns.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
 from rewriter.planning.dot_products import extend_over_dot_products
-from rewriter.planning.epilogues import (
+from rewriter.planning.free_fp32 import (
     extend_over_epilogues,
     extend_over_norms,
     extend_over_softmax,
@@ -39,10 +39,10 @@ SEARCHED = "tolerance"
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asked of the plan; `measured_norms` and `target` are explained at `PrecisionRequest`.
+class PlanRequest:
+    """The user's options for a plan; `PrecisionRequest` explains `measured_norms` and `target`.
 
-    `epilogues`: whether FP32 is used where it is free, as `rewriter.planning.epilogues` explains.
+    `epilogues`: use FP32 where it is free, by the rules of `rewriter.planning.free_fp32`.
     """
 
     precision: Precision = "fp16"
@@ -55,17 +55,17 @@ class Wish:
 
 
 def node_key(scope: int, node: NodeProto) -> str:
-    """Identifies a node in a model, before and after its types change.
+    """The identity of a node in a plan, which a change of types does not alter.
 
-    Made of the index of its scope (the order of `Facts.scopes`) and the logical name of its first output.
+    Consists of the index of its scope (the order of `Facts.scopes`) and the logical name of its first output.
     """
     return f"{scope}:{logical_name(next((name for name in node.output if name), ''))}"
 
 
-def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], wish: Wish) -> Plan:
+def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], wish: PlanRequest) -> Plan:
     """The plan that the rules of `hazards` give for `model` with its measured `ranges`.
 
-    `ranges` is keyed by scope index and tensor name; what is missing counts as unmeasured.
+    `ranges` is keyed by scope index and tensor name; a missing tensor counts as unmeasured.
     """
     if wish.precision == "fp32":
         return Plan("fp32", wish.io)
@@ -88,7 +88,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
 
 
 def _in_range(survey: Survey) -> Iterator[str]:
-    """The reductions in a graph where squares of norms were seen to fit, less those of the other norms."""
+    """The reductions of norms whose squares were measured to be in range, without those of other norms."""
     inside = {True: set[int](), False: set[int]()}
     for norm in find_norms(survey.graph):
         inside[fits_inside(survey, norm)].update(id(node) for node in norm.nodes)
@@ -105,9 +105,11 @@ def extend_plan(
     extra: Mapping[str, str],
     released: frozenset[str] = frozenset(),
 ) -> Plan:
-    """`plan` with more nodes in FP32, by key with the reason, and without those of `released`.
+    """`plan` with more nodes in FP32, and without those of `released`; islands that meet merge.
 
-    Islands that meet are merged as always.
+    Args:
+        extra: Keys of the nodes to add, with the reason.
+        released: Keys of the nodes to remove.
     """
     if not extra and not released:
         return plan
@@ -132,9 +134,10 @@ def replanned(
     settings: PrecisionRequest,
     extend: Callable[[Survey, dict[int, Hazard]], None],
 ) -> Plan:
-    """`plan` with what `extend` adds to the nodes that it keeps, and islands that meet merged, as always.
+    """`plan` with the nodes that `extend` adds; islands that meet merge.
 
-    `extend` is called for every graph of the model, with hazards by the identity of their nodes.
+    Args:
+        extend: Called for every graph of the model, with the kept nodes as hazards by identity.
     """
     given = {d.key: d for d in plan.decisions}
     decisions: list[Decision] = []
@@ -154,13 +157,13 @@ def replanned(
 
 
 def in_bf16(plan: Plan, keys: AbstractSet[str]) -> Plan:
-    """`plan` with these of its nodes in BF16 instead of FP32."""
+    """`plan` with the given FP32 nodes in BF16."""
     decisions = (replace(d, repair="bf16") if d.key in keys else d for d in plan.decisions)
     return replace(plan, decisions=tuple(decisions))
 
 
 def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
-    """Whether the node's operator takes BF16 in its operator set."""
+    """True if the node's operator supports BF16 in its operator set."""
     rules = ports(node, opsets, LOW_TYPES["bf16"])
     return rules is not None and rules.can_follow
 
@@ -168,7 +171,7 @@ def has_bf16(node: NodeProto, opsets: Mapping[str, int]) -> bool:
 def surveys(
     model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range], settings: PrecisionRequest
 ) -> Iterator[Survey]:
-    """Every graph of the model as the rules see it, in the order of `Facts.scopes`."""
+    """The survey of every graph of the model, in the order of `Facts.scopes`."""
     graphs = open_graphs(model, facts)
     mixed = any(_computes_low(graph) for graph in graphs)
     made: dict[int, Survey] = {}
@@ -192,7 +195,7 @@ def _computes_low(graph: GraphEditor) -> bool:
     )
 
 
-def _decide(survey: Survey, wish: Wish) -> list[Decision]:
+def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
     found: dict[int, Hazard] = {}
     for rule in RULES:
         for hazard in rule(survey):
@@ -203,11 +206,11 @@ def _decide(survey: Survey, wish: Wish) -> list[Decision]:
         extend_over_epilogues(survey, found)
         extend_over_norms(survey, found)
     keep_adjacent(survey, found)
-    if not survey.request.measured_norms:  # else rescaling is to leave as little in FP32 as it can
+    if not survey.request.measured_norms:  # with them, rescaling keeps as little in FP32 as it can
         grow(survey, found)
     if wish.epilogues:
-        extend_over_norms(survey, found)  # once more, for sums that islands have grown over
-        # now, so that masks do not grow into the island: they would cost the fused kernel
+        extend_over_norms(survey, found)  # again: `grow` may have added the sums that norms read
+        # after `grow`, which would add masks to the island and break the fused kernel
         extend_over_softmax(survey, found)
     absorb(survey, found)
     return _decisions(survey, found)

@@ -1,12 +1,12 @@
-"""For TensorRT 8 to 10 with weak typing: an FP32 model, and the plan as constraints for its builder.
+"""Writes a plan as constraints for a weakly typed build of the FP32 model with TensorRT 8 to 10.
 
 Weakly typed builds take precisions from the builder: `--fp16`, and per layer `--layerPrecisions` and
 `--layerOutputTypes`, or `layer.precision` and `layer.set_output_type`, which OBEY_PRECISION_CONSTRAINTS makes
-binding. TensorRT 11 has none of these any more.
+binding. TensorRT 11 has none of these.
 
 The parser names a layer after its node. If a node becomes several layers, the others get a suffix, `_` and
-a number (onnx-tensorrt's registerLayer), and the metadata `[ONNX Layer: name]`. trtexec takes exact names
-alone, with commas between and a colon before the type, so nodes get names without such characters.
+a number (onnx-tensorrt's registerLayer), and the metadata `[ONNX Layer: name]`. trtexec only takes exact
+names, separated by commas, with a colon before the type: nodes get names without these characters.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rewriter.plan import Plan, Repair
 from rewriter.planning.planner import node_key
 
 UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
-"""What no name shall hold: trtexec splits at `,` and `:`, shells at more, and the metadata ends at `]`."""
+"""Characters to avoid: trtexec splits at `,` and `:`, shells at more, and the metadata ends at `]`."""
 
 DATA_TYPES: dict[Repair, str] = {"fp32": "FLOAT", "bf16": "BF16"}
-"""TensorRT's `DataType`, for the repair of a plan, which is trtexec's name of the type."""
+"""TensorRT's `DataType` for each repair of a plan; the repair is trtexec's name of the type."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Constraint:
     """A layer that must not compute in the builder's FP16.
 
     Attributes:
-        layer: Its name, which is that of its node.
-        floats: Whether all its outputs are floats, so that they can be given a type by one word.
-        outputs: How many it has.
+        layer: Its name, the same as its node's.
+        floats: True if all outputs are floats, so that one word gives them a type.
+        outputs: The number of outputs.
     """
 
     layer: str
@@ -54,12 +54,12 @@ class Files:
 
     @classmethod
     def beside(cls, model: Path) -> Files:
-        stem = re.sub(r"\W", "_", model.stem)  # it shall be importable
+        stem = re.sub(r"\W", "_", model.stem)  # the module must be importable
         return cls(model.with_name(f"{model.stem}.trtexec.txt"), model.with_name(f"{stem}_constraints.py"))
 
 
 def named(model: Model) -> Model:
-    """A model whose nodes have names that are unique in all its graphs, and that trtexec takes."""
+    """The model with node names that are unique in all its graphs and that trtexec accepts."""
     result = model.copy()
     nodes = [node for graph in walk_graphs(result.proto.graph) for node in graph.node]
     taken: set[str] = set()
@@ -95,7 +95,7 @@ def constraints(model: Model, facts: Facts, plan: Plan) -> tuple[Constraint, ...
 
 
 def trtexec_arguments(wanted: Sequence[Constraint]) -> str:
-    """The arguments as one line; an output that is no float keeps its type."""
+    """The arguments of trtexec as one line; an output that is no float keeps its type."""
     flags = ["--fp16", *(["--bf16"] if any(c.repair == "bf16" for c in wanted) else [])]
     if not wanted:
         return " ".join(flags)
@@ -106,7 +106,7 @@ def trtexec_arguments(wanted: Sequence[Constraint]) -> str:
 
 
 def python_code(wanted: Sequence[Constraint], model: str) -> str:
-    """A module that sets the constraints on a parsed network."""
+    """The source of a module that sets the constraints on a parsed network."""
     rows = "\n".join(f"    {c.layer!r}: {DATA_TYPES[c.repair]!r}," for c in wanted)
     flags = ", ".join(repr(f) for f in ("FP16", *(["BF16"] if "'BF16'" in rows else [])))
     return _CODE.substitute(model=model, rows=rows, flags=flags)

@@ -1,41 +1,43 @@
-"""Accuracy against latency: the frontier as a table, drawn with characters, and as an SVG or HTML file."""
+"""Shows the frontier of accuracy against latency: a table, a drawing in characters, SVG, HTML and JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from rewriter.errors import UsageError
 from rewriter.model import write_text
-from rewriter.report.tables import new_table
+from rewriter.report.terminal import new_table
 from rewriter.search.result import Frontier, FrontierPoint
 
 COLUMNS, ROWS = 60, 12
-"""Characters of the drawing, without its axes."""
+"""Size of the drawing in characters, without its axes."""
 
 WIDTH, HEIGHT, MARGIN = 720, 440, 70
-"""Pixels of the SVG."""
+"""Size of the SVG in pixels."""
 
 SUFFIXES = (".svg", ".html")
 
-ALL_ALIKE = 0.5
-"""Where a point stands on an axis on which all have one value."""
+CENTRE = 0.5
+"""Position of points on an axis on which all have the same value."""
 
 
 def check_path(path: Path) -> None:
-    """Refuse a file of another kind before the work starts.
+    """Refuse a file that is neither SVG nor HTML.
 
     Raises:
         UsageError: its name does not end in .svg or .html.
     """
     if path.suffix.lower() not in SUFFIXES:
-        hint = "name it .svg, or .html for a page with the table, too"
-        raise UsageError("it is a drawing", where=f"--pareto {path}", hint=hint)
+        hint = "use the suffix .svg, or .html for a page with the table, too"
+        raise UsageError("the suffix is not .svg or .html", where=f"--pareto {path}", hint=hint)
 
 
 def sections(found: Frontier) -> Iterator[RenderableType]:
@@ -69,7 +71,7 @@ def _rows(found: Frontier) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Axes:
-    """Where points stand: both from 0 to 1, left to right and bottom to top."""
+    """Positions of points from 0 to 1, left to right and bottom to top; `spans` are their limits."""
 
     x: Callable[[float], float]
     y: Callable[[float], float]
@@ -78,7 +80,7 @@ class _Axes:
 
 
 def _axes(found: Frontier) -> _Axes:
-    """Axes for all points with a finite value; errors of several magnitudes get logarithms."""
+    """Axes for all points with a finite value; the error axis is logarithmic."""
     shown = tuple(p for p in found.tried if math.isfinite(p.value))
     times, values = [p.latency_us for p in shown], [p.value for p in shown]
     logarithmic = not found.least and all(v > 0 for v in values)
@@ -94,14 +96,14 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 def _scale(values: Sequence[float], logarithmic: bool) -> Callable[[float], float]:
     change: Callable[[float], float] = math.log if logarithmic else float
     low, high = (change(v) for v in _span(values)) if values else (0.0, 0.0)
-    return lambda value: (change(value) - low) / (high - low) if high > low else ALL_ALIKE
+    return lambda value: (change(value) - low) / (high - low) if high > low else CENTRE
 
 
 def drawing(found: Frontier) -> str:
-    """The points as characters: `o` tried, `*` on the frontier, `@` applied. Plain ASCII."""
+    """The points in ASCII: `o` tried, `*` on the frontier, `@` applied."""
     axes = _axes(found)
     if not axes.points:
-        return "No plan that was tried is finite."
+        return "All tried plans have NaN or infinity in their outputs."
     cells = [[" "] * COLUMNS for _ in range(ROWS)]
     for mark, points in (("o", axes.points), ("*", found.points), ("@", _applied(found))):
         for point in points:
@@ -120,18 +122,18 @@ def _applied(found: Frontier) -> list[FrontierPoint]:
 
 
 def write(found: Frontier, path: Path) -> None:
-    """Write the drawing; a page holds the table, too, and needs no other file.
+    """Write the drawing; an HTML page contains the table, too, and needs no other file.
 
     Raises:
         UsageError: the name ends in neither .svg nor .html.
-        OutputError: it cannot be written.
+        OutputError: the file cannot be written.
     """
     check_path(path)
     write_text(svg(found) if path.suffix.lower() == ".svg" else _page(found), path)
 
 
 def svg(found: Frontier) -> str:
-    """The drawing as a self-contained SVG; each point tells its numbers when it is pointed at."""
+    """The drawing as a self-contained SVG; hovering over a point shows its numbers."""
     axes = _axes(found)
     (left, right), (low, high) = axes.spans
 
@@ -168,24 +170,39 @@ def _color(found: Frontier, point: FrontierPoint) -> str:
 
 
 def _dot(x: float, y: float, color: str, point: FrontierPoint) -> str:
-    told = f"{point.value:.3g} at {point.latency_us:.2f} us, {len(point.plan.fp32)} nodes in FP32"
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"><title>{told}</title></circle>'
+    title = f"{point.value:.3g} at {point.latency_us:.2f} us, {len(point.plan.fp32)} nodes in FP32"
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"><title>{title}</title></circle>'
 
 
 def _label(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{_escaped(text)}</text>'
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text, quote=False)}</text>'
 
 
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _cells(tag: str, texts: Iterable[str]) -> str:
+    return "".join(f"<{tag}>{escape(text, quote=False)}" for text in texts)
 
 
 def _page(found: Frontier) -> str:
     """The drawing and the table as one HTML page."""
-    head = "".join(f"<th>{_escaped(t)}" for t in ("us", "more", found.metric, "FP32", "BF16", ""))
-    rows = "\n".join("<tr>" + "".join(f"<td>{_escaped(cell)}" for cell in row) for row in _rows(found))
+    head = _cells("th", ("us", "more", found.metric, "FP32", "BF16", ""))
+    rows = "\n".join("<tr>" + _cells("td", row) for row in _rows(found))
     style = "body{font-family:sans-serif} td,th{padding:2px 12px;text-align:right}"
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Frontier</title>'
         f"<style>{style}</style>\n{svg(found)}<table>\n<tr>{head}\n{rows}\n</table></html>\n"
     )
+
+
+def frontier_dict(found: Frontier) -> dict[str, Any]:
+    """The points of the frontier."""
+    points = [
+        {
+            "latency_us": point.latency_us,
+            "value": point.value,
+            "fp32": len(point.plan.fp32),
+            "bf16": len(point.plan.bf16),
+            "applied": point.plan == found.chosen,
+        }
+        for point in found.points
+    ]
+    return {"metric": found.metric, "least": found.least, "latency": found.origin, "points": points}

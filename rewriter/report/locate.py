@@ -1,4 +1,4 @@
-"""Where a model starts to go wrong, for people and as JSON."""
+"""Shows where a model starts to go wrong: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rewriter.report.json import installed_versions, plain
-from rewriter.report.tables import new_table
-from rewriter.report.text import shorten
+from rewriter.report.json import document
+from rewriter.report.terminal import new_table, shorten
 from rewriter.verification.locate.result import Location, Step
-
-SCHEMA_VERSION = 1
-"""Rises when a field changes its meaning or goes away; a new field leaves it."""
 
 
 def print_location(found: Location, out: Console) -> None:
@@ -29,21 +25,21 @@ def _sections(found: Location) -> Iterator[RenderableType]:
     yield _table("Outputs", found.outputs, found.tolerance)
     if found.first is None and found.wrong:
         names = ", ".join(step.tensor for step in found.wrong)
-        yield Text(f"{names} is wrong, and is no float tensor that both models have.", style="bold red")
+        yield Text(f"{names} is wrong, but is no float tensor that both models have.", style="bold red")
         yield _how(found)
         return
     if found.first is None:
-        yield Text(f"No output is further than {found.tolerance:.2g} from the original.", style="green")
+        yield Text(f"All outputs are within {found.tolerance:.2g} of the original.", style="green")
         yield _how(found)
         return
     yield Text(_verdict(found), style="bold red")
     if found.right:
         names = ", ".join(f"{s.tensor} ({_error(s)})" for s in found.right)
-        yield Text(f"Right before it: {names}")
+        yield Text(f"Last correct tensors: {names}")
     else:
-        yield Text("Right before it: the model's inputs")
+        yield Text("Last correct tensors: the model's inputs")
     if found.hiding:
-        yield Text("Between them, and not to be looked at:", style="yellow")
+        yield Text("Between them are tensors that cannot be marked:", style="yellow")
         for step in found.hiding:
             yield Text(f"  {step.tensor} of {step.node} ({step.op}): {step.note}", style="yellow")
     yield _table("From there to the output", found.chain, found.tolerance)
@@ -59,19 +55,19 @@ def _verdict(found: Location) -> str:
         return ""
     where = f"{first.tensor} of node {first.node} ({first.op}), error {_error(first)}"
     if found.exact:
-        return f"It starts to go wrong at {where}: all that it is computed from is right."
+        return f"The first wrong tensor is {where}: its operands are correct."
     if found.hiding:
         return (
-            f"It goes wrong somewhere up to {where}: looking between changes what is computed, so what is "
-            "wrong is probably the fusion of these nodes."
+            f"The first wrong tensor is {where}, or one shortly before it: marking those changes the "
+            "results, so the fusion of these nodes is probably wrong."
         )
-    return f"It goes wrong somewhere up to {where}: the search ended before it was narrowed down further."
+    return f"The first wrong tensor is {where}, or one before it: the search ended early."
 
 
 def _table(title: str, steps: Sequence[Step], tolerance: float) -> RenderableType:
     added = any(step.added is not None for step in steps)
-    columns = ["tensor", "node", "operator", "error", *(["its own"] if added else [])]
-    rows = new_table(title, *columns, right=("error", "its own") if added else ("error",))
+    columns = ["tensor", "node", "operator", "error", *(["own error"] if added else [])]
+    rows = new_table(title, *columns, right=("error", "own error") if added else ("error",))
     for step in steps:
         wrong = step.error is not None and not step.error <= tolerance
         cells = [shorten(step.tensor), shorten(step.node), step.op, _error(step)]
@@ -90,16 +86,15 @@ def _number(value: float) -> str:
 
 
 def _how(found: Location) -> Text:
-    text = f"{found.tensors} tensors in common, {found.builds} builds with marks"
+    text = f"{found.tensors} common tensors, {found.builds} builds with marks"
     if found.discarded:
-        text += f", {found.discarded} of them thrown away because the marks changed the outputs"
+        text += f", {found.discarded} of them discarded because marks changed the outputs"
     if found.builds:
-        text += f"; marks moved the outputs by {found.moved:.2g}, two builds differ by {found.spread:.2g}"
+        text += f"; marks change the outputs by {found.moved:.2g}, repeated builds by {found.spread:.2g}"
     notes = "".join(f"\nNote: {note}" for note in found.notes)
     return Text(f"{text} (relative L2, {found.engine}){notes}")
 
 
 def as_dict(found: Location) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes."""
-    fields = {"schema_version": SCHEMA_VERSION, "versions": installed_versions(), **asdict(found)}
-    return {name: plain(value) for name, value in fields.items()}
+    return document(asdict(found))

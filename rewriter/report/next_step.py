@@ -1,4 +1,4 @@
-"""The command that builds an engine out of the file that was written."""
+"""Suggests the command that builds an engine from the written file."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Port
 
 ALWAYS_TYPED_SINCE = (11,)
-"""TensorRT 11 removed weakly typed networks, and with them the need for `--stronglyTyped`."""
+"""TensorRT 11 has only strongly typed networks and does not need `--stronglyTyped`."""
 
 Spans = Mapping[str, tuple[Shape, Shape, Shape]]
 """Smallest, typical and largest shape of each input."""
 
 
 def next_command(result: FixResult) -> str | None:
-    """The shell command, shapes included if inputs are dynamic; None if no file was written.
+    """Returns the shell command, with shapes if inputs are dynamic; None if no file was written.
 
-    An axis without a known size is written as `?`: the user has to fill it in.
+    The user has to replace `?` by the size of an axis that is unknown.
     """
     if result.output is None:
         return None
     spans = result.data.spans if result.data else {}
     shapes = _shapes(result.model.signature.inputs, spans)
-    if result.constraints is not None:  # the file holds a line of arguments, for the shell to split
+    if result.constraints is not None:  # the shell splits the arguments in the file
         words = shlex.join(["trtexec", f"--onnx={result.output}", *shapes])
         return f"{words} $(cat {shlex.quote(str(result.constraints))})"
     return shlex.join([*_tool(result.target, result.output), *shapes])
 
 
 def remark(result: FixResult) -> str | None:
-    """What to change in the command when the version of the target is not known."""
+    """Returns how to change the command for TensorRT 11, if the target's version is unknown."""
     target = result.target
     if target.library == "tensorrt" and not target.version and result.constraints is None:
-        return "TensorRT 11: leave --stronglyTyped out"
+        return "TensorRT 11: omit --stronglyTyped"
     return None
 
 

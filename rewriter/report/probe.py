@@ -1,4 +1,4 @@
-"""The answers of the probes as a table."""
+"""Shows the results of probes as a table."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.text import Text
 
 from rewriter.base import Target
 from rewriter.engines.probe.ask import UNKNOWN, Answer, Answers, Buildable, questions
-from rewriter.report.tables import new_table
+from rewriter.report.terminal import new_table
 
 
 def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> None:
-    """Print every question with its answer, and where the answers come from."""
+    """Print every question with its answer, and the origin of the answers."""
     origin = (
         "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
     )
@@ -32,12 +32,12 @@ def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> Non
 
 
 def _use(found: Answers) -> str:
-    """Which targets of `fix` and `scan` the answers serve."""
+    """The `--target` values that use these answers."""
     if found.library == "onnxruntime":
-        return "nothing: no target is ONNX Runtime"
+        return "no target, since none is ONNX Runtime"
     if found.library == Target().library:
-        return f"--target {found.library} (the default), also with this release's number"
-    return f"--target {found.library} alone, not the default target, {Target().library}"
+        return f"--target {found.library} (the default), with or without this release's number"
+    return f"--target {found.library}, not for the default target {Target().library}"
 
 
 def _figures(answer: Answer, most: int | None) -> str:
@@ -47,7 +47,7 @@ def _figures(answer: Answer, most: int | None) -> str:
 
 
 def print_builds(builds: Sequence[Buildable], out: Console) -> None:
-    """Print which of the models are parsed and built."""
+    """Print which of the probe models fail to build, and how many are built."""
     failed = [b for b in builds if b.problem]
     for build in failed:
         out.print(Text(f"{build.probe}, {build.case}: {build.problem}", style="yellow"), soft_wrap=True)
@@ -56,5 +56,5 @@ def print_builds(builds: Sequence[Buildable], out: Console) -> None:
 
 
 def differing(ours: Mapping[str, Answer], others: Mapping[str, Answer]) -> list[str]:
-    """Probes that two sets of answers answer differently."""
+    """Names of the probes with different answers in both sets."""
     return [n for n, a in ours.items() if n in others and others[n].value != a.value != UNKNOWN]

@@ -1,4 +1,4 @@
-"""Progress on the terminal, and Ctrl-C that lasts."""
+"""Shows progress on the terminal, and makes Ctrl-C reliable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for the current stage on stderr, gone when done; lines if that is not a terminal.
+    """Shows a transient bar for the current stage on stderr, or lines if that is not a terminal.
 
-    Lines tell of stages that begin with `LASTING`, each time when there is news.
+    Lines are printed only for stages that begin with `LASTING`, whenever their text changes.
 
-    The callable takes a stage, how much of it is done, and of how much (0: not known); it raises
-    KeyboardInterrupt if the user pressed Ctrl-C before.
+    Yields:
+        A function of a stage, the amount done, and the total (0: unknown). It raises KeyboardInterrupt if
+        the user has pressed Ctrl-C.
     """
     from rich.console import Console
 
@@ -65,9 +66,9 @@ def _lines(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def _lasting_interrupts() -> Iterator[Callable[[], None]]:
-    """Ctrl-C raises KeyboardInterrupt, and so does every later check.
+    """After Ctrl-C, every later check raises KeyboardInterrupt, too.
 
-    Extension modules that call back into Python may lose the first one: seen in the import of one.
+    Extension modules that call back into Python may lose the first one.
     """
     pressed = False
 
@@ -80,7 +81,7 @@ def _lasting_interrupts() -> Iterator[Callable[[], None]]:
         if pressed:
             raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # the others get no signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield check
         return
     before = signal.signal(signal.SIGINT, remember)

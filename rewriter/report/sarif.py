@@ -1,4 +1,4 @@
-"""The result of `scan` as SARIF 2.1.0, which code hosts and editors show beside the file.
+"""Converts the result of `scan` to SARIF 2.1.0, which code hosts and editors show beside the file.
 
 The format is OASIS Standard "Static Analysis Results Interchange Format (SARIF) Version 2.1.0", 27 March
 2020; section numbers below are its own.
@@ -19,11 +19,11 @@ VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 NODES_LISTED = 100
-"""Locations of one result: code hosts show no more, and a norm's island has ten."""
+"""Most locations of one result: code hosts show no more."""
 
 
 def as_sarif(result: ScanResult) -> dict[str, Any]:
-    """The findings as one SARIF log with one run; a kind of hazard is a rule (3.49)."""
+    """Returns a SARIF log with one run; each kind of hazard is a rule (3.49)."""
     kinds = sorted({finding.kind for finding in result.findings})
     driver = {
         "name": "rewriter",
@@ -58,7 +58,7 @@ def _rule(name: str) -> dict[str, Any]:
 
 
 def _result(finding: Finding, index: int, uri: str | None) -> dict[str, Any]:
-    """One result (3.27); its level is the severity: SARIF has the same three words (3.27.10)."""
+    """Returns a result (3.27); SARIF's levels are the same three words as severities (3.27.10)."""
     text = _sentence(finding.reason)
     if finding.range is not None and str(finding.range) not in text:
         text += f" {finding.tensor} is in {finding.range}."
@@ -81,7 +81,7 @@ def _result(finding: Finding, index: int, uri: str | None) -> dict[str, Any]:
 
 
 def _location(finding: Finding, uri: str | None) -> dict[str, Any]:
-    """The file as the physical, the nodes as the logical locations (3.28.4): a model has no lines."""
+    """Returns the file as physical and the nodes as logical locations (3.28.4): a model has no lines."""
     nodes = zip(finding.nodes[:NODES_LISTED], finding.ops, strict=False)
     logical = [
         {"fullyQualifiedName": node, "name": node.split("/")[-1] or node, "kind": op} for node, op in nodes
@@ -93,12 +93,12 @@ def _location(finding: Finding, uri: str | None) -> dict[str, Any]:
 
 
 def _uri(path: Path | None) -> str | None:
-    """A relative path as a relative reference, an absolute one as file: (RFC 3986, 3.4.3)."""
+    """Returns a relative reference for a relative path, a file: URI for an absolute one (RFC 3986, 3.4.3)."""
     if path is None:
         return None
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
 
 def _sentence(text: str) -> str:
-    """The text as a sentence: SARIF wants messages to end with a full stop (3.11.2)."""
+    """Returns the text as a sentence: SARIF messages end with a full stop (3.11.2)."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -1,4 +1,4 @@
-"""The result of `scan` as a table for people and as JSON for programs."""
+"""Shows the result of `scan`: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from rich.text import Text
 
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
-from rewriter.report.json import installed_versions, plain
-from rewriter.report.tables import new_table
-from rewriter.report.terminal import MORE, SHOWN
-from rewriter.report.text import about_target, grouped, listed, shorten
-
-SCHEMA_VERSION = 1
-"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+from rewriter.report.json import data_dict, document
+from rewriter.report.terminal import (
+    SHOWN,
+    about_target,
+    closing_lines,
+    first_lines,
+    grouped,
+    listed,
+    new_table,
+)
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
-    """Print the findings, worst first: -1 the last line alone, 0 the highlights, 1 everything."""
+    """Print the findings, worst first; verbosity -1: the verdict line, 0: the highlights, 1: everything."""
     if verbosity >= 0:
         for part in _sections(result, None if verbosity > 0 else SHOWN):
             out.print(part)
@@ -31,7 +34,7 @@ def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> Non
 
 
 def verdict_line(result: ScanResult) -> Text:
-    """One line: how many findings there are of each severity."""
+    """One line with the number of findings of each severity."""
     worst: Severity = "error" if result.count("error") else "warning" if result.count("warning") else "note"
     counts = ", ".join(_counted(result.count(s), s) for s in reversed(SEVERITIES))
     name = str(result.path) if result.path else "the model"
@@ -52,18 +55,13 @@ def _sections(result: ScanResult, limit: int | None) -> Iterator[RenderableType]
             yield _findings(severity, found, limit)
             yield ""
     yield Text(about_target(result.target))
-    yield Text(f"Data: {result.data.text}", style="" if result.data.real else "yellow")
-    for warning in result.warnings:
-        yield Text(f"Warning: {warning}", style="yellow")
-    yield Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in result.seconds.items()))
+    yield from closing_lines(result.data, result.warnings, result.seconds)
 
 
 def _findings(severity: Severity, findings: Sequence[Finding], limit: int | None) -> RenderableType:
-    """One row for each kind and repair, with its reasons and nodes."""
-    rows = new_table(
-        f"{severity.capitalize()}s", "kind", "found", "what, where, and what to do", right=("found",)
-    )
-    rows.columns[0].no_wrap = True
+    """One row per kind and repair, with reasons and nodes."""
+    columns = ("kind", "found", "reason, nodes and repair")
+    rows = new_table(f"{severity.capitalize()}s", *columns, right=("found",), whole="kind")
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.kind, finding.repair), []).append(finding)
@@ -82,13 +80,11 @@ def _lines(findings: Sequence[Finding], limit: int | None) -> list[str]:
         names = [name for f in members for name in (f.nodes if limit is None else f.nodes[:1])]
         where = f": {listed(names, limit and 2)}" if names else ""
         lines.append(f"{text}{_evidence(members)}{where}")
-    if limit is None or len(lines) <= limit:
-        return lines if limit is None else [*map(shorten, lines)]
-    return [*map(shorten, lines[:limit]), f"... and {len(lines) - limit} more: {MORE}"]
+    return first_lines(lines, limit)
 
 
 def _evidence(findings: Sequence[Finding]) -> str:
-    """The widest range of the findings, after the sentence that it supports."""
+    """The widest range of the findings, unless their reason has it."""
     ranges = [f.range for f in findings if f.range is not None and str(f.range) not in f.reason]
     return f", range {max(ranges, key=lambda r: r.absmax)}" if ranges else ""
 
@@ -100,17 +96,15 @@ def _link(findings: Sequence[Finding]) -> str:
 def as_dict(result: ScanResult) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes, in a fixed order."""
     fields = {
-        "schema_version": SCHEMA_VERSION,
-        "versions": installed_versions(),
         "input": str(result.path) if result.path else None,
         "precision": result.precision,
         "target": str(result.target),
         "probe": result.target.known_from or None,
-        "data": {"text": result.data.text, "samples": result.data.samples, "real": result.data.real},
+        "data": data_dict(result.data),
         "float_nodes": result.float_nodes,
         "counts": {severity: result.count(severity) for severity in reversed(SEVERITIES)},
         "findings": [{**asdict(f), "rung": KINDS[f.kind].rung} for f in result.findings],
         "warnings": result.warnings,
         "seconds": result.seconds,
     }
-    return {name: plain(value) for name, value in fields.items()}
+    return document(fields)

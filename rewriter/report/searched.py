@@ -1,20 +1,21 @@
-"""What a search on an engine tried, as a table."""
+"""Shows the plans that a search built and measured, as a table and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import RenderableType
 
-from rewriter.report.tables import new_table
+from rewriter.report.terminal import MORE, new_table
 from rewriter.search.result import Searched, TriedPlan
 
 FEW = 12
-"""Rows of the table without `-v`: the rules' plan, the one that was applied, the fastest of the others."""
+"""Rows of the table without `-v`: the rules' plan, the applied one, and the fastest of the others."""
 
 
 def sections(found: Searched, limit: int | None) -> Iterator[RenderableType]:
-    """The plans that were built and run; all of them if `limit` is None."""
+    """A table of the plans; all of them if `limit` is None."""
     shown = found.tried if limit is None else _few(found.tried)
     base = found.tried[0].latency_us
     numbers = (found.metric, "us", "+-", "more", "FP32")
@@ -24,12 +25,12 @@ def sections(found: Searched, limit: int | None) -> Iterator[RenderableType]:
         table.add_row(one.words, *_figures(one, base), note)
     yield table
     if len(shown) < len(found.tried):
-        yield f"... and {len(found.tried) - len(shown)} more plans: -v lists everything"
+        yield f"... and {len(found.tried) - len(shown)} more plans: {MORE}"
     yield ""
 
 
 def _few(tried: tuple[TriedPlan, ...]) -> list[TriedPlan]:
-    """In the order in which they were tried."""
+    """The most interesting plans, in the order of the trials."""
     order = sorted(range(len(tried)), key=lambda i: (i > 0, not tried[i].applied, _us(tried[i])))
     return [tried[i] for i in sorted(order[:FEW])]
 
@@ -44,3 +45,22 @@ def _figures(one: TriedPlan, base: float | None) -> tuple[str, str, str, str, st
         return "", "", "", "", count
     more = f"{one.latency_us / base - 1.0:+.1%}" if base else ""
     return f"{one.value:.3g}", f"{one.latency_us:.1f}", f"{one.spread_us:.1f}", more, count
+
+
+def searched_dict(found: Searched) -> dict[str, Any]:
+    """Every plan that was tried, with its measurements."""
+    tried = [
+        {
+            "plan": one.words,
+            "value": one.value,
+            "latency_us": one.latency_us,
+            "spread_us": one.spread_us,
+            "fp32": len(one.plan.fp32),
+            "bf16": len(one.plan.bf16),
+            "problem": one.problem,
+            "applied": one.applied,
+            "untried": one.untried,
+        }
+        for one in found.tried
+    ]
+    return {"metric": found.metric, "measured": found.origin, "tried": tried}

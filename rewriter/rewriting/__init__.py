@@ -1,1 +1,5 @@
-"""The algorithms of large passes."""
+"""Algorithms of large passes.
+
+`opsets` converts nodes to later operator sets, `rescaling` removes overflow by powers of two, `rounding`
+rounds weights together, `splitting` splits products into FP16 parts.
+"""

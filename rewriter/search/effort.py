@@ -11,7 +11,7 @@ from rewriter.emulation import Accumulation
 from rewriter.graph.fusion import is_plain_transpose
 from rewriter.model import Model
 from rewriter.model.facts import Facts
-from rewriter.planning.costs.kernels import products
+from rewriter.planning.costs.node_times import products
 from rewriter.search.evaluator import Problem
 
 FP16_SUMS = 8.0

@@ -21,9 +21,9 @@ from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
 from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
-from rewriter.planning.costs.kernels import ORIGIN
+from rewriter.planning.costs.estimate import priced
+from rewriter.planning.costs.node_times import ORIGIN
 from rewriter.planning.costs.prices import Prices
-from rewriter.planning.costs.pricing import priced
 from rewriter.planning.planner import LOW_TYPES, surveys
 from rewriter.verification.checks import as_declared
 

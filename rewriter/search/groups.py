@@ -28,7 +28,7 @@ from rewriter.graph.ops import (
     VIEWS,
 )
 from rewriter.hazards.survey import Survey
-from rewriter.planning import epilogues, islands
+from rewriter.planning import free_fp32, islands
 from rewriter.planning.planner import node_key
 from rewriter.search.candidate import Candidate, Group, added
 from rewriter.search.cheapest import RELEASABLE, in_range_products
@@ -36,7 +36,7 @@ from rewriter.search.goal import Budget, ErrorLimit, Goal
 from rewriter.search.trials import Trials, Types
 from rewriter.search.within import row_within
 
-FOR_ACCURACY = RELEASABLE | epilogues.FREE | {islands.RULE}
+FOR_ACCURACY = RELEASABLE | free_fp32.FREE | {islands.RULE}
 """Rules whose nodes an engine may find slower in FP32 than they are worth."""
 
 ESTIMATE_OFF = 0.12
@@ -131,7 +131,7 @@ def _released(trials: Trials) -> Iterator[Group]:
     for decision in trials.plan.decisions:
         if decision.rule in FOR_ACCURACY:
             rules.setdefault(decision.rule, []).append(decision.key)
-    for rule, keys in sorted(rules.items(), key=lambda pair: pair[0] not in epilogues.FREE):
+    for rule, keys in sorted(rules.items(), key=lambda pair: pair[0] not in free_fp32.FREE):
         yield Group(f"{rule} back in FP16 ({len(keys)})", Candidate(released=frozenset(keys)))
 
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rewriter.graph.fusion import reduces
+from rewriter.graph.fusion import kernel_results, reduces
 from rewriter.graph.ops import ELEMENTWISE
 from rewriter.hazards.survey import Survey
 from rewriter.plan import Plan
-from rewriter.planning.epilogues import RULE
+from rewriter.planning.free_fp32 import RULE
 from rewriter.planning.planner import node_key
 from rewriter.search.evaluator import Problem
 
@@ -45,10 +45,12 @@ def in_attention(problem: Problem, plan: Plan) -> frozenset[str]:
 
 
 def _taking(survey: Survey, epilogues: frozenset[str]) -> Iterator[str]:
-    reached: set[str] = set()
+    results = kernel_results(
+        survey.nodes,
+        begins=lambda n: node_key(survey.scope, n) in epilogues,
+        belongs=lambda n: n.op_type in ELEMENTWISE or n.op_type == "Split",
+        source=survey.source,
+    )
     for node in survey.nodes:
-        key, fed = node_key(survey.scope, node), any(survey.source(t) in reached for t in node.input if t)
-        if fed and reduces(node):
-            yield key
-        elif key in epilogues or (fed and (node.op_type in ELEMENTWISE or node.op_type == "Split")):
-            reached.update(node.output)
+        if reduces(node) and any(survey.source(name) in results for name in node.input if name):
+            yield node_key(survey.scope, node)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
+from rewriter.graph.fusion import elementwise_after
 from rewriter.plan import Plan
-from rewriter.planning.activations import computed_of
 from rewriter.planning.islands import is_residual_sum
 from rewriter.planning.planner import node_key
 from rewriter.search.evaluator import Problem
@@ -29,7 +29,7 @@ def residual_streams(problem: Problem, plan: Plan) -> list[str]:
     sums: list[list[str]] = []
     is_sum = partial(is_residual_sum, survey)
     for node in filter(is_sum, survey.nodes):
-        nodes = (node, *computed_of(survey, node.output[0], ends=is_sum))
+        nodes = (node, *elementwise_after(survey, node.output[0], stop=is_sum))
         sums.append([key for key in (node_key(survey.scope, n) for n in nodes) if key not in kept])
     known = (found for found in sums if all(key in extra for key in found))
     cheapest = sorted(known, key=lambda keys: sum(extra[key] for key in keys))

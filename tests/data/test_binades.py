@@ -42,7 +42,7 @@ def test_a_large_tensor_is_sampled_evenly_over_channels() -> None:
     np.testing.assert_allclose(found.shares, np.full(16, 1 / 16), atol=0.005)
 
 
-def test_samples_and_tensors_add_up_and_only_what_they_need_runs() -> None:
+def test_counts_add_up_and_only_needed_nodes_run() -> None:
     count = PACKED + 3
     body = "".join(f"t{i} = Add(x, k) " for i in range(count))
     source = model(
@@ -57,6 +57,6 @@ def test_samples_and_tensors_add_up_and_only_what_they_need_runs() -> None:
     assert found == dict.fromkeys((f"t{i}" for i in range(count)), Binades(0, (0.25, 0.25, 0.5)))
 
 
-def test_zeros_and_strangers_have_no_binades() -> None:
+def test_zeros_and_unknown_tensors_have_no_binades() -> None:
     assert measure_binades(COPY, [{"x": np.zeros(3, np.float32)}], ["y", "nobody"]) == {}
     assert measure_binades(COPY, [], []) == {}

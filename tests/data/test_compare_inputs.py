@@ -221,7 +221,7 @@ RESAMPLED: dict[str, tuple[Array, str]] = {
 
 
 @pytest.mark.parametrize(("theirs", "text"), RESAMPLED.values(), ids=RESAMPLED.keys())
-def test_what_is_left_is_told_as_resampling(theirs: Array, text: str) -> None:
+def test_the_remainder_is_reported_as_resampling(theirs: Array, text: str) -> None:
     found = compare_arrays(RAW, theirs[::-1])
     assert {d.kind for d in found.differences} == {"channel-order", "interpolation"}
     assert text in found.differences[-1].text
@@ -254,7 +254,7 @@ def test_relations_of_other_arrays(ours: Any, theirs: Any, kinds: set[str]) -> N
         np.testing.assert_allclose(run(found.code, mine), other)
 
 
-def test_constant_and_empty_images_relate_to_nothing_but_themselves() -> None:
+def test_constant_and_empty_images_relate_only_to_themselves() -> None:
     flat = np.full((1, 3, 32, 32), 7.0, np.float32)
     assert compare_arrays(flat, flat.copy()).differences == ()
     assert compare_arrays(flat, np.full_like(flat, 9.0)).differences
@@ -268,7 +268,7 @@ def written(folder: Path, name: str, **arrays: Any) -> Path:
     return folder / f"{name}.npz"
 
 
-def test_the_command_says_it_in_words_and_exits_with_1(tmp_path: Path) -> None:
+def test_the_command_prints_the_differences_and_exits_with_1(tmp_path: Path) -> None:
     ours = written(tmp_path, "ours", image=inner(Pipeline("ImageNet")))
     theirs = written(tmp_path, "theirs", image=inner(Pipeline("0..255", "NHWC", bgr=True)))
     told = tmp_path / "told.json"

@@ -83,7 +83,7 @@ WARNED: dict[str, tuple[Model, dict[str, Array], str]] = {
 
 
 @pytest.mark.parametrize(("model", "feeds", "text"), WARNED.values(), ids=WARNED.keys())
-def test_speaks(model: Model, feeds: dict[str, Array], text: str) -> None:
+def test_a_conflict_is_reported(model: Model, feeds: dict[str, Array], text: str) -> None:
     found = unexpected(model, [feeds])
     assert len(found) == 1
     assert any(part in str(found[0]) for part in text.split("|"))
@@ -106,7 +106,7 @@ SILENT: dict[str, tuple[Model, dict[str, Array]]] = {
 
 
 @pytest.mark.parametrize(("model", "feeds"), SILENT.values(), ids=SILENT.keys())
-def test_is_silent(model: Model, feeds: dict[str, Array]) -> None:
+def test_usual_data_is_not_reported(model: Model, feeds: dict[str, Array]) -> None:
     assert unexpected(model, [feeds]) == ()
 
 

@@ -93,7 +93,7 @@ FORMS: list[Any] = [
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_read_again_and_again(form: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_every_form_can_be_read_repeatedly(form: Callable[[Path], Any], tmp_path: Path) -> None:
     data, wanted = form(tmp_path)
     samples = load_samples(data, TWO)
     same(samples, wanted)
@@ -117,7 +117,7 @@ def test_one_npy_file_is_enough_for_one_input(tmp_path: Path) -> None:
     same(load_samples(tmp_path / "any.npy", ONE), [{"x": np.ones(2, np.float32)}])
 
 
-def test_names_that_no_file_can_have_are_underscores(tmp_path: Path) -> None:
+def test_characters_that_no_file_name_can_have_are_underscores(tmp_path: Path) -> None:
     model = ONE.copy()
     model.proto.graph.input[0].name = model.proto.graph.node[0].input[0] = "in/x:0"
     np.save(tmp_path / "in_x_0.npy", np.ones(2, np.float32))
@@ -133,13 +133,13 @@ def test_bfloat16_comes_back_from_an_npz(tmp_path: Path) -> None:
     same(load_samples(iter([feeds]), model), [feeds])
 
 
-def test_big_endian_data_is_no_other_type() -> None:
+def test_big_endian_data_is_accepted() -> None:
     found = next(iter(load_samples({"x": np.array([1, 2], ">f4")}, ONE)))
     assert found["x"].dtype == np.dtype("<f4")
     assert found["x"].tolist() == [1, 2]
 
 
-def test_a_generator_is_held_one_sample_at_a_time() -> None:
+def test_one_sample_of_a_generator_is_in_memory_at_a_time() -> None:
     alive = 0
 
     class Counted(np.ndarray[Any, Any]):
@@ -160,7 +160,7 @@ def test_a_generator_is_held_one_sample_at_a_time() -> None:
     assert [feeds["x"][0] for feeds in load_samples(generate(), ONE)] == [0, 1, 2, 3, 4]
 
 
-def test_samples_are_samples() -> None:
+def test_samples_are_passed_through() -> None:
     samples = load_samples(sample(), TWO)
     assert load_samples(samples, TWO) is samples
 
@@ -451,7 +451,7 @@ def test_an_input_of_unknown_rank_needs_a_shape() -> None:
     assert first(of_unknown_rank(), input_shapes={"x": (2,)})["x"].shape == (2,)
 
 
-def test_strings_cannot_be_made_up() -> None:
+def test_strings_cannot_be_random() -> None:
     model = graphs.graph("g (string[2] s) => (string[2] y) { y = Identity(s) }")
     with pytest.raises(InputsError, match="only numbers can be random"):
         random_samples(model)

@@ -27,7 +27,7 @@ def merged(model: Model) -> Model:
 
 
 @pytest.mark.parametrize("name", ["vit", "bert", "swin", "t5_encoder", "llama_block"])
-def test_are_those_that_a_run_measures(name: str) -> None:
+def test_derived_ranges_equal_measured_ones(name: str) -> None:
     source = Driver().run(load(MODELS / f"{name}.onnx"), parse("upgrade-opset,simplify"), Context())[0]
     feeds = [dict(sample) for sample in load_samples(MODELS / f"{name}.npz", source)]
     result = merged(source)
@@ -53,7 +53,7 @@ APART = """
     }"""
 
 
-def test_a_product_lies_within_the_sum_less_the_bias() -> None:
+def test_a_product_lies_within_the_sum_minus_the_bias() -> None:
     source = graph(APART)
     feeds: list[dict[str, np.ndarray]] = [{"x": np.array([[1, 2], [-3, 4]], np.float32)}]
     result = merged(source)
@@ -67,7 +67,7 @@ def test_a_product_lies_within_the_sum_less_the_bias() -> None:
     assert (own.low, own.high) == (-9.0, 9.0)
 
 
-def test_what_was_not_measured_is_not_made_up() -> None:
+def test_unmeasured_parts_give_no_ranges() -> None:
     source = graph(APART)
     before = measured(source, [{"x": np.ones((2, 2), np.float32)}])
     del before[0, "k"]

@@ -156,7 +156,7 @@ def test_one_nan_is_never_in_range(dim: str, size: int, place: int) -> None:
     assert found[0, "t0"].absmax == math.inf
 
 
-def test_nothing_but_nan() -> None:
+def test_a_tensor_of_nan_only() -> None:
     found = ranges("g (float[2] x) => (float[2] y) { y = Log(x) }", {"x": [-1, -2]})
     assert not found[0, "y"].finite
 
@@ -169,7 +169,7 @@ def test_a_nan_in_one_sample_stays() -> None:
     assert found[0, "y"].high == 3
 
 
-def test_infinities_show_as_such() -> None:
+def test_infinities_are_reported() -> None:
     """A mask of -inf is told from a NaN: hazards treat them differently."""
     found = ranges("g (float[3] x) => (float[3] y) { y = Neg(x) }", {"x": [1, np.inf, 2]})
     masked = found[0, "y"]
@@ -177,7 +177,7 @@ def test_infinities_show_as_such() -> None:
     assert masked.mean_abs == math.inf
 
 
-def test_large_finite_values_are_finite_though_their_sum_is_not() -> None:
+def test_large_values_stay_finite_if_their_sum_overflows() -> None:
     found = ranges("g (float[4] x) => (float[4] y) { y = Neg(x) }", {"x": [3e38, 3e38, 3e38, 1]})
     assert found[0, "y"].finite
     assert found[0, "y"].low == np.float32(-3e38)
@@ -252,7 +252,7 @@ def test_range_of_an_array_that_is_not_finite(values: list[float], high: float, 
     np.testing.assert_equal((found.high, found.mean_abs), (high, mean))
 
 
-def test_names_of_statistics_keep_clear_of_the_model() -> None:
+def test_names_of_statistics_do_not_clash_with_the_model() -> None:
     model = graphs.graph(NEG)
     model.proto.graph.input[0].name = model.proto.graph.node[0].input[0] = "range:1"
     model.proto.graph.output[0].name = model.proto.graph.node[0].output[0] = "range::2"
@@ -293,7 +293,7 @@ NOT_VIEWS = [
 
 
 @pytest.mark.parametrize(("line", "dtype"), NOT_VIEWS)
-def test_what_changes_or_drops_values_is_measured(line: str, dtype: str) -> None:
+def test_operators_that_change_or_drop_values_are_measured(line: str, dtype: str) -> None:
     constants = "int64[1] one = {1}, int64[1] two = {2}"
     body = f"g (float[4] x) => ({dtype}[N] y) <{constants}> {{ t = Neg(x) {line} }}"
     assert (0, "y") in _measured_keys(graphs.graph(body))
@@ -356,7 +356,7 @@ CUSTOM = [
 
 
 @pytest.mark.parametrize(("line", "op"), CUSTOM)
-def test_what_does_not_depend_on_it_is_measured(line: str, op: str) -> None:
+def test_tensors_that_do_not_depend_on_it_are_measured(line: str, op: str) -> None:
     text = f"""<ir_version: 8, opset_import: ["" : 17, "acme" : 1]>
         g (float[2] x) => (float[2] y, float[2] z) {{
             a = Neg(x) f = Sigmoid(a) {line} y = Relu(p) z = Abs(a) }}"""
@@ -370,7 +370,7 @@ def test_what_does_not_depend_on_it_is_measured(line: str, op: str) -> None:
     assert {name for _, name in found}.isdisjoint({"p", "y"})
 
 
-def test_nothing_can_be_run() -> None:
+def test_a_model_without_a_runnable_node() -> None:
     body = "g (int64[2] x) => (float[2] y) <float[1] w = {4}> { y = Plugin(x, w) }"
     model = Model(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}'))
     found = measure(model, [{"x": np.ones(2, np.int64)}], tensor_facts.infer(model))
@@ -520,7 +520,7 @@ def test_an_unknown_operator_in_a_subgraph_hides_the_whole_node() -> None:
     assert found.unsupported == ("Plugin",)
 
 
-def test_scopes_count_on_after_a_node_that_is_left_out() -> None:
+def test_scopes_are_counted_past_a_node_that_is_left_out() -> None:
     lost = """q = If(c) <
         then_branch = p () => (float[2] r) { r = Plugin(x) },
         else_branch = o () => (float[2] r) { r = Abs(x) }

@@ -1,4 +1,4 @@
-"""FP16 accumulators: what was measured on a GPU, partial sums bit for bit, and every geometry of Conv."""
+"""FP16 accumulators: errors as measured on a GPU, partial sums bit for bit, and every geometry of Conv."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_gemm_keeps_its_attributes(a: int, b: int) -> None:
         ),
     ],
 )
-def test_what_keeps_fp32_accumulators(body: str, opset: int) -> None:
+def test_products_that_keep_fp32_accumulators(body: str, opset: int) -> None:
     source = graphs.graph(body, opset=opset)
     assert split_nodes(source) == 0
     assert emulation(source, facts.infer(source), "fp16").same_as(emulation(source, facts.infer(source)))
@@ -249,7 +249,7 @@ SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}, int6
         pytest.param("m = Conv(x, k)\n c = Cast<to = 1>(m)\n y = Add(c, b)", 1, id="Conv"),
     ],
 )
-def test_what_an_fp32_reader_changes(body: str, split: int) -> None:
+def test_sums_with_fp32_consumers(body: str, split: int) -> None:
     source = graphs.graph(f"g (float16[1,1,1,1] x) => (float[1,1,1,1] y) <{SQUARE}> {{ {body} }}")
     assert split_nodes(source) == split
 
@@ -312,7 +312,7 @@ def test_a_norm_in_fp32_takes_the_sums_into_its_kernel(outputs: str, split: int)
         ),
     ],
 )
-def test_what_a_norm_takes_with_a_cast_or_a_view_between(norm: str, outputs: str, split: int) -> None:
+def test_a_norm_takes_the_epilogue_over_unless_a_view_is_between(norm: str, outputs: str, split: int) -> None:
     ports = outputs.replace(" ", "[1,1,1,1] ").replace(",[1,1,1,1]", ",")
     text = NORMED.replace("y = LayerNormalization(s, b)", norm).replace("OUTPUTS", ports)
     assert (
@@ -380,7 +380,7 @@ def test_attention_errs_as_measured_on_an_h200(tokens: int, softmax: str, measur
         pytest.param(SOFTMAX["fp16"], id="FP16"),
     ],
 )
-def test_what_is_no_fp32_softmax_of_attention(softmax: str) -> None:
+def test_nodes_that_are_no_fp32_softmax_of_attention(softmax: str) -> None:
     assert split_nodes(graphs.graph(ATTENTION.format(tokens=4, softmax=softmax))) == 2
 
 

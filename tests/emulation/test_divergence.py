@@ -1,4 +1,4 @@
-"""Which tensor leaves the original first, and what each node adds, against numpy and against whole runs."""
+"""The first diverging tensor and the error that each node adds, checked against numpy and whole runs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_nodes_own_error_is_that_of_its_arithmetic_on_exact_inputs() -> No
     assert found["y", "Tanh"].added == pytest.approx(relative_l2(bent, half(bent)), rel=1e-3)
 
 
-def test_the_total_is_what_a_whole_emulation_gives() -> None:
+def test_the_total_is_the_error_of_a_whole_emulation() -> None:
     source = graphs.graph(CHAIN)
     feeds = graphs.random_feeds(source)
     fixed = lowered(source)
@@ -71,7 +71,7 @@ def test_the_total_is_what_a_whole_emulation_gives() -> None:
     assert (found.node, found.key) == ("bend", "0:y")
 
 
-def test_an_island_adds_nothing_and_its_border_is_told() -> None:
+def test_an_island_adds_nothing_and_its_border_is_reported() -> None:
     found = rows(diverged(graphs.graph(CHAIN), "a"))
     assert found["a", "Mul"].added == found["a", "Mul"].total == 0.0
     assert found["a", "Cast"].added > 1e-4
@@ -189,7 +189,7 @@ def test_a_failed_emulation_says_where_it_went_wrong() -> None:
     assert check.details[1].startswith("adds inf: q of")
 
 
-def test_what_the_model_rounds_on_purpose_is_compared_with_the_same_rounding() -> None:
+def test_deliberate_rounding_is_compared_with_the_same_rounding() -> None:
     """The rounded tensor is FP16 in the original and FP32 in the emulation, and a Where takes one type."""
     source = graphs.graph(
         """

@@ -1,4 +1,4 @@
-"""TF32: operands of 11 bits, as measured; and where users see what it does."""
+"""TF32: operands of 11 bits, as measured, and the reports that users see."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_operand_keeps_eleven_bits() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3.4e38, 0.0], ids=str)
-def test_what_has_no_neighbour_stays(value: float) -> None:
+def test_values_without_a_neighbour_are_not_rounded(value: float) -> None:
     source = graphs.graph(IDENTITY.replace("N", "1"))
     feeds: dict[str, Array] = {"x": np.full((1, 1), value, np.float32), "one": np.ones((1, 1), np.float32)}
     assert np.array_equal(emulated(source, feeds)[0], feeds["x"][0], equal_nan=True)
@@ -81,7 +81,7 @@ def test_a_depthwise_conv_has_nothing_for_tensor_cores(op: str, weight: str, exa
     assert (error == 0.0) == exact
 
 
-def test_what_is_fp16_already_loses_nothing() -> None:
+def test_fp16_values_lose_nothing() -> None:
     source = graphs.graph("""
         g (float16[8,8] x, float16[8,8] w) => (float[8,8] y) {
             a = Cast<to = 1>(x)
@@ -92,7 +92,7 @@ def test_what_is_fp16_already_loses_nothing() -> None:
     assert np.array_equal(graphs.run(source, feeds)[0], emulated(source, feeds))
 
 
-def test_what_is_dequantized_stays() -> None:
+def test_dequantized_operands_are_not_rounded() -> None:
     source = graphs.graph("""
         g (float[8,8] x, float[8,8] w) => (float[8,8] y) <float s = {0.0173}, int8 z = {0}> {
             q = QuantizeLinear(x, s, z)
@@ -135,7 +135,7 @@ def cancelling() -> tuple[Model, dict[str, Array]]:
     return source, feeds
 
 
-def test_fix_to_fp32_tells_what_tf32_does() -> None:
+def test_fix_to_fp32_reports_the_error_of_tf32() -> None:
     source, feeds = cancelling()
     result = rewriter.fix(source.whole(), precision="fp32", inputs=feeds, build=False)
     assert result.verdict is not None
@@ -147,7 +147,7 @@ def test_fix_to_fp32_tells_what_tf32_does() -> None:
     assert {c.name: c.passed for c in result.verdict.checks}["tf32"]
 
 
-def test_scan_tells_what_tf32_does() -> None:
+def test_scan_reports_the_error_of_tf32() -> None:
     source, feeds = cancelling()
     (finding,) = (f for f in rewriter.scan(source.whole(), inputs=feeds).findings if f.kind == "tf32")
     assert finding.severity == "warning" and "through TF32" in finding.reason

@@ -36,7 +36,7 @@ from rewriter.engines.probe.question import Case, Seen
 from rewriter.errors import OutputError
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.model import facts as tensor_facts
-from rewriter.planning.planner import Wish, make_plan
+from rewriter.planning.planner import PlanRequest, make_plan
 
 ALL_CASES = [(probe, case) for probe in PROBES for case in probe.cases]
 IDS = [f"{probe.name}: {case.name}" for probe, case in ALL_CASES]
@@ -308,7 +308,7 @@ def rules_of(body: str, target: Target) -> list[str]:
     facts = tensor_facts.infer(source)
     feeds = {"x": np.full((1, 4096), 40.0, np.float32), "w": np.full((4096, 2), 0.5, np.float32)}
     feeds = {port.name: feeds[port.name] for port in source.signature.inputs}
-    plan = make_plan(source, facts, measure_ranges(source, [feeds], facts), Wish(target=target))
+    plan = make_plan(source, facts, measure_ranges(source, [feeds], facts), PlanRequest(target=target))
     return [decision.rule for decision in plan.decisions]
 
 

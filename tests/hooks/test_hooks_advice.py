@@ -1,4 +1,4 @@
-"""What the hooks say before an export, and which modules `prepare` exchanges."""
+"""The advice before an export, and the norms that `prepare` replaces."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
 from hooked import Attention, Calls, Fused, HandMade, net, torch  # noqa: E402
 
-from rewriter.hooks.advice import advise, look  # noqa: E402
-from rewriter.hooks.swaps import SAME, Swap, prepared, swap_for  # noqa: E402
+from rewriter.hooks.advice import advise, inspect_module  # noqa: E402
+from rewriter.hooks.norm_modules import SAME, NormModule, recognise, replaced  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -21,7 +21,7 @@ ROWS = (2, 8)
 TOKENS = (2, 4, 8)
 
 DOUBLE = Calls(lambda x: x * torch.linspace(0, 1, 8, dtype=torch.float64))
-SPEAKS = [
+ADVISED = [
     pytest.param(net(), (1, 3, 8, 8), {}, "norm", ("norm",), id="LayerNorm2d by hand"),
     pytest.param(
         nn.Sequential(HandMade(8, -1, centred=False)), TOKENS, {}, "norm", ("0",), id="RMSNorm by hand"
@@ -50,7 +50,7 @@ SPEAKS = [
 
 TEMPERATURE = nn.Sequential(nn.Linear(8, 8), Calls(lambda x: (x * 0.5).softmax(-1)))
 TRAINING = nn.Sequential(nn.Dropout(0.1), nn.BatchNorm1d(8))
-SILENT = [
+NOT_ADVISED = [
     pytest.param(nn.Sequential(Fused(8)), (1, 8, 4, 4), {}, id="LayerNorm2d over layer_norm"),
     pytest.param(nn.Sequential(nn.LayerNorm(8)), TOKENS, {}, id="nn.LayerNorm"),
     pytest.param(nn.Sequential(HandMade(8, 1, power=4)), (1, 8, 4, 4), {}, id="a fourth power"),
@@ -67,8 +67,8 @@ SILENT = [
 ]
 
 
-@pytest.mark.parametrize(("model", "shape", "options", "kind", "modules"), SPEAKS)
-def test_it_speaks(
+@pytest.mark.parametrize(("model", "shape", "options", "kind", "modules"), ADVISED)
+def test_advice_is_given(
     model: Any, shape: tuple[int, ...], options: dict[str, Any], kind: str, modules: tuple[str, ...]
 ) -> None:
     (found,) = advise(model, torch.rand(shape), **options)
@@ -76,20 +76,20 @@ def test_it_speaks(
     assert str(found).count("\n") == 0
 
 
-@pytest.mark.parametrize(("model", "shape", "options"), SILENT)
-def test_it_is_silent(model: Any, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("model", "shape", "options"), NOT_ADVISED)
+def test_no_advice_is_given(model: Any, shape: tuple[int, ...], options: dict[str, Any]) -> None:
     assert advise(model, torch.rand(shape), **options) == []
 
 
-def test_a_script_cannot_be_looked_at() -> None:
+def test_a_script_module_gets_no_advice() -> None:
     assert advise(torch.jit.trace(nn.Linear(8, 8), torch.rand(1, 8)), torch.rand(1, 8)) == []
 
 
-def test_a_model_in_float64_is_the_user_s_wish() -> None:
+def test_a_model_in_float64_gets_no_advice() -> None:
     assert advise(Calls(lambda x: x * 2), torch.rand(2, 8, dtype=torch.float64)) == []
 
 
-def test_looking_changes_nothing() -> None:
+def test_an_inspection_changes_nothing() -> None:
     model = nn.Sequential(net(), nn.BatchNorm2d(3), nn.Dropout(0.5)).train()
     model[0].eval()
     modes = [module.training for module in model.modules()]
@@ -114,18 +114,18 @@ NORMS = [
 
 
 @pytest.mark.parametrize(("module", "shape", "kind", "axis", "epsilon"), NORMS)
-def test_a_norm_is_known_by_what_it_computes(
+def test_a_norm_is_recognised_by_its_results(
     module: Any, shape: tuple[int, ...], kind: str, axis: int, epsilon: float
 ) -> None:
     example = 100 * torch.randn(shape)
-    swap = swap_for("norm", module, example)
-    assert swap is not None
-    assert (swap.kind, swap.axis, swap.weight) == (kind, axis, "gain")
-    assert swap.epsilon == pytest.approx(epsilon, rel=1e-2)
-    assert swap.error <= SAME
+    norm = recognise("norm", module, example)
+    assert norm is not None
+    assert (norm.kind, norm.axis, norm.weight) == (kind, axis, "gain")
+    assert norm.epsilon == pytest.approx(epsilon, rel=1e-2)
+    assert norm.error <= SAME
     with torch.no_grad():
         expected = module(example)
-        with prepared([swap]):
+        with replaced([norm]):
             actual = module(example)
     assert torch.allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
@@ -140,26 +140,26 @@ NOT_NORMS = [
 
 
 @pytest.mark.parametrize(("module", "shape"), NOT_NORMS)
-def test_what_is_no_norm_stays(module: Any, shape: tuple[int, ...]) -> None:
-    assert swap_for("module", module, torch.randn(shape)) is None
+def test_other_modules_are_not_recognised(module: Any, shape: tuple[int, ...]) -> None:
+    assert recognise("module", module, torch.randn(shape)) is None
 
 
-def test_a_norm_with_something_more_stays() -> None:
+def test_a_norm_with_another_operation_is_not_recognised() -> None:
     class Shifted(HandMade):
         def forward(self, x: Any) -> Any:
             return super().forward(x) + 1e-3
 
-    assert swap_for("norm", Shifted(8, 1), torch.randn(2, 8, 5, 6)) is None
+    assert recognise("norm", Shifted(8, 1), torch.randn(2, 8, 5, 6)) is None
 
 
-def test_an_instance_s_own_forward_comes_back() -> None:
+def test_an_instance_s_own_forward_is_restored() -> None:
     module = HandMade(8, 1)
     own = functools.partial(HandMade.forward, module)
     module.__dict__["forward"] = own
-    swap = Swap("norm", module, "layer-norm", 1, 1e-6, "gain", "offset", 0.0)
+    norm = NormModule("norm", module, "layer-norm", 1, 1e-6, "gain", "offset", 0.0)
 
     def failing() -> None:
-        with prepared([swap]):
+        with replaced([norm]):
             assert module.forward is not own
             raise ValueError
 
@@ -168,9 +168,11 @@ def test_an_instance_s_own_forward_comes_back() -> None:
     assert module.forward is own
 
 
-def test_rms_norm_waits_for_an_operator_that_exists() -> None:
+def test_rms_norm_needs_its_operator_set() -> None:
     model, example = nn.Sequential(HandMade(8, -1, centred=False)).eval(), torch.rand(2, 4, 8)
     kinds = {}
     for opset, dynamo in ((17, False), (18, True), (23, True)):
-        kinds[opset] = [s.kind for s in look(model, (example,), {}, opset_version=opset, dynamo=dynamo).swaps]
+        kinds[opset] = [
+            n.kind for n in inspect_module(model, (example,), {}, opset_version=opset, dynamo=dynamo).norms
+        ]
     assert kinds == {17: [], 18: [], 23: ["rms-norm"]}

@@ -15,7 +15,7 @@ import pytest
 from paths import ROOT
 
 from rewriter.errors import ModelError, UsageError
-from rewriter.hooks.core import FixWarning
+from rewriter.hooks.fixing import FixWarning
 from rewriter.model import load, save
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -128,7 +128,7 @@ class TestLightning:
     @pytest.mark.parametrize(
         "options", [{"when": "never"}, {"fix": {"presett": "x"}}], ids=["a time that is none", "typing error"]
     )
-    def test_bad_options_are_told_before_training(self, options: dict[str, Any]) -> None:
+    def test_bad_options_are_refused_before_training(self, options: dict[str, Any]) -> None:
         pytest.importorskip("lightning.pytorch", reason=f"Lightning {MISSING}")
         from rewriter.hooks.lightning import FixOnExport
 
@@ -182,12 +182,12 @@ class TestUltralytics:
         FixOnExport(fix={"build": False, "inputs": ROOT / "models" / "nafnet.npz"})(self.exporter(tmp_path))
         assert casts(tmp_path / "net.onnx") > before
 
-    def test_other_formats_are_left_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_other_formats_are_not_fixed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("torch", reason=f"PyTorch {MISSING}")
         from rewriter.hooks.ultralytics import on_export_end
 
         on_export_end(self.exporter(tmp_path, "coreml"))
-        assert "format='coreml' is not looked at" in capsys.readouterr().err
+        assert "format='coreml' is not fixed" in capsys.readouterr().err
 
 
 class TestOptimum:

@@ -22,7 +22,7 @@ EXAMPLE_SECONDS = 600
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.filterwarnings("error::rewriter.hooks.core.FixWarning")
+@pytest.mark.filterwarnings("error::rewriter.hooks.fixing.FixWarning")
 def test_the_page_s_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("lightning.pytorch", reason="Lightning is not installed: pip install '.[hooks-test]'")
     monkeypatch.chdir(tmp_path)

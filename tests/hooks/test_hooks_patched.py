@@ -33,7 +33,7 @@ def users_export(path: Path) -> None:
 
 
 class TestPatched:
-    def test_the_block_alone(self, unpatched: Any, tmp_path: Path) -> None:
+    def test_only_the_block_is_affected(self, unpatched: Any, tmp_path: Path) -> None:
         with hooks.patched(preset="trt-bf16", fix=QUICK) as exports:
             users_export(tmp_path / "in.onnx")
         users_export(tmp_path / "after.onnx")
@@ -90,7 +90,7 @@ class TestPatched:
         leave.set()
         thread.join()
 
-    def test_a_function_that_was_put_there_meanwhile_stays(self) -> None:
+    def test_another_replacement_of_the_function_is_kept(self) -> None:
         original = torch.onnx.export
         try:
             with hooks.patched():
@@ -99,7 +99,7 @@ class TestPatched:
         finally:
             torch.onnx.export = original
 
-    def test_the_signature_is_pytorch_s(self, unpatched: Any) -> None:
+    def test_the_signature_is_unchanged(self, unpatched: Any) -> None:
         with hooks.patched():
             assert inspect.signature(torch.onnx.export) == inspect.signature(unpatched)
 
@@ -108,7 +108,7 @@ class TestPatched:
             fixed(hooks.export(net(), (image(),), tmp_path / "net.onnx", fix=QUICK, dynamo=False))
         assert exports == []
 
-    def test_a_failed_export_is_the_user_s(self, unpatched: Any, tmp_path: Path) -> None:
+    def test_a_failed_export_raises(self, unpatched: Any, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="channels"), hooks.patched():
             torch.onnx.export(net(), (torch.rand(1, 4, 8, 8),), str(tmp_path / "net.onnx"), dynamo=False)
 

@@ -92,7 +92,7 @@ class TestInstall:
         validate = pytest.importorskip("pre_commit.clientlib", reason="pre-commit is not installed")
         validate.load_config(path)
 
-    def test_a_table_that_is_there_stays(self, repo: Path) -> None:
+    def test_an_existing_table_is_unchanged(self, repo: Path) -> None:
         text = '[project]\nname = "x"  # ours\n\n[tool.rewriter]\npreset = "trt-bf16"\n'
         (repo / "pyproject.toml").write_text(text)
         apply(edits(repo))
@@ -106,7 +106,7 @@ class TestInstall:
         assert written == f"{text}\n\n{TABLE}"
         assert tomllib.loads(written)["tool"]["rewriter"] == {"preset": "trt-fp16"}
 
-    def test_line_ends_of_windows_stay(self, repo: Path) -> None:
+    def test_windows_line_endings_are_kept(self, repo: Path) -> None:
         path = repo / ".pre-commit-config.yaml"
         path.write_bytes(OTHERS.replace("\n", "\r\n").encode())
         apply(edits(repo))
@@ -120,14 +120,16 @@ class TestInstall:
         )
 
     @pytest.mark.parametrize(("name", "text", "message"), REFUSED)
-    def test_what_it_cannot_edit_it_leaves(self, name: str, text: str, message: str, repo: Path) -> None:
+    def test_files_that_cannot_be_edited_are_unchanged(
+        self, name: str, text: str, message: str, repo: Path
+    ) -> None:
         (repo / name).write_text(text)
         with pytest.raises(UsageError, match=message):
             edits(repo)
         assert [path.name for path in repo.iterdir() if path.name != ".git"] == [name]
 
-    def test_a_url_wants_a_revision(self, repo: Path) -> None:
-        with pytest.raises(UsageError, match="wants a revision"):
+    def test_a_url_needs_a_revision(self, repo: Path) -> None:
+        with pytest.raises(UsageError, match="needs a revision"):
             edits(repo, url="https://example.com/rewriter")
 
     def test_the_command_shows_the_diff(self, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +166,7 @@ class TestCommands:
         assert "resnet.onnx in FP16: 0 errors" in done.output
         assert run("hook", "scan", str(good)).exit_code == 0
 
-    def test_samples_beside_the_model_are_what_makes_it_an_error(self, tmp_path: Path) -> None:
+    def test_samples_beside_the_model_are_used(self, tmp_path: Path) -> None:
         bad = self.copy("nafnet", tmp_path)
         bad.with_suffix(".npz").unlink()
         assert run("hook", "scan", str(bad)).exit_code == 0
@@ -182,11 +184,11 @@ class TestCommands:
         assert (first.exit_code, "fixed; look at it" in first.output) == (1, True)
         written = path.read_bytes()
         second = run("hook", "fix", str(path))
-        assert (second.exit_code, "was fixed already" in second.output) == (0, True)
+        assert (second.exit_code, "already fixed" in second.output) == (0, True)
         assert path.read_bytes() == written
         assert run("hook", "scan", str(path)).exit_code == 0
 
-    def test_a_broken_file_is_told_and_the_rest_is_done(self, tmp_path: Path) -> None:
+    def test_a_broken_file_is_reported_and_the_others_are_fixed(self, tmp_path: Path) -> None:
         broken, good = tmp_path / "broken.onnx", self.copy("resnet", tmp_path)
         broken.write_bytes(b"no model")
         for command in ("scan", "fix"):
@@ -231,7 +233,7 @@ def test_pre_commit_accepts_the_manifest(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the script in front of PATH is one of a POSIX shell")
-def test_what_was_installed_runs_on_a_commit(repo: Path, environment: dict[str, str]) -> None:
+def test_installed_hooks_run_on_a_commit(repo: Path, environment: dict[str, str]) -> None:
     apply(edits(repo, HOOKS[:1]))
     for suffix in (".onnx", ".npz"):
         shutil.copyfile(MODELS / f"nafnet{suffix}", repo / f"nafnet{suffix}")

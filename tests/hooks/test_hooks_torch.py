@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from rewriter.errors import RewriterError, UsageError
-from rewriter.hooks.core import FixWarning, Unverified
+from rewriter.hooks.fixing import FixWarning, Unverified
 from rewriter.model import load
 
 hooked = pytest.importorskip("hooked", reason="PyTorch is not installed: pip install '.[hooks]'")
@@ -97,7 +97,7 @@ class TestExport:
         after = model.state_dict(keep_vars=True)
         assert all(after[name] is parameter for name, parameter in before.items())
 
-    def test_the_random_numbers_of_training_stay(self, exporter: dict[str, Any], tmp_path: Path) -> None:
+    def test_the_random_state_is_restored(self, exporter: dict[str, Any], tmp_path: Path) -> None:
         model = net()
         hooks.export(model, (image(),), tmp_path / "first.onnx", fix=QUICK, **exporter)  # libraries load
         loader = torch.utils.data.DataLoader([(image(i)[0],) for i in range(4)], shuffle=True)
@@ -116,7 +116,7 @@ def test_a_stream(tmp_path: Path) -> None:
 def test_a_stream_has_no_place_for_the_raw_export() -> None:
     stream, plain = io.BytesIO(), io.BytesIO()
     torch.onnx.export(net(), (image(),), plain, dynamo=False)
-    with pytest.warns(FixWarning, match="keep_raw=: a stream has no place beside it"):
+    with pytest.warns(FixWarning, match="keep_raw=: a stream holds one model only"):
         hooks.export(net(), (image(),), stream, fix=QUICK, keep_raw=True, dynamo=False)
     assert stream.getvalue() == plain.getvalue()
 
@@ -154,7 +154,7 @@ def test_an_input_that_the_graph_does_not_use(tmp_path: Path) -> None:
     fixed(hooks.export(Unused(), (torch.rand(2, 2), image()), tmp_path / "n.onnx", fix=QUICK, **names))
 
 
-def test_what_is_handed_on_is_what_pytorch_gets(tmp_path: Path) -> None:
+def test_pytorch_gets_the_arguments_unchanged(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="no_such_argument"):
         hooks.export(net(), (image(),), tmp_path / "net.onnx", no_such_argument=1)
     assert listed(tmp_path) == []
@@ -215,7 +215,9 @@ def test_a_prepared_export_that_fails_is_repeated_without(
     assert "forward" not in model.norm.__dict__
 
 
-def test_constants_as_example_show_no_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_constant_examples_are_replaced_by_random_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     exported = hooks.export(net(), (torch.zeros(1, 3, 16, 16),), tmp_path / "n.onnx", fix=QUICK, dynamo=False)
     assert exported.result is not None
     assert exported.result.data is not None

@@ -19,7 +19,7 @@ from rewriter.errors import UsageError
 from rewriter.figures.statistics import DECADES, statistics
 from rewriter.figures.tolerances import Tolerance
 from rewriter.model import Array, save
-from rewriter.report.verification import bars
+from rewriter.report.verify import bars
 from rewriter.verification.judge import Known, judge
 from rewriter.verification.stage import MOST_SAMPLES
 

@@ -82,7 +82,7 @@ BRANCH = """g (float[1,96,48] x, bool c) => (float[1,96,24] y) {
                 w=(48, 24),
             ),
             {"x": X},
-            "in different ways",
+            "in different layouts",
             id="read in another way",
         ),
         pytest.param(

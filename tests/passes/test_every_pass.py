@@ -22,8 +22,8 @@ import rewriter.passes
 from rewriter.base import Calibration, Context, Exactness, GraphPass, ModelPass, Pass, Target
 from rewriter.graph import TAG
 from rewriter.model import Array, Model, load, walk_graphs
-from rewriter.passes.transpose_convs import WANTED
-from rewriter.planning.epilogues import PROBE
+from rewriter.passes.transpose_convs import NEEDED_ANSWERS
+from rewriter.planning.free_fp32 import PROBE
 
 
 def _discovered() -> dict[str, type[Pass]]:
@@ -194,7 +194,7 @@ def _hold_to_contract(
 
 def _context(step: Pass, feeds: Feeds, opset: int) -> Context:
     """What follows a plan needs data to round by, and a target that gains."""
-    target = Target(answers={**WANTED, PROBE: "fp32"})
+    target = Target(answers={**NEEDED_ANSWERS, PROBE: "fp32"})
     return Context(opset, target, calibration=Calibration([feeds]) if step.stage.reduces_precision else None)
 
 

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from paths import MODELS
 
 from rewriter.base import Context
-from rewriter.emulation.epilogues import find_epilogues
+from rewriter.emulation.product_sums import find_product_sums
 from rewriter.errors import UsageError
 from rewriter.jobs.fix import api
 from rewriter.model import Model, facts, load
@@ -72,7 +72,7 @@ def test_merged_products_get_one_fp32_epilogue(name: str) -> None:
         summed.append((0, chain[-1].output[0]))
     assert len(heads) == len(splits) - (2 if name == "llama_block" else 0)  # its gate and up have none
     typed = load(result.proto)
-    assert set(summed) <= find_epilogues(typed, facts.infer(typed)).summed
+    assert set(summed) <= find_product_sums(typed, facts.infer(typed)).summed
 
 
 def _gated(up: float) -> Model:

@@ -22,7 +22,7 @@ from rewriter.model import Array, Model, facts, load
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver
 from rewriter.plan import Decision, Plan
-from rewriter.planning.planner import Wish, make_plan
+from rewriter.planning.planner import PlanRequest, make_plan
 from rewriter.verification.checks import run_all
 
 FP16_TOLERANCE = 5e-3
@@ -36,11 +36,11 @@ TEXT = """
     }"""
 
 
-def plan_of(source: Model, wish: Wish | None = None, feeds: dict[str, Array] | None = None) -> Plan:
+def plan_of(source: Model, wish: PlanRequest | None = None, feeds: dict[str, Array] | None = None) -> Plan:
     known = facts.infer(source)
     widened = reference(source, known)
     ranges = measure(widened, [feeds or graphs.random_feeds(source)], facts.infer(widened))
-    return make_plan(source, known, ranges, wish or Wish())
+    return make_plan(source, known, ranges, wish or PlanRequest())
 
 
 def lowered(source: Model, plan: Plan) -> Model:
@@ -55,7 +55,7 @@ def lowered(source: Model, plan: Plan) -> Model:
 
 def test_the_change_counts_nodes() -> None:
     source = graphs.graph(TEXT)
-    plan = plan_of(source, Wish(keep_ops=("Exp",)))
+    plan = plan_of(source, PlanRequest(keep_ops=("Exp",)))
     _, report = graphs.apply(MixedPrecision(), source, Context(plan=plan))
     assert report.changes == (Change("model", "1 nodes in FP16, 2 in FP32"),)
 
@@ -83,7 +83,7 @@ def test_a_model_that_has_its_types_is_declined() -> None:
 )
 def test_types_of_inputs_and_outputs(io: str, precision: str, expected: list[int]) -> None:
     source = graphs.graph(TEXT, opset=22, ir=10)
-    wish = Wish("fp16" if precision == "fp16" else "bf16")
+    wish = PlanRequest("fp16" if precision == "fp16" else "bf16")
     plan = replace(plan_of(source, wish), io=io)  # type: ignore[arg-type]
     result = lowered(source, plan)
     ports = (*result.signature.inputs, *result.signature.outputs)
@@ -101,7 +101,7 @@ def test_a_constant_that_does_not_fit_names_tensor_and_way_out() -> None:
 
 def test_bf16() -> None:
     source = graphs.graph(TEXT, opset=22, ir=10)
-    result = lowered(source, plan_of(source, Wish("bf16")))
+    result = lowered(source, plan_of(source, PlanRequest("bf16")))
     types = {facts.infer(result).main[name].dtype for name in ("m", "e")}
     assert types == {TensorProto.BFLOAT16}
 

@@ -17,7 +17,7 @@ from rewriter.base import Context, Target
 from rewriter.emulation import emulation
 from rewriter.jobs.fix import api
 from rewriter.model import facts, load
-from rewriter.passes.transpose_convs import WANTED, TransposeConvs
+from rewriter.passes.transpose_convs import NEEDED_ANSWERS, TransposeConvs
 from rewriter.pipeline.driver import Driver
 from rewriter.plan import Decision, Plan
 from rewriter.planning.planner import SEARCHED
@@ -77,7 +77,7 @@ def test_the_emulation_sums_it_in_fp32() -> None:
     del source.graph.input[1:]
     source.graph.initializer.append(numpy_helper.from_array(w, "w"))
     before = load(source)
-    after, _ = apply(TransposeConvs(depth=1, work=0), before, Context(target=Target(answers=WANTED)))
+    after, _ = apply(TransposeConvs(depth=1, work=0), before, Context(target=Target(answers=NEEDED_ANSWERS)))
     windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3, 3), axis=(2, 3))
     exact = np.einsum("nchwij,ocij->nohw", windows, w.astype(np.float64))
     errors = []
@@ -172,7 +172,7 @@ def test_tensorrt_builds_the_transposed_model(name: str) -> None:
 
 def test_nodes_that_a_search_puts_in_fp32_are_convs_in_the_model_and_in_its_trials() -> None:
     source = load(_deep())
-    step, target = TransposeConvs(depth=1, work=0), Target(answers=WANTED)
+    step, target = TransposeConvs(depth=1, work=0), Target(answers=NEEDED_ANSWERS)
     structured, _ = apply(step, source, Context(target=target))
     assert ops(structured).count("ConvTranspose") == 2
     samples = _samples()

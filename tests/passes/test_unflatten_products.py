@@ -14,7 +14,7 @@ from rewriter.base import Context, Kept
 from rewriter.model import Model
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.pipeline.presets import PRESETS
-from rewriter.planning.planner import Wish
+from rewriter.planning.planner import PlanRequest
 
 SHAPES = {
     "w": (4, 5),
@@ -239,7 +239,7 @@ def test_products_of_one_tensor_stay_products_of_one_tensor() -> None:
 def test_the_epilogue_is_fp32_then() -> None:
     before = _model("Gemm(f, w, b)")
     after, _ = apply(UnflattenProducts(), before)
-    wish = Wish(epilogues=True)
+    wish = PlanRequest(epilogues=True)
     assert not kept(planned(before, wish))
     assert set(kept(planned(after, wish)).values()) == {"epilogue"}
 

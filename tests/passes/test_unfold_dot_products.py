@@ -13,7 +13,7 @@ from rewriter.base import Context, Kept
 from rewriter.model import Array, Model, load
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.pipeline.presets import PRESETS
-from rewriter.planning.planner import Wish
+from rewriter.planning.planner import PlanRequest
 
 SUMS = ["Mul", "ReduceSum"]
 HEAD = "g (float[1,48] x) => (float[1,24] y)"
@@ -159,7 +159,7 @@ def test_nodes_of_decomposed_sums_that_the_plan_keeps(body: str, outputs: str, e
     numbers = ", ".join(["0.5"] * 40)
     text = WRITTEN.replace("OUT", outputs).replace("W}", numbers + "}") + body + "}"
     source = graph(text)
-    found = kept(planned(source, Wish(epilogues=True)))
+    found = kept(planned(source, PlanRequest(epilogues=True)))
     assert " ".join(sorted(name for name, rule in found.items() if rule == "dot-product")) == expected
     assert not any(rule == "dot-product" for rule in kept(planned(source)).values())
 

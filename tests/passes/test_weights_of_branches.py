@@ -13,10 +13,10 @@ from rewriter.model import Model
 from rewriter.passes.merge_branches import MergeBranches
 from rewriter.passes.merge_projections import MergeProjections
 from rewriter.passes.postpone_resize import PostponeResize
-from rewriter.passes.transpose_convs import WANTED, TransposeConvs
+from rewriter.passes.transpose_convs import NEEDED_ANSWERS, TransposeConvs
 from rewriter.passes.unfold_patches import UnfoldPatches
 
-CONTEXT = Context(target=Target(answers=WANTED))
+CONTEXT = Context(target=Target(answers=NEEDED_ANSWERS))
 
 
 @dataclass(frozen=True)

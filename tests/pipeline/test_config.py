@@ -363,7 +363,7 @@ REFUSED = [
         "plugin-lib = 'a.so'", "key 'plugin-lib'", "a list of paths", id="a path for a list of them"
     ),
     pytest.param("[input-shapes]\nx = [0]", "key 'input-shapes'", "sizes from 1", id="a shape without room"),
-    pytest.param("x = ", "it is no TOML: Invalid value", "REWRITER_CONFIG", id="no TOML"),
+    pytest.param("x = ", "it is not TOML: Invalid value", "REWRITER_CONFIG", id="no TOML"),
 ]
 
 
@@ -380,7 +380,7 @@ def test_refuses_and_names_the_file(tmp_path: Path, text: str, message: str, hin
 
 def test_a_table_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("tool.rewriter = 3\n")
-    with pytest.raises(UsageError, match=r"pyproject\.toml: tool\.rewriter is no table"):
+    with pytest.raises(UsageError, match=r"pyproject\.toml: tool\.rewriter is not a table"):
         loaded(tmp_path)
 
 
@@ -392,7 +392,7 @@ def test_an_error_in_a_pyproject_names_the_table(tmp_path: Path) -> None:
 
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     own(tmp_path, "seed = 1\n").write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match=r"rewriter\.toml: it is no TOML"):
+    with pytest.raises(UsageError, match=r"rewriter\.toml: it is not TOML"):
         loaded(tmp_path)
 
 
@@ -499,7 +499,7 @@ def test_a_contradiction_with_a_plan_names_the_file_that_set_it(model: Path, tmp
     own(tmp_path, 'plan = "plan.json"\n')
     code, _, error = quick("fix", model, "--dry-run", "--keep-fp32", "*")
     assert code == 2
-    assert "--keep-fp32: the plan says that already" in error
+    assert "--keep-fp32: it contradicts the plan" in error
     assert "(plan is set by rewriter.toml, key 'plan')" in error
 
 

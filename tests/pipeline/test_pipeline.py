@@ -207,8 +207,8 @@ def test_passes_replace_the_preset_and_skip_drops() -> None:
     assert chosen == (Sample(),)
 
 
-def test_passes_may_be_objects_and_texts() -> None:
-    assert select(passes=[Sample(count=1), "isolate-clip{when=always}"]) == (
+def test_passes_keep_their_options() -> None:
+    assert select(passes="sample-pass{count=1},isolate-clip{when=always}") == (
         Sample(count=1),
         IsolateClip("always"),
     )

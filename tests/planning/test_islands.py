@@ -6,7 +6,7 @@ import graphs
 import pytest
 from plans import kept, planned
 
-from rewriter.planning.planner import Wish
+from rewriter.planning.planner import PlanRequest
 
 STREAM = """
     g (float[4,4] x) => (float[4,4] y) {
@@ -22,7 +22,7 @@ STREAM = """
     }"""
 
 
-def sums(text: str, wish: Wish) -> str:
+def sums(text: str, wish: PlanRequest) -> str:
     """Outputs of the sums that the plan keeps beside what the user asked for."""
     rules = kept(planned(graphs.graph(text), wish))
     assert set(rules.values()) <= {"user", "residual-sum"}
@@ -48,7 +48,7 @@ def sums(text: str, wish: Wish) -> str:
     ],
 )
 def test_sums_join_where_no_cast_is_added(text: str, expected: str) -> None:
-    assert sums(text, Wish(keep_ops=("Exp",))) == expected
+    assert sums(text, PlanRequest(keep_ops=("Exp",))) == expected
 
 
 EMBEDDED = """
@@ -77,7 +77,7 @@ EMBEDDED = """
                 "e = Gather(table, ids)", "f = Gather(table, ids) g = MatMul(f, w) e = Identity(g)"
             ),
             "",
-            id="nor a bias behind a view",
+            id="nor a bias after a view",
         ),
         pytest.param(
             EMBEDDED.replace("e = Gather(table, ids)", "f = Gather(table, ids) e = Neg(f)"),
@@ -88,11 +88,11 @@ EMBEDDED = """
     ],
 )
 def test_where_a_stream_begins(text: str, expected: str) -> None:
-    rules = kept(planned(graphs.graph(text), Wish(keep_ops=("Exp",))))
+    rules = kept(planned(graphs.graph(text), PlanRequest(keep_ops=("Exp",))))
     assert " ".join(name for name, rule in rules.items() if rule == "residual-sum") == expected
 
 
-def test_sums_of_constants_behind_a_residual_sum_do_not_break_it_up() -> None:
+def test_sums_of_constants_after_a_residual_sum_do_not_split_the_stream() -> None:
     text = """
         g (float[4,4] x) => (float[4,4] y, float[4,4] z)
         <float[4] k = {1, 2, 3, 4}, float[4] l = {2, 3, 4, 5}> {
@@ -105,7 +105,7 @@ def test_sums_of_constants_behind_a_residual_sum_do_not_break_it_up() -> None:
             y = MatMul(c, e)
             z = MatMul(d, e)
         }"""
-    assert sums(text, Wish(keep_ops=("Exp",))) == "s"
+    assert sums(text, PlanRequest(keep_ops=("Exp",))) == "s"
 
 
 def test_a_mask_does_not_join_a_softmax_that_the_user_keeps() -> None:
@@ -118,11 +118,11 @@ def test_a_mask_does_not_join_a_softmax_that_the_user_keeps() -> None:
             p = Softmax(t)
             y = MatMul(p, q)
         }"""
-    assert sums(text, Wish(keep_ops=("Softmax",))) == ""
+    assert sums(text, PlanRequest(keep_ops=("Softmax",))) == ""
 
 
 def test_without_islands_nothing_grows() -> None:
-    assert sums(STREAM, Wish()) == ""
+    assert sums(STREAM, PlanRequest()) == ""
 
 
 def test_an_output_in_fp32_is_a_reader_in_fp32() -> None:
@@ -132,5 +132,5 @@ def test_an_output_in_fp32_is_a_reader_in_fp32() -> None:
             b = MatMul(a, a)
             y = Add(b, x)
         }"""
-    assert sums(text, Wish(keep_ops=("Exp",))) == "y"
-    assert sums(text, Wish(keep_ops=("Exp",), io="fp16")) == ""
+    assert sums(text, PlanRequest(keep_ops=("Exp",))) == "y"
+    assert sums(text, PlanRequest(keep_ops=("Exp",), io="fp16")) == ""

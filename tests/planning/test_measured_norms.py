@@ -79,13 +79,13 @@ WHOLE = "d e m q s v y"
         pytest.param(rms_norm(1e-6), {"q": (0.0, 20000.0)}, "e i n q s v y", id="squares out of range"),
     ],
 )
-def test_what_of_a_norm_stays_in_fp32(text: str, ranges: Given, expected: str) -> None:
+def test_fp32_nodes_of_a_measured_norm(text: str, ranges: Given, expected: str) -> None:
     assert found("unfused_norm", text, {**SEEN, **ranges}, request=TRUSTING) == expected
     untrusting = found("unfused_norm", text, {**SEEN, **ranges})
     assert set(untrusting.split()) >= {"e", "q", "s", "v", "y"}
 
 
-def test_what_was_not_measured_is_not_trusted() -> None:
+def test_an_unmeasured_norm_stays_in_fp32() -> None:
     seen = {name: r for name, r in SEEN.items() if name != "q"}
     assert found("unfused_norm", layer_norm(1e-6), seen, request=TRUSTING) == WHOLE
 

@@ -1,4 +1,4 @@
-"""Plans as files: what is written is what is read, and what does not fit is refused by name."""
+"""Plans as files: they read back unchanged, and a plan that does not fit is refused with the node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rewriter.errors import OutputError, UsageError
 from rewriter.model import Model, facts, save
 from rewriter.plan import Decision, Plan, Range
 from rewriter.planning import plan_file
-from rewriter.planning.epilogues import FREE
+from rewriter.planning.free_fp32 import FREE
 from rewriter.planning.plan_fit import fit
 
 PAGE = DOCS / "plans.md"
@@ -61,7 +61,7 @@ def plan_of(*entries: dict[str, Any], **fields: Any) -> str:
         pytest.param(Plan("fp16", "keep", (Decision("n", "Exp", "1:é", "user", "ü"),), 1), id="not ASCII"),
     ],
 )
-def test_what_is_written_is_read(plan: Plan, tmp_path: Path) -> None:
+def test_a_written_plan_reads_back_unchanged(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan_file.write(plan, path)
     assert plan_file.read(path) == plan
@@ -88,7 +88,7 @@ def test_infinities_survive_in_standard_json() -> None:
         pytest.param(plan_of(float_nodes=True), "'float_nodes' True int", id="a wrong type"),
         pytest.param(plan_of(fp16=[]), "no field 'fp16'", id="a field that does not exist"),
         pytest.param(plan_of({"nod": "first"}), "fp32[0] no field 'nod'", id="a field of a node"),
-        pytest.param(plan_of({"op": "Exp"}), "fp32[0] which node", id="no node"),
+        pytest.param(plan_of({"op": "Exp"}), "fp32[0] no node is named", id="no node"),
         pytest.param(plan_of("first"), "fp32[0] object", id="a bare name"),  # type: ignore[arg-type]
         pytest.param(plan_of({"node": "n", "range": {"low": 1}}), "fp32[0] range high", id="half a range"),
         pytest.param(
@@ -98,7 +98,7 @@ def test_infinities_survive_in_standard_json() -> None:
         ),
     ],
 )
-def test_what_is_no_plan_is_refused(text: str, words: str) -> None:
+def test_a_file_that_is_no_plan_is_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError) as caught:
         plan_file.from_text(text, "p.json")
     assert all(word in str(caught.value) for word in ["p.json", *words.split()])
@@ -216,7 +216,7 @@ def test_an_edited_plan_is_applied_exactly(tmp_path: Path) -> None:
     assert result.verdict is not None and not result.verdict.passed, "the overflow that the rules had seen"
 
 
-def test_what_was_rescaled_is_a_part_of_the_plan(tmp_path: Path) -> None:
+def test_rescaled_tensors_are_a_part_of_the_plan(tmp_path: Path) -> None:
     source = graphs.graph(LARGE)
     first = fix(source, tmp_path / "1.onnx", save_plan=tmp_path / "1.json", skip=("simplify",))
     assert first.plan is not None and first.plan.exponents
@@ -239,9 +239,11 @@ def test_what_was_rescaled_is_a_part_of_the_plan(tmp_path: Path) -> None:
     [
         pytest.param({"0:nobody": -3}, "nobody, which the model does not compute", id="an unknown tensor"),
         pytest.param(
-            {"0:s": -3}, "scales r by 2\\^0 and s by 2\\^-3: they go together", id="one of two that are tied"
+            {"0:s": -3},
+            "scales r by 2\\^0 and s by 2\\^-3: they must scale together",
+            id="one of two that are tied",
         ),
-        pytest.param({"0:y": -3}, "they go together", id="an output"),
+        pytest.param({"0:y": -3}, "they must scale together", id="an output"),
         pytest.param({"m": -3}, "not an exponent: 'm': -3", id="no graph"),
         pytest.param({"0:m": 0.5}, "not an exponent: '0:m': 0.5", id="no integer"),
     ],

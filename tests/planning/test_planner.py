@@ -8,7 +8,7 @@ from plans import kept, planned
 
 from rewriter.model import facts, walk_graphs
 from rewriter.plan import Plan, Range
-from rewriter.planning.planner import Wish, make_plan, node_key
+from rewriter.planning.planner import PlanRequest, make_plan, node_key
 
 CHAIN = """
     g (float[2] x) => (float[2] y) {
@@ -26,7 +26,7 @@ def test_without_hazards_nothing_is_kept() -> None:
 
 
 def test_fp32_is_no_plan() -> None:
-    assert planned(graphs.graph(CHAIN), Wish("fp32", keep_ops=("Exp",))) == Plan("fp32")
+    assert planned(graphs.graph(CHAIN), PlanRequest("fp32", keep_ops=("Exp",))) == Plan("fp32")
 
 
 def test_a_decision_tells_node_rule_and_evidence() -> None:
@@ -38,7 +38,7 @@ def test_a_decision_tells_node_rule_and_evidence() -> None:
 
 
 def test_the_users_word_comes_first() -> None:
-    plan = planned(graphs.graph(CHAIN), Wish(keep_ops=("Abs",)), {(0, "d"): Range(0, 1e5, 10, True)})
+    plan = planned(graphs.graph(CHAIN), PlanRequest(keep_ops=("Abs",)), {(0, "d"): Range(0, 1e5, 10, True)})
     assert kept(plan) == {"d": "user", "y": "overflow"}
 
 
@@ -54,7 +54,7 @@ def test_the_users_word_comes_first() -> None:
     ],
 )
 def test_islands_grow_together(keep: tuple[str, ...], expected: dict[str, str]) -> None:
-    assert kept(planned(graphs.graph(CHAIN), Wish(keep_nodes=keep))) == expected
+    assert kept(planned(graphs.graph(CHAIN), PlanRequest(keep_nodes=keep))) == expected
 
 
 def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:
@@ -64,7 +64,7 @@ def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:
             d = DepthToSpace<blocksize = 2>(a)
             y = Exp(d)
         }"""
-    found = kept(planned(graphs.graph(text), Wish(keep_ops=("Exp",))))
+    found = kept(planned(graphs.graph(text), PlanRequest(keep_ops=("Exp",))))
     assert found == {"a": "user", "d": "between-islands", "y": "user"}
 
 
@@ -78,7 +78,7 @@ def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:
         pytest.param("Softplus(a)", 20.0, {}, id="what was measured to be right stays"),
     ],
 )
-def test_what_overflows_inside_is_kept_though_emulation_does_not_see_it(
+def test_an_internal_overflow_is_kept_though_emulation_does_not_see_it(
     node: str, high: float, expected: dict[str, str]
 ) -> None:
     source = graphs.graph(f"g (float[8,8] x) => (float[k,l] y) {{ a = MatMul(x, x)\n y = {node} }}")
@@ -107,7 +107,7 @@ ENDS = """
     ],
 )
 def test_between_an_island_and_the_ends_of_the_model(io: str, expected: dict[str, str]) -> None:
-    wish = Wish(keep_nodes=("b",), io="fp16" if io == "fp16" else "keep")
+    wish = PlanRequest(keep_nodes=("b",), io="fp16" if io == "fp16" else "keep")
     assert kept(planned(graphs.graph(ENDS), wish)) == expected
 
 
@@ -124,7 +124,7 @@ def test_existing_casts_do_not_part_islands() -> None:
             b = Neg(h)
             y = Exp(b)
         }""")
-    plan = planned(source, Wish(keep_ops=("Exp",)))
+    plan = planned(source, PlanRequest(keep_ops=("Exp",)))
     assert kept(plan) == {"a": "user", "b": "between-islands", "y": "user"}
     assert plan.float_nodes == 3, "a Cast between floats is no node of the plan"
 
@@ -132,14 +132,16 @@ def test_existing_casts_do_not_part_islands() -> None:
 @pytest.mark.parametrize(
     ("opset", "scale", "wish", "expected"),
     [
-        pytest.param(17, "0.1", Wish(), "a q d t y", id="FP32 operators below opset 19"),
-        pytest.param(19, "0.1", Wish(), "", id="FP16 from opset 19 on"),
-        pytest.param(19, "1e-5", Wish(), "a q d t y", id="a scale that FP16 would flush"),
-        pytest.param(19, "0.1", Wish(keep_ops=("Abs",)), "d t y", id="what reads DQ, through a view"),
-        pytest.param(19, "0.1", Wish(keep_ops=("Relu",)), "a q", id="what Q reads"),
+        pytest.param(17, "0.1", PlanRequest(), "a q d t y", id="FP32 operators below opset 19"),
+        pytest.param(19, "0.1", PlanRequest(), "", id="FP16 from opset 19 on"),
+        pytest.param(19, "1e-5", PlanRequest(), "a q d t y", id="a scale that FP16 would flush"),
+        pytest.param(19, "0.1", PlanRequest(keep_ops=("Abs",)), "d t y", id="what reads DQ, through a view"),
+        pytest.param(19, "0.1", PlanRequest(keep_ops=("Relu",)), "a q", id="what Q reads"),
     ],
 )
-def test_q_dq_and_their_operators_have_one_type(opset: int, scale: str, wish: Wish, expected: str) -> None:
+def test_q_dq_and_their_operators_have_one_type(
+    opset: int, scale: str, wish: PlanRequest, expected: str
+) -> None:
     source = graphs.graph(
         f"""g (float[2,2] x, float[2,2] w) => (float[2,2] y)
         <float s = {{{scale}}}, int8 z = {{0}}, int64[2] shape = {{2, 2}}> {{
@@ -171,7 +173,7 @@ def test_scopes_have_decisions_of_their_own() -> None:
 
 def test_missing_ranges_count_as_unmeasured() -> None:
     source = graphs.graph(ENDS)
-    plan = make_plan(source, facts.infer(source), {}, Wish())
+    plan = make_plan(source, facts.infer(source), {}, PlanRequest())
     assert kept(plan) == dict.fromkeys("aby", "unmeasured")
 
 

@@ -1,4 +1,4 @@
-"""Activations in FP32 behind ConvTransposes: which, how the emulation rounds there, and `fix`."""
+"""Activations in FP32 after ConvTransposes: the rule, the emulated rounding, and `fix`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rewriter.jobs.fix import api
 from rewriter.model import Array, facts, load
 from rewriter.plan import Plan, Precision
 from rewriter.planning.activations import PROBE, extend_over_activations, refusals
-from rewriter.planning.epilogues import RULE
+from rewriter.planning.free_fp32 import RULE
 
 TARGET = Target(answers={"conv-transpose-accumulation": "fp32"})
 
@@ -49,7 +49,7 @@ LAST = "y = ConvTranspose(a, w)"
         pytest.param(f"g = Sigmoid(t)\n a = Mul(t, g)\n {LAST}", "g a", id="SiLU"),
         pytest.param(f"g = Sigmoid(t)\n a = Mul(g, t)\n {LAST}", "g a", id="SiLU, gate first"),
         pytest.param(f"m = Mul(t, s)\n a = Relu(m)\n {LAST}", "m a", id="a scale"),
-        pytest.param("y = Relu(t)", "y", id="an output behind it"),
+        pytest.param("y = Relu(t)", "y", id="an output after it"),
         pytest.param(f"m = Relu(t)\n a = Add(m, r)\n {LAST}", "m", id="up to a residual sum"),
         pytest.param(f"m = Add(t, r)\n a = Relu(m)\n {LAST}", "", id="a residual sum first"),
         pytest.param(f"m = Relu(t)\n a = Add(m, x)\n {LAST}", "m", id="what the Conv read is another tensor"),
@@ -88,7 +88,7 @@ def test_the_target_decides(answers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("quantised", ["weight", "activation"])
-def test_what_is_quantised_stays_as_it_is(quantised: str) -> None:
+def test_quantised_tensors_are_skipped(quantised: str) -> None:
     body = "t = ConvTranspose(x, v, b)\n y = Relu(t)"
     if quantised == "activation":
         body = (
@@ -118,9 +118,9 @@ def test_a_model_without_any_keeps_its_plan() -> None:
     assert extend_over_activations(load(proto), plan, TARGET) is plan
 
 
-def test_a_target_that_is_known_not_to_is_told() -> None:
-    (told,) = refusals(Target(answers={PROBE: "fp16"}))
-    assert "activations behind ConvTransposes stay FP16" in told
+def test_a_negative_probe_is_reported() -> None:
+    (reported,) = refusals(Target(answers={PROBE: "fp16"}))
+    assert "activations after ConvTransposes stay FP16" in reported
     assert list(refusals(TARGET)) == []
 
 
@@ -208,7 +208,7 @@ CASE = {"inputs": MODELS / "resnet.npz", "target": "tensorrt-rtx", "build": Fals
 PIPELINE = "transpose-convs{depth=1 work=0},mixed-precision{epilogues=true},clean-casts"
 
 
-def test_fix_plans_them_behind_the_convs_that_it_turned(tmp_path: Path) -> None:
+def test_fix_plans_them_after_the_convs_that_it_turned(tmp_path: Path) -> None:
     case: dict[str, Any] = {**CASE, "passes": PIPELINE}
     saved = tmp_path / "plan.json"
     first = api.fix(MODELS / "resnet.onnx", save_plan=saved, **case)

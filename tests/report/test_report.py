@@ -19,9 +19,9 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.model import write_json
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan, Range
-from rewriter.report import json as json_report
+from rewriter.report import fix as report
 from rewriter.report import next_step, terminal
-from rewriter.report.text import grouped, shorten
+from rewriter.report.terminal import grouped, shorten
 from rewriter.verification.verdict import Check, Verdict
 
 STATIC = graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
@@ -87,7 +87,7 @@ def result(**changes: object) -> FixResult:
 def printed(shown: FixResult, verbosity: int = 0) -> str:
     stream = io.StringIO()
     out = terminal.console(stream)
-    terminal.print_result(shown, out, verbosity=verbosity)
+    report.print_result(shown, out, verbosity=verbosity)
     return stream.getvalue()
 
 
@@ -95,13 +95,13 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_highlights_group_what_differs_in_names_alone() -> None:
+def test_highlights_group_lines_that_differ_only_in_names() -> None:
     text = flat(printed(result()))
     assert (
         "isolate-clip 35 14 0.2 35 x Clip became Max and Min: /conv.0/Clip, /conv.1/Clip, ... and 33 more"
         in text
     )
-    assert "Nothing to do for: clean-casts" in text
+    assert "No changes by: clean-casts" in text
     assert "isolate-clip 14 its bounds are computed: /head.0/Clip, /head.1/Clip, ... and 12 more" in text
     assert "overflow 17 ... exceeds 3.275e+04; widest at /block.9/norm[0]/Pow (Pow): [0, 9e+06]" in text
     assert "load 0.1 s, build 3.2 s" in text
@@ -129,7 +129,7 @@ def test_verbose_lists_every_node_in_full() -> None:
         assert f"/block.{i}/norm[0]/Pow(Pow):/block.{i}/Pow_output_0exceeds3.275e+04,itisin[0," in joined
 
 
-def test_a_lone_decision_is_told_in_full() -> None:
+def test_a_single_decision_is_printed_in_full() -> None:
     text = flat(printed(result(plan=Plan("fp16", decisions=(decision(3),), float_nodes=9))))
     assert (
         "overflow 1 /block.3/norm[0]/Pow (Pow): /block.3/Pow_output_0 exceeds 3.275e+04, it is in [0, 3e+06]"
@@ -137,7 +137,7 @@ def test_a_lone_decision_is_told_in_full() -> None:
     )
 
 
-def test_what_concerns_the_model_names_no_node() -> None:
+def test_changes_of_the_model_name_no_node() -> None:
     step = PassResult("upgrade-opset", (Change("model", "opset 13 became 17"),), (), 0.0)
     assert "opset 13 became 17 In FP32" in flat(printed(result(passes=[step])))
 
@@ -197,7 +197,7 @@ def test_plain_ascii_comes_out_and_no_colour() -> None:
 
 def test_names_that_the_terminal_cannot_encode_do_not_stop_the_report() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
-    terminal.print_result(result(warnings=["Knoten \N{GREEK SMALL LETTER PI}"]), terminal.console(stream))
+    report.print_result(result(warnings=["Knoten \N{GREEK SMALL LETTER PI}"]), terminal.console(stream))
     stream.flush()
     assert b"Warning: Knoten ?" in stream.buffer.getvalue()
 
@@ -239,16 +239,16 @@ def test_verdict_line(changes: dict[str, object], line: str) -> None:
     assert line in printed(result(**changes), verbosity=-1)
 
 
-def test_where_the_answers_of_probes_come_from_is_said() -> None:
+def test_the_origin_of_probe_results_is_printed() -> None:
     recorded = Target("tensorrt-rtx", known_from="recorded of tensorrt-rtx 1.6 on a GPU, not measured here")
     text = flat(printed(result(target=recorded)))
-    assert "Target: tensorrt-rtx; known of it by `rewriter probe`: recorded of tensorrt-rtx 1.6" in text
-    assert json_report.as_dict(result(target=recorded))["probe"] == recorded.known_from
-    assert "by `rewriter probe`: nothing, so that" in flat(printed(result(target=Target())))
-    assert json_report.as_dict(result(target=Target()))["probe"] is None
+    assert "Target: tensorrt-rtx; probe results: recorded of tensorrt-rtx 1.6" in text
+    assert report.as_dict(result(target=recorded))["probe"] == recorded.known_from
+    assert "; no probe results, rules assume the worst" in flat(printed(result(target=Target())))
+    assert report.as_dict(result(target=Target()))["probe"] is None
 
 
-def test_random_data_and_warnings_are_said() -> None:
+def test_random_data_and_warnings_are_printed() -> None:
     text = flat(
         printed(result(data=DataSource("random data", 1, real=False), warnings=["ranges are guesses"]))
     )
@@ -302,16 +302,16 @@ def test_no_file_no_command() -> None:
 
 
 def test_json_holds_the_whole_result() -> None:
-    told = json_report.as_dict(result())
-    assert told["schema_version"] == 1
-    assert told["versions"]["onnx"]
-    assert told["output"] == "out/fixed.onnx"
-    assert told["input"] is None
-    assert told["passes"][1]["changes"][34] == {"node": "/conv.34/Clip", "what": "Clip became Max and Min"}
-    assert told["plan"]["fp32"][3]["range"] == {"low": 0.0, "high": 3e6, "mean_abs": 1e6, "finite": True}
-    assert told["checks"][0]["outputs"][0]["passed"] is True
-    assert told["checks"][2]["passed"] is None
-    assert told["verified"] is True
+    fields = report.as_dict(result())
+    assert fields["schema_version"] == 1
+    assert fields["versions"]["onnx"]
+    assert fields["output"] == "out/fixed.onnx"
+    assert fields["input"] is None
+    assert fields["passes"][1]["changes"][34] == {"node": "/conv.34/Clip", "what": "Clip became Max and Min"}
+    assert fields["plan"]["fp32"][3]["range"] == {"low": 0.0, "high": 3e6, "mean_abs": 1e6, "finite": True}
+    assert fields["checks"][0]["outputs"][0]["passed"] is True
+    assert fields["checks"][2]["passed"] is None
+    assert fields["verified"] is True
 
 
 def test_json_is_standard_even_with_infinities_and_numpy_numbers(tmp_path: Path) -> None:
@@ -319,16 +319,16 @@ def test_json_is_standard_even_with_infinities_and_numpy_numbers(tmp_path: Path)
         output(), relative_l2=float("inf"), max_abs=float(np.float32("nan")), tolerance=np.float64(0.5)
     )
     path = tmp_path / "report.json"
-    write_json(json_report.as_dict(result(verdict=Verdict((Check("emulation", False, "", (wild,)),)))), path)
-    told = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert told["checks"][0]["outputs"][0]["relative_l2"] == "inf"
-    assert told["checks"][0]["outputs"][0]["max_abs"] == "nan"
-    assert told["checks"][0]["outputs"][0]["tolerance"] == 0.5
+    write_json(report.as_dict(result(verdict=Verdict((Check("emulation", False, "", (wild,)),)))), path)
+    fields = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert fields["checks"][0]["outputs"][0]["relative_l2"] == "inf"
+    assert fields["checks"][0]["outputs"][0]["max_abs"] == "nan"
+    assert fields["checks"][0]["outputs"][0]["tolerance"] == 0.5
 
 
 @pytest.mark.parametrize("name", ["missing/report.json", "folder"])
 def test_json_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OutputError, match="cannot write the report"):
-        write_json(json_report.as_dict(result()), tmp_path / name)
+        write_json(report.as_dict(result()), tmp_path / name)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]

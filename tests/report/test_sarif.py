@@ -110,7 +110,7 @@ def test_every_kind_of_finding_has_the_published_structure(result: ScanResult) -
         ),
     ],
 )
-def test_the_check_sees_what_is_wrong(
+def test_the_structure_check_notices_errors(
     result: ScanResult, path: tuple[str | int, ...], name: str, value: object, fault: str
 ) -> None:
     log = sarif.as_sarif(result)

@@ -1,4 +1,4 @@
-"""compensate-rounding: what rounding a bias leaves is made up for by the weights."""
+"""compensate-rounding: weights compensate the rounding error of a bias."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ GEMM = "g (float[96,48] x) => (float[96,24] y) { y = Gemm<transB = 1>(x, w, b) }
 
 
 def after_relu(*shape: int, seed: int, axis: int = -1) -> Array:
-    """Activations that have a mean, as behind a Relu."""
+    """Activations with a mean, as after a Relu."""
     found: Array = np.maximum(related(*shape, seed=seed, axis=axis), 0)
     return found
 
 
 def with_bias(source: Model, scale: float) -> Model:
-    """The model with the bias so much larger."""
+    """The model with its bias multiplied by a factor."""
     source = source.copy()
     stored = next(t for t in source.proto.graph.initializer if t.name == "b")
     stored.CopyFrom(source.detached_tensor("b", source.array(stored) * np.float32(scale)))
@@ -38,8 +38,10 @@ def with_bias(source: Model, scale: float) -> Model:
     ],
 )
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
-def test_a_large_bias_is_made_up_for(source: Model, shape: tuple[int, ...], axis: int, unit: float) -> None:
-    """A Batch Normalization leaves biases larger than what they are added to; units make no difference."""
+def test_weights_compensate_a_large_bias(
+    source: Model, shape: tuple[int, ...], axis: int, unit: float
+) -> None:
+    """Folded BatchNormalization leaves biases larger than the product; its units do not matter."""
     source = with_bias(source, 20.0 * unit)
     feeds = [{"x": np.float32(unit) * after_relu(*shape, seed=seed, axis=axis)} for seed in range(4)]
     result, report = compensated(source, *feeds[:3])
@@ -61,7 +63,7 @@ def test_a_large_bias_is_made_up_for(source: Model, shape: tuple[int, ...], axis
         ),
     ],
 )
-def test_a_bias_that_means_more_stays(text: str) -> None:
+def test_a_bias_with_other_uses_is_unchanged(text: str) -> None:
     source = weighted(text, w=(24, 48), b=(24,))
     feeds = [{"x": after_relu(96, 48, seed=seed)} for seed in range(3)]
     result, report = compensated(source, *feeds)
@@ -69,7 +71,7 @@ def test_a_bias_that_means_more_stays(text: str) -> None:
     np.testing.assert_array_equal(weights(result)["b"], weights(source)["b"])
 
 
-def test_a_bias_beyond_the_range_leaves_the_weight_to_itself() -> None:
+def test_a_weight_is_rounded_without_a_bias_beyond_the_range() -> None:
     source = with_bias(weighted(GEMM, w=(24, 48), b=(24,)), 1e6)
     feeds = [{"x": after_relu(96, 48, seed=seed)} for seed in range(3)]
     result, report = compensated(source, *feeds)

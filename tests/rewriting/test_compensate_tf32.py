@@ -1,4 +1,4 @@
-"""compensate-rounding{tf32=true}: weights of products in FP32, as TF32 keeps them."""
+"""compensate-rounding{tf32=true}: weights of FP32 products are rounded to TF32."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def compensated(source: Model, plan: Plan) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("rule", [SEARCHED, "partial-sums"])
-def test_a_product_in_fp32_has_weights_that_tf32_holds_and_its_bias_as_it_was(rule: str) -> None:
+def test_an_fp32_product_gets_tf32_weights_and_keeps_its_bias(rule: str) -> None:
     given, found = weights(PAIR), compensated(PAIR, kept(rule))
     assert on_grid(found["w"])
     assert on_grid(found["b"])
@@ -67,7 +67,7 @@ def test_a_product_in_fp32_has_weights_that_tf32_holds_and_its_bias_as_it_was(ru
         pytest.param(kept("overflow", repair="bf16"), id="in BF16"),
     ],
 )
-def test_other_products_stay_as_they_are(plan: Plan) -> None:
+def test_other_products_are_unchanged(plan: Plan) -> None:
     given, found = weights(PAIR), compensated(PAIR, plan)
     np.testing.assert_array_equal(found["v"], given["v"])
     np.testing.assert_array_equal(found["c"], given["c"])
@@ -75,7 +75,7 @@ def test_other_products_stay_as_they_are(plan: Plan) -> None:
 
 
 def test_numbers_that_fp16_lacks_are_kept() -> None:
-    """With FP32's exponents there are no subnormal numbers at this size."""
+    """Numbers of this size are subnormal in FP16, but not with FP32's exponents."""
     source = weighted("g (float[96,48] x) => (float[96,24] y) { y = MatMul(x, w) }", w=(48, 24))
     stored = source.proto.graph.initializer[0]
     stored.CopyFrom(source.detached_tensor("w", source.array(stored) * np.float32(1e-6)))
@@ -94,7 +94,7 @@ def test_products_err_less_than_with_weights_rounded_to_nearest() -> None:
     assert error(source, result, FEEDS[3]) < 0.8 * error(source, nearest, FEEDS[3])
 
 
-def test_a_depthwise_conv_in_fp32_keeps_its_weights_and_in_fp16_does_not() -> None:
+def test_a_depthwise_conv_keeps_its_weights_only_in_fp32() -> None:
     source = weighted(
         "g (float[2,8,16,16] x) => (float[2,8,14,14] y) { y = Conv<group = 8>(x, w) }", w=(8, 1, 3, 3)
     )
@@ -106,7 +106,7 @@ def test_a_depthwise_conv_in_fp32_keeps_its_weights_and_in_fp16_does_not() -> No
     assert on_grid(weights(rounded)["w"])
 
 
-def test_a_weight_that_is_read_in_two_types_is_left_alone() -> None:
+def test_a_weight_with_consumers_in_two_types_is_unchanged() -> None:
     source = weighted(
         "g (float[96,48] x, float[96,48] z) => (float[96,24] v, float[96,24] y)"
         " { v = MatMul(x, w)  y = MatMul(z, w) }",
@@ -116,11 +116,11 @@ def test_a_weight_that_is_read_in_two_types_is_left_alone() -> None:
     context = Context(calibration=Calibration(feeds), plan=kept(SEARCHED))
     result, report = apply(CompensateRounding(tf32=True), source, context)
     assert result is source
-    assert "a node that computes in another type reads the weight, too" in report.refusals[0].reason
+    assert "a consumer of the weight computes in another type" in report.refusals[0].reason
 
 
-def test_a_search_of_accurate_has_its_products_rounded_when_it_is_done(tmp_path: Path) -> None:
-    """And the plan that it saves gives the same model again."""
+def test_products_are_rounded_after_a_search(tmp_path: Path) -> None:
+    """The saved plan gives the same model again."""
     plan, source = tmp_path / "plan.json", CONVS.whole()
     samples = [{"x": smooth(1, 16, 12, 12, seed=seed)} for seed in range(3)]
     given: dict[str, Any] = {"preset": "accurate", "inputs": samples, "verify": False}

@@ -1,4 +1,4 @@
-"""rescale, emulated: as accurate as FP16's significand allows, with fewer FP32 nodes than islands."""
+"""rescale, emulated: as accurate as FP16's significand allows, with fewer FP32 nodes than islands need."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from rewriter.pipeline.presets import PRESETS
 from rewriter.plan import Decision
 from rewriter.rewriting.rescaling.apply import apply as shift
 from rewriter.rewriting.rescaling.classes import ZERO
-from rewriter.rewriting.rescaling.demand import Demand
-from rewriter.rewriting.rescaling.freedom import analyse
-from rewriter.rewriting.rescaling.solver import solve
+from rewriter.rewriting.rescaling.constraints import collect
+from rewriter.rewriting.rescaling.programme import Demand, solve
 from rewriter.verification.checks import expected_outputs, run_all
 
 ERROR_RATIO = 1.3
 """How much larger an emulated error may be than that of FP32 islands, which round less."""
 
 RESCALED = PRESETS["trt11-migrate"].pipeline
-"""What rescaling saves shows where nothing is in FP32 because it is free."""
+"""A pipeline without FP32 nodes at no cost, so that the gain of rescaling shows."""
 
 ISLANDS: dict[str, Any] = {"passes": RESCALED, "skip": ["rescale"]}
 DEFAULT: dict[str, Any] = {"passes": RESCALED}
@@ -64,15 +63,15 @@ def test_no_residual_stream_is_left_in_fp32(name: str) -> None:
 def overflowing(source: Model, k: int) -> Model:
     """The same function with the class of most tensors, its residual stream, times 2^k."""
     editor = open_graphs(source := source.copy(), infer(source))[0]
-    freedom = analyse(editor)
-    members = freedom.members()
+    constraints = collect(editor)
+    members = constraints.members()
     stream = max(members.keys() - {ZERO}, key=lambda root: len(members[root]))
-    roots = members.keys() | {freedom.classes.root(use.number) for use in freedom.constants}
+    roots = members.keys() | {constraints.classes.root(use.number) for use in constraints.constants}
     demands = {root: Demand() for root in roots - {ZERO}}
     demands[stream] = Demand(k, k)
-    exponents = solve(demands, freedom.classes.equations())
+    exponents = solve(demands, constraints.classes.equations())
     assert exponents is not None and exponents[stream] == k
-    assert shift(editor, freedom, exponents)
+    assert shift(editor, constraints, exponents)
     editor.commit()
     return source
 
@@ -120,8 +119,8 @@ rounded (`epilogues`): no FP16 stream rounds as little as none does (docs/rescal
 
 
 @pytest.mark.parametrize("name", [name for name, _ in STREAMS])
-def test_no_exponent_could_do_better(name: str) -> None:
-    """FP16 with exponents without end errs as much: what is left is the rounding of 11 bits."""
+def test_no_exponents_are_better(name: str) -> None:
+    """FP16 with unlimited exponents errs as much: the remaining error is rounding to 11 bits."""
     original, samples = load(MODELS / f"{name}.onnx"), MODELS / f"{name}.npz"
     source, feeds = overflowing(original, dict(STREAMS)[name]), dict(np.load(samples))
     found = fixed(source, samples, DEFAULT)
@@ -179,8 +178,8 @@ BETWEEN = f"""
     }}"""
 
 
-def test_nothing_is_scaled_by_what_random_inputs_say() -> None:
-    """They may be far larger than the user's data, which FP16 would then flush."""
+def test_nothing_is_scaled_with_ranges_of_random_inputs() -> None:
+    """Random inputs may be far larger than the user's data, which FP16 would then flush."""
     result = api.fix(graph(BETWEEN).whole(), build=False, dry_run=True)
     (report,) = (step for step in result.passes if step.name == "rescale")
     assert not report.changes

@@ -1,4 +1,4 @@
-"""The parts of exact rescaling: classes of exponents, the rule of each operator, the integer programme."""
+"""Parts of exact rescaling: classes of exponents, rules of operators, the integer programme."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from rewriter.model import Model
 from rewriter.model.facts import infer
 from rewriter.rewriting.rescaling.apply import scaled
 from rewriter.rewriting.rescaling.classes import ZERO, Classes
-from rewriter.rewriting.rescaling.demand import Demand
-from rewriter.rewriting.rescaling.freedom import Freedom, analyse
-from rewriter.rewriting.rescaling.solver import solve
+from rewriter.rewriting.rescaling.constraints import Constraints, collect
+from rewriter.rewriting.rescaling.programme import Demand, solve
 
 
-def freedom(source: Model) -> Freedom:
-    return analyse(open_graphs(source, infer(source))[0])
+def constraints(source: Model) -> Constraints:
+    return collect(open_graphs(source, infer(source))[0])
 
 
-def test_opposite_terms_are_one_class_and_a_single_one_is_zero() -> None:
+def test_opposite_terms_merge_and_a_single_term_is_zero() -> None:
     classes = Classes()
     a, b, c, d = (classes.add() for _ in range(4))
     classes.relate([(a, 1), (b, -1), (c, 1)])
@@ -32,7 +31,7 @@ def test_opposite_terms_are_one_class_and_a_single_one_is_zero() -> None:
     assert not classes.equations()
 
 
-def test_what_a_merge_leads_to_merges_too() -> None:
+def test_merges_propagate() -> None:
     classes = Classes()
     chain = [classes.add() for _ in range(50)]
     gates = [classes.add() for _ in range(49)]
@@ -71,8 +70,8 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("body", "wanted"), BODIES)
-def test_an_operator_binds_the_exponents_at_its_border(body: str, wanted: str) -> None:
-    """Of a, b and t: which have one exponent, and which have 0. a and b come out of weights, so are free."""
+def test_an_operator_constrains_its_exponents(body: str, wanted: str) -> None:
+    """Which of a, b and t share an exponent, and which have 0; a and b are free by their weights."""
     source = (
         graph(
             f"""
@@ -86,7 +85,7 @@ def test_an_operator_binds_the_exponents_at_its_border(body: str, wanted: str) -
         if "Foo" not in body
         else _with_unknown_operator()
     )
-    found = freedom(source)
+    found = constraints(source)
     roots = {t: found.classes.root(found.tensors[t]) for t in "abt" if t in found.tensors}
     named = [name for name in wanted.split(" = ") if name in roots]
     zero = wanted.endswith("= 0")
@@ -113,7 +112,7 @@ def _with_unknown_operator() -> Model:
 
 
 def test_a_tensor_that_a_subgraph_reads_keeps_its_scale() -> None:
-    found = freedom(
+    found = constraints(
         graph(
             """
             g (float[2] x, bool c) => (float[2] y) <float[2] w = {1, 2}> {
@@ -129,22 +128,22 @@ def test_a_tensor_that_a_subgraph_reads_keeps_its_scale() -> None:
     assert found.pins["a"].startswith("If")
 
 
-def test_the_least_change_that_ends_overflow_is_found() -> None:
-    """b = 2a, and only b overflows: by 5 binades, so a has to give 3."""
+def test_the_smallest_exponents_that_end_overflow_are_found() -> None:
+    """b = 2a, and b overflows by 5 binades, so a needs an exponent of -3."""
     demands = {1: Demand(), 2: Demand(hazards={"b": -5})}
     assert solve(demands, [{1: 2, 2: -1}]) == {1: -3, 2: -6}
 
 
-def test_small_values_weigh_against_the_exponent() -> None:
+def test_the_cost_of_small_values_limits_the_exponent() -> None:
     kept = Demand(hazards={"t": -3})
-    kept.floor(0, weight=1000.0)
+    kept.floor(0, cost=1000.0)
     assert solve({1: kept}, []) == {}
     kept = Demand(hazards={"t": -3})
-    kept.floor(0, weight=1.0)
+    kept.floor(0, cost=1.0)
     assert solve({1: kept}, []) == {1: -3}
 
 
-def test_bounds_hold_and_zero_always_stays_possible() -> None:
+def test_bounds_hold_and_zero_stays_feasible() -> None:
     demand = Demand(hazards={"t": -9})
     demand.limit(-4, 12)
     assert solve({1: demand}, []) == {}

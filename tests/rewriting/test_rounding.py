@@ -1,4 +1,4 @@
-"""What rounds weights together: the grid, the two forms of the factor, and the rows of a Conv."""
+"""Rounding weights together: the grid, both forms of the Cholesky factor, and the rows of a Conv."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewriter.model import Array
-from rewriter.rewriting.rounding import Grid, Source, Window
+from rewriter.rewriting.rounding import FittingData, Grid, RowSource, Window
 from rewriter.rewriting.rounding.blas import one_thread, openblas
-from rewriter.rewriting.rounding.compensate import Data
-from rewriter.rewriting.rounding.factors import LEAST_DAMPING, MOST_DAMPING, Slim, Square, damping, factor
-from rewriter.rewriting.rounding.nearest_plane import round_together
+from rewriter.rewriting.rounding.nearest_plane import (
+    LEAST_DAMPING,
+    MOST_DAMPING,
+    Dense,
+    LowRank,
+    cholesky,
+    damping,
+    round_together,
+)
 from rewriter.rewriting.rounding.rows import Reader
 from rewriter.rewriting.rounding.segments import segment
 
@@ -23,7 +29,7 @@ FP16, BF16, TF32 = 10, 16, 1
 
 @pytest.mark.parametrize("dtype", [FP16, BF16], ids=["fp16", "bf16"])
 @given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
-def test_the_grid_is_what_numpy_converts_to(dtype: int, bits: list[int]) -> None:
+def test_the_grid_rounds_as_numpy_converts(dtype: int, bits: list[int]) -> None:
     values = np.array(bits, np.uint32).view(np.float32)
     values = np.where(np.isfinite(values), values, np.float32(0.0))
     grid, kind = Grid(dtype), {FP16: np.float16, BF16: ml_dtypes.bfloat16}[dtype]
@@ -32,7 +38,7 @@ def test_the_grid_is_what_numpy_converts_to(dtype: int, bits: list[int]) -> None
 
 
 @given(bits=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=64))
-def test_what_a_product_in_fp32_sees_has_the_bits_of_fp16_and_the_exponents_of_fp32(bits: list[int]) -> None:
+def test_tf32_has_the_significand_of_fp16_and_the_exponents_of_fp32(bits: list[int]) -> None:
     values = np.array(bits, np.uint32).view(np.float32)
     values = np.where(np.abs(values) < 3.4e38, values, np.float32(0.0))
     found = Grid(TF32).nearest(values)
@@ -43,7 +49,7 @@ def test_what_a_product_in_fp32_sees_has_the_bits_of_fp16_and_the_exponents_of_f
     assert Grid(TF32).holds(found)
 
 
-def test_every_number_of_fp16_and_every_middle_between_two() -> None:
+def test_fp16_rounds_all_numbers_and_all_midpoints_as_numpy() -> None:
     own = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     own = np.sort(own[np.isfinite(own)])
     middles = ((own[1:].astype(np.float64) + own[:-1]) / 2).astype(np.float32)
@@ -54,26 +60,26 @@ def test_every_number_of_fp16_and_every_middle_between_two() -> None:
 
 @settings(deadline=None, max_examples=20)
 @given(count=st.integers(3, 90), channels=st.integers(1, 150), seed=st.integers(0, 9))
-def test_both_forms_of_the_factor_round_alike(count: int, channels: int, seed: int) -> None:
+def test_both_forms_of_the_cholesky_factor_round_alike(count: int, channels: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = (rng.standard_normal((count, 3)) @ rng.standard_normal((3, channels))).astype(np.float32)
     rows += rng.standard_normal(rows.shape).astype(np.float32)
     matrix = rng.standard_normal((1, channels, 5)).astype(np.float32)
     share = damping(count, channels) * np.square(rows).sum() / channels
-    forms = (Slim.of(rows, float(share)), Square.of(rows[None], np.array([share])))
+    forms = (LowRank.of(rows, float(share)), Dense.of(rows[None], np.array([share])))
     errors = [
         np.linalg.norm(rows @ (round_together(matrix, f, Grid(FP16).nearest) - matrix)[0]) for f in forms
     ]
     assert errors[0] == pytest.approx(errors[1], rel=0.2)
 
 
-def test_the_fewer_rows_the_more_damping() -> None:
+def test_fewer_rows_mean_more_damping() -> None:
     found = [damping(rows, 768) for rows in (10**6, 4 * 768, 768, 256, 1)]
     assert found == sorted(found) and found[0] == LEAST_DAMPING and found[-1] == MOST_DAMPING
 
 
 def windows(x: Array, window: Window) -> Array:
-    """What a 2-D Conv reads at all positions, [groups, rows, K], by plain loops."""
+    """Rows of a 2-D Conv at all positions, [groups, rows, K], by plain loops."""
     top, left, bottom, right = window.pads
     x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
     rows = []
@@ -89,11 +95,11 @@ def windows(x: Array, window: Window) -> Array:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_windows_are_what_a_conv_reads(groups: int) -> None:
+def test_rows_of_a_conv_are_the_contents_of_its_windows(groups: int) -> None:
     source = graph("g (float[2,4,9,8] x) => (float[2,4,9,8] y) { y = Relu(x) }")
     x = np.random.default_rng(0).standard_normal((2, 4, 9, 8)).astype(np.float32)
     window = Window((3, 2), (2, 1), (1, 3), (1, 0, 2, 1), groups)
-    asked = Source("x", 4 * 6, window)
+    asked = RowSource("x", 4 * 6, window)
     all_rows = Reader(source, [{"x": x}], {}, 0).read({asked: 4096})[asked].samples[0]
     np.testing.assert_array_equal(all_rows, windows(x, window))
     some = Reader(source, [{"x": x}], {}, 0).read({asked: 20})[asked].samples[0]
@@ -103,18 +109,18 @@ def test_windows_are_what_a_conv_reads(groups: int) -> None:
     assert len({row.tobytes() for row in some[0]}) == 20
 
 
-def test_nothing_to_make_up_with() -> None:
-    assert factor(np.zeros((1, 8, 4), np.float32)) is None
-    assert factor(np.full((1, 8, 4), 1e30, np.float32)) is None
+def test_zero_or_huge_rows_have_no_factor() -> None:
+    assert cholesky(np.zeros((1, 8, 4), np.float32)) is None
+    assert cholesky(np.full((1, 8, 4), 1e30, np.float32)) is None
 
 
-def test_samples_of_other_shapes_and_shapes_that_values_decide() -> None:
+def test_rows_of_samples_with_other_shapes_and_of_shapes_that_depend_on_values() -> None:
     source = graph(
         "g (float[N,M] x) => (float[P,K] y) { kept = NonZero(x)  found = Transpose(kept)"
         "  y = Cast<to = 1>(found)  z = Relu(x) }"
     )
     first, second = np.eye(3, 4, dtype=np.float32), np.ones((2, 4), np.float32)
-    of_values, of_shapes = Source("y", 2), Source("z", 4)
+    of_values, of_shapes = RowSource("y", 2), RowSource("z", 4)
     rows = Reader(source, [{"x": first}, {"x": second}], {}, 0).read({of_values: 99, of_shapes: 99})
     np.testing.assert_array_equal(rows[of_values].samples[0][0], [[0, 0], [1, 1], [2, 2]])
     assert rows[of_values].samples[1].shape == (1, 8, 2)
@@ -122,17 +128,17 @@ def test_samples_of_other_shapes_and_shapes_that_values_decide() -> None:
         np.testing.assert_array_equal(read[0], given_)
 
 
-def test_as_few_samples_as_have_the_rows() -> None:
+def test_as_few_samples_are_chosen_as_have_enough_rows() -> None:
     source = graph("g (float[N,4] x) => (float[N,4] y) { y = Relu(x) }")
     for rows, runs in ((2000, {0, 4, 9}), (50, {0, 2, 4, 5, 7, 9})):
         samples = [{"x": np.ones((rows, 4), np.float32)}] * 10
-        assert Data(source, samples, 10, 2048, (Source("x", 4),)).chosen == runs
+        assert FittingData(source, samples, 10, 2048, (RowSource("x", 4),)).chosen == runs
 
 
-def test_numpy_computes_in_one_thread_inside() -> None:
+def test_one_thread_limits_numpy() -> None:
     found = openblas()
     if found is None:
-        pytest.skip("numpy has another BLAS here: its threads are left alone")
+        pytest.skip("numpy uses another BLAS, whose threads are not limited")
     before = found.threads()
     with one_thread():
         assert found.threads() == 1
@@ -142,15 +148,15 @@ def test_numpy_computes_in_one_thread_inside() -> None:
 BRANCHED = """g (float[N,4] x) => (float[N,4] y) <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 1,1,1,2}> {
     a = Tanh(x)  n = NonZero(a)  b = MatMul(a, w)  c = Relu(b)  d = MatMul(c, w)  e = Add(d, a)
     f = MatMul(e, w)  t = Transpose(n)  y = Add(f, b) }"""
-"""`a` is read by a later part, too; the shape of `n` is decided by values."""
+"""A later part reads `a`, too; the shape of `n` depends on values."""
 
 
 @pytest.mark.parametrize(("room", "held"), [(10**6, [{"a"}, {"e", "b"}, set()]), (0, [set(), set(), set()])])
-def test_a_graph_in_parts_gives_the_rows_of_one_run(room: int, held: list[set[str]]) -> None:
+def test_running_in_parts_reads_the_same_rows_as_one_run(room: int, held: list[set[str]]) -> None:
     source, rng = graph(BRANCHED), np.random.default_rng(3)
     samples = [{"x": rng.standard_normal((rows, 4)).astype(np.float32)} for rows in (6, 9)]
     shapes = dict.fromkeys("abcdefy", (6, 4))
-    asked = [Source(name, 4) for name in ("a", "c", "e", "y")]
+    asked = [RowSource(name, 4) for name in ("a", "c", "e", "y")]
     whole = Reader(source, samples, shapes, room).read(dict.fromkeys(asked, 5))
     reader = Reader(source, samples, shapes, room)
     for index, (sources, left) in enumerate(zip((asked[:1], asked[1:3], asked[3:]), held, strict=True)):
@@ -161,7 +167,7 @@ def test_a_graph_in_parts_gives_the_rows_of_one_run(room: int, held: list[set[st
         assert [set(tensors) for tensors in reader.held] == [left, left], index
 
 
-def test_what_is_handed_on() -> None:
+def test_a_segment_keeps_tensors_that_later_parts_read() -> None:
     source = graph(BRANCHED)
     part = segment(source.proto.graph, ["c"], ["t"], frozenset())
     assert (part.given, part.later, part.size({"a": (6, 4)})) == ((), ("a",), 96)

@@ -16,7 +16,7 @@ from rewriter.emulation.accumulate import sum_error
 from rewriter.jobs.fix import api
 from rewriter.model import Model, facts, load
 from rewriter.plan import Decision, InputsOutputs
-from rewriter.planning.planner import Wish, make_plan
+from rewriter.planning.planner import PlanRequest, make_plan
 from rewriter.search.candidate import added
 from rewriter.search.effort import MOST
 from rewriter.search.evaluator import Problem
@@ -60,7 +60,7 @@ def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "
     widened = reference(source, known)
     exact, ranges = run_all(widened, samples), measure(widened, samples, facts.infer(widened))
     problem = Problem(source, known, samples, exact, "fp16", target or Target())
-    plan = make_plan(source, known, ranges, Wish(io=io, epilogues=True))
+    plan = make_plan(source, known, ranges, PlanRequest(io=io, epilogues=True))
     return Trials(problem, plan, Budget(1.0).measure, "a reason")
 
 

@@ -18,6 +18,7 @@ from rewriter.graph import attribute, reads
 from rewriter.graph.ops import SAME_VALUES
 from rewriter.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
 from rewriter.model.facts import FLOATS, Facts
+from rewriter.model.graphs import refill
 
 _WIDENING = {
     (TensorProto.FLOAT16, TensorProto.FLOAT),
@@ -114,9 +115,7 @@ class _Scope:
             else:
                 self._visit(node)
         packs = [*self.reductions.finish(), *self.lifted]
-        nodes = [NodeProto.FromString(n.SerializeToString()) for n in self.nodes]
-        del self.graph.node[:]
-        self.graph.node.extend(nodes)
+        refill(self.graph.node, self.nodes)
         return packs
 
     def _visit(self, node: NodeProto) -> None:

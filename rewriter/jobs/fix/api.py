@@ -28,7 +28,7 @@ from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named
 from rewriter.pipeline.text import select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.planning.plan_file import given_plan
-from rewriter.planning.planner import Wish
+from rewriter.planning.planner import PlanRequest
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Goal
 
 
@@ -110,7 +110,7 @@ def _job(
         output=output,
         request=request,
         steps=steps,
-        wish=Wish(
+        wish=PlanRequest(
             chosen_precision,
             chosen_io,
             tuple(request.keep_fp32),

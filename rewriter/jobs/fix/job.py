@@ -17,7 +17,7 @@ from rewriter.jobs.fix.phases import Phases
 from rewriter.model.stopwatch import Progress
 from rewriter.pipeline.options import FixOptions
 from rewriter.plan import Plan
-from rewriter.planning.planner import Wish
+from rewriter.planning.planner import PlanRequest
 from rewriter.search.goal import Goal
 
 
@@ -32,7 +32,7 @@ class FixJob:
     output: str | os.PathLike[str] | None
     request: FixOptions
     steps: tuple[Pass, ...]
-    wish: Wish
+    wish: PlanRequest
     opset: int
     free_opset: bool
     target: Target

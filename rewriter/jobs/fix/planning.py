@@ -18,12 +18,12 @@ from rewriter.jobs.fix.rewriting import Fitted, Rewriting
 from rewriter.model import Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
-from rewriter.patterns import splits
 from rewriter.plan import Plan
-from rewriter.planning import activations, epilogues
-from rewriter.planning.costs.pricing import priced
+from rewriter.planning import activations, free_fp32
+from rewriter.planning.costs.estimate import priced
 from rewriter.planning.plan_fit import fit, named_by, operators
-from rewriter.planning.planner import Wish, make_plan
+from rewriter.planning.planner import PlanRequest, make_plan
+from rewriter.rewriting.product_splitting.latency import budget_left
 from rewriter.search.goal import Budget, Goal
 from rewriter.search.run import SearchInput, SearchRequest, run
 
@@ -139,17 +139,17 @@ class Planning:
         if not spent or not isinstance(goal, Budget):
             return goal
         prices = priced(structured, facts, self.job.target)
-        left = splits.left(goal.share, prices.total_us(plan), spent)
+        left = budget_left(goal.share, prices.total_us(plan), spent)
         return replace(goal, share=left, requested=goal.share)
 
 
-def _declined(wish: Wish) -> Iterator[str]:
+def _declined(wish: PlanRequest) -> Iterator[str]:
     """Warns of requests that the target was measured not to fulfil."""
     if wish.epilogues and wish.precision == "fp16":
-        yield from (*epilogues.refusals(wish.target), *activations.refusals(wish.target))
+        yield from (*free_fp32.refusals(wish.target), *activations.refusals(wish.target))
 
 
-def _unmatched(wish: Wish, plan: Plan) -> Iterator[str]:
+def _unmatched(wish: PlanRequest, plan: Plan) -> Iterator[str]:
     """Warns of names that keep no node: typing errors, or nodes that a pass removed."""
     reasons = {d.reason for d in plan.decisions if d.rule == "user"}
     for option, names in (("--keep-fp32", wish.keep_nodes), ("--keep-fp32-op", wish.keep_ops)):

@@ -12,7 +12,7 @@ from rewriter.data.ranges import Ranges
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.model import Model, load
-from rewriter.patterns import splits
+from rewriter.patterns.split_parts import RULE as SPLIT_RULE
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.plan import Plan
 from rewriter.planning.plan_fit import kept_by_user
@@ -94,7 +94,7 @@ class Rewriting:
         """
         goal, plan = self.job.goal, self.job.plan
         if plan is not None:
-            return None if any(d.rule == splits.RULE for d in plan.decisions) else 0.0
+            return None if any(d.rule == SPLIT_RULE for d in plan.decisions) else 0.0
         return goal.share if isinstance(goal, Budget) else None if goal is None else 0.0
 
     def _kept(self) -> Kept:

@@ -1,4 +1,4 @@
-"""What there is to choose from, as pages and as tables: passes, presets, options.
+"""Pages and tables of the passes, the presets and the options.
 
 `python -m rewriter.pipeline.catalogue` writes the pages, `--check` fails if one is stale.
 """

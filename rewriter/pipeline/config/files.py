@@ -1,4 +1,4 @@
-"""The file that configures: `rewriter.toml`, or `pyproject.toml` with a table `[tool.rewriter]`."""
+"""Finds the configuration file: `rewriter.toml`, or `pyproject.toml` with a table `[tool.rewriter]`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE = "[tool.rewriter]"
 
 @dataclass(frozen=True)
 class File:
-    """A file that was read, with its table; `notes` say what was left unread beside it."""
+    """A file that was read, with its table; `notes` name the file beside it that was not read."""
 
     path: Path
     table: Mapping[str, Any]
@@ -29,7 +29,7 @@ class File:
 
 
 def find(near: Path) -> File | None:
-    """The nearest file from the folder of `near` (or `near` itself, if it is a folder) upwards.
+    """Returns the nearest file from the folder `near` upwards.
 
     In one folder `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` does not count.
 
@@ -50,10 +50,10 @@ def find(near: Path) -> File | None:
 
 
 def read(path: Path) -> File:
-    """A file that is known to configure; a `pyproject.toml` without the table sets nothing.
+    """Reads a named configuration file; a `pyproject.toml` without the table sets nothing.
 
     Raises:
-        UsageError: it cannot be read, is no TOML, or its table is none.
+        UsageError: it cannot be read, is not TOML, or has no table where one belongs.
     """
     return (_shared(path) or File(path, {})) if path.name == SHARED else File(path, _toml(path))
 
@@ -66,7 +66,9 @@ def _shared(path: Path) -> File | None:
         return None
     table = tool["rewriter"]
     if not isinstance(table, dict):
-        raise UsageError("tool.rewriter is no table", where=shown(path), hint=f"write {TABLE} and keys below")
+        raise UsageError(
+            "tool.rewriter is not a table", where=shown(path), hint=f"write {TABLE} and keys below"
+        )
     return File(path, table)
 
 
@@ -75,7 +77,7 @@ def _toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = "repair it, or name another file with REWRITER_CONFIG"
-        raise UsageError(f"it is no TOML: {error}", where=shown(path), hint=hint) from error
+        raise UsageError(f"it is not TOML: {error}", where=shown(path), hint=hint) from error
     except OSError as error:
         raise UsageError(f"it cannot be read: {error.strerror}", where=shown(path)) from error
 

@@ -1,4 +1,4 @@
-"""What a plan costs: the costs of its nodes, and of what they do to the kernels round them."""
+"""The price of a plan: the costs of its nodes, and of what their types do to the kernels around them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rewriter.planning.planner import SEARCHED
 
 @dataclass(frozen=True)
 class Attention:
-    """Two products of computed tensors with a Softmax between: one kernel, if it is let.
+    """Two products of computed tensors with a Softmax between: one kernel, if types allow it.
 
     Attributes:
-        nodes: Keys of what breaks it in FP32: the products, what scales Q and K, and the biases of
-            projections that are merged into one product.
-        inside: Keys of what lies between the products, parts of the kernel.
-        us: What it takes longer when it is broken.
+        nodes: Keys of the nodes that break it in FP32: its products, the scaling of Q and K, and the biases
+            of projections that TensorRT merges into one product.
+        inside: Keys of the nodes between the products, which are parts of the kernel.
+        us: The extra time of the broken attention.
     """
 
     nodes: frozenset[str]
@@ -28,14 +28,14 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Behind:
-    """What is elementwise behind a Conv: a part of its kernel.
+class ConvEpilogue:
+    """An elementwise node in the kernel of a Conv.
 
     Attributes:
         convs: Keys of the Convs that it reads.
-        nodes: Keys of what it reads that is behind Convs itself.
-        us: What it takes in FP32 behind one in FP16: the time of a kernel of its own, or of what a
-            ConvTranspose's kernel then has to read and write.
+        nodes: Keys of the nodes that it reads which are epilogues of Convs, too.
+        us: The cost of FP32 after an FP16 Conv: a kernel of its own, or the larger tensors of a
+            ConvTranspose's kernel.
     """
 
     convs: frozenset[str]
@@ -43,19 +43,19 @@ class Behind:
     us: float
 
     def split_from(self, key: str, fp32: AbstractSet[str]) -> str | None:
-        """Whose kernel it is no part of any more, as an FP32 node with that key; None: it costs no kernel."""
+        """The node whose kernel loses this one, the FP32 node `key`; None if that costs no kernel."""
         if self.convs:
             return min(self.convs - fp32, default=None)
         return None if self.nodes & fp32 else key
 
 
 @dataclass(frozen=True)
-class Shared:
-    """A result that several nodes read.
+class SharedResult:
+    """A result with several consumers.
 
     Attributes:
-        readers: Keys of the nodes.
-        us: The time of a Cast, a kernel of its own where some of them want FP32 and others FP16.
+        readers: Keys of the consumers.
+        us: The time of a Cast: a kernel of its own if some consumers are FP32 and others FP16.
     """
 
     readers: frozenset[str]
@@ -68,23 +68,23 @@ class Prices:
 
     Attributes:
         base: In FP16.
-        own: On top in FP32, of the node's kernel alone.
-        attentions: What FP32 in their nodes costs, once for each.
-        casts: For each matrix operator its computed inputs, with the keys of the nodes that make them (""
-            for inputs of the model) and the time of a Cast to FP32: TensorRT fuses none before a product.
-        behind: What is elementwise behind Convs. In FP32 behind one in FP16 it is a kernel, with all that
-            follows it there; behind a ConvTranspose of stride 1 it is not.
-        shared: What several nodes read, by the key of the node that makes it.
-        extra: On top in FP32 when the node is the only one: all of these; with what is behind Convs, a Cast
-            of a shared result, which it is seldom without.
+        own: Extra time in FP32 of the node's own kernel.
+        attentions: Charged once each, if one of their nodes is FP32.
+        casts: The computed inputs of each matrix operator: name, key of the producer ("" for an input of
+            the model) and time of a Cast to FP32. TensorRT fuses no Cast before a product.
+        conv_epilogues: FP32 after an FP16 Conv is a kernel of its own, with all FP32 nodes that follow.
+            After a ConvTranspose of stride 1 it stays in the kernel.
+        shared: Results with several consumers, by the key of their producer.
+        extra: Extra time in FP32 if the node is the only FP32 node: all of the above, together with the Cast
+            of a shared result, which a Conv's epilogue nearly always needs.
     """
 
     base: Mapping[str, float]
     own: Mapping[str, float]
     attentions: tuple[Attention, ...] = ()
     casts: Mapping[str, tuple[tuple[str, str, float], ...]] = field(default_factory=dict)
-    behind: Mapping[str, Behind] = field(default_factory=dict)
-    shared: Mapping[str, Shared] = field(default_factory=dict)
+    conv_epilogues: Mapping[str, ConvEpilogue] = field(default_factory=dict)
+    shared: Mapping[str, SharedResult] = field(default_factory=dict)
     extra: Mapping[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,14 +92,14 @@ class Prices:
         for attention in self.attentions:
             for key in attention.nodes & extra.keys():
                 extra[key] += attention.us
-        for key, behind in self.behind.items():
-            extra[key] += behind.us + (self.shared[key].us if key in self.shared else 0.0)
+        for key, epilogue in self.conv_epilogues.items():
+            extra[key] += epilogue.us + (self.shared[key].us if key in self.shared else 0.0)
         object.__setattr__(self, "extra", extra)
 
     def total_us(self, plan: Plan) -> float:
-        """One inference under `plan`, to the last bit whatever the order of its nodes.
+        """The time of one inference under `plan`, bit for bit the same in any order of the plan's nodes.
 
-        What the rules keep in FP32 behind Convs begins kernels, such as norms: it costs no more.
+        FP32 nodes of the rules after Convs, such as norms, begin kernels anyway: they cost nothing extra.
         """
         kept = plan.fp32
         total = fsum(self.base.values()) + fsum(self.own.get(key, 0.0) for key in kept)
@@ -114,16 +114,16 @@ class Prices:
         return total + fsum(cast.values()) + self._split_us(searched, kept) + self._cast_us(searched, kept)
 
     def _split_us(self, searched: AbstractSet[str], kept: AbstractSet[str]) -> float:
-        """Of kernels that nodes of a search begin because they alone are FP32."""
+        """Time of the kernels that exist only because nodes of a search are FP32."""
         split: dict[str, float] = {}
-        for key in searched & self.behind.keys():
-            first = self.behind[key].split_from(key, kept)
+        for key in searched & self.conv_epilogues.keys():
+            first = self.conv_epilogues[key].split_from(key, kept)
             if first is not None:
-                split[first] = max(split.get(first, 0.0), self.behind[key].us)
+                split[first] = max(split.get(first, 0.0), self.conv_epilogues[key].us)
         return fsum(split.values())
 
     def _cast_us(self, searched: AbstractSet[str], kept: AbstractSet[str]) -> float:
-        """Of Casts that are kernels because nodes of a search are FP32, or read FP32."""
+        """Time of the Casts that are kernels because nodes of a search are FP32, or read FP32."""
         casts = []
         for key in kept & self.shared.keys():
             wide = self.shared[key].readers & kept

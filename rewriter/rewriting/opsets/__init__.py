@@ -1,9 +1,8 @@
-"""One node from one version of the default operator set to a later one.
+"""Converts single nodes to a later version of the default operator set.
 
-onnx.version_converter rewrites whole graphs through its C++ intermediate form, which drops node
-metadata and quantisation annotations, leaves subgraphs behind and stops at operators that it does
-not know. Here it is given one node at a time: its adapters do the work, everything else in the
-model stays as it is, and a node that cannot be carried has a name.
+onnx.version_converter converts whole graphs through its C++ intermediate form. That drops node metadata and
+quantisation annotations, skips subgraphs, and stops at unknown operators. Here it converts single nodes: the
+rest of the model is unchanged, and errors name the node. `rules` corrects its adapters.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper, versio
 from rewriter.model import DETACH_BYTES, STANDARD_DOMAINS, Array, holds_graphs
 from rewriter.model.facts import TensorFacts
 from rewriter.model.schemas import schema_of
-from rewriter.rewriting.opsets.rules import RULES, CannotConvertError, Mend, Rule
+from rewriter.rewriting.opsets.rules import RULES, CannotConvertError, Correction, Rule
 
 
 @dataclass(frozen=True)
 class Request:
-    """A node, and for each of its inputs in order what is known of it and its value if constant."""
+    """A node, with the facts and, if constant, the value of each input."""
 
     node: NodeProto
     facts: Sequence[TensorFacts | None]
@@ -30,9 +29,9 @@ class Request:
 
 @dataclass
 class NodeConverter:
-    """Converts nodes from opset `source` to `target`; equal ones (types and shapes too) only once.
+    """Converts nodes from opset `source` to `target`, nodes with equal types and shapes only once.
 
-    `unknown` is the TensorProto.DataType of inputs that nothing is known of; 0 if that is not sure.
+    `unknown` is the TensorProto.DataType assumed for inputs without facts; 0 if there is none.
     """
 
     source: int
@@ -41,7 +40,7 @@ class NodeConverter:
     _done: dict[bytes, GraphProto | str] = field(default_factory=dict)
 
     def concerns(self, node: NodeProto) -> bool:
-        """Whether the operator has another definition at the target. Unknown operators do not."""
+        """True if the operator's definition changes until the target; False for unknown operators."""
         if node.domain not in STANDARD_DOMAINS:
             return False
         old = schema_of(node.op_type, "", self.source)
@@ -49,9 +48,9 @@ class NodeConverter:
         return old is not None and (new is None or new.since_version != old.since_version)
 
     def learn(self, requests: Iterable[Request]) -> None:
-        """Convert many nodes at once: a call of the library costs 7 ms whatever it is given.
+        """Convert many nodes at once, since a call of the library costs 7 ms for any number of nodes.
 
-        Nodes with a rule, and all of them if one cannot be carried, are left to `convert`.
+        Nodes with a rule, and all nodes if one cannot be converted, are left to `convert`.
         """
         drafts: dict[bytes, ModelProto] = {}
         for request in requests:
@@ -65,16 +64,15 @@ class NodeConverter:
             converted = version_converter.convert_version(_joined(drafts.values(), self.source), self.target)
         except CPP_ERRORS:
             return
-        self._done.update(zip(drafts, _parted(converted.graph, len(drafts)), strict=True))
+        self._done.update(zip(drafts, _separated(converted.graph, len(drafts)), strict=True))
 
     def convert(self, request: Request) -> GraphProto | None:
-        """The node at the target opset as a small graph; None: as it is.
+        """Returns the node at the target opset as a small graph; None if it is unchanged.
 
-        The graph calls the node's inputs `i0`, `i1`... (of equal ones the first) and its outputs
-        `o0`, `o1`...
+        In the graph, inputs are named `i0`, `i1`... (equal inputs like the first) and outputs `o0`, `o1`...
 
         Raises:
-            CannotConvertError: onnx has no adapter for it, or the adapter gave up.
+            CannotConvertError: onnx has no adapter for the node, or the adapter failed.
         """
         if _keeps_meaning(request.node):
             if request.node.op_type == "Scan" and self.source < 9:
@@ -99,8 +97,8 @@ class NodeConverter:
         proto = draft
         try:
             for rule in rules:
-                proto = _mended(_to(proto, rule.version - 1), rule, rule.before)
-                proto = _mended(_to(proto, rule.version), rule, rule.after)
+                proto = _corrected(_to(proto, rule.version - 1), rule, rule.before)
+                proto = _corrected(_to(proto, rule.version), rule, rule.after)
             return _to(proto, self.target).graph
         except CannotConvertError as error:
             return str(error)
@@ -109,7 +107,7 @@ class NodeConverter:
 
 
 CPP_ERRORS = (RuntimeError, ValueError, IndexError)
-"""What the library's C++ code raises."""
+"""Exceptions of the library's C++ code."""
 
 
 def _key(draft: ModelProto) -> bytes:
@@ -118,7 +116,7 @@ def _key(draft: ModelProto) -> bytes:
 
 
 def _joined(drafts: Iterable[ModelProto], opset: int) -> ModelProto:
-    """The drafts side by side in one graph; tensors of draft n start with `n/`."""
+    """Joins drafts in one graph; the names of draft n get the prefix `n/`."""
     whole = helper.make_graph([], "nodes", [], [])
     for index, draft in enumerate(drafts):
         copy = GraphProto()
@@ -133,8 +131,8 @@ def _joined(drafts: Iterable[ModelProto], opset: int) -> ModelProto:
     return helper.make_model(whole, opset_imports=[helper.make_opsetid("", opset)])
 
 
-def _parted(whole: GraphProto, count: int) -> list[GraphProto]:
-    """The graphs that were joined: a node belongs where its outputs go."""
+def _separated(whole: GraphProto, count: int) -> list[GraphProto]:
+    """Separates joined graphs again: a node belongs to the draft that uses its outputs."""
     parts = [GraphProto() for _ in range(count)]
     owner: dict[str, int] = {}
     kept: list[tuple[int, NodeProto]] = []
@@ -165,22 +163,22 @@ def _to(proto: ModelProto, version: int) -> ModelProto:
     return version_converter.convert_version(proto, version)
 
 
-def _mended(proto: ModelProto, rule: Rule, mend: Mend | None) -> ModelProto:
-    if mend is not None:
+def _corrected(proto: ModelProto, rule: Rule, correct: Correction | None) -> ModelProto:
+    if correct is not None:
         for node in list(proto.graph.node):
             if node.op_type in rule.op_types:
-                mend(proto.graph, node)
+                correct(proto.graph, node)
     return proto
 
 
 def _reason(text: str) -> str:
-    """The sentence in a message such as `convert.h:70: adapter: Assertion 'x' failed: sentence`."""
+    """The last part of a message such as `convert.h:70: adapter: Assertion 'x' failed: sentence`."""
     lines = text.strip().splitlines() or ["no reason given"]
     return lines[0].rsplit("failed: ", 1)[-1].strip()
 
 
 def _keeps_meaning(node: NodeProto) -> bool:
-    """Operators that only gained types, and carry graphs or data that the library need not see."""
+    """True for nodes that hold graphs or data: their operators only gained types over the versions."""
     return node.op_type == "Constant" or holds_graphs(node)
 
 
@@ -203,7 +201,7 @@ def _draft(
     ]
     outputs = [helper.make_tensor_value_info(name, 0, None) for name in copy.output if name]
     graph = helper.make_graph([copy], "node", inputs, outputs)
-    if node.op_type == "Resize":  # the one operator whose meaning hangs on the value of an input
+    if node.op_type == "Resize":  # the only operator whose conversion depends on the value of an input
         graph.initializer.extend(
             numpy_helper.from_array(value, name)
             for name, value in dict(zip(copy.input, constants, strict=True)).items()

@@ -1,7 +1,7 @@
-"""What onnx.version_converter (1.23) forgets when an operator changes, and how that is mended.
+"""Corrects the adapters of onnx.version_converter (1.23) that change results.
 
-Each rule was found by running operators before and after the conversion on ONNX Runtime: without
-it, the results differ or the model is invalid (tests/test_upgrade_opset.py).
+Each rule was found by running operators before and after the conversion on ONNX Runtime: without it, the
+results differ or the model is invalid (tests/passes/test_upgrade_opset.py).
 """
 
 from __future__ import annotations
@@ -19,24 +19,23 @@ from rewriter.model import Array
 
 
 class CannotConvertError(Exception):
-    """The operator has no way to the wanted version; the text says why."""
+    """The operator cannot be converted; the text says why."""
 
 
-Mend = Callable[[GraphProto, NodeProto], None]
+Correction = Callable[[GraphProto, NodeProto], None]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A mend on the way of some operators to `version`.
+    """Correction of the conversion of some operators to `version`.
 
-    `before` sees the node one version earlier, `after` at `version`. Both may raise
-    CannotConvertError. An operator in `op_types` that turns into another one counts as that, too.
+    `before` gets the node one version earlier, `after` at `version`. Both may raise CannotConvertError.
     """
 
     op_types: frozenset[str]
     version: int
-    before: Mend | None = None
-    after: Mend | None = None
+    before: Correction | None = None
+    after: Correction | None = None
 
 
 def _set_default(node: NodeProto, name: str, value: object) -> None:
@@ -59,10 +58,10 @@ def _input(graph: GraphProto, name: str) -> onnx.TypeProto.Tensor:
 
 
 def _keep_resize_coordinates(graph: GraphProto, node: NodeProto) -> None:
-    """Resize 10 and Upsample map x_out to x_out / scale; Resize 11 would take pixel centres.
+    """Resize 10 and Upsample map x_out to x_out / scale; Resize 11 uses pixel centres by default.
 
-    Nearest: the index is rounded down when enlarging (all that Upsample does) and up when reducing,
-    as onnx's own test of Resize 10 and ONNX Runtime have it.
+    Mode nearest rounds the index down when enlarging, as Upsample always does, and up when reducing: so do
+    onnx's test of Resize 10 and ONNX Runtime.
     """
     if node.op_type != "Resize":
         return
@@ -75,22 +74,22 @@ def _keep_resize_coordinates(graph: GraphProto, node: NodeProto) -> None:
 def _rounding(graph: GraphProto, node: NodeProto) -> str:
     scales = _constant(graph, node.input[1])
     if scales is None:
-        raise CannotConvertError("its scales are computed, and the rounding of Resize 10 depends on them")
+        raise CannotConvertError("its scales are computed, but the rounding of Resize 10 depends on them")
     if (scales >= 1).all():
         return "floor"
     if (scales <= 1).all():
         return "ceil"
-    raise CannotConvertError("it enlarges one axis and reduces another, with roundings that differ")
+    raise CannotConvertError("it enlarges one axis and reduces another, which are rounded differently")
 
 
 def _upsample_enlarges(graph: GraphProto, node: NodeProto) -> None:
-    """Upsample 9 takes scales of 1 and above only: once it is a Resize, that is known no more."""
+    """Upsample 9 only enlarges, which is no longer known after its conversion to Resize."""
     if node.op_type == "Resize":
         _set_default(node, "nearest_mode", "floor")
 
 
 def _drop_unread_roi(graph: GraphProto, node: NodeProto) -> None:
-    """The roi that the adapter writes for Resize 11 is read in one coordinate mode only."""
+    """The adapter writes a roi for Resize 11, which only one coordinate mode reads."""
     mode = next((a.s for a in node.attribute if a.name == "coordinate_transformation_mode"), b"")
     made = {n.output[0]: n for n in graph.node if n.op_type == "Constant"}
     if node.op_type == "Resize" and mode != b"tf_crop_and_resize" and node.input[1] in made:
@@ -99,7 +98,7 @@ def _drop_unread_roi(graph: GraphProto, node: NodeProto) -> None:
 
 
 def _type_bounds(graph: GraphProto, node: NodeProto) -> None:
-    """Clip and Pad take bounds and value in the type of the data; the adapter writes float32."""
+    """Clip and Pad need bounds and value in the type of the data; the adapter writes float32."""
     wanted = _input(graph, node.input[0]).elem_type
     for name in node.input[1:]:
         for source in graph.node:
@@ -111,18 +110,18 @@ def _retype(tensor: TensorProto, wanted: int) -> None:
     if tensor.data_type != TensorProto.FLOAT or wanted == TensorProto.FLOAT:
         return
     if not wanted:
-        raise CannotConvertError("the type of its input is not known")
+        raise CannotConvertError("the type of its input is unknown")
     value = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(wanted))
     tensor.CopyFrom(numpy_helper.from_array(value))
 
 
 def _refuse_mask(graph: GraphProto, node: NodeProto) -> None:
     if len(node.output) > 1 and node.output[1]:
-        raise CannotConvertError("its mask output is read, and means something else since opset 12")
+        raise CannotConvertError("its mask output is used, and its meaning changes in opset 12")
 
 
 def _flatten_hardmax(graph: GraphProto, node: NodeProto) -> None:
-    """Before 13, Hardmax took all axes from `axis` (default 1) on as one; the adapter forgets that."""
+    """Before 13, Hardmax flattened all axes from `axis` (default 1) on; the adapter omits that."""
     axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
     shape = _input(graph, node.input[0])
     del node.attribute[:]
@@ -144,17 +143,17 @@ def _flatten_hardmax(graph: GraphProto, node: NodeProto) -> None:
 
 
 def _keep_roi_offset(graph: GraphProto, node: NodeProto) -> None:
-    """RoiAlign 16 shifts by half a pixel unless told otherwise; older versions of onnx forget it."""
+    """RoiAlign 16 shifts by half a pixel by default; older versions of onnx omit the attribute."""
     _set_default(node, "coordinate_transformation_mode", "output_half_pixel")
 
 
 def _spread_groups(graph: GraphProto, node: NodeProto) -> None:
-    """GroupNormalization 21 takes scale and bias for each channel; before, it was for each group."""
+    """GroupNormalization 21 has scale and bias per channel, earlier versions per group."""
     groups = next(a.i for a in node.attribute if a.name == "num_groups")
     data = _input(graph, node.input[0])
     channels = data.shape.dim[1].dim_value if len(data.shape.dim) > 1 else 0
     if not channels:
-        raise CannotConvertError("its number of channels is not known")
+        raise CannotConvertError("its number of channels is unknown")
     if channels == groups:
         return
     copy = NodeProto.FromString(node.SerializeToString())
@@ -180,4 +179,4 @@ RULES = (
     Rule(frozenset({"RoiAlign"}), 16, before=_keep_roi_offset),
     Rule(frozenset({"GroupNormalization"}), 21, before=_spread_groups),
 )
-"""In the order of their versions."""
+"""By version."""

@@ -1,7 +1,13 @@
-"""Exact rescaling: overflow removed by powers of two that are folded into constants.
+"""Exact rescaling: removes overflow by powers of two that are folded into constants.
 
-A tensor t becomes t * 2^k, what reads it takes the factor back. Significands stay as they are, so
-FP32 results are bit-equal as long as nothing leaves FP32's normal range.
+A tensor t becomes t * 2^k, and its consumers take the factor back. Significands stay as they are, so FP32
+results are bit-equal as long as nothing leaves FP32's normal range. docs/rescaling.md has a worked example.
+
+1. `rules`: the linear equations that each operator imposes on the exponents k of its inputs and outputs.
+2. `constraints`: these equations for a whole graph; `classes` merges exponents that have to be equal.
+3. `demands`: bounds and costs of every class, from measured ranges and from the constants.
+4. `programme`: the mixed-integer programme that chooses the exponents.
+5. `apply`: multiplies constants and epsilons; `record` notes the exponents in the model's metadata.
 """
 
 from __future__ import annotations
@@ -13,25 +19,29 @@ from rewriter.data.ranges.binades import Binades
 from rewriter.graph import GraphEditor
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
-from rewriter.rewriting.rescaling.apply import apply
+from rewriter.rewriting.rescaling.apply import apply, apply_planned
 from rewriter.rewriting.rescaling.classes import ZERO
-from rewriter.rewriting.rescaling.demand import Demand
-from rewriter.rewriting.rescaling.demands import NOTHING, Demands, demands, quiet
-from rewriter.rewriting.rescaling.freedom import Freedom, analyse
-from rewriter.rewriting.rescaling.solver import solve
+from rewriter.rewriting.rescaling.constraints import Constraints, collect
+from rewriter.rewriting.rescaling.demands import NOTHING, Demands, demands, in_range
+from rewriter.rewriting.rescaling.programme import Demand, solve
+from rewriter.rewriting.rescaling.record import record
 
-__all__ = ["Part", "Rescaling", "concerned", "rescale"]
+__all__ = ["RescaledClass", "Rescaling", "apply_planned", "in_range", "record", "rescale", "to_count"]
+
+TAIL = 14
+"""Binades below the mean in which values still matter. If values are dense around 0, a share of 2^-TAIL,
+6e-5, lies further down."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """What became of one class of tensors that have to be scaled together, and that asked for it.
+class RescaledClass:
+    """Outcome for one class of tensors that needed scaling.
 
     Attributes:
-        exponent: 0 if it stays as it is.
-        saved: Tensors that overflowed, or sank among the subnormal numbers, and do not any more.
+        exponent: 0 if the class keeps its scale.
+        saved: Tensors that overflowed or had sunk, and now are in range.
         left: Tensors that still overflow.
-        size: How many tensors are scaled together.
+        size: Number of tensors that are scaled together.
     """
 
     exponent: int
@@ -42,17 +52,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Rescaling:
-    """What was done to one graph.
+    """Outcome for one graph.
 
     Attributes:
-        parts: One for every class that held an overflow, or something that sank.
-        tied: Tensors that overflow and have exponent 0, with the reason where one is known.
-        exponents: Of the computed tensors, without those that are 0.
-        edits: How many constants and epsilons were given a new value.
-        solved: False if the solver found nothing in its time.
+        classes: One entry for every class with a tensor that overflowed or had sunk.
+        tied: Tensors that overflow and cannot be scaled, each with the reason if one is known.
+        exponents: Exponents other than 0 of the computed tensors.
+        edits: Number of constants and epsilons with a new value.
+        solved: False if the solver found nothing within its time limit.
     """
 
-    parts: tuple[Part, ...]
+    classes: tuple[RescaledClass, ...]
     tied: Mapping[str, str]
     exponents: Mapping[str, int]
     edits: int
@@ -61,84 +71,80 @@ class Rescaling:
 
 @dataclass(frozen=True)
 class _Solution:
-    """What shall be done to one graph; `exponents` is None if the solver found nothing in its time."""
+    """Exponents for one graph, by class; None if the solver found nothing within its time limit."""
 
-    freedom: Freedom
+    constraints: Constraints
     chosen: dict[int, Demand]
     tied: dict[str, str]
     exponents: dict[int, int] | None
 
-    def of(self, number: int) -> int:
-        return (self.exponents or {}).get(self.freedom.classes.root(number), 0)
+    @property
+    def moved(self) -> dict[str, int]:
+        """Exponents other than 0 of the computed tensors."""
+        known, root = self.exponents or {}, self.constraints.classes.root
+        return {t: k for t, number in self.constraints.tensors.items() if (k := known.get(root(number), 0))}
 
 
 def rescale(
     survey: Survey, graph: GraphEditor, *, measured: bool, spread: Mapping[str, Binades] = NOTHING
 ) -> Rescaling:
-    """Scale what overflows or sinks in one graph by powers of two, through the editor.
+    """Scale tensors of one graph that overflow or have sunk, through the editor.
 
     Args:
-        survey: The graph with its ranges; made of the same editor.
-        measured: Whether there are ranges; without, only constants show what overflows.
-        spread: How the values of the tensors that `concerned` names spread.
+        survey: The graph with its ranges, made with the same editor.
+        measured: True if there are ranges; without them, only constants show overflow.
+        spread: Counted distributions of values, of the tensors that `to_count` names.
     """
-    if measured and quiet(survey):
+    if measured and in_range(survey):
         return Rescaling((), {}, {}, 0)
     found = _solution(survey, graph, spread, measured=measured)
-    parts = _parts(found.chosen, found.freedom, found.exponents or {})
-    solved = found.exponents is not None
-    if found.exponents is None or not any(part.saved for part in parts):
-        return Rescaling(parts, found.tied, {}, 0, solved)
-    edits = apply(graph, found.freedom, found.exponents)
-    exponents = {t: k for t, number in found.freedom.tensors.items() if (k := found.of(number))}
-    return Rescaling(parts, found.tied, exponents, edits)
+    classes = _outcomes(found)
+    if found.exponents is None or not any(one.saved for one in classes):
+        return Rescaling(classes, found.tied, {}, 0, found.exponents is not None)
+    edits = apply(graph, found.constraints, found.exponents)
+    return Rescaling(classes, found.tied, found.moved, edits)
 
 
-def concerned(survey: Survey, graph: GraphEditor) -> list[str]:
-    """The tensors of one graph that sink so far that it matters how their values spread.
-
-    Small values are rare `TAIL` binades below the mean; what stays higher than that is not asked for.
-    """
-    if quiet(survey):
+def to_count(survey: Survey, graph: GraphEditor) -> list[str]:
+    """Tensors whose distribution of values matters: a first solution moves them near FP16's subnormals."""
+    if in_range(survey):
         return []
-    found = _solution(survey, graph, NOTHING, measured=True)
-    moved = ((t, k) for t, number in found.freedom.tensors.items() if (k := found.of(number)) < 0)
-    ranges = ((t, k, survey.range(t)) for t, k in moved)
+    moved = _solution(survey, graph, NOTHING, measured=True).moved
+    ranges = ((t, k, survey.range(t)) for t, k in moved.items() if k < 0)
     least = FP16_MIN_NORMAL * 2.0**TAIL
     return [t for t, k, r in ranges if r is not None and r.mean_abs * 2.0**k < least]
-
-
-TAIL = 14
-"""If values are dense about 0, 2^-TAIL of them lie TAIL binades below the mean: 6e-5."""
 
 
 def _solution(
     survey: Survey, graph: GraphEditor, spread: Mapping[str, Binades], *, measured: bool
 ) -> _Solution:
-    freedom = analyse(graph)
-    found = demands(survey, freedom, measured=measured, spread=spread)
-    tied = {tensor: freedom.pins.get(tensor, "") for tensor in found.tied}
-    equations = freedom.classes.equations()
-    chosen = _chosen(found, freedom, equations)
-    called = any(demand.calls for demand in chosen.values())
-    return _Solution(freedom, chosen, tied, solve(chosen, equations) if called else {})
+    constraints = collect(graph)
+    found = demands(survey, constraints, measured=measured, spread=spread)
+    tied = {tensor: constraints.pins.get(tensor, "") for tensor in found.tied}
+    equations = constraints.classes.equations()
+    chosen = _chosen(found, constraints, equations)
+    needed = any(demand.needs_scaling for demand in chosen.values())
+    return _Solution(constraints, chosen, tied, solve(chosen, equations) if needed else {})
 
 
-def _chosen(found: Demands, freedom: Freedom, equations: Iterable[Mapping[int, int]]) -> dict[int, Demand]:
-    """The classes in connected parts that ask to be scaled, with the constants at their border.
+def _chosen(
+    found: Demands, constraints: Constraints, equations: Iterable[Mapping[int, int]]
+) -> dict[int, Demand]:
+    """The classes connected by equations to one that needs scaling.
 
-    An equation with a constant of its own binds nothing else: the constant takes up any
-    difference. So parts end at weights.
+    A constant in an equation takes up any difference, so the equation connects nothing else: connected parts
+    end at constants.
     """
-    free = {freedom.classes.root(use.number) for use in freedom.constants}
-    free -= {freedom.classes.root(number) for number in freedom.tensors.values()}
-    reached = {root for root, demand in found.classes.items() if demand.calls} - {ZERO}
-    free -= reached  # what shall move itself takes up no difference
+    root = constraints.classes.root
+    free = {root(use.number) for use in constraints.constants}
+    free -= {root(number) for number in constraints.tensors.values()}
+    reached = {number for number, demand in found.classes.items() if demand.needs_scaling} - {ZERO}
+    free -= reached  # a constant that needs scaling itself cannot take up a difference
     neighbours: dict[int, set[int]] = {}
     for terms in equations:
         if not free & terms.keys():
-            for root in terms:
-                neighbours.setdefault(root, set()).update(terms)
+            for number in terms:
+                neighbours.setdefault(number, set()).update(terms)
     queue = list(reached)
     while queue:
         new = neighbours.get(queue.pop(), set()) - reached
@@ -147,21 +153,20 @@ def _chosen(found: Demands, freedom: Freedom, equations: Iterable[Mapping[int, i
     for terms in equations:
         if reached & terms.keys():
             reached |= free & terms.keys()
-    return {root: found.classes.get(root) or Demand() for root in sorted(reached)}
+    return {number: found.classes.get(number) or Demand() for number in sorted(reached)}
 
 
-def _parts(chosen: Mapping[int, Demand], freedom: Freedom, exponents: Mapping[int, int]) -> tuple[Part, ...]:
-    members = freedom.members()
+def _outcomes(found: _Solution) -> tuple[RescaledClass, ...]:
+    members = found.constraints.members()
     return tuple(
-        _part(demand, exponents.get(root, 0), max(1, len(members.get(root, ()))))
-        for root, demand in chosen.items()
-        if demand.calls
+        _outcome(demand, (found.exponents or {}).get(root, 0), max(1, len(members.get(root, ()))))
+        for root, demand in found.chosen.items()
+        if demand.needs_scaling
     )
 
 
-def _part(demand: Demand, k: int, size: int) -> Part:
-    """What an exponent does for those who asked for one."""
+def _outcome(demand: Demand, k: int, size: int) -> RescaledClass:
     helped = {t: k <= level for t, level in demand.hazards.items()}
     helped |= {t: k >= level for t, level in demand.sunken.items()}
     left = tuple(t for t in demand.hazards if not helped[t])
-    return Part(k, tuple(t for t, well in helped.items() if well), left, size)
+    return RescaledClass(k, tuple(t for t, in_range_now in helped.items() if in_range_now), left, size)

@@ -1,18 +1,18 @@
-"""Exponents that have to be equal, merged into classes, and the equations that are left between them."""
+"""Equivalence classes of tensors that scale together, and the linear equations between these classes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 ZERO = 0
-"""The class whose exponent is 0: what cannot be scaled."""
+"""Class of all that cannot be scaled: its exponent is 0."""
 
 
 class Classes:
-    """A union-find forest over exponents, with linear equations that simplify as classes merge.
+    """Union-find forest over exponents, with linear equations that shrink as classes merge.
 
-    An equation with one class left says that its exponent is 0, one with two opposite
-    coefficients that two exponents are equal; both merge, and what that leads to merges, too. The
+    An equation in one class makes its exponent 0. An equation in two classes with opposite coefficients
+    makes them equal. Both merge classes, and merging may reduce further equations to these forms. The
     smaller class joins the larger one, so the whole costs O(n log n).
     """
 
@@ -24,21 +24,21 @@ class Classes:
         self._queue: list[int] = []
 
     def add(self) -> int:
-        """A new exponent; returns its number."""
+        """Returns the number of a new exponent."""
         self._parent.append(len(self._parent))
         self._size.append(1)
         self._touching.append(set())
         return len(self._parent) - 1
 
     def root(self, number: int) -> int:
-        """The class of an exponent; `ZERO` if it is 0."""
+        """Returns the class of an exponent; `ZERO` if it is fixed at 0."""
         while self._parent[number] != number:
             self._parent[number] = self._parent[self._parent[number]]
             number = self._parent[number]
         return number
 
     def relate(self, terms: Iterable[tuple[int, int]]) -> None:
-        """Let the sum of coefficient times exponent be 0, over pairs of exponent and coefficient."""
+        """Add an equation over pairs (exponent, coefficient): the sum of their products is 0."""
         found: dict[int, int] = {}
         for number, coefficient in terms:
             root = self.root(number)
@@ -52,12 +52,12 @@ class Classes:
         self._settle()
 
     def pin(self, number: int) -> None:
-        """Let an exponent be 0."""
+        """Fix an exponent at 0."""
         self._merge(self.root(number), ZERO)
         self._settle()
 
     def equations(self) -> list[dict[int, int]]:
-        """What is left: coefficients by class, of three classes at least or two of unlike factors."""
+        """The remaining equations, as coefficients by class: those that merge no classes."""
         return [terms for terms in self._terms if terms]
 
     def _settle(self) -> None:

@@ -1,4 +1,4 @@
-"""What was rescaled, written into the model: who compares it with the original has to know."""
+"""Notes exponents in the model's metadata, so that comparisons with the original can undo them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from rewriter.model import Model
 
 EXPONENTS = "rewriter.exponents"
-"""Key of the model's metadata that holds a JSON object: tensor of the main graph, exponent of two."""
+"""Metadata key of a JSON object: exponent of two by tensor of the main graph."""
 
 
 def record(model: Model, exponents: Mapping[str, int]) -> None:
-    """Note that tensors of the main graph are multiplied by 2^exponent, on top of what is noted already."""
+    """Add exponents of tensors of the main graph to those already noted."""
     found = recorded(model)
     for tensor, exponent in exponents.items():
         found[tensor] = found.get(tensor, 0) + exponent
@@ -24,10 +24,7 @@ def record(model: Model, exponents: Mapping[str, int]) -> None:
 
 
 def recorded(model: Model) -> dict[str, int]:
-    """The exponent of each tensor of the main graph that is multiplied by a power of two.
-
-    What is no record of ours is taken as none: metadata is anybody's.
-    """
+    """The noted exponents by tensor; empty if another program wrote something else under this key."""
     text = next((e.value for e in model.proto.metadata_props if e.key == EXPONENTS), "{}")
     try:
         found = json.loads(text)

@@ -1,8 +1,7 @@
-"""How each operator treats the scale of its tensors: one small entry per operator.
+"""Rule of each operator: the linear equations between the exponents of its inputs and outputs.
 
-If the inputs of an operator are multiplied by powers of two, k of them as exponents, its outputs
-are multiplied by a power of two as well, and no bit of a significand changes. The entries say which
-exponents belong together; an operator without an entry has none but 0.
+If the inputs of an operator are multiplied by powers of two, its outputs are, too, and no bit of a
+significand changes. An operator without a rule allows no exponent but 0.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from rewriter.graph import GraphEditor, attribute
 from rewriter.model import STANDARD_DOMAINS
 
 Slot = int
-"""A place at the border of a node: input i is i, output j is ~j (its bitwise complement)."""
+"""An input or output of a node: input i is i, output j is ~j (its bitwise complement)."""
 
 OUT: Slot = ~0
 
 Equation = tuple[tuple[Slot, int], ...]
 """Slots with integer coefficients: the sum of coefficient times exponent is 0.
 
-An equation that names an absent input, or a tensor that is no float, says nothing.
+An equation with an absent input, or with a tensor that is no float, is ignored.
 """
 
 
 @dataclass(frozen=True)
 class Relations:
-    """What an operator asks of the exponents at its border. A slot that is not mentioned has exponent 0.
+    """Equations of one node. A slot that none of them mentions has exponent 0.
 
     Attributes:
-        free: Slots of any exponent, for the results do not depend on the scale there.
-        epsilon: Whether the attribute `epsilon` is added to squares of input 0, and goes with them.
+        free: Slots of any exponent: the results do not depend on their scale.
+        epsilon: True if the attribute `epsilon` is added to squares of input 0 and scales with them.
     """
 
     equations: tuple[Equation, ...] = ()
@@ -42,11 +41,11 @@ class Relations:
 
 
 Rule = Callable[[GraphEditor, NodeProto], Relations | None]
-"""The relations of a node; None if it fixes the scale of everything that it touches."""
+"""Returns the relations of a node; None if all its exponents have to be 0."""
 
 
 def relations(graph: GraphEditor, node: NodeProto) -> Relations | None:
-    """What `node` asks of the exponents at its border; None if all of them have to be 0."""
+    """Returns the equations of a node; None if all its exponents have to be 0."""
     rule = RULES.get(node.op_type) if node.domain in STANDARD_DOMAINS else None
     return rule(graph, node) if rule else None
 
@@ -60,7 +59,7 @@ def _outputs(node: NodeProto) -> list[Slot]:
 
 
 def _same(*inputs: Slot) -> Rule:
-    """The inputs named, as far as they are given, and all outputs have one exponent."""
+    """Returns a rule: the named inputs, where present, and all outputs have one exponent."""
     return lambda graph, node: Relations(_tied([OUT, *inputs, *_outputs(node)[1:]]))
 
 
@@ -78,12 +77,12 @@ def _invisible(_graph: GraphEditor, _node: NodeProto) -> Relations:
 
 
 def _power(factor: int, root: int = 1) -> Rule:
-    """The exponent of the output, times `root`, is `factor` times that of the input."""
+    """Returns a rule: `root` times the output's exponent is `factor` times the input's."""
     return lambda graph, node: Relations((((OUT, root), (0, -factor)),))
 
 
 def _pow(graph: GraphEditor, node: NodeProto) -> Relations | None:
-    """Whole powers up to 3 are products; the others go through a logarithm, which rounds."""
+    """Powers 1, 2 and 3 are products; others are computed through a logarithm, which rounds."""
     exponent = graph.scalar(node.input[1])
     if exponent not in (1.0, 2.0, 3.0):
         return None
@@ -99,31 +98,31 @@ def _quotient(_graph: GraphEditor, _node: NodeProto) -> Relations:
 
 
 def _weighted(_graph: GraphEditor, _node: NodeProto) -> Relations:
-    """Conv, ConvTranspose and Gemm: a product, and a summand that goes with the result."""
+    """Conv, ConvTranspose and Gemm: a product, and a bias that scales with the result."""
     return Relations((((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1))))
 
 
 def _normalised(_: GraphEditor, node: NodeProto) -> Relations | None:
-    """The input has any exponent if epsilon follows; scale and bias give the output its own."""
+    """The input may have any exponent if epsilon follows; scale and bias set the output's."""
     if any(node.output[1:]):
-        return None  # mean and deviation of LayerNormalization
+        return None  # mean and standard deviation of LayerNormalization
     return Relations((((OUT, 1), (1, -1)), ((OUT, 1), (2, -1))), frozenset({0}), epsilon=True)
 
 
 def _quantised(_graph: GraphEditor, _node: NodeProto) -> Relations:
-    """x / scale is what is rounded to an integer: a scale that goes with x changes none of them."""
+    """x / scale is rounded to an integer: if both scale together, no integer changes."""
     return Relations(_tied([0, 1]))
 
 
 def _batch_norm(_: GraphEditor, node: NodeProto) -> Relations | None:
-    """(x - mean) * scale / sqrt(var + epsilon) + bias: the scale takes the difference up, var stays."""
+    """(x - mean) * scale / sqrt(var + epsilon) + bias: the scale takes up the factor, the variance stays."""
     if any(node.output[1:]) or attribute(node, "training_mode", 0):
         return None
     return Relations((((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1)), ((0, 1), (3, -1))))
 
 
 def _clip(_: GraphEditor, node: NodeProto) -> Relations | None:
-    if node.attribute:  # opset 6 holds the bounds there
+    if node.attribute:  # opset 6 has the bounds as attributes
         return None
     return Relations(_tied([OUT, 0, 1, 2]))
 
@@ -149,7 +148,7 @@ _FIRST = (
     "ReduceMean ReduceMax ReduceMin ReduceL1 ReduceL2 CumSum DepthToSpace SpaceToDepth Cast Trilu Compress "
     "ReverseSequence GridSample RoiAlign"
 )
-"""What they hand on is values of their first input, or sums and averages of them."""
+"""Operators whose outputs are values of the first input, or sums and averages of them."""
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_FIRST.split(), _same(0)),
@@ -175,4 +174,4 @@ RULES: dict[str, Rule] = {
     "ReduceSumSquare": _power(2),
     "Pow": _pow,
 }
-"""Operators by name, in the default domain."""
+"""By operator of the default domain."""

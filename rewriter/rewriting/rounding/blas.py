@@ -1,4 +1,4 @@
-"""One thread for numpy's matrix products, while many small ones follow each other."""
+"""Limits numpy's matrix products to one thread, for sequences of many small products."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-_NAMES = ("scipy_openblas_{}_num_threads64_", "scipy_openblas_{}_num_threads")
-"""In numpy's own wheels."""
-
-_PLAIN = ("openblas_{}_num_threads64_", "openblas_{}_num_threads")
-"""In the OpenBLAS of distributions and of conda, which numpy is linked with there."""
+_NAMES = (
+    "scipy_openblas_{}_num_threads64_",  # numpy's own wheels
+    "scipy_openblas_{}_num_threads",
+    "openblas_{}_num_threads64_",  # the OpenBLAS of Linux distributions and of conda
+    "openblas_{}_num_threads",
+)
 
 
 @dataclass(frozen=True)
 class OpenBlas:
-    """The library that numpy computes with. `name` is what its functions are called, with a gap."""
+    """numpy's BLAS library; `name` is the pattern of its functions' names."""
 
     library: ctypes.CDLL
     name: str
 
     def threads(self) -> int:
-        """How many threads a product may have."""
+        """Returns the number of threads."""
         return int(getattr(self.library, self.name.format("get"))())
 
     def limit(self, threads: int) -> None:
-        """Let a product have that many."""
+        """Set the number of threads."""
         getattr(self.library, self.name.format("set"))(threads)
 
 
 def openblas() -> OpenBlas | None:
-    """numpy's OpenBLAS; None if it has another one (MKL, Accelerate, BLIS), or hides its functions."""
+    """numpy's OpenBLAS; None if numpy uses another library (MKL, Accelerate, BLIS) or hides its functions."""
     core = getattr(sys.modules.get("numpy._core._multiarray_umath"), "__file__", None)
     if core is None:
         return None
     try:
-        library = ctypes.CDLL(core)  # names are looked for in what it is linked with, too
+        library = ctypes.CDLL(core)  # finds symbols of the libraries that it is linked with, too
     except OSError:
         return None
-    found = (name for name in (*_NAMES, *_PLAIN) if hasattr(library, name.format("set")))
+    found = (name for name in _NAMES if hasattr(library, name.format("set")))
     return next((OpenBlas(library, name) for name in found if hasattr(library, name.format("get"))), None)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let numpy's OpenBLAS compute in one thread inside; what else numpy may be built with stays as it is.
+    """Limit numpy's OpenBLAS to one thread; other BLAS libraries are unchanged.
 
-    OpenBLAS's idle threads spin. On two cores that other processes wanted, too, the rounding of a ViT-S took
-    30 s of CPU with two threads and 7 s with one.
+    OpenBLAS's idle threads spin, which costs more than they gain (docs/weights.md#constants).
     """
     found = openblas()
     if found is None:

@@ -1,38 +1,37 @@
-"""Weights of the same rows, rounded together, and judged on rows that they were not fitted to.
+"""Rounds the layers that share rows, and compares the result with rounding to nearest on held-out rows.
 
-A bias is a weight, too: of one more input channel, which is 1 in every row. It is rounded first, to the
-nearest number, and what that leaves is made up for by the weights, as far as their inputs have a mean.
+A bias is the weight of one more input channel that is 1 in every row. That channel is rounded first, to the
+nearest number, and the weights compensate its error as far as their inputs have a mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
 
 from rewriter.model import Array
-from rewriter.rewriting.rounding.factors import factor
 from rewriter.rewriting.rounding.grid import Grid
-from rewriter.rewriting.rounding.layers import Layer, Left
-from rewriter.rewriting.rounding.nearest_plane import round_together
+from rewriter.rewriting.rounding.layers import Layer, Skipped
+from rewriter.rewriting.rounding.nearest_plane import cholesky, round_together
 from rewriter.rewriting.rounding.rows import Rows
 
 JUDGED = 256
-"""Output channels that are judged together."""
+"""Output channels judged at a time, so that they fit the cache."""
 
 Weights = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """A weight, and the bias behind it, on the grid.
+    """A weight and its bias on the grid.
 
     Attributes:
-        value: Of the weight's shape, in the lower type: the better one of the two.
-        bias: Of the bias's shape; None if the layer has none.
-        error: ||X (Q - W)|| / ||X W|| on rows X held out, for the weight rounded together.
+        value: The better rounding of the weight, in its shape and the lower type.
+        bias: The rounded bias; None if the layer has none.
+        error: ||X (Q - W)|| / ||X W|| on held-out rows X, for the weight rounded together.
         nearest: The same for the weight rounded to nearest.
     """
 
@@ -44,33 +43,28 @@ class Rounded:
 
     @property
     def gains(self) -> bool:
-        """Whether it was worth it."""
+        """True if rounding together is better than rounding to nearest."""
         return self.error < self.nearest
 
 
 def fitted(
     rows: Sequence[Rows | None], found: Sequence[Layer], weights: Weights, grid: Grid
-) -> Iterator[Rounded | Left]:
-    """Layers that are multiplied by the same rows: one factor serves them all."""
-    read = [part.split() for part in rows if part is not None]
-    if len(read) < len(rows):
-        yield from _left(found, "ONNX Runtime cannot compute what it is multiplied by")
+) -> Iterator[Rounded | Skipped]:
+    """Round layers that are multiplied by the same rows, with one Cholesky factor for all of them."""
+    prepared = _prepared(rows, biased=any(layer.bias for layer in found))
+    if isinstance(prepared, str):
+        yield from (Skipped(layer.node, prepared) for layer in found)
         return
-    fit, judged = (np.concatenate(parts, axis=1) for parts in zip(*read, strict=True))
-    if not (fit.shape[1] and judged.shape[1]):
-        yield from _left(found, "there are too few rows to hold some out")
-        return
-    one = _one(fit) if any(layer.bias for layer in found) else 0.0
-    if one:
-        fit, judged = _with_ones(fit, one), _with_ones(judged, one)
-    triangle = factor(fit) if np.isfinite(judged).all() else None
-    if triangle is None:
-        yield from _left(found, "what it is multiplied by is zero, or not finite, on this data")
+    fit, judged, one = prepared
+    factor = cholesky(fit) if np.isfinite(judged).all() else None
+    if factor is None:
+        reason = "the input is zero, or not finite, on these samples"
+        yield from (Skipped(layer.node, reason) for layer in found)
         return
     matrices = [_matrix(layer, weights, one) for layer in found]
-    # channel by channel: of a Conv's weight, as it is stored, a channel would be spread over all of it
+    # contiguous by input channel: the algorithm reads one channel of all outputs at a time
     joined = np.ascontiguousarray(np.concatenate(matrices, axis=2))
-    rounded = round_together(joined, triangle, grid.nearest)
+    rounded = round_together(joined, factor, grid.nearest)
     start = 0
     for layer, matrix in zip(found, matrices, strict=True):
         columns = rounded[:, :, start : start + matrix.shape[2]]
@@ -79,18 +73,20 @@ def fitted(
         yield Rounded(layer, *_values(layer, best, weights, one, grid), error, nearest)
 
 
-def _left(found: Iterable[Layer], reason: str) -> Iterator[Left]:
-    yield from (Left(layer.node, reason) for layer in found)
-
-
-def _one(rows: Array) -> float:
-    """What stands for 1 in the channel of the bias.
-
-    As large as the others, or the damping would not be theirs, and a power of two: what is divided by it is
-    on the grid if it was.
-    """
-    size = float(np.linalg.norm(rows)) / sqrt(rows.size)
-    return 2.0 ** round(np.log2(size)) if 0.0 < size < np.inf else 1.0
+def _prepared(rows: Sequence[Rows | None], *, biased: bool) -> tuple[Array, Array, float] | str:
+    """Rows to fit, rows to judge, and the value of the bias channel (0: none); or why there are none."""
+    read = [part.split() for part in rows if part is not None]
+    if len(read) < len(rows):
+        return "ONNX Runtime cannot compute its input"
+    fit, judged = (np.concatenate(parts, axis=1) for parts in zip(*read, strict=True))
+    if not (fit.shape[1] and judged.shape[1]):
+        return "there are too few rows to hold some out"
+    if not biased:
+        return fit, judged, 0.0
+    # as large as the other channels, so that the damping suits it; a power of two keeps the grid
+    size = float(np.linalg.norm(fit)) / sqrt(fit.size)
+    one = 2.0 ** round(np.log2(size)) if 0.0 < size < np.inf else 1.0
+    return _with_ones(fit, one), _with_ones(judged, one), one
 
 
 def _with_ones(rows: Array, one: float) -> Array:
@@ -99,7 +95,7 @@ def _with_ones(rows: Array, one: float) -> Array:
 
 
 def _matrix(layer: Layer, weights: Weights, one: float) -> Array:
-    """The weight as [groups, K, N]; below it the bias, or zeros if there is none, where there are ones."""
+    """The weight as [groups, K, N]; with a bias channel, one more row for the bias or zeros."""
     matrix = layer.matrix(weights[layer.weight])
     if not one:
         return matrix
@@ -112,7 +108,7 @@ def _matrix(layer: Layer, weights: Weights, one: float) -> Array:
 def _values(
     layer: Layer, matrix: Array, weights: Weights, one: float, grid: Grid
 ) -> tuple[Array, Array | None]:
-    """Weight and bias in the lower type, out of their matrix."""
+    """Weight and bias in the lower type; the inverse of `_matrix`."""
     channels = matrix.shape[1] - bool(one)
     shape = weights[layer.weight].shape
     value = np.ascontiguousarray(layer.unmatrix(matrix[:, :channels], shape), grid.stored)
@@ -123,7 +119,7 @@ def _values(
 
 
 def _judged(matrix: Array, columns: Array, rows: Array, grid: Grid) -> tuple[Array, float, float]:
-    """The better of two roundings, and the errors of both; some output channels at a time, for the cache."""
+    """The better of two roundings, and the relative L2 errors of both."""
     error = nearest = whole = 0.0
     plain = np.empty_like(columns)
     for start in range(0, matrix.shape[2], JUDGED):
@@ -138,5 +134,4 @@ def _judged(matrix: Array, columns: Array, rows: Array, grid: Grid) -> tuple[Arr
 
 
 def _square(product: Array) -> float:
-    """The sum of squares."""
     return float(np.linalg.norm(product)) ** 2

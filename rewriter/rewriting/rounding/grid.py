@@ -1,4 +1,4 @@
-"""The numbers that a lower type holds, and those that a product in FP32 sees."""
+"""The grid of a lower type: its numbers, and rounding to the nearest of them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from rewriter.graph.float_types import SHORT_NAMES
 from rewriter.model import Array
 
 _EXPONENT = np.uint32(0x7F800000)
-"""The bits of a float32's exponent."""
+"""Mask of a float32's exponent bits."""
 
 _ROUNDER = np.float32(1.5 * 2.0**13)
-"""Float32 next to it are 2^-10 apart, as FP16 numbers from 1 to 2 are; with the half, below it, too."""
+"""Near it, float32 numbers are 2^-10 apart, as FP16 numbers from 1 to 2 are. The factor 1.5 makes that true
+below it, too."""
 
 _LEAST_ROUNDER = np.float32(0.75)
-"""Float32 next to it are 2^-24 apart, as FP16's subnormal numbers are."""
+"""Near it, float32 numbers are 2^-24 apart, as FP16's subnormal numbers are."""
 
 _PART = 2**14
-"""Values that are looked at together: most weights are found not to be on the grid by the first ones."""
+"""Values compared at a time: for most weights, the first ones show that they are not on the grid."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,15 @@ class Grid:
     """The numbers of a type.
 
     Attributes:
-        dtype: FLOAT16 or BFLOAT16 of TensorProto; FLOAT stands for TF32, to which Tensor Cores round what
-            products in FP32 read: FP32's exponents, and as many bits of significand as FP16.
+        dtype: TensorProto's FLOAT16, BFLOAT16, or FLOAT for TF32, to which Tensor Cores round the operands of
+            FP32 products: FP32's exponents with FP16's significands.
     """
 
     dtype: int
 
     @property
     def dropped(self) -> int:
-        """Bits of float32's significand that the type lacks."""
+        """Bits of float32's significand that the type drops."""
         return 16 if self.dtype == TensorProto.BFLOAT16 else 13
 
     @cached_property
@@ -48,23 +49,23 @@ class Grid:
 
     @property
     def stored(self) -> np.dtype[np.generic]:
-        """The type as numpy has it."""
+        """The type in numpy."""
         return np.dtype(helper.tensor_dtype_to_np_dtype(self.dtype))
 
     def holds(self, values: Array) -> bool:
-        """Whether all values are of the type."""
+        """True if all values are on the grid."""
         flat = values.reshape(-1)
         parts = (flat[i : i + _PART] for i in range(0, flat.size, _PART))
         return all(np.array_equal(self.nearest(part), part) for part in parts)
 
     def nearest(self, values: Array) -> Array:
-        """Float32 values rounded to nearest even, as float32; those beyond the largest number become that."""
-        held = np.maximum(values, -self.largest)  # np.clip takes longer than a row of 256 does in all
+        """Returns float32 values rounded to nearest even, clamped to the largest number."""
+        held = np.maximum(values, -self.largest)  # np.clip has more overhead than rounding a row of 256
         np.minimum(held, self.largest, out=held)
         return _to_fp16(held) if self.dtype == TensorProto.FLOAT16 else self._cut(held)
 
     def _cut(self, values: Array) -> Array:
-        """Half the last bit that stays, less one where that is even, carries into it."""
+        """Round to nearest even: add half of the last kept bit, less one if that bit is 0, and truncate."""
         bits = values.view(np.uint32)
         kept = (bits >> np.uint32(self.dropped)) & np.uint32(1)
         kept += bits
@@ -73,7 +74,7 @@ class Grid:
         return kept.view(np.float32)
 
     def refusal(self, value: Array) -> str | None:
-        """Why values cannot be put on the grid; None if they can."""
+        """Returns why values cannot be rounded to the grid; None if they can."""
         largest = np.abs(value).max(initial=0)
         if not np.isfinite(largest):
             return "the weight is not finite"
@@ -83,9 +84,9 @@ class Grid:
 
 
 def _to_fp16(values: Array) -> Array:
-    """Adding what has the right last bit rounds, and subtracting it gives the rounded value.
+    """Round by adding and subtracting a number whose last bit has the weight of the result's last bit.
 
-    A third of the time that bits take, where subnormal numbers are a case of their own.
+    Three times as fast as bit operations, which need a special case for subnormal numbers.
     """
     rounder: Array = np.bitwise_and(values.view(np.uint32), _EXPONENT).view(np.float32)
     np.multiply(rounder, _ROUNDER, out=rounder)

@@ -1,4 +1,4 @@
-"""The products of a graph that have a constant weight, and the rows that it is multiplied by."""
+"""Finds the products with a constant weight, and the rows that each weight is multiplied by."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rewriter.graph.fusion import is_depthwise
 from rewriter.model import Array
 
 PRODUCTS = {"MatMul": (0, 1), "Gemm": (0, 1), "Conv": (1,)}
-"""Which inputs of an operator may be the weight."""
+"""Inputs of an operator that may be the weight."""
 
 Types = Callable[[NodeProto], int | None]
-"""What a node computes in, of TensorProto; None if its weights are to stay as they are."""
+"""Returns the TensorProto type that a node computes in; None if its weights stay unchanged."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a Conv reads for one output position; one entry for each spatial axis, `pads` as in ONNX."""
+    """Window of a Conv, with one entry per spatial axis; `pads` as in ONNX."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -32,14 +32,14 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Source:
-    """The rows that weights are multiplied by; weights of equal sources share them.
+class RowSource:
+    """Where the rows come from that weights are multiplied by; weights with equal sources share rows.
 
     Attributes:
-        tensor: What the node reads.
-        width: Numbers in a row, those of all groups together.
-        window: Of a Conv; None if the rows are the tensor's own.
-        swapped: 0, or the tensor's rank if the channels are its last axis but one.
+        tensor: The computed operand.
+        width: Elements in a row, of all groups together.
+        window: Window of a Conv; None if the rows are vectors of the tensor.
+        swapped: The tensor's rank if the channels are its second-last axis, else 0.
     """
 
     tensor: str
@@ -50,21 +50,20 @@ class Source:
 
 @dataclass(frozen=True)
 class Layer:
-    """A weight, the nodes that read it, and how it is a matrix.
+    """A weight with its consumers, and its layout as a matrix.
 
     Attributes:
         weight: Name of an FP32 initializer.
-        node: The first node that reads it, as messages call it.
-        transposed: Whether the weight is [N, K] instead of [K, N].
-        groups: Of a Conv; 0 if it is none.
-        bias: Name of the FP32 initializer that is added to each row of the result, and to nothing else; "" if
-            there is none.
-        dtype: Type of TensorProto that its nodes compute in: whose numbers the weight is rounded to.
+        node: Label of its first consumer.
+        transposed: True if the weight is [N, K] instead of [K, N].
+        groups: Groups of a Conv; 0 for other products.
+        bias: Name of the FP32 initializer added to each row of the result and used nowhere else, or "".
+        dtype: TensorProto type that the consumers compute in: the grid.
     """
 
     weight: str
     node: str
-    sources: tuple[Source, ...]
+    sources: tuple[RowSource, ...]
     transposed: bool = False
     groups: int = 0
     bias: str = ""
@@ -78,7 +77,7 @@ class Layer:
         return np.expand_dims(value.T if self.transposed else value, 0)
 
     def unmatrix(self, matrix: Array, shape: Sequence[int]) -> Array:
-        """What `matrix` was made of."""
+        """The inverse of `matrix`."""
         if self.groups:
             return matrix.transpose(0, 2, 1).reshape(shape)
         own: Array = matrix[0]
@@ -86,19 +85,19 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Left:
-    """A node whose weight is left alone, and why."""
+class Skipped:
+    """A node whose weight stays unchanged, and why."""
 
     node: str
     reason: str
 
 
-def layers(graph: GraphEditor, types: Types) -> Iterator[Layer | Left]:
+def layers(graph: GraphEditor, types: Types) -> Iterator[Layer | Skipped]:
     """Every constant FP32 weight of MatMul, Gemm and Conv in one graph, once.
 
     Args:
-        types: What each node computes in; None: its weights are not rounded. In FP32 those of depthwise Convs
-            are not, either, and no biases: neither is rounded to TF32.
+        types: Type that each node computes in. In FP32, biases and weights of depthwise Convs are skipped:
+            Tensor Cores do not round them to TF32.
     """
     seen: set[str] = set()
     for node in graph.nodes:
@@ -112,7 +111,7 @@ def layers(graph: GraphEditor, types: Types) -> Iterator[Layer | Left]:
 
 
 def _weight(graph: GraphEditor, node: NodeProto) -> str | None:
-    """The constant operand of a product, if the other one is computed."""
+    """The constant operand of a product whose other operand is computed."""
     if not is_op(node, *PRODUCTS) or len(node.input) < 2:
         return None
     if graph.dtype(node.output[0]) != TensorProto.FLOAT:
@@ -122,31 +121,34 @@ def _weight(graph: GraphEditor, node: NodeProto) -> str | None:
     return None if found is None else node.input[found]
 
 
-def _layer(graph: GraphEditor, node: NodeProto, weight: str, types: Types) -> Layer | Left:
+def _layer(graph: GraphEditor, node: NodeProto, weight: str, types: Types) -> Layer | Skipped:
     if not graph.is_initializer(weight):
-        return Left(label(node), "the weight is no initializer of its graph (the pass simplify makes it one)")
+        return Skipped(label(node), "the weight is no initializer of its graph (`simplify` makes it one)")
     if graph.is_output(weight) or any(v.name == weight for v in graph.graph.input):
-        return Left(label(node), "callers see the weight")
+        return Skipped(label(node), "the weight is a graph input or output")
     readers = graph.consumers(weight)
     dtype = types(node)
     assert dtype is not None
     if any(types(reader) != dtype for reader in readers):
-        return Left(label(node), "a node that computes in another type reads the weight, too")
+        return Skipped(label(node), "a consumer of the weight computes in another type")
     found = [_read(graph, reader, weight) for reader in readers]
     first = found[0]
-    if isinstance(first, Left):
+    if isinstance(first, Skipped):
         return first
-    sources: list[Source] = []
+    sources: list[RowSource] = []
     for other in found:
-        if isinstance(other, Left) or (other.transposed, other.groups) != (first.transposed, first.groups):
-            return Left(label(node), "its readers read the weight in different ways")
+        if isinstance(other, Skipped) or (other.transposed, other.groups) != (
+            first.transposed,
+            first.groups,
+        ):
+            return Skipped(label(node), "the consumers of the weight use it in different layouts")
         sources.extend(other.sources)
     bias = _bias(graph, readers, weight) if dtype != TensorProto.FLOAT else ""
     return replace(first, node=label(node), sources=tuple(dict.fromkeys(sources)), bias=bias, dtype=dtype)
 
 
 def _bias(graph: GraphEditor, readers: Sequence[NodeProto], weight: str) -> str:
-    """The one vector that all readers of a weight add, and nothing else reads; "" if there is none."""
+    """The bias that all consumers of a weight add and no other node reads; "" if there is none."""
     name = readers[0].input[2] if len(readers[0].input) > 2 else ""
     if not name or not graph.is_initializer(name) or graph.is_output(name) or graph.is_input(name):
         return ""
@@ -160,34 +162,36 @@ def _bias(graph: GraphEditor, readers: Sequence[NodeProto], weight: str) -> str:
 
 
 def _adds(node: NodeProto, weight: str, bias: str) -> bool:
-    """Whether it adds the bias to each row of x W, unscaled."""
+    """True if the node adds the unscaled bias to each row of x W."""
     if len(node.input) < 3 or node.input[1] != weight or node.input[2] != bias:
         return False
     return node.op_type == "Conv" or all(attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
 
 
 def _outputs(node: NodeProto, shape: Sequence[int | str | None]) -> int | str | None:
-    """Output channels of a Conv or Gemm whose second input has this shape."""
+    """Output channels of a Conv or Gemm with a weight of this shape."""
     return shape[0 if node.op_type == "Conv" or attribute(node, "transB", 0) else 1]
 
 
-def _read(graph: GraphEditor, node: NodeProto, weight: str) -> Layer | Left:
-    """The layer as one of its readers sees it."""
+def _read(graph: GraphEditor, node: NodeProto, weight: str) -> Layer | Skipped:
+    """The layer from the view of one consumer."""
     if _weight(graph, node) != weight or list(node.input).count(weight) != 1:
-        return Left(label(node), "what reads the weight is no product with something computed")
+        return Skipped(label(node), "a consumer of the weight is no product with a computed operand")
     shape = graph.shape(weight) or ()
     sizes = tuple(d for d in shape if isinstance(d, int))
     if 0 in sizes or len(sizes) != len(shape):
-        return Left(label(node), "the weight is empty")
+        return Skipped(label(node), "the weight is empty")
     if node.op_type == "Conv":
         return _convolution(graph, node, sizes)
     if len(sizes) != 2:
-        return Left(label(node), f"the weight has {len(sizes)} axes, and 2 are handled")
+        return Skipped(label(node), f"the weight has {len(sizes)} axes instead of 2")
     return _matrix_product(graph, node, weight, sizes)
 
 
-def _matrix_product(graph: GraphEditor, node: NodeProto, weight: str, sizes: tuple[int, ...]) -> Layer | Left:
-    """y = x W, or its transpose y^T = x^T W where the weight stands on the left."""
+def _matrix_product(
+    graph: GraphEditor, node: NodeProto, weight: str, sizes: tuple[int, ...]
+) -> Layer | Skipped:
+    """y = x W, or its transpose y^T = x^T W if the weight is the left operand."""
     left = node.input[0] == weight
     other = node.input[1 if left else 0]
     rank = graph.rank(other)
@@ -197,26 +201,26 @@ def _matrix_product(graph: GraphEditor, node: NodeProto, weight: str, sizes: tup
     width = sizes[1 if transposed else 0]
     swapped = others != left
     if swapped and rank is None:
-        return Left(label(node), f"the rank of {other} is not known")
-    source = Source(other, width, swapped=rank or 0 if swapped and rank != 1 else 0)
+        return Skipped(label(node), f"the rank of {other} is unknown")
+    source = RowSource(other, width, swapped=rank or 0 if swapped and rank != 1 else 0)
     return Layer(weight, label(node), (source,), transposed)
 
 
-def _convolution(graph: GraphEditor, node: NodeProto, sizes: tuple[int, ...]) -> Layer | Left:
+def _convolution(graph: GraphEditor, node: NodeProto, sizes: tuple[int, ...]) -> Layer | Skipped:
     axes, groups = len(sizes) - 2, int(attribute(node, "group", 1))
     strides = tuple(attribute(node, "strides", (1,) * axes))
     dilations = tuple(attribute(node, "dilations", (1,) * axes))
     window = Window(sizes[2:], strides, dilations, tuple(attribute(node, "pads", (0,) * 2 * axes)), groups)
     pads = _pads(attribute(node, "auto_pad", "NOTSET"), window, graph.shape(node.input[0]))
     if pads is None:
-        return Left(label(node), "auto_pad, and the shape of what is padded is not known")
+        return Skipped(label(node), "it has auto_pad, and the shape of its input is unknown")
     window = Window(sizes[2:], strides, dilations, pads, groups)
-    source = Source(node.input[0], groups * prod(sizes[1:]), window)
+    source = RowSource(node.input[0], groups * prod(sizes[1:]), window)
     return Layer(node.input[1], label(node), (source,), groups=groups)
 
 
 def _pads(mode: str, window: Window, shape: Sequence[int | str | None] | None) -> tuple[int, ...] | None:
-    """Explicit pads, begins before ends; SAME splits what it needs, with the odd one where it says."""
+    """Explicit pads, begins before ends; an odd element goes to the end, with SAME_LOWER to the begin."""
     axes = len(window.kernel)
     if mode in ("NOTSET", "VALID", ""):
         return window.pads if mode != "VALID" else (0,) * 2 * axes
@@ -235,9 +239,9 @@ def _pads(mode: str, window: Window, shape: Sequence[int | str | None] | None) -
     return (*begins, *ends)
 
 
-def by_sources(found: Sequence[Layer]) -> Mapping[tuple[Source, ...], list[Layer]]:
-    """Layers that are multiplied by the same rows together."""
-    together: dict[tuple[Source, ...], list[Layer]] = {}
+def by_sources(found: Sequence[Layer]) -> Mapping[tuple[RowSource, ...], list[Layer]]:
+    """Groups layers that are multiplied by the same rows."""
+    together: dict[tuple[RowSource, ...], list[Layer]] = {}
     for layer in found:
         together.setdefault(layer.sources, []).append(layer)
     return together

@@ -1,8 +1,8 @@
-"""Rows that weights are multiplied by, chosen inside the graph: what leaves ONNX Runtime is bounded.
+"""Reads the rows that weights are multiplied by: a sample of them is chosen inside the graph.
 
-The rows of a tensor are its vectors along the channels; those of a Conv are what its window holds at one
-output position. Which ones is worked out here for the shapes of a sample and stands in the graph as
-constants: with nodes that compute it from shapes a NAFNet took 3 s to load, without them 0.2 s.
+So the size of what leaves ONNX Runtime is bounded. The rows of a tensor are its vectors along the channels;
+those of a Conv are the contents of its window, one per output position. The indices are computed for the
+shapes of a sample and stand in the graph as constants, which load faster than nodes that compute them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,27 @@ from onnx import helper
 from rewriter.data.ranges.reductions import Emitter
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
-from rewriter.rewriting.rounding import positions
-from rewriter.rewriting.rounding.layers import Source, Window
-from rewriter.rewriting.rounding.positions import Taps
-from rewriter.rewriting.rounding.segments import Segment, segment
-from rewriter.rewriting.rounding.shapes import Shapes, emitter, keep_only, shapes
+from rewriter.rewriting.rounding.layers import RowSource, Window
+from rewriter.rewriting.rounding.segments import Segment, Shapes, emitter, keep_only, segment, shapes
 
 OPSET = 5
-"""Reshape to a shape that is an input came with it. Of older models no rows are read."""
+"""First operator set whose Reshape takes the shape as an input; rows of older models are not read."""
+
+FRACTIONS = 2**20
+"""Resolution of the random offsets of evenly spaced rows."""
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Inputs that a Conv's windows read at the chosen output positions.
+
+    Attributes:
+        indices: Into the flattened spatial axes, int64 [positions, taps]; in the padding, the nearest input.
+        outside: True where a tap reads padding, bool [positions, taps].
+    """
+
+    indices: Array
+    outside: Array
 
 
 @dataclass(frozen=True)
@@ -33,13 +46,13 @@ class Rows:
     """Rows of one source.
 
     Attributes:
-        samples: Float32 [groups, rows, K], one array for each sample that was run.
+        samples: Float32 [groups, rows, K], one array per sample.
     """
 
     samples: tuple[Array, ...]
 
     def split(self) -> tuple[Array, Array]:
-        """Rows to fit to, and rows to judge by: the last sample, or of one sample every fourth row."""
+        """Rows to fit, and rows held out: the last sample, or every fourth row of a single sample."""
         *fitted, last = self.samples
         if fitted:
             return np.concatenate(fitted, axis=1), last
@@ -49,7 +62,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some of the samples, to be gone through as often as wanted."""
+    """The samples with these indices, as an iterable."""
 
     samples: Iterable[Mapping[str, Array]]
     indices: frozenset[int]
@@ -60,19 +73,17 @@ class Chosen:
 
 @dataclass
 class Reader:
-    """Reads rows of the main graph, those of some sources at a time.
+    """Reads rows of the main graph, for some sources at a time.
 
-    What is computed for some and needed for others later is held between, if it has room: then all together
-    run the graph once for each sample.
+    Tensors that later reads need are kept if they fit: then all reads together run the graph once per sample.
 
     Attributes:
         model: Computes in FP32; see `emulation.reference`.
-        samples: Feeds, gone through at each `read`; those of one are held at a time. For one of other shapes
-            the model is loaded anew.
-        shapes: Of the tensors for the first sample, as far as they are known.
-        room: For what is held of a sample, in bytes.
-        seed: Of the choice of rows.
-        held: Of each sample, by name.
+        samples: Feeds, iterated at each `read`. The model is loaded again when their shapes change.
+        shapes: Shapes for the first sample, where known.
+        room: Bytes that may be kept per sample.
+        seed: Seed of the choice of rows.
+        held: Kept tensors by name, one entry per sample.
     """
 
     model: Model
@@ -82,20 +93,22 @@ class Reader:
     seed: int = 0
     held: list[dict[str, Array]] = field(default_factory=list)
 
-    def read(self, limits: Mapping[Source, int], afterwards: Collection[str] = ()) -> dict[Source, Rows]:
-        """The rows of some sources.
+    def read(
+        self, limits: Mapping[RowSource, int], afterwards: Collection[str] = ()
+    ) -> dict[RowSource, Rows]:
+        """Returns the rows of some sources.
 
         Args:
-            limits: The sources, and how many rows of each one sample gives at most.
-            afterwards: The tensors that will be asked for later.
+            limits: Most rows per sample, by source.
+            afterwards: Tensors that later reads need.
 
         Raises:
             NoKernelError, ArithmeticRunError: a sample does not run; the message names the node.
         """
-        found: dict[Source, list[Array]] = {source: [] for source in limits}
+        found: dict[RowSource, list[Array]] = {source: [] for source in limits}
         part = self._segment({source.tensor for source in limits}, afterwards)
         computed = {name for node in part.nodes for name in node.output}
-        handed = [name for name in part.later if name in computed]
+        kept = [name for name in part.later if name in computed]
         with ExitStack() as stack:
             loaded: dict[str, tuple[int, ...]] | None = None
             session: Session | None = None
@@ -109,27 +122,27 @@ class Reader:
                     stack.close()
                     sizes = shapes(self.model, {source.tensor for source in limits}, feeds)
                     types = {name: held[name].dtype for name in part.given}
-                    probe, gathered = _instrumented(self.model, part, types, handed, limits, sizes, self.seed)
+                    probe, gathered = _instrumented(self.model, part, types, kept, limits, sizes, self.seed)
                     session, loaded = stack.enter_context(Session(probe)), given
                 outputs = session.run({**feeds, **{name: held[name] for name in part.given}})
                 self.held[index] = {name: held[name] for name in part.later if name not in computed}
-                self.held[index].update((name, outputs.pop(name).copy()) for name in handed)
+                self.held[index].update((name, outputs.pop(name).copy()) for name in kept)
                 for source, (name, taps) in gathered.items():
                     found[source].append(_grouped(outputs.pop(name), source, taps))
         return {source: Rows(tuple(arrays)) for source, arrays in found.items()}
 
     def _segment(self, wanted: Collection[str], afterwards: Collection[str]) -> Segment:
-        """What is to be run; nothing is handed on that has no room: then it is computed again."""
+        """The part to run; tensors that do not fit are not kept but computed again."""
         held = self.held[0].keys() if self.held else frozenset()
         part = segment(self.model.proto.graph, wanted, afterwards, held)
         size = part.size(self.shapes)
         return part if size is not None and size <= self.room else replace(part, later=())
 
 
-def _grouped(array: Array, source: Source, taps: Taps | None) -> Array:
-    """What was gathered, as [groups, rows, K]; of a Conv it is [batch, channels, positions, taps]."""
+def _grouped(array: Array, source: RowSource, taps: Taps | None) -> Array:
+    """Gathered values as [groups, rows, K]; those of a Conv come as [batch, channels, positions, taps]."""
     if source.window is None or taps is None:
-        return array[np.newaxis].copy()  # or ONNX Runtime's memory stays taken
+        return array[np.newaxis].copy()  # a view would keep ONNX Runtime's buffer alive
     batch, channels, places, _ = array.shape
     groups = source.window.groups
     split = array.reshape(batch, groups, channels // groups, places, -1).transpose(1, 0, 3, 2, 4)
@@ -139,31 +152,32 @@ def _grouped(array: Array, source: Source, taps: Taps | None) -> Array:
     return rows.reshape(groups, batch * places, -1)
 
 
-Gathered = dict[Source, tuple[str, Taps | None]]
-"""The output of each source, and of a Conv what its windows read."""
+Gathered = dict[RowSource, tuple[str, Taps | None]]
+"""Name of the output of each source, and the taps of a Conv."""
 
 
 def _instrumented(
     model: Model,
     part: Segment,
     given: Mapping[str, np.dtype[np.generic]],
-    handed: Collection[str],
-    limits: Mapping[Source, int],
+    kept: Collection[str],
+    limits: Mapping[RowSource, int],
     shapes: Shapes,
     seed: int,
 ) -> tuple[Model, Gathered]:
-    """A copy of a part of the model that gathers rows and hands tensors on.
+    """Returns a copy of a part of the model that outputs the chosen rows and the tensors to keep.
 
-    Each Gather stands behind what it reads, so that no tensor lives longer for it.
+    Each Gather comes right after the producer of its operand, so that no tensor lives longer for it.
 
     Args:
-        given: The types of what the part is given.
+        given: Types of the part's additional inputs.
+        kept: Tensors to keep.
     """
     result = model.copy()
     graph = result.proto.graph
     emit = emitter(result)
-    gather = _Gather(emit, limits, shapes, positions.offsets(seed, max(limits.values())))
-    wanted: dict[str, list[Source]] = {}
+    gather = _Gather(emit, limits, shapes, _offsets(seed, max(limits.values())))
+    wanted: dict[str, list[RowSource]] = {}
     for source in limits:
         wanted.setdefault(source.tensor, []).append(source)
     gathered: Gathered = {}
@@ -181,30 +195,30 @@ def _instrumented(
         emit.nodes.append(node)
         choose(node.output)
     outputs = [name for name, _ in gathered.values()]
-    keep_only(result, emit.nodes, [*outputs, *handed])
+    keep_only(result, emit.nodes, [*outputs, *kept])
     return result, gathered
 
 
 @dataclass(frozen=True)
 class _Gather:
-    """Appends the nodes that choose rows.
+    """Appends nodes that choose rows.
 
     Attributes:
-        constants: Names of index tensors, which sources of equal shapes share, and of shapes.
+        constants: Names of index tensors, shared by sources of equal shapes, and of shapes.
     """
 
     emit: Emitter
-    limits: Mapping[Source, int]
+    limits: Mapping[RowSource, int]
     shapes: Shapes
     offsets: Array
     constants: dict[tuple[object, ...], tuple[str, Taps | None]] = field(default_factory=dict)
 
-    def rows(self, source: Source) -> tuple[str, Taps | None]:
+    def rows(self, source: RowSource) -> tuple[str, Taps | None]:
         if source.window is None:
             return self._vectors(source), None
         return self._windows(source, source.window)
 
-    def _vectors(self, source: Source) -> str:
+    def _vectors(self, source: RowSource) -> str:
         tensor = source.tensor
         if source.swapped:
             *first, last = range(source.swapped)
@@ -214,16 +228,16 @@ class _Gather:
             flat = self.emit.add("Reshape", [tensor, self._shape(-1, source.width)])
         key = (prod(self.shapes[source.tensor]) // source.width, self.limits[source])
         if key not in self.constants:
-            self.constants[key] = self._ints(positions.spread(*key, self.offsets)), None
+            self.constants[key] = self._ints(_spread(*key, self.offsets)), None
         return self.emit.add("Gather", [flat, self.constants[key][0]], axis=0)
 
-    def _windows(self, source: Source, window: Window) -> tuple[str, Taps]:
+    def _windows(self, source: RowSource, window: Window) -> tuple[str, Taps]:
         batch, _, *sizes = self.shapes[source.tensor]
         flat = self.emit.add("Reshape", [source.tensor, self._shape(0, 0, -1)])
         limit = max(1, self.limits[source] // max(1, batch))
         key = (window, *sizes, limit)
         if key not in self.constants:
-            taps = positions.windows(window, tuple(sizes), limit, self.offsets)
+            taps = _window_taps(window, tuple(sizes), limit, self.offsets)
             self.constants[key] = self._ints(taps.indices), taps
         name, taps_ = self.constants[key]
         assert taps_ is not None
@@ -236,3 +250,40 @@ class _Gather:
 
     def _ints(self, values: object) -> str:
         return self.emit.constant(values, np.int64)
+
+
+def _offsets(seed: int, most: int) -> Array:
+    """Random offsets of `most` rows within their strata, int64 below `FRACTIONS`."""
+    return np.random.default_rng(seed).integers(FRACTIONS, size=most)
+
+
+def _spread(total: int, limit: int, offsets: Array) -> Array:
+    """A stratified sample of at most `limit` of `total` indices, one in each stratum; int64, ascending."""
+    count = min(total, limit)
+    inside = offsets[:count] * total // FRACTIONS
+    found: Array = (np.arange(count) * total + inside) // max(count, 1)
+    return found
+
+
+def _window_taps(window: Window, sizes: tuple[int, ...], limit: int, offsets: Array) -> Taps:
+    """Returns the taps of at most `limit` windows on an image of these sizes."""
+    axes = len(sizes)
+    counts = [_positions(window, axis, size) for axis, size in enumerate(sizes)]
+    chosen = np.unravel_index(_spread(prod(counts), limit, offsets), [max(count, 1) for count in counts])
+    steps = np.indices(window.kernel).reshape(axes, -1)
+    places = [
+        place[:, np.newaxis] * window.strides[axis] + steps[axis] * window.dilations[axis] - window.pads[axis]
+        for axis, place in enumerate(chosen)
+    ]
+    indices, outside = np.zeros_like(places[0]), np.zeros(places[0].shape, bool)
+    for place, size in zip(places, sizes, strict=True):
+        outside |= (place < 0) | (place >= size)
+        indices = indices * size + np.clip(place, 0, size - 1)
+    return Taps(indices, outside)
+
+
+def _positions(window: Window, axis: int, size: int) -> int:
+    """Number of output positions along an axis."""
+    padded = size + window.pads[axis] + window.pads[axis + len(window.kernel)]
+    span = (window.kernel[axis] - 1) * window.dilations[axis] + 1
+    return max(0, (padded - span) // window.strides[axis] + 1)

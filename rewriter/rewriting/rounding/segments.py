@@ -1,21 +1,28 @@
-"""The main graph in parts that run one after the other, each from what those before it hand on."""
+"""Parts of the main graph that run one after another, and the shapes of their tensors for one sample."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
-from onnx import GraphProto, NodeProto
+import numpy as np
+from onnx import GraphProto, NodeProto, helper
 
 from rewriter.data.ranges.binades import leading_to
+from rewriter.data.ranges.instrument import unused_prefix
+from rewriter.data.ranges.reductions import Emitter, Names
+from rewriter.engines.onnxruntime import Session
 from rewriter.graph import reads
-from rewriter.rewriting.rounding.shapes import Shapes
+from rewriter.model import Array, Model
+from rewriter.model.facts import infer
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 _BYTES = 4
-"""Of a number that is handed on: the model computes in FP32, and there are few others."""
+"""Size of an element that is passed on: nearly all of them are FP32."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +31,8 @@ class Segment:
 
     Attributes:
         nodes: In the graph's order.
-        given: Tensors of earlier parts that are read here.
-        later: Tensors, of here or handed on before, that later parts read.
+        given: Tensors of earlier parts that these nodes read.
+        later: Tensors, computed here or earlier, that later parts read.
     """
 
     nodes: tuple[NodeProto, ...]
@@ -33,7 +40,7 @@ class Segment:
     later: tuple[str, ...]
 
     def size(self, shapes: Shapes) -> int | None:
-        """Bytes that are handed on; None if a shape is not known."""
+        """Bytes that are passed on to later parts; None if a shape is unknown."""
         known = [shapes.get(name) for name in self.later]
         sizes = [_BYTES * prod(shape) for shape in known if shape is not None]
         return sum(sizes) if len(sizes) == len(known) else None
@@ -42,19 +49,70 @@ class Segment:
 def segment(
     graph: GraphProto, wanted: Collection[str], afterwards: Collection[str], held: AbstractSet[str]
 ) -> Segment:
-    """What has to run for the tensors `wanted`, if those `held` are at hand.
+    """Returns the part that computes the tensors `wanted`, given those `held`.
 
     Args:
-        afterwards: Tensors that later parts will be asked for.
+        afterwards: Tensors that later parts have to compute.
     """
     nodes = leading_to(graph, wanted, held)
     computed = {name: None for node in nodes for name in node.output if name}
-    given = (name for name in _named(nodes, wanted) if name in held and name not in computed)
-    at_hand = computed.keys() | held
-    rest = leading_to(graph, afterwards, at_hand)
-    later = (name for name in _named(rest, afterwards) if name in at_hand)
+    given = (name for name in _read_by(nodes, wanted) if name in held and name not in computed)
+    available = computed.keys() | held
+    rest = leading_to(graph, afterwards, available)
+    later = (name for name in _read_by(rest, afterwards) if name in available)
     return Segment(tuple(nodes), tuple(dict.fromkeys(given)), tuple(dict.fromkeys(later)))
 
 
-def _named(nodes: Collection[NodeProto], wanted: Collection[str]) -> Iterator[str]:
+def _read_by(nodes: Collection[NodeProto], wanted: Collection[str]) -> Iterator[str]:
     return chain(chain.from_iterable(map(reads, nodes)), wanted)
+
+
+def inferred_shapes(model: Model, feeds: Mapping[str, Array]) -> Shapes:
+    """Shapes of the main graph's tensors, as far as shape inference derives them from a sample's."""
+    model = model.copy()
+    del model.proto.graph.value_info[:]  # symbolic dimensions there would stay symbolic
+    for value in model.proto.graph.input:
+        if value.name in feeds:
+            dims = value.type.tensor_type.shape.dim
+            for dim, size in zip(dims, np.shape(feeds[value.name]), strict=False):
+                dim.dim_value = size
+    found: dict[str, tuple[int, ...]] = {}
+    for name, known in infer(model).main.items():
+        sizes = tuple(size for size in known.shape or () if isinstance(size, int))
+        if known.shape is not None and len(sizes) == len(known.shape):
+            found[name] = sizes
+    return found
+
+
+def shapes(model: Model, tensors: Collection[str], feeds: Mapping[str, Array]) -> Shapes:
+    """Shapes of tensors of the main graph: inferred, or measured where they depend on values.
+
+    Raises:
+        NoKernelError, ArithmeticRunError: the sample does not run; the message names the node.
+    """
+    known = inferred_shapes(model, feeds)
+    missing = [name for name in tensors if name not in known]
+    if not missing:
+        return known
+    probe = model.copy()
+    emit = emitter(probe)
+    emit.nodes.extend(leading_to(probe.proto.graph, missing))
+    names = [emit.add("Shape", [name]) for name in missing]
+    keep_only(probe, emit.nodes, names)
+    with Session(probe) as session:
+        computed = session.run(feeds)
+    return {**known, **{t: tuple(computed[name].tolist()) for t, name in zip(missing, names, strict=True)}}
+
+
+def emitter(model: Model) -> Emitter:
+    """Returns an emitter of new nodes for the main graph."""
+    return Emitter(Names(unused_prefix(model.proto, "rows:"), model.opset), [])
+
+
+def keep_only(model: Model, nodes: Iterable[NodeProto], outputs: Iterable[str]) -> None:
+    """Reduce the main graph to these nodes and outputs; the outputs' types follow from the nodes."""
+    graph, kept = model.proto.graph, [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:], graph.output[:], graph.value_info[:]
+    graph.node.extend(kept)
+    for name in outputs:
+        graph.output.append(helper.make_empty_tensor_value_info(name))

@@ -1,4 +1,4 @@
-"""What `compare-inputs` found, for people and as JSON."""
+"""Shows the result of `compare-inputs`: sentences for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from rewriter.data.parity.comparison import ArrayComparison, InputComparison
-from rewriter.report.json import installed_versions, plain
-
-SCHEMA_VERSION = 1
-"""Rises when a field changes its meaning or goes away; a new field leaves it."""
+from rewriter.report.json import document
 
 
 def print_comparison(result: InputComparison, out: Console) -> None:
-    """Print each relation once, with the samples that it holds for, and the code that undoes it."""
+    """Print each difference once, with its samples and the code that undoes it."""
     for (name, sentence), found in _groups(result).items():
         array = found[0][1]
         where = "" if len(found) == len(result.samples) else f" (in {', '.join(w for w, _ in found[:3])}"
@@ -42,10 +39,10 @@ def _details(array: ArrayComparison, alike: list[ArrayComparison]) -> Iterator[s
         yield f"{difference.kind}: {difference.text}"
     yield from (f"note: {note}" for note in array.notes)
     if array.code:
-        yield "what turns ours into theirs:"
+        yield "code that turns ours into theirs:"
         yield from (f"    {line}" for line in array.code)
         after = max(a.after for a in alike)
-        yield f"distance (relative L2): {array.before:.3g} before, {after:.3g} after it"
+        yield f"relative L2: {array.before:.3g} before it, {after:.3g} after it"
 
 
 def _summary(result: InputComparison) -> Iterator[Text]:
@@ -56,7 +53,7 @@ def _summary(result: InputComparison) -> Iterator[Text]:
     left = min(result.counts) - len(result.samples)
     compared += f" of {min(result.counts)} (--samples)" if left else ""
     if not result.differ:
-        yield Text(f"{compared}: the two pipelines do the same", style="green")
+        yield Text(f"{compared}: the two pipelines agree", style="green")
     else:
         yield Text(f"{compared}: the two pipelines differ", style="bold red")
 
@@ -64,8 +61,6 @@ def _summary(result: InputComparison) -> Iterator[Text]:
 def as_dict(result: InputComparison) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes."""
     fields: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "versions": installed_versions(),
         "differ": result.differ,
         "counts": {"ours": result.counts[0], "theirs": result.counts[1]},
         "samples": [
@@ -77,4 +72,4 @@ def as_dict(result: InputComparison) -> dict[str, Any]:
             for sample in result.samples
         ],
     }
-    return {name: plain(value) for name, value in fields.items()}
+    return document(fields)

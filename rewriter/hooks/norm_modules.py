@@ -1,7 +1,7 @@
-"""Norms written by hand, recognised by what they compute, and exchanged for one operator during an export.
+"""Recognises norms written by hand by their results, and replaces them by one operator during an export.
 
-A name says little: LayerNorm2d is a dozen different classes, some of which are one operator already. So a
-module that could be a norm is run on a probe and compared with the norm it is thought to be.
+Names do not tell: LayerNorm2d is a dozen different classes, some of which export as one operator already. So
+a candidate module is run on random probes and compared with the norm that it resembles.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from itertools import permutations
 from types import MethodType
 from typing import Any, Literal
 
-from rewriter.hooks.library import needed
+from rewriter.hooks.library import require
 
-torch = needed("torch", "torch", __name__)
-_overrides = needed("torch.overrides", "torch", __name__)
+torch = require("torch", "torch", __name__)
+_overrides = require("torch.overrides", "torch", __name__)
 
 SAME = 1e-5
-"""Largest relative L2 difference of an exchanged module: FP32 sums in another order differ by about 1e-7;
-a wrong epsilon, axis or scale by 1e-3 and more."""
+"""Largest relative L2 difference of a replacement: FP32 sums in another order differ by about 1e-7, a wrong
+epsilon, axis or scale by 1e-3 and more."""
 
 PROBE_SCALES = (1e-3, 1.0, 30.0)
-"""Standard deviations of probes: at the first, an epsilon of 1e-6 decides half of the result."""
+"""Standard deviations of probes; at the first, an epsilon of 1e-6 is as large as the variance."""
 
 Kind = Literal["layer-norm", "rms-norm"]
 
 
 @dataclass(frozen=True)
-class Swap:
-    """A module and the norm that it was shown to be.
+class NormModule:
+    """A module that computes a norm in small operators.
 
     Attributes:
-        name: As `named_modules` has it.
+        name: Name in `named_modules`.
         axis: 1 for channels, -1 for the last axis.
         weight, bias: Names of the module's parameters; None if it has none.
-        error: Largest relative L2 difference between the two on the example and on probes.
+        error: Largest relative L2 difference between module and norm, on the example and on probes.
     """
 
     name: str
@@ -50,11 +50,11 @@ class Swap:
     error: float
 
 
-def swap_for(name: str, module: Any, example: Any) -> Swap | None:
-    """The norm that a module computes, if it does that in small operators.
+def recognise(name: str, module: Any, example: Any) -> NormModule | None:
+    """Returns the norm that a module computes in small operators, if it computes one.
 
     Args:
-        example: The tensor that it is called with.
+        example: A tensor that the module is called with.
     """
     if not may_be_norm(module, example):
         return None
@@ -62,20 +62,17 @@ def swap_for(name: str, module: Any, example: Any) -> Swap | None:
         if _is_one_operator(module, example):
             return None
         return next(_matching(name, module, example), None)
-    except Exception:  # a probe that a module refuses says that it is something else
+    except Exception:  # a module that refuses a probe is no norm
         return None
 
 
 @contextmanager
-def prepared(swaps: Sequence[Swap]) -> Iterator[None]:
-    """Exchange what the modules compute with, and put it back whatever happens.
-
-    The modules stay where they are, with their parameters: only `forward` is another one meanwhile.
-    """
-    before = [(swap.module, swap.module.__dict__.get("forward")) for swap in swaps]
+def replaced(norms: Sequence[NormModule]) -> Iterator[None]:
+    """Replaces the modules' `forward`, and restores it in any case; parameters stay where they are."""
+    before = [(norm.module, norm.module.__dict__.get("forward")) for norm in norms]
     try:
-        for swap in swaps:
-            swap.module.forward = MethodType(_forward(swap), swap.module)
+        for norm in norms:
+            norm.module.forward = MethodType(_forward(norm), norm.module)
         yield
     finally:
         for module, forward in before:
@@ -86,7 +83,7 @@ def prepared(swaps: Sequence[Swap]) -> Iterator[None]:
 
 
 def may_be_norm(module: Any, example: Any) -> bool:
-    """Whether a probe is worth while; no convolution gets one."""
+    """True if the module has the parameters of a norm and so is worth a probe."""
     own = list(module.parameters(recurse=False))
     return (
         not type(module).__module__.startswith("torch.nn.")
@@ -102,7 +99,7 @@ def may_be_norm(module: Any, example: Any) -> bool:
 
 
 def _is_one_operator(module: Any, example: Any) -> bool:
-    """Whether it calls a norm of PyTorch's own."""
+    """True if the module calls one of PyTorch's norms."""
     called: set[str] = set()
 
     class Names(_overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
@@ -115,7 +112,7 @@ def _is_one_operator(module: Any, example: Any) -> bool:
     return bool(called & {"layer_norm", "rms_norm", "group_norm", "native_layer_norm"})
 
 
-def _matching(name: str, module: Any, example: Any) -> Iterator[Swap]:
+def _matching(name: str, module: Any, example: Any) -> Iterator[NormModule]:
     names = [name for name, _ in module.named_parameters(recurse=False)]
     size = getattr(module, names[0]).numel()
     for axis in (1, -1):
@@ -125,10 +122,10 @@ def _matching(name: str, module: Any, example: Any) -> Iterator[Swap]:
             epsilon = _epsilon(module, example, kind, axis, weight, bias)
             if epsilon is None:
                 continue
-            guess = Swap(name, module, kind, axis, epsilon, weight, bias, 0.0)
+            guess = NormModule(name, module, kind, axis, epsilon, weight, bias, 0.0)
             error = _difference(guess, example)
             if error <= SAME:
-                yield Swap(name, module, kind, axis, epsilon, weight, bias, error)
+                yield NormModule(name, module, kind, axis, epsilon, weight, bias, error)
 
 
 def _roles(names: Sequence[str]) -> Iterator[tuple[Kind, str, str | None]]:
@@ -141,10 +138,7 @@ def _roles(names: Sequence[str]) -> Iterator[tuple[Kind, str, str | None]]:
 
 
 def _epsilon(module: Any, example: Any, kind: Kind, axis: int, weight: str, bias: str | None) -> float | None:
-    """Measured: y = w (x - m) / sqrt(v + eps) + b, solved for eps on a small probe, in float64.
-
-    None if the module computes something else.
-    """
+    """Solves y = w (x - m) / sqrt(v + eps) + b for eps on a small probe in float64; None if impossible."""
     wide = copy.deepcopy(module).double().eval()
     x = PROBE_SCALES[0] * torch.randn(example.shape, dtype=torch.float64, device=example.device)
     with torch.no_grad():
@@ -161,14 +155,14 @@ def _epsilon(module: Any, example: Any, kind: Kind, axis: int, weight: str, bias
     return float(f"{max(epsilon, 0.0):.3g}")
 
 
-def _difference(swap: Swap, example: Any) -> float:
-    """Largest relative L2 difference of both forwards on the example and on random probes."""
-    forward = _forward(swap)
+def _difference(norm: NormModule, example: Any) -> float:
+    """Largest relative L2 difference of both `forward` on the example and on random probes."""
+    forward = _forward(norm)
     probes = [scale * torch.randn_like(example) for scale in PROBE_SCALES]
     worst = 0.0
     with torch.no_grad():
         for x in (example, *probes):
-            expected, actual = swap.module(x).double(), forward(swap.module, x).double()
+            expected, actual = norm.module(x).double(), forward(norm.module, x).double()
             if expected.shape != actual.shape or not bool(torch.isfinite(actual).all()):
                 return float("inf")
             scale = float(expected.norm()) or 1.0
@@ -176,20 +170,20 @@ def _difference(swap: Swap, example: Any) -> float:
     return worst
 
 
-def _forward(swap: Swap) -> Callable[[Any, Any], Any]:
-    """A forward that exports as LayerNormalization or RMSNormalization, with Transposes for channels."""
+def _forward(norm: NormModule) -> Callable[[Any, Any], Any]:
+    """Returns a `forward` that exports as a normalisation operator, with Transposes for channels."""
     functional = torch.nn.functional
 
     def normalised(self: Any, x: Any) -> Any:
-        weight = getattr(self, swap.weight).reshape(-1) if swap.weight else None
+        weight = getattr(self, norm.weight).reshape(-1) if norm.weight else None
         shape = (x.shape[-1],) if weight is None else (weight.numel(),)
-        if swap.kind == "rms-norm":
-            return functional.rms_norm(x, shape, weight, swap.epsilon)
-        bias = getattr(self, swap.bias).reshape(-1) if swap.bias else None
-        return functional.layer_norm(x, shape, weight, bias, swap.epsilon)
+        if norm.kind == "rms-norm":
+            return functional.rms_norm(x, shape, weight, norm.epsilon)
+        bias = getattr(self, norm.bias).reshape(-1) if norm.bias else None
+        return functional.layer_norm(x, shape, weight, bias, norm.epsilon)
 
     def forward(self: Any, x: Any) -> Any:
-        if swap.axis == -1:
+        if norm.axis == -1:
             return normalised(self, x)
         axes = [0, *range(2, x.dim()), 1]
         back = [axes.index(axis) for axis in range(x.dim())]

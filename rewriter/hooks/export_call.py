@@ -1,4 +1,4 @@
-"""One call of `torch.onnx.export`, whatever its signature: it changed with almost every release."""
+"""One call of `torch.onnx.export`, independent of its signature, which differs between releases."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.hooks.library import needed
+from rewriter.hooks.library import require
 
-torch = needed("torch", "torch", __name__)
+torch = require("torch", "torch", __name__)
 
 
 @dataclass(frozen=True)
-class Call:
-    """The arguments of one export, by name where this PyTorch knows them.
+class ExportCall:
+    """The arguments of one export.
 
     Attributes:
-        export: The exporter that is called.
-        args, kwargs: As they were given, and are handed on.
+        export: The exporter.
+        args, kwargs: The arguments as they were given, which are passed on.
         named: The same by parameter name, with the defaults of this release.
     """
 
@@ -29,17 +29,18 @@ class Call:
     named: Mapping[str, Any]
 
     @classmethod
-    def of(cls, export: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """
+    def of(cls, export: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportCall:
+        """Binds the arguments.
+
         Raises:
-            TypeError: the arguments are not those of this PyTorch's exporter.
+            TypeError: this PyTorch's exporter does not take these arguments.
         """
         bound = inspect.signature(export).bind(*args, **kwargs)
         bound.apply_defaults()
         return cls(export, args, kwargs, bound.arguments)
 
     def run(self) -> Any:
-        """Export: None, or the ONNXProgram of the newer exporter."""
+        """Export; returns None, or the ONNXProgram of the newer exporter."""
         return self.export(*self.args, **self.kwargs)
 
     @property
@@ -53,25 +54,25 @@ class Call:
 
     @property
     def path(self) -> Path | None:
-        """The file that is written, if it is one."""
+        """The target if it is a path, else None."""
         return None if self.target is None or hasattr(self.target, "write") else Path(self.target)
 
     @property
     def dynamo(self) -> bool:
-        """Whether the newer exporter runs; it became the default in PyTorch 2.9."""
+        """True if the newer exporter runs; it is the default since PyTorch 2.9."""
         exported = isinstance(self.model, torch.export.ExportedProgram)
         return exported or bool(self.named.get("dynamo", False))
 
     @property
     def opset(self) -> int | None:
-        """The operator set that was asked for."""
+        """The requested operator set."""
         return self.named.get("opset_version")
 
     @property
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword example arguments of the model.
+        """Positional and keyword arguments that the model is exported with.
 
-        A dict at the end of the tuple is keyword arguments, as in every release of either exporter.
+        A dict at the end of the tuple holds keyword arguments, as in all releases of both exporters.
         """
         args, named = self.named.get("args", ()), dict(self.named.get("kwargs") or {})
         args = tuple(args) if isinstance(args, (tuple, list)) else (args,)

@@ -1,4 +1,4 @@
-"""The result of `verify`: tables for people, JSON for programs."""
+"""Shows the result of `verify`: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -11,30 +11,26 @@ from rich.text import Text
 
 from rewriter.engines.protocol import Latency
 from rewriter.figures.statistics import DECADES, OutputStatistics
-from rewriter.report.json import SCHEMA_VERSION, check_dict, installed_versions, plain
-from rewriter.report.tables import new_table
-from rewriter.report.terminal import SHOWN, checks_tables
-from rewriter.report.text import shorten
+from rewriter.report import checks
+from rewriter.report.json import data_dict, document
+from rewriter.report.terminal import SHOWN, closing_lines, fitting, new_table
 from rewriter.verification.result import VerifyResult
 
 BARS = " ▁▂▃▄▅▆▇█"
-"""From none to all of an output's elements; the first full step is shown for a single element."""
+"""Steps of a histogram's bars; the first is blank, for empty bins only."""
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes, in a fixed order."""
-    data = result.data
     fields = {
-        "schema_version": SCHEMA_VERSION,
-        "versions": installed_versions(),
         "original": str(result.original) if result.original else None,
         "fixed": str(result.fixed) if result.fixed else None,
         "passed": result.passed,
         "engine": result.engine,
         "device": result.device,
         "tolerance": asdict(result.tolerance),
-        "data": {"text": data.text, "samples": data.samples, "real": data.real},
-        "checks": [check_dict(check) for check in result.checks],
+        "data": data_dict(result.data),
+        "checks": [checks.check_dict(check) for check in result.checks],
         "outputs": [asdict(output) for output in result.outputs],
         "histogram_decades": list(DECADES),
         "builds": [asdict(run) for run in result.builds],
@@ -43,11 +39,11 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
         "warnings": list(result.warnings),
         "seconds": dict(result.seconds),
     }
-    return {name: plain(value) for name, value in fields.items()}
+    return document(fields)
 
 
 def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
-    """Print what was found: -1 the verdict line alone, 0 the highlights, 1 everything."""
+    """Print the result; verbosity -1: the verdict line only, 0: the highlights, 1: everything."""
     if verbosity >= 0:
         for part in _sections(result, None if verbosity > 0 else SHOWN):
             out.print(part)
@@ -55,7 +51,7 @@ def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> N
 
 
 def verdict_line(result: VerifyResult) -> Text:
-    """One line: passed or not, and on what: that no GPU was used is part of the verdict."""
+    """One line: passed or not, and the engine; a verdict without a GPU says so."""
     on_gpu = result.engine not in ("emulation",) and result.device != "CPU"
     where = f"{result.engine} on {result.device}" if on_gpu else f"{result.engine}, NO GPU"
     name = str(result.fixed or "the fixed model")
@@ -66,7 +62,7 @@ def verdict_line(result: VerifyResult) -> Text:
 
 
 def _sections(result: VerifyResult, limit: int | None) -> Iterator[RenderableType]:
-    yield from checks_tables(result.checks, limit)
+    yield from checks.sections(result.checks, limit)
     if result.outputs:
         yield _errors(result.outputs, limit)
         yield ""
@@ -74,11 +70,7 @@ def _sections(result: VerifyResult, limit: int | None) -> Iterator[RenderableTyp
         yield _builds(result)
         yield ""
     yield from _latencies(result)
-    yield Text(f"Data: {result.data.text}", style="" if result.data.real else "yellow")
-    for warning in result.warnings:
-        if warning != result.data.text:
-            yield Text(f"Warning: {warning}", style="yellow")
-    yield Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in result.seconds.items()))
+    yield from closing_lines(result.data, result.warnings, result.seconds)
 
 
 def _errors(outputs: Sequence[OutputStatistics], limit: int | None) -> RenderableType:
@@ -89,13 +81,13 @@ def _errors(outputs: Sequence[OutputStatistics], limit: int | None) -> Renderabl
         shares = [f"{one.percentiles.get(share, 0.0):.2g}" for share in ("50", "99", "99.9")]
         index = "[" + ",".join(map(str, one.at)) + "]"
         place = f"{index}: {one.actual:.4g}, not {one.expected:.4g}" if one.max_abs else ""
-        name = one.name if limit is None else shorten(one.name)
+        name = fitting(one.name, limit)
         table.add_row(name, f"{one.psnr:.1f}", *shares, f"{one.max_abs:.2g}", place, bars(one.histogram))
     return table
 
 
 def bars(counts: Sequence[int]) -> str:
-    """One character for each bin, as high as its share of the largest."""
+    """One character per bin, with a height in proportion to its count."""
     top = max(counts, default=0)
     if not top:
         return ""

@@ -1,4 +1,4 @@
-"""Run a module once and see what it computes: every operator, and which module called it."""
+"""Runs a module once and observes every operator, with the module that called it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from rewriter.hooks.library import needed
+from rewriter.hooks.library import require
 
-torch = needed("torch", "torch", __name__)
-_python_dispatch = needed("torch.utils._python_dispatch", "torch", __name__)
-_weak = needed("torch.utils.weak", "torch", __name__)
+torch = require("torch", "torch", __name__)
+_python_dispatch = require("torch.utils._python_dispatch", "torch", __name__)
+_weak = require("torch.utils.weak", "torch", __name__)
 
 FP16_SMALLEST = 2.0**-24
 """The smallest positive number of IEEE 754 binary16, a subnormal."""
@@ -24,18 +24,18 @@ _CARRIERS = frozenset(
     "view _unsafe_view reshape expand clone transpose permute _to_copy slice unsqueeze squeeze alias detach "
     "add add_ sub sub_ where masked_fill masked_fill_ maximum clamp clamp_min contiguous split select".split()
 )
-"""Operators between a product and its Softmax that leave it the same scores: views, masks, a bias."""
+"""Operators between a product and its Softmax that keep the scores: views, masks, a bias."""
 
 
 @dataclass
-class Seen:
-    """What one run showed.
+class Observations:
+    """Observations of one run.
 
     Attributes:
-        calls: By name: a module that was wanted, and the one tensor that it was first called with.
-        late_scales: Modules in which a product of two activations is scaled and then goes to Softmax.
-        epsilons: Modules with a constant added or clamped to that FP16 cannot hold, and the constant.
-        doubles: Modules whose operator made float64 of something else, by operator.
+        calls: By name, each selected module and the one tensor of its first call.
+        late_scales: Modules in which a product of two activations is scaled on its way to Softmax.
+        epsilons: Modules that add or clamp to a constant too small for FP16, with the constant.
+        doubles: Modules that compute float64 from other types, by operator.
     """
 
     calls: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -44,25 +44,30 @@ class Seen:
     doubles: dict[str, list[str]] = field(default_factory=dict)
 
 
-Wanted = Callable[[Any, Any], bool]
-"""Whether a module and its input are kept: all of them would be all activations of the model."""
+Selector = Callable[[Any, Any], bool]
+"""True if a module and its input are kept; keeping all would hold every activation of the model."""
 
 
-def watch(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], wanted: Wanted) -> Seen:
-    """Run `model` in eval mode, without gradients; modes and hooks are put back.
+def observe(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], selected: Selector) -> Observations:
+    """Run `model` in eval mode, without gradients; modes and hooks are restored.
 
     Raises:
         Exception: whatever the model raises on these arguments.
     """
-    seen, stack = Seen(), [""]
-    with torch.no_grad(), evaluated(model), _tracked(model, stack, seen, wanted), _watcher(seen, stack):
+    seen, stack = Observations(), [""]
+    with (
+        torch.no_grad(),
+        eval_mode(model),
+        _tracked(model, stack, seen, selected),
+        _dispatch_mode(seen, stack),
+    ):
         model(*args, **kwargs)
     return seen
 
 
 @contextmanager
-def evaluated(model: Any) -> Iterator[None]:
-    """Every module in eval mode, and then in the mode that it had."""
+def eval_mode(model: Any) -> Iterator[None]:
+    """Puts every module in eval mode, and restores its mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -73,15 +78,15 @@ def evaluated(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _tracked(model: Any, stack: list[str], seen: Seen, wanted: Wanted) -> Iterator[None]:
-    """Keep the name of the running module on top of `stack`."""
+def _tracked(model: Any, stack: list[str], seen: Observations, selected: Selector) -> Iterator[None]:
+    """Keeps the name of the running module on top of `stack`."""
     handles = []
 
     def enter(name: str) -> Any:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stack.append(name)
             tensor: Any = args[0] if len(args) == 1 and not kwargs else None
-            if isinstance(tensor, torch.Tensor) and name not in seen.calls and wanted(module, tensor):
+            if isinstance(tensor, torch.Tensor) and name not in seen.calls and selected(module, tensor):
                 seen.calls[name] = (module, tensor.detach())
 
         return hook
@@ -100,17 +105,18 @@ def _tracked(model: Any, stack: list[str], seen: Seen, wanted: Wanted) -> Iterat
             handle.remove()
 
 
-class _Reader:
-    """Reads one operator after the other; what is known of a tensor goes when the tensor does."""
+class _Observer:
+    """Observes one operator after another; knowledge of a tensor is dropped with the tensor."""
 
-    def __init__(self, seen: Seen, stack: list[str]) -> None:
+    def __init__(self, seen: Observations, stack: list[str]) -> None:
         self._seen, self._stack = seen, stack
         self._products, self._scaled = _weak.WeakIdKeyDictionary(), _weak.WeakIdKeyDictionary()
 
     def read(self, operator: str, args: Sequence[Any], out: Any) -> None:
-        """
+        """Observe one call.
+
         Args:
-            operator: As ATen calls it, without the overload.
+            operator: ATen's name without the overload.
             args: Positional and keyword arguments.
         """
         if operator in _GUARDS:
@@ -123,7 +129,7 @@ class _Reader:
             self._scores(operator, args, tensors, out)
 
     def _scores(self, operator: str, args: Sequence[Any], tensors: Sequence[Any], out: Any) -> None:
-        """Follow the scores of attention from the product to Softmax."""
+        """Follow attention scores from the product to Softmax."""
         if operator in _PRODUCTS and not any(isinstance(t, torch.nn.Parameter) for t in tensors):
             self._products[out] = True
         elif operator in _SCALES and any(t in self._products for t in tensors) and _scalar(args):
@@ -139,17 +145,17 @@ class _Reader:
                         known[out] = known[tensor]
 
 
-def _watcher(seen: Seen, stack: list[str]) -> Any:
-    """A dispatch mode: it sees the operators below PyTorch's Python, as exporters do."""
-    reader = _Reader(seen, stack)
+def _dispatch_mode(seen: Observations, stack: list[str]) -> Any:
+    """Returns a dispatch mode: it sees the operators below PyTorch's Python API, as exporters do."""
+    reader = _Observer(seen, stack)
 
-    class Watcher(_python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+    class Mode(_python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = function(*args, **(kwargs or {}))
             reader.read(function.overloadpacket.__name__, (*args, *(kwargs or {}).values()), out)
             return out
 
-    return Watcher()
+    return Mode()
 
 
 def _once(names: list[str], name: str) -> None:
@@ -158,7 +164,7 @@ def _once(names: list[str], name: str) -> None:
 
 
 def _scalar(args: Sequence[Any]) -> bool:
-    """Whether one of two factors is a number, or a tensor that holds one."""
+    """True if one of two factors is a number other than 1, or a tensor with one element."""
     numbers = (float(a) for a in args[:2] if isinstance(a, (int, float)))
     tensors = (a for a in args[:2] if isinstance(a, torch.Tensor))
     return any(number != 1 for number in numbers) or any(tensor.numel() == 1 for tensor in tensors)

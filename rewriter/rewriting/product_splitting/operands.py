@@ -1,4 +1,4 @@
-"""The products of an MLP: those of FP32 data whose results go into no attention."""
+"""The operands of products that can be split: FP32 data whose product does not go into attention."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ARRANGING = LAYOUTS | {"Split", "Slice", "Concat"}
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a product reads that `mixed-precision{epilogues=true}` leaves in FP32.
+class SplitOperand:
+    """Data of a product that `mixed-precision{epilogues=true}` leaves in FP32.
 
     Attributes:
-        tensor: What is split, or the norm of which is.
-        norm: None: the tensor is elementwise behind a product.
-        plain: Whether the norm's result, or that of a view that keeps the order of elements, is what is read.
+        tensor: The tensor to split, or the one whose norm is to be split.
+        norm: The norm between; None if the tensor is computed elementwise from a product.
+        plain: True if the product reads the norm's result with its elements in the same order.
     """
 
     tensor: str
@@ -31,21 +31,25 @@ class Source:
     plain: bool = True
 
 
-def source_of(graph: GraphEditor, tensor: str, behind: AbstractSet[str]) -> Source | None:
-    """What leads to a tensor; None if it is FP16 anyway. `behind`: see `kernels.behind_products`."""
+def operand_of(graph: GraphEditor, tensor: str, epilogues: AbstractSet[str]) -> SplitOperand | None:
+    """The operand that a product reads as `tensor`; None if it is FP16 anyway.
+
+    Args:
+        epilogues: As `fusion.after_products` returns them.
+    """
     node, read, plain = graph.producer(tensor), tensor, True
     while node is not None and node.op_type in LAYOUTS:
         plain = plain and node.op_type in _LIFTING
         read = node.input[0]
         node = graph.producer(read)
     if node is not None and node.op_type in ROW_NORMS:
-        return Source(_lowered(graph, node.input[0]), node, plain and _is_last(graph, node))
-    elementwise = read in behind and node is not None and node.op_type != "MatMul"
-    return Source(tensor) if elementwise else None
+        return SplitOperand(_lowered(graph, node.input[0]), node, plain and _is_last(graph, node))
+    elementwise = read in epilogues and node is not None and node.op_type != "MatMul"
+    return SplitOperand(tensor) if elementwise else None
 
 
 def _lowered(graph: GraphEditor, tensor: str) -> str:
-    """What a norm's view of one more axis reads."""
+    """The tensor before the view of one more axis that a norm may read."""
     node = graph.producer(tensor)
     return node.input[0] if node is not None and node.op_type == "Unsqueeze" else tensor
 
@@ -57,7 +61,7 @@ def _is_last(graph: GraphEditor, norm: NodeProto) -> bool:
 
 
 def feeds_attention(graph: GraphEditor, node: NodeProto) -> bool:
-    """Whether a product of computed tensors reads the result, as it is, arranged or elementwise."""
+    """True if a product of computed tensors reads the result, as it is, rearranged or elementwise."""
     stack, seen = [node.output[0]], set[str]()
     while stack:
         for reader in graph.consumers(stack.pop()):

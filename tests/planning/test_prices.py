@@ -1,4 +1,4 @@
-"""Prices: what nodes cost by their size, and what plans cost by what is next to what."""
+"""The price of a plan depends on the types of neighbouring nodes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from rewriter.base import Target
 from rewriter.model import facts
 from rewriter.plan import Decision, Plan
-from rewriter.planning.costs.kernels import LOW_US, MORE_US
+from rewriter.planning.costs.estimate import BROKEN_ATTENTION_US, priced
+from rewriter.planning.costs.node_times import LOW_US, MORE_US
 from rewriter.planning.costs.prices import Prices
-from rewriter.planning.costs.pricing import BROKEN_ATTENTION_US, priced
 from rewriter.planning.planner import SEARCHED
 
 
@@ -41,14 +41,14 @@ KERNEL_US = LOW_US["kernel"] + 6 * 256 / 4.8e6
 
 
 @pytest.mark.parametrize("names", [("b",), ("c",), ("b", "c")], ids=" ".join)
-def test_behind_a_conv_in_fp16_what_is_elementwise_in_fp32_is_a_kernel(names: tuple[str, ...]) -> None:
+def test_an_fp32_epilogue_of_an_fp16_conv_is_a_kernel(names: tuple[str, ...]) -> None:
     found = prices(CONVS)
     assert found.own["0:b"] == found.own["0:c"] == 0.0
     assert found.total_us(plan(*names)) - found.total_us(Plan("fp16")) == pytest.approx(KERNEL_US)
     assert found.extra["0:b"] == pytest.approx(KERNEL_US)
 
 
-def test_behind_a_conv_in_fp32_it_costs_nothing() -> None:
+def test_an_fp32_epilogue_of_an_fp32_conv_is_free() -> None:
     found = prices(CONVS)
     assert found.total_us(plan("a", "b", "c")) == pytest.approx(found.total_us(plan("a")))
 
@@ -59,12 +59,12 @@ BANDWIDTH_US = 6 * 256 / 4.8e6
 
 
 @pytest.mark.parametrize("names", [("b",), ("b", "c")], ids=" ".join)
-def test_behind_a_conv_transpose_it_costs_bandwidth(names: tuple[str, ...]) -> None:
+def test_an_fp32_epilogue_of_a_conv_transpose_costs_bandwidth(names: tuple[str, ...]) -> None:
     found = prices(TRANSPOSED)
     assert found.total_us(plan(*names)) - found.total_us(Plan("fp16")) == pytest.approx(BANDWIDTH_US)
 
 
-def test_what_both_types_read_costs_a_cast() -> None:
+def test_a_result_with_fp16_and_fp32_consumers_costs_a_cast() -> None:
     """A product in FP16 reads c, and a sum; what one type alone reads is cast where it is made."""
     found = prices(SHARED)
     base = found.total_us(Plan("fp16"))
@@ -72,7 +72,7 @@ def test_what_both_types_read_costs_a_cast() -> None:
     assert found.total_us(plan("b", "c")) - base == pytest.approx(BANDWIDTH_US)
 
 
-def test_a_cast_for_what_the_rules_keep_costs_no_more_unless_a_search_reads_it_too() -> None:
+def test_casts_of_the_rules_are_free_unless_a_searched_node_reads_them() -> None:
     found = prices(SHARED)
     rules = plan("b", "c", "e", rule="epilogue")
     assert found.total_us(rules) == found.total_us(Plan("fp16"))
@@ -80,12 +80,12 @@ def test_a_cast_for_what_the_rules_keep_costs_no_more_unless_a_search_reads_it_t
     assert found.total_us(mixed) - found.total_us(rules) == pytest.approx(BANDWIDTH_US + KERNEL_US)
 
 
-def test_what_the_rules_keep_behind_a_conv_costs_no_more() -> None:
+def test_fp32_epilogues_of_the_rules_are_free_after_a_conv() -> None:
     found = prices(CONVS)
     assert found.total_us(plan("b", "c", rule="unfused-norm")) == found.total_us(Plan("fp16"))
 
 
-def test_behind_a_matrix_product_it_costs_nothing() -> None:
+def test_an_fp32_epilogue_of_a_matrix_product_is_free() -> None:
     found = prices(
         "g (float[8,4] x, float k) => (float[8,4] y)"
         " <float[4,4] w = {1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16}> { a = MatMul(x, w) y = Mul(a, k) }"
@@ -130,7 +130,7 @@ def test_softmax_alone_in_fp32_is_free_where_the_target_fuses_it() -> None:
     assert fused.total_us(plan("s")) == fused.total_us(Plan("fp16"))
 
 
-def test_what_was_measured_of_a_target_s_attention_is_its_price() -> None:
+def test_measured_attention_of_a_target_is_its_price() -> None:
     slow = {"FP16": 30.0, "FP32 QK^T and Softmax": 30_030.0}
     found = prices(ATTENTION, replace(Target(), figures={"attention-islands": slow}))
     products = 2 * 8 * 64 * 64 * 64

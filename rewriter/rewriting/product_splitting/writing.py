@@ -1,4 +1,4 @@
-"""Writes a product with data and weight split in two FP16 tensors each; pass split-products says why."""
+"""Writes a product with its data and its weight split into two FP16 tensors each."""
 
 from __future__ import annotations
 
@@ -13,65 +13,65 @@ from rewriter.base import Change, Kept, Spent
 from rewriter.graph import GraphEditor, label
 from rewriter.graph.new_weights import NewWeights, layout_obstacle
 from rewriter.model import Array
-from rewriter.patterns.splits import cost_us
-from rewriter.planning.costs.kernels import TILE
-from rewriter.planning.mlp import Source
+from rewriter.planning.costs.node_times import TILE
+from rewriter.rewriting.product_splitting.latency import split_us
+from rewriter.rewriting.product_splitting.operands import SplitOperand
 from rewriter.rewriting.rounding import Grid
 
 FP16 = Grid(TensorProto.FLOAT16)
 
 MOST_AXES = 3
-"""TensorRT views a tensor of more axes as a matrix before a product, and then sums it in FP16."""
+"""TensorRT reshapes a tensor of more axes to a matrix before a product, which then sums in FP16."""
 
 
 @dataclass(frozen=True)
 class Splitting:
-    """Writes one product anew.
+    """Replaces one product.
 
     Attributes:
-        nodes: What was made so far.
+        nodes: The new nodes so far.
     """
 
     graph: GraphEditor
     node: NodeProto
-    source: Source
+    source: SplitOperand
     weights: NewWeights
     nodes: list[NodeProto] = field(default_factory=list)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Shape of the data; () if it is not known."""
+        """Shape of the data; () if it is unknown."""
         shape = self.graph.shape(self.node.input[0]) or ()
         sizes = tuple(size for size in shape if isinstance(size, int))
         return sizes if len(sizes) == len(shape) else ()
 
     @property
     def columns(self) -> int:
-        """Of the given weight."""
+        """Columns of the given weight."""
         return int(self._value().shape[1])
 
     def _value(self) -> Array:
-        """Of the given weight [depth, columns]."""
+        """The given weight [depth, columns]."""
         return self.graph.value(self.node.input[1])
 
     @property
     def us(self) -> float:
-        """What it takes longer, estimated."""
-        return cost_us(self._value().size)
+        """Estimated extra microseconds."""
+        return split_us(self._value().size)
 
     @property
     def tiles(self) -> int:
-        """Of the larger product's result."""
+        """Tiles of the larger product's result."""
         rows = math.prod(self.sizes[:-1])
         return math.ceil(2 * rows / TILE) * math.ceil(2 * self.columns / TILE)
 
     def reason_against(self, projections: int, kept: Kept) -> str | None:
-        """Why it stays as it is; `projections`: how many products its data has."""
+        """The reason not to split it, or None; `projections`: number of products of its data."""
         reason = kept.reason(self.node) or layout_obstacle(self.graph, self.node.input[1])
         if reason := reason or FP16.refusal(self._value()):
             return reason
         if len(self.sizes) < 2:
-            return f"the rows of {self.node.input[0]} are not known: give the model fixed shapes"
+            return f"the rows of {self.node.input[0]} are unknown: give the model fixed shapes"
         if len(self.sizes) > MOST_AXES:
             return f"{self.node.input[0]} has {len(self.sizes)} axes: TensorRT sums such a product in FP16"
         if not self.source.plain:
@@ -85,7 +85,7 @@ class Splitting:
         return None
 
     def write(self) -> Change:
-        """Put the larger product, and the sums of its parts, in the place of the node."""
+        """Replace the node by the larger product and the sums of its parts."""
         out, us = self.node.output[0], self.us
         product = self._add("MatMul", [self._stacked(), self._weight()], "wide")
         zeros = self.graph.add_constant(f"{out}/zeros", np.zeros(2 * self.columns, np.float32))
@@ -98,7 +98,7 @@ class Splitting:
         return Spent(label(self.node), "data and weight split", us)
 
     def _stacked(self) -> str:
-        """The data as rows of hi, and below them those of lo; `mixed-precision` leaves such Casts alone."""
+        """The data as rows of hi with the rows of lo below; `mixed-precision` keeps these Casts."""
         *outer, rows, depth = self.sizes
         up = self._add("Unsqueeze", [self.source.tensor, self._ints("axis", -3)], "up")
         data = self._add("Expand", [up, self._ints("twice", 2, 1, 1)], "repeated")
@@ -115,7 +115,7 @@ class Splitting:
         return self._add("Reshape", [picked, self._ints("stacked", *outer, 2 * rows, depth)], "stacked")
 
     def _limit(self, name: str, sign: float) -> str:
-        """FP16's largest number: beyond it all is lo, which is right where the product is FP32."""
+        """FP16's largest number: a larger value goes into lo, which is right if the product stays FP32."""
         value = np.float32(sign) * FP16.largest
         return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(value))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from onnx import NodeProto, helper
 
-from rewriter.planning.costs.kernels import base_us, more_us, terms
+from rewriter.planning.costs.node_times import base_us, more_us, terms
 
 Sizes = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""The prices of a model: looks at its graph once, for what is fused and what is read by whom."""
+"""Estimates the prices of a model from its graph: what is fused, and who reads what."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Set as AbstractSet
 from onnx import NodeProto
 
 from rewriter.base import Target
-from rewriter.graph.fusion import is_plain_transpose
+from rewriter.graph.fusion import is_plain_transpose, kernel_results
 from rewriter.graph.ops import CHEAP, CONVOLUTIONS, SCALING, SOFTMAX, VIEWS
 from rewriter.model import Model
 from rewriter.model.facts import Facts
-from rewriter.planning.costs.kernels import (
+from rewriter.planning.costs.node_times import (
     BYTES_PER_US,
     LOW_US,
     Shapes,
@@ -24,33 +24,34 @@ from rewriter.planning.costs.kernels import (
     products,
     terms,
 )
-from rewriter.planning.costs.prices import Attention, Behind, Prices, Shared
+from rewriter.planning.costs.prices import Attention, ConvEpilogue, Prices, SharedResult
 from rewriter.planning.planner import node_key
 
 BROKEN_ATTENTION_US = 16.0
-"""What an attention takes longer at least when it is not one kernel any more: 13 us for each of the 12 of a
-T5 encoder with products in FP32, 18.5 us of a ViT with biases of Q, K and V in FP32 (the same source)."""
+"""Least extra time of an attention that is several kernels: 13 us for each of the 12 in a T5 encoder with
+FP32 products, 18.5 us in a ViT with FP32 biases of Q, K and V (source: `node_times`)."""
 
 BROKEN_US = 2.55e-8
-"""The same for each multiply-add of its two products: 332 us for 8 x 12 x 1024 x 1024 x 64."""
+"""Its extra time for each multiply-add of the two products: 332 us for 8 x 12 x 1024 x 1024 x 64."""
 
 PROBED_PRODUCTS = 2.0 * 12 * 1024 * 1024 * 64
 """Multiply-adds of the attention of probe `attention-islands`."""
 
 CAST_BYTES = 6.0
-"""What a Cast between FP16 and FP32 reads and writes for each element; a kernel of its own in FP32 behind an
-FP16 Conv has about as much to do, and so has a ConvTranspose's more than in FP16."""
+"""Bytes that a Cast between FP16 and FP32 reads and writes for each element. An FP32 epilogue after an FP16
+Conv moves about as much, and so does that of a ConvTranspose on top of its FP16 traffic."""
 
 _FUSED = CHEAP - VIEWS
+"""Parts of a product's kernel, as the recorded times were fitted; `ELEMENTWISE` is narrower."""
 
 
 def priced(model: Model, facts: Facts, target: Target | None = None) -> Prices:
-    """The prices of a model; what `rewriter probe` measured of the target's attention is used."""
+    """The prices of a model; the attention figures of `rewriter probe` for the target are used."""
     return _Pricing(model, facts, target or Target()).prices()
 
 
 def all_terms(model: Model, facts: Facts) -> Iterator[dict[str, float]]:
-    """`costs.terms` of every node of the main graph that is a kernel, or may be one: what a fit needs."""
+    """The input of a fit: `node_times.terms` of every node of the main graph that can be a kernel."""
     return _Pricing(model, facts, Target()).terms()
 
 
@@ -80,7 +81,12 @@ class _Pricing:
 
     def prices(self) -> Prices:
         found, inside = self._attentions, self._inside
-        base = {key: 0.0 if key in inside else self._base_us(key, node) for key, node in self._nodes.items()}
+        base = {
+            key: 0.0
+            if key in inside
+            else base_us(node, self._shapes, self._constants, attention=key in self._products)
+            for key, node in self._nodes.items()
+        }
         free = inside | self._products | self._fused
         own = {
             key: 0.0 if key in free else more_us(node, self._shapes, self._constants)
@@ -88,10 +94,7 @@ class _Pricing:
         }
         casts = {key: tuple(self._casts(node)) for key, node in self._nodes.items() if self._weighted(node)}
         shared = dict(self._shared())
-        return Prices(base, own, tuple(found), casts, dict(self._behind_convs()), shared)
-
-    def _base_us(self, key: str, node: NodeProto) -> float:
-        return base_us(node, self._shapes, self._constants, attention=key in self._products)
+        return Prices(base, own, tuple(found), casts, dict(self._conv_epilogues()), shared)
 
     def _producer(self, tensor: str) -> NodeProto | None:
         key = self._keys.get(tensor)
@@ -111,17 +114,16 @@ class _Pricing:
             yield tensor, self._keys.get(tensor, ""), self._kernel_us(tensor)
 
     def _find_fused(self) -> set[str]:
-        """Elementwise nodes behind a product, and behind one another: parts of the product's kernel."""
-        found: set[str] = set()
-        for key, node in self._nodes.items():
-            if node.op_type in _FUSED:
-                producers = [p for p in map(self._producer, self._computed(node)) if p is not None]
-                if any(self._weighted(p) or self._key(p) in found for p in producers):
-                    found.add(key)
-        return found
+        """Keys of the nodes that the kernel of a product computes."""
+        results = kernel_results(self._nodes.values(), self._weighted, lambda n: n.op_type in _FUSED)
+        return {
+            key
+            for key, node in self._nodes.items()
+            if node.op_type in _FUSED and not results.keys().isdisjoint(node.output)
+        }
 
-    def _behind_convs(self) -> Iterator[tuple[str, Behind]]:
-        """Of what is fused, that which a Conv leads to through nothing but such nodes."""
+    def _conv_epilogues(self) -> Iterator[tuple[str, ConvEpilogue]]:
+        """The fused nodes that follow a Conv, with nothing but such nodes between."""
         found: set[str] = set()
         for key, node in self._nodes.items():
             if key not in self._fused:
@@ -134,10 +136,10 @@ class _Pricing:
                 transposes = [p for p in producers if is_plain_transpose(p)]
                 fused = bool(transposes) and len(transposes) == len(convs)
                 us = self._moving_us(node.output[0]) if fused else self._kernel_us(node.output[0])
-                yield key, Behind(convs, nodes, us)
+                yield key, ConvEpilogue(convs, nodes, us)
 
-    def _shared(self) -> Iterator[tuple[str, Shared]]:
-        """The results with more than one reader."""
+    def _shared(self) -> Iterator[tuple[str, SharedResult]]:
+        """The results with several consumers."""
         readers: dict[str, set[str]] = {}
         for key, node in self._nodes.items():
             for producer in map(self._keys.get, self._computed(node)):
@@ -145,10 +147,10 @@ class _Pricing:
                     readers.setdefault(producer, set()).add(key)
         for key, found in readers.items():
             if len(found) > 1:
-                yield key, Shared(frozenset(found), self._kernel_us(self._nodes[key].output[0]))
+                yield key, SharedResult(frozenset(found), self._kernel_us(self._nodes[key].output[0]))
 
     def _kernel_us(self, tensor: str) -> float:
-        """Of a kernel that does little but read a tensor and write it in another type."""
+        """Time of a kernel that reads a tensor and writes it in another type."""
         return LOW_US["kernel"] + self._moving_us(tensor)
 
     def _moving_us(self, tensor: str) -> float:
@@ -157,7 +159,7 @@ class _Pricing:
     # -- attention ------------------------------------------------------------------------------
 
     def _attention_parts(self) -> Iterator[tuple[NodeProto, NodeProto, list[NodeProto]]]:
-        """Each product PV with its QK^T, and what lies between: the Softmax among them."""
+        """Each product PV with its QK^T and the nodes between, one of which is a Softmax."""
         for node in self._nodes.values():
             if is_attention(node, self._constants):
                 between = list(self._walk(node.input[0], CHEAP))
@@ -180,7 +182,7 @@ class _Pricing:
         return Attention(keys, frozenset(map(self._key, between)), self._broken_us(count))
 
     def _broken_us(self, count: float) -> float:
-        """What an attention of so many multiply-adds takes longer when it is broken up."""
+        """Extra time of an attention of so many multiply-adds that is several kernels."""
         if self._target.answers.get("attention-islands") == "any":
             return 0.0
         seen = self._target.figures.get("attention-islands", {})
@@ -189,18 +191,18 @@ class _Pricing:
         return max(BROKEN_ATTENTION_US, rate * count)
 
     def _unfused_scale(self, node: NodeProto) -> bool:
-        """Whether it scales what no product before it does, as a part of its own kernel."""
+        """True for a scaling that is not a part of a product's kernel."""
         return node.op_type in SCALING and self._key(node) not in self._fused
 
     def _merged_bias(self, node: NodeProto) -> bool:
-        """Whether it adds to one of several projections of one tensor, which TensorRT merges."""
+        """True for the bias of one of several projections of one tensor, which TensorRT merges."""
         product = next((p for p in map(self._producer, node.input) if p is not None), None)
         if node.op_type != "Add" or product is None or not self._weighted(product):
             return False
         return any(self._projections[tensor] > 1 for tensor in self._computed(product))
 
     def _walk(self, tensor: str, through: AbstractSet[str]) -> Iterator[NodeProto]:
-        """What leads to a tensor, as long as its operator is one of `through`."""
+        """The nodes that lead to a tensor, as long as their operators are in `through`."""
         stack, seen = [tensor], set[str]()
         while stack:
             node = self._producer(stack.pop())

@@ -1,4 +1,4 @@
-"""Arguments of a PyTorch model as samples of the ONNX model that was exported from it."""
+"""Converts arguments of a PyTorch model to feeds of the ONNX model exported from it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import ml_dtypes
 import numpy as np
 
 from rewriter.errors import InputsError
-from rewriter.hooks.library import needed
+from rewriter.hooks.fixing import Feeds
+from rewriter.hooks.library import require
 from rewriter.model import Array, Model, Port
 
-torch = needed("torch", "torch", __name__)
+torch = require("torch", "torch", __name__)
 
 
 def example_feeds(
     model: Model, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Array]:
-    """The example arguments of an export as one sample.
+    """Returns the example arguments of an export as feeds.
 
     Inputs and arguments match by name if all names agree, else in the order of `forward`'s parameters,
     which both exporters keep.
 
     Raises:
-        InputsError: it cannot be told which argument is which input.
+        InputsError: the numbers of inputs and arguments differ.
     """
     ports = model.signature.inputs
     named = _bound(module, args, kwargs)
@@ -36,7 +37,7 @@ def example_feeds(
     if len(leaves) != len(ports):
         raise InputsError(
             f"the model has {len(ports)} inputs ({', '.join(p.name for p in ports)}), the example arguments "
-            f"hold {len(leaves)} tensors",
+            f"contain {len(leaves)} tensors",
             where="args",
             hint="give calibration=[{input: array, ...}, ...]",
         )
@@ -46,19 +47,24 @@ def example_feeds(
 def calibration_feeds(
     model: Model, module: Any, items: Iterable[Any], most: int
 ) -> Iterator[dict[str, Array]]:
-    """Samples from an iterable of arguments, at most `most`.
+    """At most `most` feeds from an iterable of arguments.
 
-    An item is what `forward` takes (a tensor, a tuple, a dict of keyword arguments), a dict by input, or
-    a batch of a DataLoader: what comes after the inputs, as labels do, is left out, and a batch that is
-    larger than the model's fixed one is cut into pieces of that size.
+    An item is the argument of `forward` (a tensor, a tuple, a dict of keyword arguments), a dict by input, or
+    a batch of a DataLoader. Tensors after the inputs, such as labels, are ignored. A batch larger than the
+    model's fixed batch size is split.
     """
     ports = model.signature.inputs
-    pieces = (piece for item in items for piece in _cut(_item_feeds(model, module, item), ports))
+    pieces = (piece for item in items for piece in _split(_item_feeds(model, module, item), ports))
     return islice(pieces, most)
 
 
+def calibration_source(items: Iterable[Any] | None, most: int) -> Feeds:
+    """Returns a function from a model to feeds, for exports whose module is gone; None: random data."""
+    return lambda model: None if items is None else calibration_feeds(model, None, items, most)
+
+
 def to_array(value: Any) -> Array:
-    """A tensor or anything that numpy takes, as an array; bfloat16 stays what it is."""
+    """Returns a tensor, or anything that numpy accepts, as an array; bfloat16 stays bfloat16."""
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
     value = value.detach().cpu()
@@ -69,7 +75,7 @@ def to_array(value: Any) -> Array:
 
 
 def is_blank(array: Array) -> bool:
-    """Whether an example holds one value only, as `torch.zeros` does: it shows no range."""
+    """True if all values are equal, as in `torch.zeros`: such an example shows no range."""
     return array.size > 1 and bool(np.all(array == array.flat[0]))
 
 
@@ -82,15 +88,15 @@ def _item_feeds(model: Model, module: Any, item: Any) -> dict[str, Array]:
     leaves = _leaves(item)
     if len(leaves) < len(ports):
         raise InputsError(
-            f"a sample holds {len(leaves)} tensors, the model has {len(ports)} inputs",
+            f"a sample contains {len(leaves)} tensors, the model has {len(ports)} inputs",
             where="calibration",
-            hint="give what forward takes, or dicts by input: " + ", ".join(port.name for port in ports),
+            hint="give arguments of forward, or dicts by input: " + ", ".join(port.name for port in ports),
         )
     return {port.name: to_array(leaf) for port, leaf in zip(ports, leaves, strict=False)}
 
 
-def _cut(feeds: dict[str, Array], ports: Sequence[Port]) -> Iterator[dict[str, Array]]:
-    """A batch in pieces of the model's own batch size, if it has a fixed one and all inputs share it."""
+def _split(feeds: dict[str, Array], ports: Sequence[Port]) -> Iterator[dict[str, Array]]:
+    """Splits a batch into the model's batch size, if it is fixed and shared by all inputs."""
     sizes = {port.shape[0] if port.shape else None for port in ports}
     given = {array.shape[0] if array.ndim else None for array in feeds.values()}
     size, count = (sizes.pop(), given.pop()) if len(sizes) == len(given) == 1 else (None, None)
@@ -102,10 +108,10 @@ def _cut(feeds: dict[str, Array], ports: Sequence[Port]) -> Iterator[dict[str, A
 
 
 def _bound(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by the name of the parameter, in the order of the parameters."""
+    """Arguments by parameter name, in the order of the parameters."""
     try:
         return dict(inspect.signature(_forward(module)).bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):  # a compiled function without a signature, or not its arguments
+    except (TypeError, ValueError):  # no signature, or other arguments
         return {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
 
 

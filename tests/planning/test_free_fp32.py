@@ -1,4 +1,4 @@
-"""FP32 epilogues: where they begin, how far they go, and what is left alone."""
+"""FP32 where it is free: where epilogues start and end, norms, Softmax, and models without any of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from plans import kept, planned
 
 from rewriter.base import Target
-from rewriter.planning.epilogues import FREE, PROBE, SOFTMAX_PROBE, refusals
-from rewriter.planning.planner import Wish
+from rewriter.planning.free_fp32 import FREE, PROBE, SOFTMAX_PROBE, refusals
+from rewriter.planning.planner import PlanRequest
 
-WISH = Wish(epilogues=True)
+WISH = PlanRequest(epilogues=True)
 
 HEAD = """
     g (float[2,4] x, float[2,4] r, float[4,4] v) => (float[2,4] y)
@@ -21,7 +21,7 @@ HEAD = """
 BIAS = f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n y = MatMul(a, v) }}"
 
 
-def epilogues(text: str, wish: Wish = WISH) -> str:
+def epilogues(text: str, wish: PlanRequest = WISH) -> str:
     """First outputs of the nodes that the rule keeps."""
     return " ".join(
         name for name, rule in kept(planned(graphs.graph(text), wish)).items() if rule == "epilogue"
@@ -34,7 +34,7 @@ def epilogues(text: str, wish: Wish = WISH) -> str:
         pytest.param(BIAS, "a", id="a bias"),
         pytest.param(BIAS.replace("Add(m, b)", "Add(b, m)"), "a", id="a bias that comes first"),
         pytest.param(BIAS.replace("Add(m, b)", "Add(m, r)"), "a", id="a residual sum"),
-        pytest.param(BIAS.replace("MatMul(x, w)", "Gemm(x, w)"), "a", id="behind Gemm"),
+        pytest.param(BIAS.replace("MatMul(x, w)", "Gemm(x, w)"), "a", id="after Gemm"),
         pytest.param(
             f"{HEAD} m = MatMul(x, w)\n a = Add(m, b)\n e = Erf(a)\n p = Mul(a, e)\n s = Add(p, r)\n"
             " y = MatMul(s, v) }",
@@ -86,7 +86,7 @@ def epilogues(text: str, wish: Wish = WISH) -> str:
         ),
     ],
 )
-def test_what_is_an_epilogue(text: str, expected: str) -> None:
+def test_nodes_of_an_epilogue(text: str, expected: str) -> None:
     assert epilogues(text) == expected
 
 
@@ -104,12 +104,12 @@ def test_conv_sums_in_fp16_all_the_same() -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        pytest.param(Wish(), id="nobody asked"),
+        pytest.param(PlanRequest(), id="nobody asked"),
         pytest.param(replace(WISH, precision="bf16"), id="BF16 sums in FP32 anyway"),
         pytest.param(replace(WISH, target=Target(answers={PROBE: "fp16"})), id="the GPU says no"),
     ],
 )
-def test_left_alone(wish: Wish) -> None:
+def test_requests_without_epilogues(wish: PlanRequest) -> None:
     assert epilogues(BIAS, wish) == ""
     assert epilogues(BIAS, replace(wish, precision="fp16", epilogues=True, target=Target())) == "a"
 
@@ -184,7 +184,7 @@ def test_a_mask_that_a_product_computes_stays_fp16() -> None:
         pytest.param({PROBE: "fp16"}, {"softmax"}, id="no FP32 sums"),
     ],
 )
-def test_what_the_probes_decide(answers: dict[str, str], expected: set[str]) -> None:
+def test_answers_of_probes_switch_rules_off(answers: dict[str, str], expected: set[str]) -> None:
     text = SCALED.replace("y = MatMul(p, q)", "o = MatMul(p, q)\n l = MatMul(o, w)\n y = Add(l, x)")
     target = Target(answers=answers)
     found = planned(graphs.graph(text), replace(WISH, target=target))
@@ -207,7 +207,7 @@ NORMED = f"""{HEAD} m = MatMul(x, w)
         pytest.param(
             NORMED.replace("y = MatMul(l, v)", "k = MatMul(l, w)\n s = Add(k, l)\n y = MatMul(s, v)"),
             "u n l",
-            id="the view behind it as well, where an FP32 sum reads it",
+            id="the view after it as well, where an FP32 sum reads it",
         ),
         pytest.param(
             NORMED.replace("LayerNormalization(u, b)", "LayerNormalization(a, b)"),
@@ -228,12 +228,12 @@ def test_which_norms_are_fp32(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        pytest.param(Wish(), id="nobody asked"),
+        pytest.param(PlanRequest(), id="nobody asked"),
         pytest.param(replace(WISH, precision="bf16"), id="BF16"),
         pytest.param(replace(WISH, target=Target(answers={PROBE: "fp16"})), id="the GPU says no"),
     ],
 )
-def test_norms_are_left_alone(wish: Wish) -> None:
+def test_requests_without_fp32_norms(wish: PlanRequest) -> None:
     assert "norm" not in kept(planned(graphs.graph(NORMED), wish)).values()
 
 

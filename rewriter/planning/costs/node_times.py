@@ -1,15 +1,12 @@
-"""What a node costs in FP16, and what more in FP32, without a GPU: recorded times, scaled by the node's size.
+"""Estimated time of single nodes in FP16 and FP32, without a GPU: recorded times, scaled by the node's size.
 
-Source: one H200, TensorRT-RTX 1.6.1, strongly typed, batch 1, medians: 14 networks as `fix` made them, and in
-FP32 (TF32). The constants are the non-negative least squares fit of the relative error;
-benchmarks/latency_estimate.py makes it again and says how good it is. Another GPU or release gives other
-figures. What they say of such networks:
+Source: 14 networks on one H200 with TensorRT-RTX 1.6.1, strongly typed, batch 1, medians, as `fix` made them
+and in FP32 (TF32). The constants are a non-negative least squares fit of the relative error, which
+benchmarks/latency_estimate.py repeats. Another GPU or release gives other figures. They show:
 
-- A small kernel costs a fixed time. What follows a product elementwise is fused into its kernel.
-- A product whose result is a few tiles takes as long as its sum is deep: nothing else runs in parallel.
-- A MatMul with FP32 weights (TF32) takes 3 to 7 times as long. (One whose FP16 operands are cast in the
-  graph took 4 to 10 % longer: it sums in FP32. A plan's FP32 nodes have FP32 weights.)
-- Attention is one kernel as long as its products are FP16; else it becomes several. See `prices`.
+- A small kernel costs a fixed time.
+- The time of a product with few tiles grows with the depth of its sum: nothing else runs in parallel.
+- A MatMul with FP32 weights (TF32) takes 3 to 7 times as long.
 """
 
 from __future__ import annotations
@@ -43,11 +40,10 @@ MORE_US: Mapping[str, float] = {
     "depth": 6.10e-3,
     "channels": 2.61e-3,
 }
-"""Microseconds more in FP32. Attention, Casts and what is bound by memory are `prices`' matter."""
+"""Extra microseconds in FP32 for each unit of `terms`. Attention and Casts are priced in `prices`."""
 
 PRODUCTS_PER_US = {"MatMul": 3.4e8, "Conv": 2.2e8}
-"""Multiply-adds of large FP16 kernels, which cost no less: MatMul 4096^3 took 200 us, a Conv of 512 channels
-on 56 x 56 33 us."""
+"""Highest rate of multiply-adds in FP16: MatMul 4096^3 took 200 us, Conv of 512 channels on 56 x 56 33 us."""
 
 BYTES_PER_US = 4.8e6
 """Memory bandwidth of an H200, 4.8 TB/s (NVIDIA's data sheet)."""
@@ -56,14 +52,14 @@ ALIGNED = 8
 """Rows of an FP16 matrix that Tensor Cores take at once; attention over another number is ragged."""
 
 TILE, PROCESSORS = 128, 132
-"""Rows and columns of a result that one multiprocessor computes at a time, as large FP16 kernels have it, and
-the multiprocessors of an H200 (NVIDIA's data sheet): what is more than one tile each comes in waves."""
+"""Rows and columns of a result that one multiprocessor computes at a time, in large FP16 kernels, and the
+multiprocessors of an H200 (NVIDIA's data sheet). More tiles than multiprocessors are computed in waves."""
 
 NORM_KERNELS = NORMS | {"ReduceMean"}
 """Kernels of their own with two passes over the data; a ReduceMean stands for a norm that is written out."""
 
 TYPICAL = 64
-"""Stands for a dimension that is not known."""
+"""Size of an unknown dimension."""
 
 Shapes = Mapping[str, Shape | None]
 
@@ -71,12 +67,12 @@ Shapes = Mapping[str, Shape | None]
 def terms(
     node: NodeProto, shapes: Shapes, constants: AbstractSet[str], *, attention: bool = False
 ) -> dict[str, float]:
-    """What a node's time grows with.
+    """The quantities that a node's time grows with.
 
     Args:
         shapes: Of the node's tensors, by name.
         constants: Names of constant tensors.
-        attention: Whether it is a product of an attention that is one kernel.
+        attention: True for a product of an attention that is one kernel.
 
     Returns:
         `kernel`: matrix operators, of which `matmul`; their multiply-adds as `products` or
@@ -117,7 +113,7 @@ def base_us(
 
 
 def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> float:
-    """Estimated microseconds that the node's own kernel takes longer in FP32."""
+    """Estimated extra microseconds of the node's own kernel in FP32."""
     found = terms(node, shapes, constants)
     if products(node, shapes)[0]:
         return sum(MORE_US.get(name, 0.0) * value for name, value in found.items())
@@ -125,7 +121,7 @@ def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> flo
 
 
 def is_attention(node: NodeProto, constants: AbstractSet[str]) -> bool:
-    """Whether the node multiplies two computed tensors."""
+    """True if the node multiplies two computed tensors."""
     return node.op_type == "MatMul" and not any(name in constants for name in node.input[:2])
 
 
@@ -150,7 +146,7 @@ def _taps(node: NodeProto, shapes: Shapes) -> int:
 
 
 def _waves(node: NodeProto, shapes: Shapes, *, channels: int) -> float:
-    """Tiles of a product's result for each multiprocessor, one at least; `channels`: the axis of columns."""
+    """Tiles of a product's result for each multiprocessor, at least one; `channels`: the axis of columns."""
     sizes = _sizes(shapes.get(node.output[0]))
     if len(sizes) < 2:
         return 1.0
@@ -160,13 +156,13 @@ def _waves(node: NodeProto, shapes: Shapes, *, channels: int) -> float:
 
 
 def moved_elements(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> int:
-    """Elements of the tensors at the node's border that are no constants."""
+    """Elements of the node's inputs and outputs, without constants."""
     names = [name for name in (*node.input, *node.output) if name and name not in constants]
     return sum(elements(name, shapes) for name in names)
 
 
 def elements(tensor: str, shapes: Shapes) -> int:
-    """Elements of a tensor, with `TYPICAL` for each dimension that is not known."""
+    """Elements of a tensor, with `TYPICAL` for each unknown dimension."""
     return prod(_sizes(shapes.get(tensor)))
 
 

@@ -1,0 +1,107 @@
+"""Operator families, and the vocabulary of matching."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import onnx
+import pytest
+from graphs import graph, model
+from onnx import helper
+
+from rewriter.graph import GraphEditor, is_op, open_graphs, ops
+from rewriter.graph.match import (
+    along,
+    back,
+    consumed,
+    operands,
+    optional_input,
+    other_operand,
+    produced,
+    with_scalar,
+)
+from rewriter.model import Model, facts
+
+FAMILIES = {name: value for name, value in vars(ops).items() if isinstance(value, frozenset)}
+
+NOT_IN_ONNX = {"SimplifiedLayerNormalization"}
+"""An operator of ONNX Runtime in the standard domain."""
+
+
+def editor(source: Model) -> GraphEditor:
+    return open_graphs(source, facts.infer(source))[0]
+
+
+CHAIN = """g (float[2,4] x, float[2,4] z) => (float[2,4] y, float[8] w)
+<float half = {0.5}, int64[1] all = {-1}> {
+    a = Mul(half, x) b = Sub(a, z) c = Identity(b) d = Neg(c) y = Clip(d, half) w = Reshape(y, all)
+}"""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_name_operators_of_onnx(name: str) -> None:
+    assert {op for op in FAMILIES[name] - NOT_IN_ONNX if not onnx.defs.has(op)} == set()
+
+
+def test_families_that_share_no_operator() -> None:
+    assert ops.CHEAP.isdisjoint(ops.COMPUTE_BOUND)
+    assert ops.VIEWS.isdisjoint(ops.ELEMENTWISE | ops.REDUCTIONS | ops.SOFTMAX)
+
+
+def test_an_operator_of_another_domain_is_another_operator() -> None:
+    assert is_op(helper.make_node("Conv", ["x"], ["y"], domain="ai.onnx"), "Gemm", "Conv")
+    assert not is_op(helper.make_node("Conv", ["x"], ["y"], domain="vendor"), "Conv")
+    assert not is_op(None, "Conv")
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "orders"),
+    [
+        pytest.param("Add", ["a", "b"], [("a", "b"), ("b", "a")], id="commutative"),
+        pytest.param("Div", ["a", "b"], [("a", "b")], id="not commutative"),
+        pytest.param("Max", ["a"], [], id="not binary"),
+    ],
+)
+def test_operands(op: str, inputs: list[str], orders: list[tuple[str, str]]) -> None:
+    assert list(operands(helper.make_node(op, inputs, ["y"]))) == orders
+
+
+@pytest.mark.parametrize(
+    ("inputs", "other"),
+    [(["a", "b"], "b"), (["b", "a"], "b"), (["a", "a"], None), (["b", "c"], None), (["a"], None)],
+)
+def test_other_operand(inputs: list[str], other: str | None) -> None:
+    assert other_operand(helper.make_node("Mul", inputs, ["y"]), "a") == other
+
+
+def test_optional_input() -> None:
+    gemm = helper.make_node("Gemm", ["a", "b"], ["y"])
+    assert (optional_input(gemm, 1), optional_input(gemm, 2)) == ("b", "")
+
+
+def test_neighbours_of_a_tensor() -> None:
+    opened = editor(graph(CHAIN))
+    mul = produced(opened, "a", "Mul")
+    assert mul is not None and with_scalar(opened, mul) == ("x", 0.5)
+    assert produced(opened, "a", "Div") is None
+    sub = consumed(opened, "a", "Sub")
+    assert sub is not None and with_scalar(opened, sub) is None
+    assert consumed(opened, "y", "Reshape") is None, "y is a graph output, too"
+
+
+def test_chains_of_only_consumers_and_of_producers() -> None:
+    opened = editor(graph(CHAIN))
+    nodes, end = along(opened, "b", lambda node: is_op(node, "Identity", "Neg"))
+    assert ([node.op_type for node in nodes], end) == (["Identity", "Neg"], "d")
+    nodes, begin = back(opened, "d", lambda node: is_op(node, "Identity", "Neg"))
+    assert ([node.op_type for node in nodes], begin) == (["Neg", "Identity"], "b")
+
+
+def test_a_block_that_raises_commits_nothing() -> None:
+    source = model('<ir_version: 8, opset_import: ["" : 17]> g (float x) => (float y) { y = Abs(x) }')
+    before = source.copy()
+    opened = editor(source)
+    with suppress(KeyError), opened:
+        opened.substitute("y", opened.make("Neg", ["x"], ["y"]))
+        opened.substitute("no such tensor")
+    assert source.same_as(before)
