@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, label
 from rewriter.model import Array
-from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Follower, Effect, Use, huge_uses
+from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Effect, Follower, Use, huge_uses
 
 MASK = 16384.0
 """Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""

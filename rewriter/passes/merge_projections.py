@@ -10,10 +10,10 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires
 from rewriter.graph import GraphEditor, constant_row, is_op, is_quantised, label
+from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.graph.match import consumed, optional_input, other_operand
 from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle, row_obstacle
 from rewriter.graph.ops import PRODUCTS
-from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.model import Array
 from rewriter.patterns.heads import Heads, find_heads, part_of
 

@@ -154,7 +154,8 @@ def _by_exponent(parts: tuple[RescaledClass, ...]) -> list[RescaledClass]:
     together: dict[int, RescaledClass] = {}
     for part in (part for part in parts if part.saved):
         known = together.get(part.exponent, RescaledClass(part.exponent, (), (), 0))
-        together[part.exponent] = RescaledClass(part.exponent, known.saved + part.saved, (), known.size + part.size)
+        saved = known.saved + part.saved
+        together[part.exponent] = RescaledClass(part.exponent, saved, (), known.size + part.size)
     return list(together.values())
 
 

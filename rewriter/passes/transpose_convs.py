@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, Kept, ModelPass, Refusal, Stage
 from rewriter.graph import GraphEditor, attribute, label, open_graphs

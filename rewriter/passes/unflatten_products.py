@@ -10,10 +10,10 @@ from onnx import NodeProto, helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, is_op, is_own, label
+from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, row_obstacle
 from rewriter.graph.ops import PRODUCTS
-from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.model.facts import Shape
 
 Views = dict[tuple[str, tuple[int, ...]], str]

@@ -1,7 +1,7 @@
 """The cheapest plan that meets a tolerance.
 
 Nodes are ranked by the squared error that each adds by itself (`divergence`), over the estimated cost of
-keeping it in FP32, with those last that make engines worse there (`undoing`); bisection finds how many of the
+keeping it in FP32, with those last that make engines worse there (`harmful`); bisection finds how many of the
 best are needed; what is not is given back in halves, dearest first. Then the plan is made cheaper in the same
 way: matrix products in FP32 go to BF16, and what rules kept for accuracy's sake goes back to FP16. That is
 O(k log n) evaluations, and never more than `most_emulations`.

@@ -15,6 +15,7 @@ from rewriter.emulation.divergence import Divergence, diverge
 from rewriter.engines.onnxruntime import Session
 from rewriter.figures.metrics import Metric
 from rewriter.graph.casts import retype
+from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
@@ -23,6 +24,7 @@ from rewriter.plan import Plan
 from rewriter.planning.costs.estimate import priced
 from rewriter.planning.costs.node_times import ORIGIN
 from rewriter.planning.costs.prices import Prices
+from rewriter.planning.planner import LOW_TYPES, surveys
 from rewriter.verification.expected import as_declared
 
 Sample = Mapping[str, Array]
@@ -97,6 +99,11 @@ class Problem:
     def prices(self) -> Prices:
         """Recorded costs of the model's nodes."""
         return priced(self.model, self.facts, self.target)
+
+    def survey(self, plan: Plan) -> Survey:
+        """Returns the main graph as the hazard rules see it, without ranges."""
+        wanted = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
+        return next(iter(surveys(self.model, self.facts, {}, wanted)))
 
     def lowered(self, plan: Plan) -> Model:
         """Returns the model with the operators and types of `plan`."""

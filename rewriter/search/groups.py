@@ -27,9 +27,9 @@ from rewriter.graph.ops import (
     SOFTMAX,
     VIEWS,
 )
-from rewriter.hazards.survey import PrecisionRequest, Survey
+from rewriter.hazards.survey import Survey
 from rewriter.planning import free_fp32, islands
-from rewriter.planning.planner import LOW_TYPES, node_key, surveys
+from rewriter.planning.planner import node_key
 from rewriter.search.candidate import Candidate, Group, added
 from rewriter.search.cheapest import RELEASABLE, in_range_products
 from rewriter.search.goal import Budget, ErrorLimit, Goal
@@ -80,15 +80,14 @@ def groups(trials: Trials, goal: Goal) -> Iterator[list[Group]]:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    plan, model = trials.plan, trials.problem.model
+    plan = trials.plan
     new = partial(_new, trials=trials, seen={(plan.fp32, plan.bf16)})
     if isinstance(goal, ErrorLimit):
         yield new(chain(_released(trials), _in_bf16(trials)))
     ranked = _ranking(trials)
     if isinstance(goal, Budget) and ranked:
         yield new(_filling(trials, goal))
-    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
-    survey = next(iter(surveys(model, trials.problem.facts, {}, settings)))
+    survey = trials.problem.survey(plan)
     by_kind = chain(_resizes(survey, trials), _kinds(survey, trials))
     kept = new(chain(by_kind, _ranked(survey, ranked)))
     yield sorted(kept, key=partial(_too_dear, trials=trials, goal=goal))

@@ -18,10 +18,10 @@ from collections.abc import Iterator
 
 from rewriter.graph.fusion import kernel_results, reduces
 from rewriter.graph.ops import ELEMENTWISE
-from rewriter.hazards.survey import PrecisionRequest, Survey
+from rewriter.hazards.survey import Survey
 from rewriter.plan import Plan
 from rewriter.planning.free_fp32 import RULE
-from rewriter.planning.planner import LOW_TYPES, node_key, surveys
+from rewriter.planning.planner import node_key
 from rewriter.search.evaluator import Problem
 
 
@@ -30,8 +30,7 @@ def taking_sums(problem: Problem, plan: Plan) -> frozenset[str]:
 
     With FP16 sums an emulation shows what they undo.
     """
-    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
-    survey = next(iter(surveys(problem.model, problem.facts, {}, settings)))
+    survey = problem.survey(plan)
     epilogues = frozenset(d.key for d in plan.decisions if d.rule == RULE)
     return frozenset(_taking(survey, epilogues)) - plan.fp32 - plan.bf16
 

@@ -12,10 +12,9 @@ from functools import partial
 from itertools import chain
 
 from rewriter.graph.fusion import elementwise_after
-from rewriter.hazards.survey import PrecisionRequest
 from rewriter.plan import Plan
 from rewriter.planning.islands import is_residual_sum
-from rewriter.planning.planner import LOW_TYPES, node_key, surveys
+from rewriter.planning.planner import node_key
 from rewriter.search.evaluator import Problem
 
 
@@ -25,8 +24,7 @@ def residual_streams(problem: Problem, plan: Plan) -> list[str]:
     A residual sum is one of several computed tensors; its activation ends at the next one. Layers err alike,
     so those of small tensors gain most for their cost.
     """
-    settings = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
-    survey = next(iter(surveys(problem.model, problem.facts, {}, settings)))
+    survey = problem.survey(plan)
     kept, extra = plan.fp32 | plan.bf16, problem.prices.extra
     sums: list[list[str]] = []
     is_sum = partial(is_residual_sum, survey)

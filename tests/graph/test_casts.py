@@ -1,4 +1,4 @@
-"""Types of tensors: where Casts stand, what stays as it is, and that the result is always a valid model."""
+"""Types of tensors: the places of Casts, what is unchanged, and that the result is always a valid model."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ class TestConstants:
 
 
 class TestOutputs:
-    def test_inputs_and_outputs_keep_their_types_unless_asked(self) -> None:
+    def test_inputs_and_outputs_keep_their_types_unless_requested(self) -> None:
         result = typed(graphs.graph(CHAIN), inputs={"x": FP16}, outputs={"y": FP16})
         assert [p.dtype for p in (*result.signature.inputs, *result.signature.outputs)] == [FP16, FP16]
         assert casts(result) == []

@@ -444,7 +444,7 @@ def _graphs(draw: st.DrawFn) -> Model:
 def test_random_substitutes_leave_a_valid_graph_that_computes_what_it_should(
     source: Model, data: st.DataObject
 ) -> None:
-    """Nodes are replaced by pairs of Negs round themselves: the values must stay as they are."""
+    """Nodes are replaced by themselves between two Negs: the values must not change."""
     before = source.copy()
     editor = _editors(source, tag="test")[0]
     for node in data.draw(st.lists(st.sampled_from(editor.nodes), unique_by=id)):

@@ -1,4 +1,4 @@
-"""What schemas say of float types, and the exceptions that they do not tell of."""
+"""Float types in schemas, and the exceptions that schemas do not contain."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_below_opset_13_views_have_no_axes_as_inputs() -> None:
     source = _model(TRANSPOSED, opset=12)
     result, report = apply(KeepEpilogues(), source)
     assert result is source
-    assert "views need opset 13, the model has 12" in report.refusals[0].reason
+    assert "needs opset 13, the model has 12" in report.refusals[0].reason
 
 
 @pytest.mark.parametrize(("axes", "refused"), [(7, False), (8, True)])

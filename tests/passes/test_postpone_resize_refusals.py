@@ -31,7 +31,9 @@ ONE = f"p = {LINEAR}(b, , twice)"
 TAIL = "j = Concat<axis = 1>(a, p) y = Conv(j, u, bias)"
 DECLINED = [
     pytest.param(
-        f"{{ {ONE} {TAIL} z = Relu(p) }}", "the result of p", id="an enlarged part with other consumers"
+        f"{{ {ONE} {TAIL} z = Relu(p) }}",
+        "the result of Resize(p)",
+        id="an enlarged part with other consumers",
     ),
     pytest.param(
         f"{{ {ONE} {TAIL} z = Relu(j) }}", "j has other consumers", id="a Concat with other consumers"
@@ -47,7 +49,7 @@ DECLINED = [
     ),
     pytest.param(
         f"{{ s = Mul(twice, k) p = {LINEAR}(b, , s) {TAIL} z = Neg(a) }}",
-        "is not known",
+        "the number of channels of p is unknown",
         id="computed scales",
     ),
     pytest.param(

@@ -180,7 +180,7 @@ def test_casts_round_the_statistics_of_a_mixed_model(body: str, size: int) -> No
     assert len(norm.nodes) == size
 
 
-def test_without_a_cast_back_the_unit_begins_behind_the_cast() -> None:
+def test_without_a_cast_back_the_unit_begins_after_the_cast() -> None:
     body = f"c = Cast<to = 1>(x) {POWER.replace('(x', '(c')} y = Div(c, r)"
     (norm,) = units(build(body, HALF, "float[2,4,8] y"))
     assert (norm.input, norm.output, norm.blocked) == ("c", "y", None)

@@ -1,4 +1,4 @@
-"""Round trips to FP16 behind products: `fix` writes none, whatever the model, `scan` reports a user's."""
+"""Round trips to FP16 after products: `fix` writes none in any model, `scan` reports given ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = ("bias", "relu", "gelu", "residual", "norm", "softmax", "reshape", "tran
 
 
 def trips(source: Model) -> list[str]:
-    """What the first Casts read."""
+    """Inputs of the first Casts."""
     opened = open_graphs(source, facts.infer(source))
     return [trip.down.input[0] for view in opened for trip in lost_round_trips(view)]
 

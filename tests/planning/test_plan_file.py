@@ -311,7 +311,7 @@ def test_bf16_islands_and_norms_in_range_survive() -> None:
     plan = Plan("fp16", decisions=(decision,), norms_in_range=frozenset({"b", "a"}))
     assert plan_file.from_text(plan_file.to_text(plan)) == plan
     assert json.loads(plan_file.to_text(plan))["bf16"][0]["node"] == "m"
-    with pytest.raises(UsageError, match="names of tensors"):
+    with pytest.raises(UsageError, match="list of tensor names"):
         plan_file.from_text(plan_file.to_text(plan).replace('"a"', "1"))
 
 
