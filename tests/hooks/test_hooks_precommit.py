@@ -181,7 +181,7 @@ class TestCommands:
     def test_fix_changes_a_file_once(self, tmp_path: Path) -> None:
         path = self.copy("nafnet", tmp_path)
         first = run("hook", "fix", str(path))
-        assert (first.exit_code, "fixed; look at it" in first.output) == (1, True)
+        assert (first.exit_code, "fixed; review it" in first.output) == (1, True)
         written = path.read_bytes()
         second = run("hook", "fix", str(path))
         assert (second.exit_code, "already fixed" in second.output) == (0, True)
