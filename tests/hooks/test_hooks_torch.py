@@ -164,7 +164,7 @@ WIDE = hooked.torch.rand(1, 4, 16, 16)
 BAD: list[Any] = [
     pytest.param({"fix": {"precison": "fp16"}}, UsageError, "has no such argument", id="typing error"),
     pytest.param(
-        {"fix": {"output": "x"}}, UsageError, "the hook gives it itself", id="the hook's own argument"
+        {"fix": {"output": "x"}}, UsageError, "the hook sets it itself", id="the hook's own argument"
     ),
     pytest.param({"fix": {"preset": "trt-fp12"}}, RewriterError, "trt-fp12", id="a preset that is none"),
     pytest.param({"samples": 0}, UsageError, "samples=", id="no samples"),
