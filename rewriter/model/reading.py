@@ -157,6 +157,12 @@ def _map_external(tensor: onnx.TensorProto, path: Path | None) -> Array:
             where=where,
             hint=f"put it beside the model, in {path.parent}",
         )
+    if not _inside(file, path):
+        raise ModelError(
+            f"external data file {info.location!r} is a link out of the model's folder, to {file.resolve()}",
+            where=where,
+            hint="put the file itself beside the model, if you trust the link",
+        )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     dims = tuple(tensor.dims)
     if bits := PACKED_TYPES.get(tensor.data_type):
@@ -167,6 +173,16 @@ def _map_external(tensor: onnx.TensorProto, path: Path | None) -> Array:
     if 0 in dims:
         return frozen(np.zeros(dims, dtype))
     return np.memmap(file, dtype, "r", offset, dims)
+
+
+def _inside(file: Path, model: Path) -> bool:
+    """True if a data file, its links followed, is below the folder of the model or of the model's own target.
+
+    The second is the layout of download caches: a folder of links to files that lie side by side.
+    """
+    real = Path(os.path.realpath(file))
+    folders = (os.path.realpath(model.parent), Path(os.path.realpath(model)).parent)
+    return any(real.is_relative_to(folder) for folder in folders)
 
 
 def _first_lines(text: str, count: int = 3) -> str:
