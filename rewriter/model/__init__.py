@@ -19,7 +19,7 @@ from rewriter.model.graphs import (
 from rewriter.model.model import Model
 from rewriter.model.reading import check, load
 from rewriter.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
-from rewriter.model.writing import replacing, save, write_json, write_text
+from rewriter.model.writing import check_model_output, save, write_json, write_text
 
 __all__ = [
     "DETACH_BYTES",
@@ -30,11 +30,11 @@ __all__ = [
     "Port",
     "Signature",
     "check",
+    "check_model_output",
     "holds_graphs",
     "load",
     "opsets_of",
     "refill",
-    "replacing",
     "save",
     "shape_of",
     "subgraphs",

@@ -4,43 +4,74 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import external_data_helper
 
-from rewriter.errors import ModelError, OutputError
+from rewriter.errors import OutputError
+from rewriter.model.external_data import (
+    mapped_files,
+    owned_data,
+    remove_unused,
+    removed_on_failure,
+    write_data,
+)
 from rewriter.model.model import PROTOBUF_LIMIT, Model
-from rewriter.model.reading import read_proto
-from rewriter.model.tensors import Array
+from rewriter.model.output_files import file_to_replace, replacing, special, write_special
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> Path:
-    """Writes the model to `path`; a failure leaves the old file there.
+    """Writes the model to `path`; a failure or a kill leaves the old model there, with its weights.
 
-    Weights go into `<name>.data` beside it when the model does not fit into one protobuf message or
-    came from a file with external data. A data file of another model is not overwritten.
+    Weights go into a new file `<name>.data` beside it when the model does not fit into one protobuf
+    message or came from a file with external data. Data that `save` wrote for the old model is removed
+    when the new one is in its place, unless another model in the folder names it.
+
+    Returns:
+        The path; for a model with external data behind a symbolic link, the file that the link names.
 
     Raises:
-        OutputError: the folder does not exist or cannot be written, or the disk is full.
+        OutputError: the folder does not exist or cannot be written, the disk is full, or `path` is a
+            device, a pipe or a file that holds weights of the model.
     """
-    target = Path(path)
-    with _reporting_failure("the model", target):
-        if model.external or model.size > PROTOBUF_LIMIT:
+    named = Path(path)
+    check_model_output(named)
+    with _reporting_failure("the model", named):
+        target = file_to_replace(named)
+        if Path(os.path.realpath(target)) in mapped_files(model.weights.values()):
+            raise OutputError("it holds weights of the model", where=str(named), hint="name another file")
+        external = model.external or model.size > PROTOBUF_LIMIT
+        old = owned_data(target)
+        if external:
             _save_external(model, target)
         else:
             with replacing(target) as temporary:
                 temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
-    return target
+        remove_unused(old, target)
+    return target if external else named
+
+
+def check_model_output(path: Path) -> None:
+    """Refuses a path that no model can be written to.
+
+    Raises:
+        OutputError: it is a device or a pipe.
+    """
+    if kind := special(path):
+        raise OutputError(
+            f"it is {kind}, and a model is written to a file",
+            where=str(path),
+            hint="name a file; --dry-run does everything and writes no model",
+        )
 
 
 def write_text(text: str, path: Path, what: str = "the report", newline: str | None = None) -> None:
     """Write a text file; `path` is replaced only after everything is written.
+
+    Devices and pipes are written to, and a symbolic link stays: the file that it names is replaced.
 
     Args:
         what: Name of the content in the error message.
@@ -49,8 +80,12 @@ def write_text(text: str, path: Path, what: str = "the report", newline: str | N
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.
     """
-    with _reporting_failure(what, path), replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline=newline)
+    with _reporting_failure(what, path):
+        if special(path):
+            write_special(path, text.encode())
+            return
+        with replacing(file_to_replace(path)) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline=newline)
 
 
 def write_json(content: Any, path: Path, what: str = "the report") -> None:
@@ -70,57 +105,10 @@ def _reporting_failure(what: str, path: Path) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yields a temporary file beside `target`, which replaces it if the block succeeds."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes private files
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _save_external(model: Model, target: Path) -> None:
-    data = _data_file(target)
+    """Writes the data first, and the model that names it last: a kill leaves the old pair or the new one."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    with replacing(data) as data_file, replacing(target) as model_file:
-        with data_file.open("wb") as stream:
-            for tensor in proto.graph.initializer:
-                if tensor.name in model.weights:
-                    _append(stream, tensor, model.weights[tensor.name], data.name)
-        model_file.write_bytes(proto.SerializeToString(deterministic=True))
-
-
-def _append(stream: Any, tensor: onnx.TensorProto, array: Array, location: str) -> None:
-    stream.write(b"\0" * (-stream.tell() % 4096))  # page-aligned, so that readers can map it
-    offset = stream.tell()
-    stream.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    del tensor.external_data[:]
-    for key, value in (("location", location), ("offset", offset), ("length", array.nbytes)):
-        tensor.external_data.add(key=key, value=str(value))
-
-
-def _data_file(target: Path) -> Path:
-    """`<target>.data`, or the first numbered one that no other model owns."""
-    owned = _locations(target)
-    numbers = ("", *(f".{i}" for i in range(1, 1000)))
-    candidates = (target.with_name(f"{target.name}{number}.data") for number in numbers)
-    return next(c for c in candidates if not c.exists() or c.name in owned)
-
-
-def _locations(path: Path) -> set[str]:
-    if not path.is_file():
-        return set()
-    try:
-        proto = read_proto(path)
-    except ModelError:
-        return set()
-    external = (t for t in proto.graph.initializer if t.external_data)
-    return {external_data_helper.ExternalDataInfo(t).location for t in external}
+    data = write_data(proto, model.weights, target)
+    with removed_on_failure(data, target), replacing(target) as temporary:
+        temporary.write_bytes(proto.SerializeToString(deterministic=True))

@@ -156,7 +156,7 @@ class TestExternalData:
         changed.weights["v"] = np.ones(2048, np.float32)
         changed.proto.graph.initializer.append(changed.detached_tensor("v", np.ones(2048, np.float32)))
         save(changed, path)
-        assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data"}
+        assert {p.name for p in tmp_path.iterdir()} == {"m.onnx", "m.onnx.data", "m.onnx.1.data"}
         again = load(path)
         np.testing.assert_array_equal(again.weights["w"], np.arange(1024, dtype=np.float32))
         np.testing.assert_array_equal(again.weights["v"], np.ones(2048))
@@ -169,8 +169,13 @@ class TestExternalData:
         save(source, tmp_path / "fixed.onnx")
         assert other.read_bytes() == b"not ours"
         assert (tmp_path / "fixed.onnx.1.data").is_file()
-        save(source, tmp_path / "fixed.onnx")  # and once more: now the numbered one is its own
-        assert not (tmp_path / "fixed.onnx.2.data").exists()
+        save(source, tmp_path / "fixed.onnx")  # once more: now the numbered one is its own, and goes
+        assert {p.name for p in tmp_path.glob("fixed*")} == {
+            "fixed.onnx",
+            "fixed.onnx.data",
+            "fixed.onnx.2.data",
+        }
+        assert other.read_bytes() == b"not ours"
         np.testing.assert_array_equal(load(tmp_path / "fixed.onnx").weights["w"], np.arange(1024))
 
     def test_tensors_of_branches_and_constants_are_read_in(self, tmp_path: Path) -> None:

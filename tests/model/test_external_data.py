@@ -1,0 +1,274 @@
+"""External data is never destroyed: not by an overwrite, a shared file, a failure or a kill."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from paths import ROOT
+from typer.testing import CliRunner
+
+from rewriter import cli
+from rewriter.errors import ModelError, OutputError
+from rewriter.model import Model, external_data, load, save
+
+
+def made(value: float) -> Model:
+    """y = x + w, with a weight of 4 KiB that holds one value, and the value as the name of the graph."""
+    weight = numpy_helper.from_array(np.full(1024, value, np.float32), "w")
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1024]) for name in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"], "add")], str(value), ports[:1], ports[1:], [weight]
+    )
+    model = load(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)]))
+    model.external = True
+    return model
+
+
+def foreign(path: Path, value: float, location: str) -> Path:
+    """The model as another program saves it."""
+    proto = made(value).whole()
+    onnx.save(proto, path, save_as_external_data=True, location=location, size_threshold=0)
+    return path
+
+
+def value(path: Path) -> float:
+    """The value of a model's weight, which has to be the one that its graph belongs to."""
+    model = load(path)
+    (only,) = np.unique(model.weights["w"])
+    assert float(model.proto.graph.name) == only
+    return float(only)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def fix(*arguments: str | Path) -> tuple[int, str]:
+    quick = ("--passes", "clean-casts", "--precision", "fp32", "--no-verify")
+    outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), *quick])
+    return outcome.exit_code, outcome.output
+
+
+class TestOverwriting:
+    def test_the_source_of_a_copy_keeps_its_weights(self, tmp_path: Path) -> None:
+        """`cp model.onnx fp32.onnx; rewriter fix fp32.onnx -o model.onnx`, where both name one data file."""
+        copy = foreign(tmp_path / "model.onnx", 1, "model.onnx.data").with_name("fp32.onnx")
+        shutil.copyfile(tmp_path / "model.onnx", copy)
+        data = (tmp_path / "model.onnx.data").read_bytes()
+        assert fix(copy, "-o", tmp_path / "model.onnx")[0] == 0
+        assert (tmp_path / "model.onnx.data").read_bytes() == data
+        assert value(copy) == value(tmp_path / "model.onnx") == 1
+
+    def test_the_source_of_a_copy_keeps_weights_that_we_wrote(self, tmp_path: Path) -> None:
+        save(made(1), tmp_path / "model.onnx")
+        shutil.copyfile(tmp_path / "model.onnx", tmp_path / "fp32.onnx")
+        save(made(2), tmp_path / "model.onnx")
+        assert (value(tmp_path / "fp32.onnx"), value(tmp_path / "model.onnx")) == (1, 2)
+
+    @pytest.mark.parametrize("location", ["a.onnx.data", "shared.data"])
+    def test_in_place_leaves_the_other_model_of_a_shared_file_intact(
+        self, tmp_path: Path, location: str
+    ) -> None:
+        first = foreign(tmp_path / "a.onnx", 1, location)
+        shutil.copyfile(first, tmp_path / "b.onnx")
+        data = (tmp_path / location).read_bytes()
+        assert fix(first, "--in-place")[0] == 0
+        assert (tmp_path / location).read_bytes() == data
+        assert value(first) == value(tmp_path / "b.onnx") == 1
+
+    def test_data_of_ours_goes_when_nothing_names_it_any_more(self, tmp_path: Path) -> None:
+        path = tmp_path / "m.onnx"
+        for number in range(4):
+            save(made(number), path)
+            assert value(path) == number
+            assert len(names(tmp_path)) == 2
+
+    def test_data_of_ours_goes_when_the_new_model_needs_none(self, tmp_path: Path) -> None:
+        path = save(made(1), tmp_path / "m.onnx")
+        inside = made(2)
+        inside.external = False
+        save(inside, path)
+        assert names(tmp_path) == {"m.onnx"}
+
+    def test_data_of_another_program_stays(self, tmp_path: Path) -> None:
+        path = foreign(tmp_path / "m.onnx", 1, "m.onnx.data")
+        save(made(2), path)
+        assert names(tmp_path) == {"m.onnx", "m.onnx.data", "m.onnx.1.data"}
+        assert value(path) == 2
+
+    def test_data_that_was_written_for_a_model_of_another_name_stays(self, tmp_path: Path) -> None:
+        save(made(1), tmp_path / "a.onnx").rename(tmp_path / "b.onnx")
+        save(made(2), tmp_path / "b.onnx")
+        assert names(tmp_path) == {"b.onnx", "a.onnx.data", "b.onnx.data"}
+
+    def test_a_folder_with_too_much_to_read_keeps_the_data(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = save(made(1), tmp_path / "m.onnx")
+        monkeypatch.setattr(external_data, "SEARCHED_BYTES", 10)
+        save(made(2), path)
+        assert names(tmp_path) == {"m.onnx", "m.onnx.data", "m.onnx.1.data"}
+
+    def test_a_name_that_another_model_waits_for_is_not_taken(self, tmp_path: Path) -> None:
+        """Its data is missing, and would be found with other weights in it."""
+        other = foreign(tmp_path / "other.onnx", 1, "m.onnx.data")
+        (tmp_path / "m.onnx.data").unlink()
+        save(made(2), tmp_path / "m.onnx")
+        with pytest.raises(ModelError, match="is missing"):
+            load(other)
+
+    def test_a_model_is_not_written_over_its_own_weights(self, tmp_path: Path) -> None:
+        path = foreign(tmp_path / "m.onnx", 1, "weights")
+        with pytest.raises(OutputError, match="weights: it holds weights of the model"):
+            save(load(path), tmp_path / "weights")
+        assert value(path) == 1
+
+    def test_a_failure_leaves_the_old_pair_and_nothing_else(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = save(made(1), tmp_path / "m.onnx")
+        before = names(tmp_path)
+
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "replace", full)
+        with pytest.raises(OutputError, match="No space left"):
+            save(made(2), path)
+        assert names(tmp_path) == before
+        assert value(path) == 1
+
+    def test_an_interrupt_after_the_last_step_keeps_the_new_pair(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path, replace = save(made(1), tmp_path / "m.onnx"), Path.replace
+
+        def interrupted(self: Path, target: Path) -> None:
+            replace(self, target)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Path, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save(made(2), path)
+        assert value(path) == 2
+
+    def test_the_data_is_no_more_readable_than_the_model(self, tmp_path: Path) -> None:
+        path = save(made(1), tmp_path / "m.onnx")
+        path.chmod(0o600)
+        save(made(2), path)
+        assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+
+
+KILLS = """
+import os, shutil, signal, sys
+from itertools import count
+from pathlib import Path
+from test_external_data import made, value
+from rewriter.model import save
+
+start, folder = Path(sys.argv[1]), Path(sys.argv[2])
+CHANGES = {"open", "os.chmod", "os.chown", "os.rename", "os.remove"}
+new = made(2)
+for moment in count():
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(start, folder)
+    child = os.fork()
+    if not child:
+        left = moment
+        def hook(event, arguments):
+            global left
+            if event in CHANGES:
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+        sys.addaudithook(hook)
+        save(new, folder / "m.onnx")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    found = value(folder / "m.onnx")
+    assert found in (1, 2), f"killed before change {moment}: {found}"
+    for other in folder.glob("copy*.onnx"):
+        assert value(other) == 1, moment
+    if os.WIFEXITED(status):
+        assert status == 0 and found == 2
+        break
+    assert os.WTERMSIG(status) == signal.SIGKILL and moment < 100
+print(moment)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="forks, and sends POSIX signals")
+@pytest.mark.parametrize("owner", ["ours", "another program's"])
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+def test_a_kill_at_any_moment_leaves_the_old_pair_or_the_new_one(
+    tmp_path: Path, owner: str, shared: bool
+) -> None:
+    """A child is killed before its first change of a file, another before its second, and so on."""
+    start = tmp_path / "start"
+    start.mkdir()
+    path = start / "m.onnx"
+    _ = save(made(1), path) if owner == "ours" else foreign(path, 1, "m.onnx.data")
+    if shared:
+        shutil.copyfile(path, start / "copy.onnx")
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, here.parent, here)))}
+    command = [sys.executable, "-c", KILLS, str(start), str(tmp_path / "folder")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 8, "moments at which it was killed"
+
+
+class TestLinks:
+    def test_a_link_out_of_the_folder_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "secret").write_bytes(b"\0" * 4096)
+        folder = tmp_path / "model"
+        folder.mkdir()
+        path = foreign(folder / "m.onnx", 1, "w.data")
+        (folder / "w.data").unlink()
+        (folder / "w.data").symlink_to("../secret")
+        with pytest.raises(ModelError, match=r"m\.onnx: initializer 'w'.*'w\.data' is a link out of the"):
+            load(path)
+        code, output = fix(path, "--dry-run")
+        assert code == 2
+        assert "what to do: put the file itself beside the model" in output
+
+    def test_a_folder_that_links_out_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "secrets").mkdir()
+        folder = tmp_path / "model"
+        (folder / "sub").mkdir(parents=True)
+        path = foreign(folder / "m.onnx", 1, "sub/w.data")
+        shutil.move(folder / "sub" / "w.data", tmp_path / "secrets" / "w.data")
+        (folder / "sub").rmdir()
+        (folder / "sub").symlink_to("../secrets")
+        with pytest.raises(ModelError, match="is a link out of the model's folder"):
+            load(path)
+
+    def test_a_link_inside_the_folder_is_followed(self, tmp_path: Path) -> None:
+        path = foreign(tmp_path / "m.onnx", 1, "w.data")
+        (tmp_path / "w.data").rename(tmp_path / "really.data")
+        (tmp_path / "w.data").symlink_to("really.data")
+        assert value(path) == 1
+
+    def test_a_download_cache_of_links_is_read(self, tmp_path: Path) -> None:
+        blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+        blobs.mkdir()
+        snapshot.mkdir()
+        foreign(blobs / "m.onnx", 1, "w.data").rename(blobs / "0123")
+        (blobs / "w.data").rename(blobs / "4567")
+        (snapshot / "m.onnx").symlink_to("../blobs/0123")
+        (snapshot / "w.data").symlink_to("../blobs/4567")
+        assert value(snapshot / "m.onnx") == 1
+
+    def test_a_folder_that_is_a_link_itself_is_read(self, tmp_path: Path) -> None:
+        (tmp_path / "real").mkdir()
+        foreign(tmp_path / "real" / "m.onnx", 1, "w.data")
+        (tmp_path / "link").symlink_to("real")
+        assert value(tmp_path / "link" / "m.onnx") == 1
