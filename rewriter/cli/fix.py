@@ -35,6 +35,7 @@ def fix(
     Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model.
     """
     from rewriter.jobs.fix import api
+    from rewriter.model import data_files
     from rewriter.report.frontier import check_path
     from rewriter.report.progress import progress
 
@@ -42,11 +43,12 @@ def fix(
     if output is None and not (in_place or given.get("dry_run")):
         raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
     resolved = configured(model, given, quiet=quiet)
-    report, save_plan = resolved.values["report"], given.get("save_plan")
-    read = [path for path in (model, output, resolved.values["plan"]) if path is not None]
-    check_extra(resolved.where("report"), report, [*read, *([save_plan] if save_plan else [])])
-    check_extra("--save-plan", save_plan, read)
-    check_extra("--pareto", pareto, read)
+    values, save_plan = resolved.values, given.get("save_plan")
+    report, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
+    check_extra("-o", output, read[1:])  # MODEL itself is a matter of --in-place
+    check_extra(resolved.where("report"), report, [*read, output, save_plan])
+    check_extra("--save-plan", save_plan, [*read, output])
+    check_extra("--pareto", pareto, [*read, output])
     if pareto is not None:
         check_path(pareto)
     options = FixOptions(**resolved.arguments("fix"), pareto=pareto is not None)

@@ -7,6 +7,7 @@ and one of 10 GB, and files with external data are mapped, not read.
 
 from __future__ import annotations
 
+from rewriter.model.external_data import data_files
 from rewriter.model.graphs import (
     STANDARD_DOMAINS,
     UNKNOWN_DOMAIN,
@@ -31,6 +32,7 @@ __all__ = [
     "Signature",
     "check",
     "check_model_output",
+    "data_files",
     "holds_graphs",
     "load",
     "opsets_of",

@@ -95,6 +95,11 @@ def locations(path: Path) -> set[str]:
     return {external_data_helper.ExternalDataInfo(t).location for t in external}
 
 
+def data_files(model: Path) -> list[Path]:
+    """The files that hold the weights of a model beside it."""
+    return [model.parent / location for location in sorted(locations(model))]
+
+
 def mapped_files(weights: Iterable[Array]) -> set[Path]:
     """The files that arrays are mapped from."""
     names = {str(array.filename) for array in weights if isinstance(array, np.memmap) and array.filename}

@@ -70,6 +70,23 @@ def file_to_replace(path: Path) -> Path:
     return target
 
 
+SAMPLES = (".npz", ".npy")
+"""Files of a folder of samples, which may hold reports, too."""
+
+
+def overwrites(output: Path, other: Path) -> bool:
+    """True if an output is another file, one of its data files, or a sample of it if it is a folder."""
+    if special(output):
+        return False
+    if output.resolve() == other.resolve():
+        return True
+    if not (output.exists() and other.exists()):
+        return False
+    if other.is_dir():
+        return output.suffix.lower() in SAMPLES and output.resolve().is_relative_to(other.resolve())
+    return output.samefile(other)
+
+
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yields a temporary file beside `target`, which replaces it if the block succeeds.

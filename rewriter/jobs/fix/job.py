@@ -14,6 +14,7 @@ from rewriter.engines.deployment import Deployment
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import UsageError
 from rewriter.jobs.fix.phases import Phases
+from rewriter.model import check_model_output
 from rewriter.model.stopwatch import Progress
 from rewriter.pipeline.options import FixOptions
 from rewriter.plan import Plan
@@ -64,6 +65,7 @@ class FixJob:
             raise UsageError("its folder does not exist", where=str(path), hint=f"mkdir -p {path.parent}")
         if path.is_dir():
             raise UsageError("the output is a folder", where=str(path), hint="name a file in it")
+        check_model_output(path)
         named = isinstance(source, (str, os.PathLike)) and path.exists() and Path(source).exists()
         if named and not self.request.in_place and path.samefile(source):
             raise UsageError(

@@ -1,0 +1,239 @@
+"""Outputs that are no plain files, or that are inputs: nothing is replaced that should stay."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph
+from paths import ROOT
+from typer.testing import CliRunner
+
+import rewriter
+from rewriter import cli
+from rewriter.errors import OutputError
+from rewriter.model import save
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="devices, pipes, links and modes of POSIX")
+
+QUICK = ("--passes", "clean-casts", "--precision", "fp32", "--no-verify", "-q")
+TEXT = "g (float[2,8] x) => (float[2,8] y) { y = Sigmoid(x) }"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save(graph(TEXT), tmp_path / "m.onnx")
+
+
+def fix(*arguments: str | Path) -> tuple[int, str]:
+    outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), *QUICK])
+    return outcome.exit_code, outcome.output
+
+
+def program(*arguments: str | Path, **streams: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rewriter", "fix", *map(str, arguments), *QUICK]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, text=True, env=environment, timeout=120, check=False, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """A device like /dev/null that a mistake may destroy."""
+    path = tmp_path / "null"
+    try:
+        os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        path.write_bytes(b"x")
+    except (OSError, AttributeError):
+        pytest.skip("devices cannot be made here")
+    return path
+
+
+def fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "pipe")
+    return folder / "pipe"
+
+
+class TestModels:
+    def test_a_device_is_refused(self, model: Path, device: Path) -> None:
+        code, output = fix(model, "-o", device)
+        assert code == 2
+        assert "null: it is a device, and a model is written to a file" in output
+        assert "--dry-run" in output
+        assert stat.S_ISCHR(device.stat().st_mode)
+
+    @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/fd/1"])
+    def test_a_standard_stream_is_refused(self, model: Path, name: str) -> None:
+        code, output = fix(model, "-o", name)
+        assert (code, "it is a device" in output) == (2, True)
+
+    def test_a_pipe_is_refused(self, model: Path, tmp_path: Path) -> None:
+        pipe = fifo(tmp_path)
+        code, output = fix(model, "-o", pipe)
+        assert (code, "pipe: it is a pipe" in output) == (2, True)
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+    def test_python_refuses_them_too(self, model: Path, tmp_path: Path) -> None:
+        pipe = fifo(tmp_path)
+        with pytest.raises(OutputError, match="it is a pipe"):
+            rewriter.fix(model, pipe, passes="clean-casts")
+        with pytest.raises(OutputError, match="it is a pipe"):
+            save(graph(TEXT), pipe)
+
+    @pytest.mark.parametrize("dangling", [False, True], ids=["to a file", "to none"])
+    def test_the_target_of_a_link_is_written(self, model: Path, tmp_path: Path, dangling: bool) -> None:
+        (tmp_path / "store").mkdir()
+        real, link = tmp_path / "store" / "real.onnx", tmp_path / "link.onnx"
+        link.symlink_to("store/real.onnx")
+        if not dangling:
+            real.write_bytes(b"old")
+        assert fix(model, "-o", link)[0] == 0
+        assert link.is_symlink()
+        onnx.checker.check_model(str(real))
+        assert [p.name for p in real.parent.iterdir()] == ["real.onnx"]
+
+    def test_a_link_in_place(self, model: Path, tmp_path: Path) -> None:
+        link = tmp_path / "link.onnx"
+        link.symlink_to("m.onnx")
+        before = model.stat().st_ino
+        assert fix(link, "--in-place")[0] == 0
+        assert link.is_symlink()
+        assert model.stat().st_ino != before, "it was replaced"
+
+    def test_data_of_a_linked_output_goes_beside_the_target(self, tmp_path: Path) -> None:
+        source = graph(TEXT)
+        source.external = True
+        (tmp_path / "store").mkdir()
+        (tmp_path / "link.onnx").symlink_to("store/real.onnx")
+        written = save(source, tmp_path / "link.onnx")
+        assert {p.name for p in tmp_path.iterdir()} == {"store", "link.onnx"}
+        onnx.checker.check_model(str(written))
+
+    def test_links_in_a_circle_are_an_error(self, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "a").symlink_to("b")
+        (tmp_path / "b").symlink_to("a")
+        code, output = fix(model, "-o", tmp_path / "a")
+        assert (code, "cannot write the model" in output) == (2, True)
+
+
+class TestReports:
+    def test_a_device_stays_one(self, model: Path, device: Path, tmp_path: Path) -> None:
+        assert fix(model, "-o", tmp_path / "f.onnx", "--report", device)[0] == 0
+        assert stat.S_ISCHR(device.stat().st_mode)
+
+    @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr"])
+    def test_a_standard_stream_gets_the_report(self, model: Path, name: str) -> None:
+        done = program(model, "--dry-run", "--report", name, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert done.returncode == 0, done.stderr
+        assert '"pipeline": "clean-casts"' in (done.stdout if name == "/dev/stdout" else done.stderr)
+        assert Path(name).is_symlink()
+
+    def test_a_stream_that_the_shell_sends_to_a_file_keeps_what_is_printed(
+        self, model: Path, tmp_path: Path
+    ) -> None:
+        with (tmp_path / "log").open("w") as log:
+            log.write("before\n")
+            log.flush()
+            assert program(model, "--dry-run", "--report", "/dev/stdout", stdout=log.fileno()).returncode == 0
+        lines = (tmp_path / "log").read_text().splitlines()
+        assert lines[:2] == ["before", "{"]
+        assert lines[-1].startswith("Fixed, NOT verified")
+
+    def test_a_pipe_gets_the_report(self, model: Path, tmp_path: Path) -> None:
+        pipe, read = fifo(tmp_path), list[str]()
+        reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+        reader.start()
+        assert fix(model, "--dry-run", "--report", pipe)[0] == 0
+        reader.join(10)
+        assert '"pipeline": "clean-casts"' in read[0]
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+    def test_a_link_stays_and_its_target_is_replaced(self, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "r.json").symlink_to("real.json")
+        assert fix(model, "--dry-run", "--report", tmp_path / "r.json")[0] == 0
+        assert (tmp_path / "r.json").is_symlink()
+        assert "clean-casts" in (tmp_path / "real.json").read_text()
+
+    def test_a_folder_is_refused_before_the_work(self, model: Path, tmp_path: Path) -> None:
+        code, output = fix(model, "-o", tmp_path / "f.onnx", "--report", tmp_path)
+        assert (code, "it is a folder" in output) == (2, True)
+        assert not (tmp_path / "f.onnx").exists()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o664], ids=oct)
+def test_in_place_keeps_the_mode(model: Path, mode: int) -> None:
+    model.chmod(mode)
+    before = model.stat().st_ino
+    assert fix(model, "--in-place")[0] == 0
+    assert model.stat().st_ino != before, "it was replaced"
+    assert stat.S_IMODE(model.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="changes the owner of a file")
+def test_in_place_keeps_the_owner(model: Path) -> None:
+    os.chown(model, 12345, 23456)
+    assert fix(model, "--in-place")[0] == 0
+    assert (model.stat().st_uid, model.stat().st_gid) == (12345, 23456)
+
+
+INPUTS = ["data.npz", "samples/0.npz", "plan.json", "weights.data"]
+
+
+class TestInputs:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """A model with all its inputs: samples, a folder of them, a plan, external data."""
+        source = graph(
+            "g (float[2,512] x) => (float[2,512] y) <float[512] w = {" + ", ".join("1" * 512) + "}> "
+            "{ y = Add(x, w) }"
+        ).whole()
+        weight = source.graph.initializer[0]
+        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight), "w"))
+        kept = {"save_as_external_data": True, "location": "weights.data", "size_threshold": 0}
+        onnx.save(source, tmp_path / "m.onnx", **kept)
+        (tmp_path / "samples").mkdir()
+        for name in ("data.npz", "samples/0.npz"):
+            np.savez(tmp_path / name, x=np.ones((2, 512), np.float32))
+        plan = ("--save-plan", str(tmp_path / "plan.json"), "--dry-run", "--no-verify")
+        made = CliRunner().invoke(cli.app, ["fix", str(tmp_path / "m.onnx"), *plan])
+        assert made.exit_code == 0, made.output
+        return tmp_path
+
+    @pytest.mark.parametrize("flag", ["-o", "--report", "--save-plan", "--pareto"])
+    @pytest.mark.parametrize("name", INPUTS)
+    def test_an_output_that_names_an_input_is_refused(self, folder: Path, flag: str, name: str) -> None:
+        path = folder / name
+        before = path.read_bytes()
+        given = {"data.npz": ["--inputs", path], "samples/0.npz": ["--inputs", path.parent]}
+        given["plan.json"] = ["--plan", path]
+        usual = [] if flag == "-o" else ["-o", folder / "f.onnx"]
+        code, output = fix(folder / "m.onnx", *usual, *given.get(name, []), flag, path)
+        assert code == 2
+        assert "it would overwrite" in output
+        assert path.read_bytes() == before
+        assert not (folder / "f.onnx").exists()
+
+    def test_so_is_a_link_to_an_input(self, folder: Path) -> None:
+        (folder / "out").symlink_to("data.npz")
+        code, output = fix(folder / "m.onnx", "-o", folder / "out", "--inputs", folder / "data.npz")
+        assert (code, "it would overwrite" in output) == (2, True)
+
+    def test_a_report_may_lie_in_a_folder_of_samples(self, folder: Path) -> None:
+        report = folder / "samples" / "r.json"
+        for _ in range(2):
+            given = ("--inputs", folder / "samples", "--dry-run", "--report", report)
+            assert fix(folder / "m.onnx", *given)[0] == 0
+
+    @pytest.mark.parametrize("flags", [["scan", "--json"], ["scan", "--sarif"], ["verify", "--json"]])
+    def test_other_commands_refuse_too(self, folder: Path, flags: list[str]) -> None:
+        command, flag = flags
+        data, models = folder / "data.npz", [str(folder / "m.onnx")] * (2 if command == "verify" else 1)
+        arguments = [command, *models, "--inputs", str(data), flag, str(data)]
+        outcome = CliRunner().invoke(cli.app, arguments)
+        assert (outcome.exit_code, "it would overwrite" in outcome.output) == (2, True)
