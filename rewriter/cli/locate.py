@@ -44,7 +44,7 @@ def locate(
     from rewriter.report.progress import progress
     from rewriter.report.terminal import console
 
-    check_extra("--json", json, [original, other])
+    check_extra("--json", json, [original, other, given.get("inputs")])
     limits: dict[str, Any] = {
         "tolerance": tolerance,
         "marks": marks,

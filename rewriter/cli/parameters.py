@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -14,6 +15,7 @@ from typer.models import ArgumentInfo
 
 from rewriter.cli.exits import exit_codes
 from rewriter.errors import OutputError, UsageError
+from rewriter.model.output_files import overwrites
 from rewriter.pipeline.config.values import shape_from_text
 from rewriter.pipeline.declaration import Declaration, Names, Paths, Shapes, declarations
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
@@ -137,14 +139,19 @@ def configured(model: Path, given: Mapping[str, Any], *, quiet: bool) -> Resolve
     return resolved
 
 
-def check_extra(option: str, path: Path | None, others: list[Path]) -> None:
-    """Refuses, before the work starts, a further file that could not be written after it."""
+def check_extra(option: str, path: Path | None, inputs: Iterable[Any]) -> None:
+    """Refuses, before the work starts, an output that could not be written after it, or is an input.
+
+    Args:
+        inputs: Other files and folders of the command; what is no path is ignored.
+    """
     if path is None:
         return
+    where = f"{option} {path}"
     if not path.absolute().parent.is_dir():
-        raise OutputError("its folder does not exist", where=f"{option} {path}", hint="make it first")
-    for other in others:
-        if path.resolve() == other.resolve():
-            raise UsageError(
-                f"it would overwrite {other}", where=f"{option} {path}", hint="name another file"
-            )
+        raise OutputError("its folder does not exist", where=where, hint="make it first")
+    if path.is_dir():
+        raise OutputError("it is a folder", where=where, hint="name a file in it")
+    for other in inputs:
+        if isinstance(other, (str, os.PathLike)) and overwrites(path, Path(other)):
+            raise UsageError(f"it would overwrite {other}", where=where, hint="name another file")

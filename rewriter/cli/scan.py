@@ -33,7 +33,7 @@ def scan(
 
     resolved = configured(model, given, quiet=quiet)
     for flag, path in (("--json", json), ("--sarif", sarif)):
-        check_extra(flag, path, [model])
+        check_extra(flag, path, [model, resolved.values["inputs"]])
     options = ScanOptions(**resolved.arguments("scan"))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = scanner.scan(model, options, progress=shown)

@@ -35,8 +35,8 @@ def verify(
     import rewriter
     from rewriter.report.progress import progress
 
-    check_extra("--json", json, [original, fixed])
     resolved = configured(original, given, quiet=quiet)
+    check_extra("--json", json, [original, fixed, resolved.values["inputs"]])
     options = VerifyOptions(**resolved.arguments("verify") | _tolerance(resolved, given.get("metric")))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = rewriter.verify(original, fixed, options, progress=shown)
