@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from rewriter.engines.deadline import stopped_at
+from rewriter.engines.onnxruntime_copies import protect_inputs, take_version
 from rewriter.engines.onnxruntime_errors import explain
 from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
 from rewriter.graph import label
@@ -40,7 +41,8 @@ class Session:
     Detached weights (`Model.weights`) are neither copied nor serialised: ONNX Runtime gets them as
     inputs, by reference, so models over 2 GiB load like small ones. (As external initializers it
     would copy them once, measured on 1.31.) Where they must be constants, for optimisations and for
-    operators of other domains, they are handed over as such.
+    operators of other domains, they are handed over as such. Operands that an operator writes to are
+    copied in each run, so that weights, memory maps and feeds never change.
 
     Args:
         model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
@@ -70,6 +72,8 @@ class Session:
         self._gpu = gpu
         self.version = f"onnxruntime {ort.__version__}"
         proto, inputs, constants = _split(model, all_constant=optimize or gpu)
+        protect_inputs(proto)
+        take_version(proto, self._file)
         self._inputs = {name: _value(model.weights[name]) for name in inputs}
         self._constants = {name: _value(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
