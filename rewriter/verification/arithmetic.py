@@ -34,6 +34,9 @@ AS_FP32 = 1.2
 """Errors of a model that is as accurate as the network's own FP32 engine, in units of that engine's: two
 builds of one model were measured to differ by less."""
 
+USABLE = 0.1
+"""Largest error (relative L2) that is excused by the network's own FP32 engine: beyond it neither is of use."""
+
 EXPLAINED = 3
 """Nodes that a failed emulation names, by the error that they add."""
 
@@ -114,7 +117,8 @@ def allowing(check: Check, errors: Mapping[str, float], reason: str, factor: flo
         factor: Errors that are allowed, in units of `errors`.
     """
     outputs = tuple(
-        replace(o, tolerance=max(o.tolerance, factor * errors.get(o.name, 0.0))) for o in check.outputs
+        replace(o, tolerance=max(o.tolerance, min(USABLE, factor * errors.get(o.name, 0.0))))
+        for o in check.outputs
     )
     if check.passed is not False or outputs == check.outputs:
         return check

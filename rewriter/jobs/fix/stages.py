@@ -32,7 +32,7 @@ VERIFIED_SAMPLES = 1
 
 def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
-    destination, stage = job.destination(), Stopwatch(job.progress)
+    destination, _, stage = job.destination(), job.phases, Stopwatch(job.progress)  # may refuse the job
     job, given = _given(job, stage)
     made, repairs = attempt(job, given), list[str]()
     if made.is_wrong and _can_be_repaired(job):
