@@ -373,7 +373,7 @@ def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded
         "Nothing can be measured here",
         "builds 1 of 1 probe models",
         "Recorded answers",
-        "--target tensorrt-rtx alone",
+        "Used for: --target tensorrt-rtx, not for the default target",
     ):
         assert text in result.output
     refused = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])
