@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from paths import ROOT
 
-from benchmarks.agreement import agreement_of, told
+from benchmarks.agreement import agreement_of, agreement_text
 from benchmarks.children import Limits, child
 from benchmarks.comparison import Case, read_json, write_json
 from benchmarks.headline import table
@@ -234,7 +234,7 @@ def test_the_emulation_with_fp16_sums_is_held_to_the_engines() -> None:
     assert [pair.name for pair in agreement.surprises] == ["m onnxconverter-common"]
     assert agreement.outside == [("m fix-rescaled", pytest.approx(3.0))]
     assert agreement.share == pytest.approx(2 / 3)
-    text = told(rows, {"fix": "fp32", "verify": "fp16"})
+    text = agreement_text(rows, {"fix": "fp32", "verify": "fp16"})
     assert "agrees on 4 of 5; error within a factor of 2 on 67 % of 3. 1 more variants ran" in text
     assert "With FP16 sums the engine's error is 1.52 times" in text
     assert "With FP32 sums the engine's error is 1.36 times" in text

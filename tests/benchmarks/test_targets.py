@@ -10,8 +10,8 @@ from paths import ROOT
 from benchmarks.headline import Found
 from benchmarks.targets import (
     Target,
+    emulation_agreement,
     every_model,
-    foretold,
     means,
     nafnet,
     naive,
@@ -140,18 +140,18 @@ def test_nafnet(fix: Measured, met: bool) -> None:
 def test_the_emulation_is_judged_on_fp16_sums_alone() -> None:
     good = [row for n in range(9) for row in rows(f"m{n}", fix=(1.9e-3, 1.0))]
     off = rows("off", fix=(2.1e-3, 1.0))
-    assert judged(foretold(good + off)) == (
+    assert judged(emulation_agreement(good + off)) == (
         True,
         "finite or not on 10 of 10; within the factor 90 % of 10",
         ("off fix 2.1x",),
     )
     surprise = rows("odd", None, fix=(1e-3, 1.0))
-    assert foretold(good + surprise).missed == ("odd fix (finite on one side)",)
-    assert foretold(good + surprise).met is False
-    assert foretold(good + off + off).met is False
+    assert emulation_agreement(good + surprise).missed == ("odd fix (finite on one side)",)
+    assert emulation_agreement(good + surprise).met is False
+    assert emulation_agreement(good + off + off).met is False
     (bare,) = rows("bare", fix=(1e-3, 1.0))
     del bare["emulated_fp16"]
-    assert foretold([*good, bare | {"emulated_fp32": {"errors": {"y": 1e-3}}}]).missed == (
+    assert emulation_agreement([*good, bare | {"emulated_fp32": {"errors": {"y": 1e-3}}}]).missed == (
         "1 variants not emulated with FP16 sums",
     )
 
