@@ -1,7 +1,7 @@
 """From the precision flags of TensorRT 10 and earlier to TensorRT 11, which has none.
 
-The removed flags and NVIDIA's replacements are listed in tensorrt-10x-to-11x-trtexec.html (`SOURCE`). Its siblings are
-tensorrt-10x-to-11x-python-api-reference.html and tensorrt-8x-to-10x-trtexec.html (for `--workspace`).
+`SOURCE` lists the removed flags and NVIDIA's replacements. Its siblings are for the Python API
+(tensorrt-10x-to-11x-python-api-reference.html) and for `--workspace` (tensorrt-8x-to-10x-trtexec.html).
 """
 
 from __future__ import annotations
