@@ -46,7 +46,7 @@ def judged(found: Target) -> tuple[bool | None, str, tuple[str, ...]]:
     return found.met, found.reached, found.missed
 
 
-def test_all_is_well() -> None:
+def test_all_targets_are_met() -> None:
     assert judged(every_model(Found(GOOD))) == (True, "1 of 1 models", ())
     assert judged(means(Found(GOOD))) == (True, "latency 0.900x, error 0.400x (1 models)", ())
     assert judged(second_plan(Found(GOOD))) == (True, "1 of 1 models", ())
@@ -64,13 +64,13 @@ def test_all_is_well() -> None:
         pytest.param((1e-2, 90.0), (None, 100.0), None, id="AutoCast alone is not finite"),
     ],
 )
-def test_no_worse_than_autocast(fix: Measured, autocast: Measured, missed: str | None) -> None:
+def test_fix_must_be_no_worse_than_autocast(fix: Measured, autocast: Measured, missed: str | None) -> None:
     found = every_model(Found(GOOD + rows("m", fix=fix, autocast=autocast)))
     expected = (True, "2 of 2 models", ()) if missed is None else (False, "1 of 2 models", (missed,))
     assert judged(found) == expected
 
 
-def test_what_did_not_run_is_named() -> None:
+def test_models_that_did_not_run_are_named() -> None:
     found = Found(GOOD + rows("alone", fix=(1e-3, 1.0)) + rows("theirs", autocast=(1e-3, 1.0)))
     assert every_model(found).missed == ("alone (no AutoCast)", "theirs (fix did not run)")
     assert second_plan(found).missed == ("alone (no AutoCast)", "theirs (no such plan)")
@@ -78,7 +78,7 @@ def test_what_did_not_run_is_named() -> None:
     assert means(found).met
 
 
-def test_means_that_are_missed_name_the_models() -> None:
+def test_missed_means_name_the_models() -> None:
     slow = rows("slow", autocast=(1e-3, 100.0), fix=(1e-3, 100.0))
     met, reached, missed = judged(means(Found(GOOD + slow)))
     assert (met, missed) == (False, ("slow 1.00x, 1.00x",))
@@ -104,7 +104,7 @@ def test_means_that_are_missed_name_the_models() -> None:
         pytest.param({"fix_accurate": (None, 100.0)}, "m (no such plan)", id="not finite"),
     ],
 )
-def test_the_second_plan(plans: dict[str, Measured], missed: str | None) -> None:
+def test_the_best_second_plan_counts(plans: dict[str, Measured], missed: str | None) -> None:
     found = second_plan(Found(rows("m", autocast=(2e-3, 100.0), fix=(2e-3, 90.0), **plans)))
     assert (found.met, found.missed) == ((True, ()) if missed is None else (False, (missed,)))
 
@@ -118,7 +118,7 @@ def test_the_second_plan(plans: dict[str, Measured], missed: str | None) -> None
         pytest.param((None, 110.0), (None, 100.0), ("m latency 1.10x", "m error inf"), id="both"),
     ],
 )
-def test_against_naive(fix: Measured, plain: Measured, missed: tuple[str, ...]) -> None:
+def test_fix_is_compared_with_naive_fp16(fix: Measured, plain: Measured, missed: tuple[str, ...]) -> None:
     found = naive(Found(rows("m", fix=fix, naive=plain)))
     assert (found.met, found.missed) == (not missed, missed)
 
@@ -131,13 +131,13 @@ def test_against_naive(fix: Measured, plain: Measured, missed: tuple[str, ...]) 
         pytest.param((1e-4, 102.1), False, id="slower"),
     ],
 )
-def test_nafnet(fix: Measured, met: bool) -> None:
+def test_nafnet_must_be_as_fast_as_naive_and_accurate(fix: Measured, met: bool) -> None:
     found = nafnet(Found(rows("nafnet", fix=fix, naive=(0.3, 100.0))))
     assert found.met is met
     assert "against naive's 100" in found.reached
 
 
-def test_the_emulation_is_judged_on_fp16_sums_alone() -> None:
+def test_the_emulation_is_judged_only_on_fp16_sums() -> None:
     good = [row for n in range(9) for row in rows(f"m{n}", fix=(1.9e-3, 1.0))]
     off = rows("off", fix=(2.1e-3, 1.0))
     assert judged(emulation_agreement(good + off)) == (

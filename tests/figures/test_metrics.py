@@ -37,7 +37,7 @@ SWAPPED = np.asarray([[4, 5, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)
         pytest.param("relative-l2", np.asarray([3, 4]), np.asarray([3, 3]), 0.2, id="integers"),
     ],
 )
-def test_values(name: str, expected: Array, actual: Array, value: float) -> None:
+def test_metrics_have_the_known_value(name: str, expected: Array, actual: Array, value: float) -> None:
     found = METRICS[name].worst({"y": expected}, {"y": actual})
     assert found == pytest.approx(value, rel=1e-5)
 
@@ -53,7 +53,7 @@ def test_the_worst_output_counts_and_nan_is_worse(name: str) -> None:
     assert not metric.meets(metric.worst(good, broken), metric.worst(good, bad))
 
 
-def test_an_infinity_of_the_original_is_a_value() -> None:
+def test_an_infinity_of_the_original_counts_as_a_value() -> None:
     mask = np.asarray([-np.inf, 1.0], np.float32)
     assert METRICS["relative-l2"].worst({"y": mask}, {"y": mask}) == 0.0
     assert METRICS["relative-l2"].worst({"y": mask}, {"y": np.asarray([-65504, 1], np.float32)}) == math.inf
@@ -103,7 +103,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_function_of_the_user_s_from_a_file(own: Path) -> None:
+def test_a_user_function_from_a_file(own: Path) -> None:
     expected, actual = {"y": ROWS}, {"y": SWAPPED}
     assert named(f"{own}:largest").worst(expected, actual) == 1.0
     assert not named(f"{own}:largest").least
@@ -113,7 +113,7 @@ def test_a_function_of_the_user_s_from_a_file(own: Path) -> None:
     assert named(f"{own}:nan").worst(expected, actual) == -math.inf
 
 
-def test_a_function_of_the_user_s_from_a_module() -> None:
+def test_a_user_function_from_a_module() -> None:
     assert named("math:dist").least is False
 
 
@@ -127,11 +127,11 @@ def test_a_function_of_the_user_s_from_a_module() -> None:
         pytest.param("OWN:number", "no function number", id="no function but a number"),
     ],
 )
-def test_what_names_no_metric_is_refused(name: str, words: str, own: Path) -> None:
+def test_an_unknown_metric_is_refused(name: str, words: str, own: Path) -> None:
     with pytest.raises(UsageError, match=rf"(?s)--metric.*{words}|{words}.*--metric"):
         named(name.replace("OWN", str(own)))
 
 
-def test_a_function_that_fails_is_named_with_its_error(own: Path) -> None:
+def test_the_error_of_a_failing_function_names_it(own: Path) -> None:
     with pytest.raises(UsageError, match=r"(?s)own metric.py:failing.*KeyError"):
         named(f"{own}:failing").worst({"y": ROWS}, {"y": ROWS})

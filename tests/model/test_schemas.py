@@ -48,7 +48,7 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
         pytest.param(node("Add", "a b"), 17, FP32, (F, F), (F,), id="everything may be FP32"),
     ],
 )
-def test_ports(
+def test_ports_follow_the_type_or_stay(
     made: NodeProto, opset: int, low: int, inputs: tuple[TypeRule, ...], outputs: tuple[TypeRule, ...]
 ) -> None:
     found = ports(made, {"": opset}, low)
@@ -64,12 +64,12 @@ def test_ports(
         pytest.param(node("LayerNormalization"), 16, id="an operator before its first version"),
     ],
 )
-def test_no_schema(made: NodeProto, opset: int) -> None:
+def test_ports_without_a_schema_are_none(made: NodeProto, opset: int) -> None:
     assert schema_of(made.op_type, made.domain, opset) is None
     assert ports(made, {"": opset}, FP16) is None
 
 
-def test_can_follow() -> None:
+def test_nodes_that_can_follow_a_type() -> None:
     follows = {op: ports(node(op), {"": 17}, FP16) for op in ("Relu", "NonMaxSuppression", "Shape")}
     assert {op: p is not None and p.can_follow for op, p in follows.items()} == {
         "Relu": True,
@@ -101,6 +101,6 @@ def test_can_follow() -> None:
         ),
     ],
 )
-def test_type_attributes(made: NodeProto, dtype: int, name: str, expected: int) -> None:
+def test_attributes_that_name_a_type_follow_it(made: NodeProto, dtype: int, name: str, expected: int) -> None:
     set_type_attributes(made, dtype)
     assert {item.name: item.i for item in made.attribute}[name] == expected
