@@ -1,4 +1,4 @@
-"""What the side-by-side benchmark counts as an FP32 node and as a Cast."""
+"""FP32 nodes and Casts as the side-by-side benchmark counts them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def counted(text: str) -> Census:
             0,
             0,
             1,
-            id="a Cast of integers is no border",
+            id="a Cast of integers is not counted",
         ),
         pytest.param(
             """g (bool b, float16[2] x) => (float[2] y) {

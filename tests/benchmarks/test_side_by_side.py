@@ -1,4 +1,4 @@
-"""The benchmark against other tools, as far as it goes without them and without a GPU."""
+"""The benchmark against other tools, in the parts that need neither them nor a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCRIPT = [sys.executable, str(ROOT / "benchmarks" / "side_by_side.py")]
 
 
 def small_case(folder: Path) -> None:
-    """The T5 encoder with two samples: the committed one, which is held out, and its tokens backwards."""
+    """The T5 encoder with two samples: the committed one, which is held out, and its tokens in reverse."""
     shutil.copy(ROOT / "models" / "t5_encoder.onnx", folder)
     (folder / "t5_encoder").mkdir()
     with np.load(ROOT / "models" / "t5_encoder.npz") as archive:
@@ -42,7 +42,7 @@ def small_case(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """All stages on a small model beside a broken one, on ONNX Runtime's CPU: WORK, and what they print."""
+    """All stages on a small and a broken model, on ONNX Runtime's CPU: WORK, and the printed lines."""
     folder, work = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("work")
     small_case(folder)
     (folder / "resnet.onnx").write_bytes(b"no model")
@@ -246,15 +246,15 @@ def test_the_emulation_with_fp16_sums_is_compared_with_the_engines() -> None:
 @pytest.mark.parametrize(
     ("code", "limits", "note"),
     [
-        pytest.param("pass", Limits(), "", id="all is well"),
-        pytest.param("raise SystemExit('no such thing')", Limits(), "no such thing", id="it fails"),
+        pytest.param("pass", Limits(), "", id="success"),
+        pytest.param("raise SystemExit('no such thing')", Limits(), "no such thing", id="a failure"),
         pytest.param(
             "import sys; print('no', sys.argv[1][:-3] + 'x'); sys.exit('what to do: nothing')",
             Limits(),
             "no x",
-            id="without folders and hints",
+            id="a note without folders and hints",
         ),
-        pytest.param("raise SystemExit(3)", Limits(), "exit code 3", id="it says nothing"),
+        pytest.param("raise SystemExit(3)", Limits(), "exit code 3", id="a failure without output"),
         pytest.param("import time; time.sleep(60)", Limits(seconds=0.5), "stopped after 0 s", id="too slow"),
         pytest.param(
             "x = bytearray(600_000_000); import time; time.sleep(60)",

@@ -1,4 +1,4 @@
-"""The targets of the side by side, judged on rows as the report has them."""
+"""The targets of the side by side, judged on rows of the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.targets import (
 
 Row = dict[str, object]
 Measured = tuple[float | None, float]
-"""Error, None where it is not finite, and us."""
+"""Error (None if not finite) and latency in us."""
 
 
 def rows(model: str, emulated: float | None = 1e-3, /, **measured: Measured) -> list[Row]:
@@ -57,11 +57,11 @@ def test_all_targets_are_met() -> None:
     ("fix", "autocast", "missed"),
     [
         pytest.param((2.04e-3, 102.0), (2e-3, 100.0), None, id="noise"),
-        pytest.param((2.06e-3, 102.1), (2e-3, 100.0), "m error 1.03x, latency 1.02x", id="both are missed"),
+        pytest.param((2.06e-3, 102.1), (2e-3, 100.0), "m error 1.03x, latency 1.02x", id="both missed"),
         pytest.param((1e-3, 120.0), (2e-3, 100.0), "m latency 1.20x", id="slower"),
         pytest.param((None, 90.0), (2e-3, 100.0), "m error inf", id="not finite"),
         pytest.param((None, 90.0), (None, 100.0), "m error inf", id="neither is finite"),
-        pytest.param((1e-2, 90.0), (None, 100.0), None, id="AutoCast alone is not finite"),
+        pytest.param((1e-2, 90.0), (None, 100.0), None, id="only AutoCast is not finite"),
     ],
 )
 def test_fix_must_be_no_worse_than_autocast(fix: Measured, autocast: Measured, missed: str | None) -> None:
@@ -94,7 +94,7 @@ def test_missed_means_name_the_models() -> None:
         pytest.param(
             {"fix_accurate": (1e-5, 110.3), "fix_search_gpu": (1e-3, 105.0)},
             "m fix-accurate error 0.005x at 1.103x",
-            id="the accurate one is too slow, by less than the other is inaccurate",
+            id="the accurate one is too slow, but by less than the other is inaccurate",
         ),
         pytest.param(
             {"fix_accurate": (1e-5, 120.0), "fix_search_gpu": (1e-6, 130.0)},
@@ -114,7 +114,7 @@ def test_the_best_second_plan_counts(plans: dict[str, Measured], missed: str | N
     [
         pytest.param((1e-3, 104.0), (1e-3, 100.0), ("m latency 1.04x",), id="slower"),
         pytest.param((6e-3, 90.0), (0.3, 100.0), ("m error 6.0e-03",), id="wrong where naive is garbage"),
-        pytest.param((6e-3, 90.0), (1.2e-2, 100.0), (), id="inexact where naive is, too"),
+        pytest.param((6e-3, 90.0), (1.2e-2, 100.0), (), id="inaccurate where naive is, too"),
         pytest.param((None, 110.0), (None, 100.0), ("m latency 1.10x", "m error inf"), id="both"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The child process: what it returns, and what is left of it after every kind of accident.
+"""The child process: its results, and the clean-up after every kind of crash and hang.
 
 The faults are real: the functions below run in the child, which imports this file.
 """
@@ -67,7 +67,7 @@ def allocate_in_c(count: int) -> dict[str, bool]:
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     if libc.malloc(ctypes.c_size_t(count)) is None:
-        libc.abort()  # what C++ does with an std::bad_alloc that nobody catches
+        libc.abort()  # what C++ does with an uncaught std::bad_alloc
     return {"allocated": True}
 
 
@@ -94,7 +94,7 @@ def call(function: str, timeout_s: float = 60.0, **arguments: Any) -> ChildResul
 
 
 def is_running(pid: int) -> bool:
-    """False for a zombie, too: nobody may be there to reap an orphan in a container."""
+    """False for a zombie, too: in a container, nobody may reap an orphan."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

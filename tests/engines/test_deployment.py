@@ -1,4 +1,4 @@
-"""What a user says of the engine: names, libraries and shapes that can be, and those that cannot."""
+"""The options of an engine: valid and invalid names, libraries and shapes."""
 
 from __future__ import annotations
 

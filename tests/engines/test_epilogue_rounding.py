@@ -1,4 +1,4 @@
-"""The probe of ConvTransposes with FP32 behind them: which arithmetic gives which answer."""
+"""The probe of ConvTransposes with FP32 consumers: which arithmetic gives which answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def truncated(x: Array) -> Array:
 
 
 def computed(case: Case, on_sum: Rounding, with_bias: Rounding) -> Seen:
-    """The case in float64 with FP16 results; the first sum as a kernel rounds it, without and with bias."""
+    """The case in float64 with FP16 results; the first sum is rounded as in a kernel, without and with bias."""
     t: Mapping[str, Array] = {n: a.astype(np.float64) for n, a in {**case.feeds, **case.weights}.items()}
     first = with_bias(on_sum(convolved_back(t["x"], t["w"])) + t["b"][:, None, None])
     active = np.maximum(first, 0) if case.name.startswith("Relu") else first / (1 + np.exp(-first))
@@ -79,7 +79,7 @@ def test_nan_makes_the_answer_no() -> None:
 
 
 def test_the_data_and_the_bias_are_exact_in_fp16() -> None:
-    """Otherwise what rounds would be the Cast of the data."""
+    """Otherwise the Cast of the data would round."""
     for case in PROBE.cases:
         assert np.array_equal(case.feeds["x"], fp16(case.feeds["x"]))
         left = computed(case, exactly, exactly)
@@ -87,7 +87,7 @@ def test_the_data_and_the_bias_are_exact_in_fp16() -> None:
 
 
 def test_onnx_runtime_sums_in_fp32() -> None:
-    """It has no FP16 ConvTranspose: Casts to FP32 go round it, so that nothing is rounded but its result."""
+    """It has no FP16 ConvTranspose: with Casts to FP32 around it, only the result is rounded."""
     answer = ask("onnxruntime", [PROBE]).answers[PROBE.name]
     assert answer.value == "fp32"
     assert max(answer.figures.values()) < SUM_UNROUNDED / 5

@@ -1,4 +1,4 @@
-"""A measurement through real child processes: what comes back, and what is left of every kind of accident."""
+"""Measurements in real child processes: their results, and the outcome of every kind of failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDLESS = """
             next = Add(h, h)
         }>
     }"""
-"""ONNX Runtime needs some ten days for it."""
+"""ONNX Runtime would need some ten days for this model."""
 
 GREEDY = """
     g (float[n,4] x) => (float[n,4] y)
@@ -42,7 +42,7 @@ GREEDY = """
         one = GatherND(filled, at)
         y = Add(x, one)
     }"""
-"""40 GB in one tensor."""
+"""A tensor of 40 GB."""
 
 FEEDS = [{"x": np.full((rows, 4), rows - 2.0, np.float32)} for rows in (1, 3)]
 

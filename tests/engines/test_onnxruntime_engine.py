@@ -22,7 +22,7 @@ from rewriter.model import Array, Model, load
 
 
 def linear() -> tuple[Model, Array]:
-    """relu(x @ w), with a weight that is large enough to be detached."""
+    """relu(x @ w) with a weight that is large enough to be detached."""
     array = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     body = "g (float[2,64] x, float[64,64] w) => (float[2,64] y) { [mm] t = MatMul(x, w) y = Relu(t) }"
     proto = graphs.graph(body).proto
@@ -140,7 +140,7 @@ BROKEN = [
         {"x": np.ones(3, np.float32), "z": np.array([7])},
         "node Gather(y) (Gather)",
         "idx=7",
-        id="an unnamed node is called by its output",
+        id="an unnamed node is identified by its output",
     ),
     pytest.param(
         "g (float[3] x) => (float[3] y) { y = Abs(x) }",

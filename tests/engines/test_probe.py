@@ -1,4 +1,4 @@
-"""Probes: their models run, build and are judged; the answers are kept, recorded and used."""
+"""Probes: their models run and build, and their answers are judged, cached, recorded and used."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ def test_every_model_is_valid_and_its_data_fits(probe: Probe, case: Case) -> Non
 
 
 def test_the_cpu_answers_every_probe_without_timing() -> None:
-    """ONNX Runtime computes FP16 in FP32 and rounds once, and where it has no FP16 kernel it drops the Casts:
-    its answers are known beforehand."""
+    """The answers are known: ONNX Runtime computes FP16 in FP32, rounds once, and may drop Casts."""
     probes = [probe for probe in PROBES if not any(case.timed for case in probe.cases)]
     found = ask("onnxruntime", probes)
     expected = {probe.name: "fp32" if "fp32" in probe.values else "right" for probe in probes}

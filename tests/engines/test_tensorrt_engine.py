@@ -199,7 +199,7 @@ def test_a_build_is_stopped_at_its_time_limit(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
 def test_memory_is_limited(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="tensorrt_rtx does not load"):  # its libraries alone take more
+    with pytest.raises(EngineError, match="tensorrt_rtx does not load"):  # its libraries alone need more
         build(written(graph(MATMUL), tmp_path), RTX, timeout_s=120, memory_bytes=256 << 20)
 
 
@@ -224,7 +224,7 @@ def test_functions_and_subgraphs_are_read(tmp_path: Path) -> None:
         pytest.param("[ONNX Layer: conv]", "conv", id="a node of the main graph"),
         pytest.param("[ONNX Layer: a/b | keep (else_branch) | i (If)]", "a/b", id="a node in a branch"),
         pytest.param("[ONNX Layer: x[0]]", "x[0]", id="a name with brackets"),
-        pytest.param("", "", id="a layer that the parser added"),
+        pytest.param("", "", id="a layer added by the parser"),
     ],
 )
 def test_the_node_of_a_layer_comes_from_its_metadata(metadata: str, node: str) -> None:
@@ -241,7 +241,9 @@ def test_the_node_of_a_layer_comes_from_its_metadata(metadata: str, node: str) -
         ),
         pytest.param("WeightsContext.cpp:74: was clamped", "was clamped", id="a source position before"),
         pytest.param(
-            "bad node\n[checkMacros.cpp::catchCudaError::247] no driver", "bad node", id="no GPU is no fault"
+            "bad node\n[checkMacros.cpp::catchCudaError::247] no driver",
+            "bad node",
+            id="a missing GPU",
         ),
     ],
 )

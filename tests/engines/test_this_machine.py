@@ -1,4 +1,4 @@
-"""What runs on a machine, and the sentence that says why something does not."""
+"""The engines that run on a machine, and the reasons why others do not."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_gpu_describes_itself() -> None:
             "580.65.06",
             id="open",
         ),
-        pytest.param("GCC version: 12.2.0", "", id="not there"),
+        pytest.param("GCC version: 12.2.0", "", id="no release"),
     ],
 )
 def test_the_release_of_the_driver_is_read(text: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""Kernel timings between builds: where they lie, and that nothing fails for their sake."""
+"""Kernel timings between builds: where they are stored, and that they never make a build fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rewriter.engines.timing_cache import TimingCache, open_cache
 
 
 class Config:
-    """The three calls of TensorRT's builder config that concern its cache; the cache is bytes here."""
+    """The three calls of TensorRT's builder config for its cache, which is bytes here."""
 
     def __init__(self) -> None:
         self.cache = b""

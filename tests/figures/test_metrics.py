@@ -1,4 +1,4 @@
-"""Every metric on outputs whose value is known."""
+"""Every metric on outputs with a known value."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SWAPPED = np.asarray([[4, 5, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)
         pytest.param(
             "max-abs", A, A - np.asarray([[0.5, 0.25], [0, 0]], np.float32), 0.5, id="largest difference"
         ),
-        pytest.param("max-abs", A[:0], A[:0], 0.0, id="nothing to differ"),
+        pytest.param("max-abs", A[:0], A[:0], 0.0, id="no elements"),
         pytest.param("cosine", A, 7 * A, 1.0, id="a multiple has the same direction"),
         pytest.param("cosine", A, A[:, ::-1], 24 / 25, id="an angle"),
         pytest.param("cosine", 0 * A, 0 * A, 1.0, id="two zeros agree"),
-        pytest.param("cosine", 0 * A, A, 0.0, id="zero and something do not"),
+        pytest.param("cosine", 0 * A, A, 0.0, id="zero and another value differ"),
         pytest.param("psnr", A, A + np.float32(0.04), 40.0, id="1 percent of the span is 40 dB"),
         pytest.param("psnr", A, A, math.inf, id="equal images"),
         pytest.param("top-1", ROWS, SWAPPED, 0.5, id="one of two rows has another winner"),
@@ -124,7 +124,7 @@ def test_a_user_function_from_a_module() -> None:
         pytest.param("/nowhere/own.py:f", "no such file", id="no file"),
         pytest.param("no.such.module:f", "cannot be imported.*no", id="no module"),
         pytest.param("OWN:nothing", "no function nothing", id="no function"),
-        pytest.param("OWN:number", "no function number", id="no function but a number"),
+        pytest.param("OWN:number", "no function number", id="a number instead of a function"),
     ],
 )
 def test_an_unknown_metric_is_refused(name: str, words: str, own: Path) -> None:

@@ -1,4 +1,4 @@
-"""Comparison by value: what counts as equal, what never does, and rows as sets."""
+"""Comparison by value: equal and unequal outputs, and rows as sets."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def one(expected: Array, actual: Array, tolerance: float = 1e-3) -> OutputCompar
         pytest.param(floats(1, 2), floats(1, 2), True, id="equal"),
         pytest.param(floats(1, 2), floats(1, 2.001), True, id="within the tolerance"),
         pytest.param(floats(1, 2), floats(1, 2.1), False, id="beyond the tolerance"),
-        pytest.param(floats(1, 2), floats(0, 0), False, id="finite, and wholly wrong"),
-        pytest.param(floats(1, 2), floats(1, NAN), False, id="a NaN that the reference has not"),
-        pytest.param(floats(1, 2), floats(1, INF), False, id="an infinity that the reference has not"),
+        pytest.param(floats(1, 2), floats(0, 0), False, id="finite, but entirely wrong"),
+        pytest.param(floats(1, 2), floats(1, NAN), False, id="a NaN that the reference lacks"),
+        pytest.param(floats(1, 2), floats(1, INF), False, id="an infinity that the reference lacks"),
         pytest.param(floats(1, -INF), floats(1, -INF), True, id="a mask's -inf is a value"),
-        pytest.param(floats(1, -INF), floats(1, INF), False, id="an infinity of the other sign"),
+        pytest.param(floats(1, -INF), floats(1, INF), False, id="an infinity with the other sign"),
         pytest.param(floats(1, -INF), floats(1, -65504), False, id="a finite number for an infinity"),
         pytest.param(floats(1, NAN), floats(1, NAN), True, id="NaN in both"),
-        pytest.param(floats(NAN, NAN), floats(NAN, NAN), True, id="nothing but NaN in both"),
+        pytest.param(floats(NAN, NAN), floats(NAN, NAN), True, id="only NaN in both"),
         pytest.param(floats(NAN, 1), floats(0, 1), False, id="a number for a NaN"),
         pytest.param(floats(0, 0), floats(0, 0), True, id="zeros"),
         pytest.param(floats(0, 0), floats(0, 1e-4), True, id="zero reference: absolute, small"),
@@ -156,7 +156,7 @@ class TestRowsAsSets:
     [
         pytest.param(floats(0, 0), "the original gives 0 throughout", id="zeros"),
         pytest.param(floats(1e-40, -2e-40), "the original gives no value above 2e-40", id="subnormal"),
-        pytest.param(floats(0, 1e-30), "", id="small, but normal"),
+        pytest.param(floats(0, 1e-30), "", id="small but normal"),
         pytest.param(floats(NAN, NAN), "", id="nothing finite"),
         pytest.param(floats(), "", id="no elements"),
         pytest.param(np.zeros(2, np.int64), "", id="integers, for which 0 is a value"),

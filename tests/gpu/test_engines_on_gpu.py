@@ -1,7 +1,6 @@
-"""Everything that needs a GPU: `python -m pytest tests/gpu -m gpu -s` prints a table of what was seen.
+"""Everything that needs a GPU: `python -m pytest tests/gpu -m gpu -s` prints a table of the results.
 
-Each test runs on every engine that can use the GPU of this machine, and is skipped, with the reason, on the
-others.
+Each test runs on every engine that can use this machine's GPU. On the others it is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def tensorrt(request: pytest.FixtureRequest) -> EngineName:
 
 
 def matmul(width: int, dtype: str = "float") -> Model:
-    """Two MatMuls and a Relu, batch size dynamic, weights random."""
+    """Two MatMuls and a Relu with a dynamic batch size and random weights."""
     source = graph(
         f"g ({dtype}[n,{width}] x, {dtype}[{width},{width}] w) => ({dtype}[n,{width}] y) {{"
         " a = MatMul(x, w)\n b = Relu(a)\n y = MatMul(b, w) }"

@@ -1,4 +1,4 @@
-"""Types of tensors: the places of Casts, what is unchanged, and that the result is always a valid model."""
+"""Types of tensors: where Casts are, what is unchanged, and that the result is always a valid model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def typed(
     inputs: dict[str, int] | None = None,
     outputs: dict[str, int] | None = None,
 ) -> Model:
-    """`source` in `low`, but for the nodes that write a tensor (or are an operator) named in `kept`."""
+    """`source` in `low`, except the nodes whose operator or result is named in `kept`."""
     names = set(kept.split())
 
     def node_type(_scope: int, node: NodeProto) -> int:
@@ -41,7 +41,7 @@ def typed(
     facts.infer(result, strict=True)
     again = retype(result, facts.infer(result), request)
     if outputs and {p.name: p.dtype for p in source.signature.outputs} != outputs:
-        # an output that takes over a rounding's type lets the next run share its Cast
+        # an output that gets the type of a rounding lets the next run share its Cast
         result, again = again, retype(again, facts.infer(again), request)
     assert again.same_as(result), "a second run changes nothing"
     return result
@@ -63,7 +63,7 @@ def writer(source: Model, tensor: str) -> NodeProto:
 
 
 def same_in_fp32(given_model: Model, result: Model, feeds: dict[str, Array]) -> None:
-    """With every type back at FP32, the result computes bit for bit what was given."""
+    """With every type back at FP32, the result is bit-equal to the given model."""
     expected = graphs.run(given_model, feeds)
     back = reference(result, facts.infer(result))
     types = {p.name: helper.tensor_dtype_to_np_dtype(p.dtype) for p in back.signature.inputs}
@@ -275,8 +275,8 @@ class TestConstants:
             pytest.param(-1e-9, -0.0, id="a tiny negative value becomes -0.0"),
             pytest.param(1e-9, 0.0, id="a tiny positive value becomes 0.0"),
             pytest.param(1e-7, 2**-24 * 2, id="a subnormal is rounded to nearest"),
-            pytest.param(65519.0, 65504.0, id="what rounds to the largest number fits"),
-            pytest.param(-np.inf, -np.inf, id="an infinity stays one"),
+            pytest.param(65519.0, 65504.0, id="a value that rounds to the largest number fits"),
+            pytest.param(-np.inf, -np.inf, id="an infinity stays infinite"),
         ],
     )
     def test_values_are_rounded_with_their_sign(self, value: float, expected: float) -> None:
@@ -614,7 +614,7 @@ class TestSubgraphs:
     @pytest.mark.parametrize("kept", ["", "If", "a", "a If"])
     @pytest.mark.parametrize("tensor", ["a", "x", "w"], ids=["computed", "graph input", "initializer"])
     def test_a_branch_may_return_an_outer_tensor(self, tensor: str, kept: str) -> None:
-        """onnx.checker refuses that since 1.20, ONNX Runtime always has; models that do it exist."""
+        """onnx.checker refuses this since 1.20, and ONNX Runtime always did, but such models exist."""
         source = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
             g (float[2] x, bool c) => (float[2] y, float[2] a) <float[2] w = {{0.5, 2.0}}> {{
                 a = Neg(x)
@@ -687,7 +687,7 @@ OPERATORS: dict[str, int] = {
 
 @st.composite
 def random_graphs(draw: st.DrawFn) -> Model:
-    """A graph of elementwise operators, Casts and constants over float[2] tensors of mixed given types."""
+    """A graph of elementwise operators, Casts and constants over float[2] tensors of mixed types."""
     given_types = draw(st.sampled_from([[FP32], [FP32, FP16]]))
     types = {"x": draw(st.sampled_from(given_types)), "w": draw(st.sampled_from(given_types))}
     nodes = []
@@ -697,7 +697,7 @@ def random_graphs(draw: st.DrawFn) -> Model:
         same = sorted(name for name in types if types[name] == types[first])
         op = draw(st.sampled_from([*OPERATORS, *["Cast"] * (4 if len(given_types) > 1 else 1)]))
         if op == "Cast" and first == "w":
-            op = "Neg"  # clean-casts folds Casts of constants before
+            op = "Neg"  # clean-casts runs first and folds Casts of constants
         if op == "Cast":
             types[out] = draw(st.sampled_from(given_types))
             nodes.append(helper.make_node("Cast", [first], [out], to=types[out]))

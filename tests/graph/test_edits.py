@@ -1,4 +1,4 @@
-"""GraphEditor: every question, every edit, and that what it commits is a valid graph."""
+"""GraphEditor: every query, every edit, and that it commits a valid graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AXES = [
     pytest.param("y = ReduceSum(x)", 17, (), id="none"),
     pytest.param("y = ReduceMean(x, i)", 18, (0, 1), id="an input from opset 18 on"),
     pytest.param("y = LayerNormalization<axis = 1>(x, f)", 17, (1,), id="axis of a LayerNormalization"),
-    pytest.param("y = LayerNormalization(x, f)", 17, (), id="a scale is no axis"),
+    pytest.param("y = LayerNormalization(x, f)", 17, (), id="a scale is not an axis"),
 ]
 
 VALUES = [
@@ -173,7 +173,7 @@ class TestScopes:
         )
         main = _editors(source)[0]
         loop = _node(main, "Loop")
-        loop.attribute[0].g.input[2].name = "a"  # now the body's own state has that name
+        loop.attribute[0].g.input[2].name = "a"  # now the body's own state has this name
         loop.attribute[0].g.node[1].input[0] = "a"
         with main:
             main.redirect("a", "x")
@@ -416,7 +416,7 @@ UNARY = ["Relu", "Neg", "Abs", "Tanh"]
 
 @st.composite
 def _graphs(draw: st.DrawFn) -> Model:
-    """Unary and binary nodes over all that came before, some of it read by a branch or given out."""
+    """Unary and binary nodes over all earlier tensors, some of which a branch reads or are graph outputs."""
     names = ["x"]
     lines = []
     for index in range(draw(st.integers(2, 12))):
@@ -444,7 +444,7 @@ def _graphs(draw: st.DrawFn) -> Model:
 def test_random_substitutes_leave_a_valid_graph_with_the_same_results(
     source: Model, data: st.DataObject
 ) -> None:
-    """Nodes are replaced by themselves between two Negs: the values must not change."""
+    """Replaces nodes by the same nodes between two Negs: the values must not change."""
     before = source.copy()
     editor = _editors(source, tag="test")[0]
     for node in data.draw(st.lists(st.sampled_from(editor.nodes), unique_by=id)):
@@ -469,7 +469,7 @@ def test_random_substitutes_leave_a_valid_graph_with_the_same_results(
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(_graphs(), st.data())
 def test_the_index_stays_correct_after_edits(source: Model, data: st.DataObject) -> None:
-    """After any redirects, producers and consumers are those that a fresh editor finds."""
+    """After any redirects, producers and consumers equal those of a fresh editor."""
     editor = _editors(source)[0]
     tensors = ["x", *(name for node in editor.nodes for name in node.output)]
     for _ in range(data.draw(st.integers(1, 4))):

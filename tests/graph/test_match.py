@@ -1,4 +1,4 @@
-"""Operator families, and the vocabulary of matching."""
+"""Operator families, and the functions of matching."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rewriter.model import Model, facts
 FAMILIES = {name: value for name, value in vars(ops).items() if isinstance(value, frozenset)}
 
 NOT_IN_ONNX = {"SimplifiedLayerNormalization"}
-"""An operator of ONNX Runtime in the standard domain."""
+"""An operator that only ONNX Runtime has, in the standard domain."""
 
 
 def editor(source: Model) -> GraphEditor:

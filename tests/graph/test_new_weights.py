@@ -1,4 +1,4 @@
-"""New weights are shared as the given ones were, and a Gemm says why it is no MatMul and Add."""
+"""New weights are shared like the given ones, and a Gemm gives the reason why it is no MatMul and Add."""
 
 from __future__ import annotations
 

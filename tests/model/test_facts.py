@@ -1,4 +1,4 @@
-"""facts: element types and shapes of every scope."""
+"""Facts: element types and shapes of every scope."""
 
 from __future__ import annotations
 

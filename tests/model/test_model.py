@@ -1,4 +1,4 @@
-"""model: what goes in comes out, weights are mapped and not read, and failures leave no trace."""
+"""Models: files round-trip, weights are mapped and not read, and failures leave no trace."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class TestExternalData:
         save(source, tmp_path / "fixed.onnx")
         assert other.read_bytes() == b"not ours"
         assert (tmp_path / "fixed.onnx.1.data").is_file()
-        save(source, tmp_path / "fixed.onnx")  # and once more: now the numbered one is its own
+        save(source, tmp_path / "fixed.onnx")  # saved again: now the numbered file is its own
         assert not (tmp_path / "fixed.onnx.2.data").exists()
         np.testing.assert_array_equal(load(tmp_path / "fixed.onnx").weights["w"], np.arange(1024))
 
@@ -231,7 +231,7 @@ class TestExternalData:
             load(proto)
 
     def test_a_model_of_more_than_two_gigabytes_round_trips(self, tmp_path: Path) -> None:
-        """A sparse file: it takes no space on the disk and, mapped, none in memory."""
+        """A sparse file needs no space on the disk and, mapped, none in memory."""
         count = 2_200_000_000 // 4
         proto = _float_weight(2)
         weight = proto.graph.initializer[0]
@@ -320,7 +320,7 @@ class TestFailingToSave:
     @pytest.mark.skipif(sys.platform == "win32", reason="limits of processes are POSIX")
     @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
     def test_a_full_disk_leaves_the_old_files_unchanged(self, external: bool, tmp_path: Path) -> None:
-        """The kernel refuses to let a file grow beyond 64 KiB: to the writer that is a full disk."""
+        """The kernel limits files to 64 KiB, which looks like a full disk to the writer."""
         source = load(_float_weight(100_000))
         source.external = external
         saved = save(load(_float_weight()), tmp_path / "m.onnx")

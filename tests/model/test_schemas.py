@@ -26,9 +26,9 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
         pytest.param(node("Conv", "x w"), 22, BF16, (F, F), (F,), id="Conv has BF16 from 22 on"),
         pytest.param(node("Range", "a b c"), 17, FP16, (S, S, S), (S,), id="Range has no FP16"),
         pytest.param(node("NonMaxSuppression", "b s"), 17, FP16, (S, S), (S,), id="boxes are FP32 by schema"),
-        pytest.param(node("Resize", "x r s"), 17, FP16, (F, S, S), (F,), id="Resize: roi and scales stay"),
-        pytest.param(node("Upsample", "x s"), 9, FP16, (F, S), (F,), id="Upsample: scales stay"),
-        pytest.param(node("Gather", "x i"), 17, FP16, (F, S), (F,), id="indices are no floats"),
+        pytest.param(node("Resize", "x r s"), 17, FP16, (F, S, S), (F,), id="roi and scales of Resize"),
+        pytest.param(node("Upsample", "x s"), 9, FP16, (F, S), (F,), id="scales of Upsample"),
+        pytest.param(node("Gather", "x i"), 17, FP16, (F, S), (F,), id="indices are not floats"),
         pytest.param(node("Shape"), 17, FP16, (A,), (S,), id="Shape reads any type"),
         pytest.param(node("Cast", to=FP32), 17, FP16, (A,), (F,), id="Cast reads any type"),
         pytest.param(node("CastLike", "x l"), 17, FP16, (A, F), (F,), id="CastLike reads any type"),
@@ -59,7 +59,7 @@ def test_ports_follow_the_type_or_stay(
 @pytest.mark.parametrize(
     ("made", "opset"),
     [
-        pytest.param(node("Plugin", domain="vendor"), 1, id="a domain that onnx does not know"),
+        pytest.param(node("Plugin", domain="vendor"), 1, id="an unknown domain"),
         pytest.param(node("EfficientNMS_TRT"), 17, id="a plugin in the default domain"),
         pytest.param(node("LayerNormalization"), 16, id="an operator before its first version"),
     ],
@@ -92,7 +92,7 @@ def test_nodes_that_can_follow_a_type() -> None:
         pytest.param(
             node("HannWindow", output_datatype=FP16), FP32, "output_datatype", FP32, id="HannWindow"
         ),
-        pytest.param(node("ArgMax", axis=1), FP16, "axis", 1, id="an attribute that is no type"),
+        pytest.param(node("ArgMax", axis=1), FP16, "axis", 1, id="an attribute that is not a type"),
         pytest.param(
             node("LayerNormalization", "x s", "y m", stash_type=16), FP16, "stash_type", FP32, id="statistics"
         ),

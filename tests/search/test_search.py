@@ -1,4 +1,4 @@
-"""The search: the cheapest plan that meets a tolerance, or the number that says why there is none."""
+"""The search: the cheapest plan that meets a tolerance, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CANCELLING = """
         f = Cos(e)
         y = Exp(f)
     }"""
-"""The spacing of FP16 at 64 is 1/16: what is added there is lost, and all else rounds harmlessly."""
+"""FP16 has a spacing of 1/16 at 64: a small addend is lost there, and all other roundings are harmless."""
 
 
 def searched(
@@ -177,7 +177,7 @@ def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> No
         pytest.param({"metric": "mse"}, "--metric.*relative-l2", id="an unknown metric"),
         pytest.param({"tolerance": -1.0}, "--tolerance", id="a negative error"),
         pytest.param({"tolerance": float("nan")}, "--tolerance", id="no number"),
-        pytest.param({"tolerance": 1.0, "plan": Plan("fp16")}, "--tolerance", id="a plan that is given"),
+        pytest.param({"tolerance": 1.0, "plan": Plan("fp16")}, "--tolerance", id="a given plan"),
         pytest.param({"tolerance": 1.0, "passes": "isolate-clip"}, "--tolerance", id="nothing to plan"),
     ],
 )
@@ -273,9 +273,9 @@ KEPT_MUL = Decision("", "Mul", "0:s", "overflow", "r")
 @pytest.mark.parametrize(
     ("rule", "released"),
     [
-        pytest.param("order", True, id="a matter of accuracy"),
+        pytest.param("order", True, id="kept for accuracy"),
         pytest.param("epsilon", False, id="zero on other data"),
-        pytest.param("user", False, id="the user's own"),
+        pytest.param("user", False, id="kept by the user"),
     ],
 )
 def test_only_nodes_kept_for_accuracy_are_released(rule: str, released: bool) -> None:
@@ -286,7 +286,7 @@ def test_only_nodes_kept_for_accuracy_are_released(rule: str, released: bool) ->
 
 
 def test_a_single_product_with_bad_weights_leaves_fp16() -> None:
-    """Rounding all weights breaks the tolerance, but a cheap product (with subnormal ones) is the culprit."""
+    """Rounding all weights exceeds the tolerance, only because of a cheap product with subnormal weights."""
     source = graphs.graph(
         """
         g (float[1,2] x, float[64,64] z) => (float[1,1] y, float[64,64] u)
@@ -305,7 +305,7 @@ def test_a_single_product_with_bad_weights_leaves_fp16() -> None:
     assert not {"0:a", "0:b", "0:c"} & found.plan.fp32
 
 
-# -- the frontier, shown -----------------------------------------------------------------------------
+# -- printing the frontier ---------------------------------------------------------------------------
 
 
 def test_the_command_prints_and_writes_the_frontier(tmp_path: Path) -> None:

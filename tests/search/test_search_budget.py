@@ -1,4 +1,4 @@
-"""A search with a budget: what it leaves as it is, and when it keeps the rules' plan."""
+"""A search with a budget: nodes that it does not change, and when it keeps the rules' plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STREAM = """
         p = Add(n, o)
         y = MatMul(p, v)
     }"""
-"""A norm that reads a residual sum, and one that reads it behind views."""
+"""A norm that reads a residual sum, and one that reads it through views."""
 
 ATTENTION = """
     g (float[2,32,16] q, float[2,32,16] k, float[2,32,16] v, float[2,32,32] mask) => (float[2,32,16] y)
@@ -88,7 +88,7 @@ CONVS = """
 
 
 def weighted(text: str) -> Model:
-    """A graph whose inputs but the first become random weights, each sum of variance 1."""
+    """A graph whose inputs after the first become random weights, with sums of variance 1."""
     proto = graphs.graph(text).proto
     rng = np.random.default_rng(0)
     for value in list(proto.graph.input)[1:]:
@@ -101,7 +101,7 @@ def weighted(text: str) -> Model:
 
 
 def test_a_ranking_with_fp32_sums_includes_the_error_of_deep_convs() -> None:
-    """Of a model too large for more: by the depth alone, and those in FP32 add nothing."""
+    """Models too large for emulated FP16 sums: the depth gives the error, and nodes in FP32 add none."""
     trials = trials_of(weighted(CONVS))
     trials.ranker = replace(trials.problem, accumulation="fp32")
     ranking = trials.ranking()
@@ -131,7 +131,7 @@ LOSSY = """
         s = Sub(a, big)
         y = Tanh(s)
     }"""
-"""What is added to 64 is lost in FP16, and all else rounds harmlessly."""
+"""A small addend to 64 is lost in FP16, and all other roundings are harmless."""
 
 
 def test_a_clearly_better_plan_is_chosen() -> None:
@@ -148,7 +148,7 @@ LITTLE = """
 
 
 def test_the_rules_plan_is_kept_if_the_gain_is_small() -> None:
-    """Input and output are FP16, and rounded whatever is between them: that is most of the error."""
+    """Input and output are FP16 and always rounded: that is most of the error."""
     found = most_accurate(trials_of(graphs.graph(LITTLE), io="fp16"), Budget(10.0))
     assert found.refused is not None and 0.9 * found.before < found.refused < found.before
     assert not found.plan.fp32 and found.value == found.before and found.cost_us == 0.0
@@ -168,7 +168,7 @@ SELECTING = """
 
 
 def test_rows_that_a_model_selects_are_matched_as_sets() -> None:
-    """FP16 changes their order: element by element the error would be that of other rows."""
+    """FP16 changes their order, so an elementwise comparison would compare different rows."""
     model = weighted(SELECTING)
     feeds = {"x": np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32)}
     for metric, words in ((None, "detections"), ("max-abs", "max-abs")):
@@ -234,7 +234,7 @@ RESIDUAL = """
         m = Add(h, k)
         y = Conv(m, p)
     }"""
-"""Two residual sums: one of 16x16 with activation and scale, one of 8x8 with activation and shift."""
+"""Two residual sums: a 16x16 one with activation and scale, and an 8x8 one with activation and shift."""
 
 
 def test_residual_streams_are_sums_with_activations_in_order_of_cost() -> None:
@@ -242,7 +242,7 @@ def test_residual_streams_are_sums_with_activations_in_order_of_cost() -> None:
 
 
 def test_a_sum_ends_the_activation_before_it() -> None:
-    """Or else each of many sums would be walked from all sums before it."""
+    """Otherwise each of many sums would be walked from all earlier sums."""
     text = """
         g (float[8] x, float[8] r) => (float[8] y) <float k = {0.5}> {
             s = Add(x, r)

@@ -1,4 +1,4 @@
-"""The search on an engine: what is tried, what is chosen of it, and what becomes of failures."""
+"""The search on an engine: the tried plans, the chosen one, and failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CHAIN = """
         f = Cos(e)
         y = Exp(f)
     }"""
-"""The spacing of FP16 at 64 is 1/16: what is added there is lost, and all else rounds harmlessly."""
+"""FP16 has a spacing of 1/16 at 64: a small addend is lost there, and all other roundings are harmless."""
 
 
 def problem_of(source: Model) -> Problem:
@@ -69,7 +69,7 @@ def group(*names: str) -> Group:
 
 @dataclass
 class Table:
-    """A judge with a price and a gain for each node: what a plan is measured at follows from its nodes.
+    """A judge with a price and a gain for each node, from which the measurements of a plan follow.
 
     Times add to 100 us, squared errors to 1e-6; `fails` are nodes whose plans fail.
     """
@@ -83,7 +83,7 @@ class Table:
     origin: str = "measured here"
 
     def measured(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Measured]]:
-        """In the order of their times, as an engine tells of them."""
+        """Plans in the order of their times, as an engine returns them."""
         self.batches.append(len(plans))
         found = [(place, self._one(plan)) for place, plan in enumerate(plans)]
         return iter(sorted(found, key=lambda pair: pair[1].latency_us or 0.0))
@@ -106,7 +106,7 @@ def found_of(goal: Goal, judge: Table, candidates: Sequence[Group] | None = None
 
 
 def kept(found: Found) -> set[str]:
-    """Without what was absorbed between two islands."""
+    """Without the nodes absorbed between two islands."""
     return {d.key.removeprefix("0:") for d in found.plan.decisions if d.rule != "between-islands"}
 
 
@@ -118,7 +118,7 @@ FAST = Table({"c": -10.0, "e": -5.0, "y": 4.0, "p": 8.0}, {"c": 0.5, "e": 0.0, "
     ("goal", "names"),
     [
         pytest.param(ErrorLimit(1.3e-3), {"c", "e"}, id="the fastest that meets a loose tolerance"),
-        pytest.param(ErrorLimit(1e-3), {"c", "e", "y"}, id="what is worse is made up for"),
+        pytest.param(ErrorLimit(1e-3), {"c", "e", "y"}, id="another node compensates a worse one"),
         pytest.param(ErrorLimit(7e-4), {"e", "y"}, id="a tight tolerance"),
         pytest.param(ErrorLimit(1e-5), {"e", "y", "p"}, id="out of reach: the most accurate"),
         pytest.param(Fastest(), {"c", "e", "y"}, id="no slower and no worse"),
@@ -318,7 +318,7 @@ WEIGHTED = """
         m = MatMul(x, w)
         y = Relu(m)
     }"""
-"""ONNX Runtime computes FP16 in FP32 on a CPU: what is left of FP16 is its weights."""
+"""ONNX Runtime computes FP16 in FP32 on a CPU, so only the weights are rounded to FP16."""
 
 
 def evaluator(folder: Path, **options: object) -> EngineEvaluator:
@@ -328,7 +328,7 @@ def evaluator(folder: Path, **options: object) -> EngineEvaluator:
 
 
 def worths(judge: EngineEvaluator, plans: Sequence[Plan]) -> list[Measured]:
-    """In the order of the plans."""
+    """Measurements in the order of the plans."""
     return [one for _, one in sorted(judge.measured(plans), key=lambda pair: pair[0])]
 
 
@@ -354,7 +354,7 @@ def test_no_plan_is_built_after_the_deadline(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_does_not_run_fails_each_plan_without_an_error(tmp_path: Path) -> None:
-    """TensorRT-RTX builds without a GPU, and runs nothing there."""
+    """TensorRT-RTX builds without a GPU but cannot run."""
     pytest.importorskip("tensorrt_rtx")
     if this_machine.gpu() is not None:
         pytest.skip("there is a GPU")
@@ -388,10 +388,10 @@ SLOW = """
         e = MatMul(d, x)
         y = Relu(e)
     }"""
-"""A second and more for each plan: it starts a process, and times 11 runs at least."""
+"""A plan needs more than a second: it starts a process and times at least 11 runs."""
 
 MARGIN_S = 3.0
-"""What comes on top of the time: the end of a child, a folder that is deleted, a machine that others use."""
+"""Allowance beyond the deadline: for the end of a child, the deletion of a folder, and a busy machine."""
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(0.02, id="no time"), 1.0, 8.0])
@@ -449,7 +449,7 @@ def test_without_a_gpu_the_search_is_refused_before_it_starts() -> None:
 def test_the_command_prints_and_reports_the_tried_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime's CPU stands in for the GPU: it is an engine like the others, as slow as it is."""
+    """ONNX Runtime's CPU replaces the GPU: it is an engine like the others, only slow."""
     monkeypatch.setattr(this_machine, "choose", lambda: this_machine.Choice("onnxruntime"))
     path, report = save(graphs.graph(WEIGHTED), tmp_path / "m.onnx"), tmp_path / "report.json"
     arguments = ["fix", path, "--dry-run", "--no-build", "--search", "gpu", "--report", report]
@@ -464,7 +464,7 @@ def test_the_command_prints_and_reports_the_tried_plans(
     assert all(one["latency_us"] > 0 and not one["problem"] for one in found["tried"])
 
 
-# -- how much emulation a model affords ----------------------------------------------------------------
+# -- how much emulation a model gets -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_the_command_prints_and_reports_the_tried_plans(
         pytest.param(1600, "fp16", (1, "fp16"), id="fewer samples first"),
         pytest.param(2000, "fp16", (4, "fp32"), id="then FP32 sums"),
         pytest.param(4000, "fp16", (1, "fp32"), id="both"),
-        pytest.param(4000, "fp32", (1, "fp32"), id="FP32 sums as asked for"),
+        pytest.param(4000, "fp32", (1, "fp32"), id="FP32 sums on request"),
     ],
 )
 def test_large_models_get_less_emulation_and_that_is_reported(
@@ -492,7 +492,7 @@ def test_large_models_get_less_emulation_and_that_is_reported(
         pytest.param(64, (4, "fp16", MOST), id="a small model"),
         pytest.param(1600, (1, "fp16", MOST), id="fewer samples first"),
         pytest.param(2000, (1, "fp32", FEWER), id="then FP32 sums in the ranking and fewer plans"),
-        pytest.param(4000, (1, "fp32", FEWEST), id="then as few as there can be"),
+        pytest.param(4000, (1, "fp32", FEWEST), id="then the fewest"),
     ],
 )
 def test_a_budget_reduces_plans_but_judges_with_fp16_sums(

@@ -1,4 +1,4 @@
-"""What a failed check says about why it failed."""
+"""The reasons that a failed check gives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
     [
         pytest.param(0.0, "output y: the original gives 0 throughout", id="zeros"),
         pytest.param(1e-40, "output y: the original gives no value above 1e-40", id="too small for FP32"),
-        pytest.param(1.0, "", id="values that mean something"),
+        pytest.param(1.0, "", id="meaningful values"),
     ],
 )
 def test_a_failure_names_an_output_without_values_as_the_reason(size: float, words: str) -> None:
@@ -44,7 +44,7 @@ def test_a_check_that_passes_has_no_details() -> None:
 
 
 DEPTH = 16 * 16 * 3
-"""Products of each sum below."""
+"""Number of products in each sum below."""
 
 
 def _half() -> tuple[Model, dict[str, Array]]:
@@ -93,7 +93,7 @@ def test_bit_equal_passes_must_be_bit_equal_in_a_model_that_rounds() -> None:
 
 
 def test_the_summary_names_the_limit_of_the_output_closest_to_its_limit() -> None:
-    """Half of y's values change places where s is rounded; matched as sets they are allowed twice as much."""
+    """Rounding s swaps half of y's values; values matched as sets have twice the allowance."""
     source = graph("""
         g (float[64] x) => (float[1,16,1] y, float[64] z)
         <int64[1] k = {16}, int64[2] axes = {0, 2}, float c = {1000.0}> {

@@ -1,4 +1,4 @@
-"""The build step: a real TensorRT build, held to what the model promises."""
+"""The build check: a real TensorRT build must have the types and norms of the model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def details(check: Check) -> str:
     return "\n".join(check.details)
 
 
-# -- what a model promises ---------------------------------------------------------------------
+# -- what a model expects ----------------------------------------------------------------------
 
 
 def test_float_types_and_norms_are_expected() -> None:
@@ -133,7 +133,7 @@ def test_norms_in_subgraphs_count_and_those_of_other_domains_do_not() -> None:
             """g (float16[2,8] x, float16[8] s) => (float16[2,8] y) { y = RMSNormalization(x, s) }""",
             23,
             0,
-            id="RMSNormalization, which the parser takes apart with Casts",
+            id="RMSNormalization, which the parser decomposes with Casts",
         ),
         pytest.param(
             """g (bfloat16[2,8] x, bfloat16[8] s) => (bfloat16[2,8] y) {
@@ -277,7 +277,7 @@ def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
     assert "clamped" in details(check)
 
 
-# -- nothing learnt ----------------------------------------------------------------------------
+# -- no verdict --------------------------------------------------------------------------------
 
 
 @needs_rtx
@@ -289,7 +289,7 @@ def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
                 y = RoiAlign<output_height = 2, output_width = 2>(x, r, i)
             }""",
             "RoiAlign",
-            id="RoiAlign, a plugin that TensorRT-RTX has not",
+            id="RoiAlign, a plugin that TensorRT-RTX lacks",
         ),
         pytest.param(
             """g (float[1,8,4] b, float[1,1,8] s) => (int64[n,3] y) <int64 k = {3}, float t = {0.5}> {
@@ -298,9 +298,7 @@ def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
             "no runners",
             id="NonMaxSuppression, which it parses but cannot build",
         ),
-        pytest.param(
-            "g (float[2] x) => (float[2] y) { y = com.acme.Foo(x) }", "Foo", id="an operator of the user's"
-        ),
+        pytest.param("g (float[2] x) => (float[2] y) { y = com.acme.Foo(x) }", "Foo", id="a custom operator"),
     ],
 )
 def test_an_operator_that_the_library_lacks_is_no_verdict(body: str, words: str, tmp_path: Path) -> None:
@@ -362,7 +360,7 @@ def test_an_unknown_shape_does_not_hide_a_wrong_type(tmp_path: Path) -> None:
 def test_without_a_library_the_check_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The child's imports are shut off for real: an empty `tensorrt_rtx` that fails to import comes first."""
+    """The child's imports really fail: a broken `tensorrt_rtx` is first in its path."""
     for name in ("tensorrt", "tensorrt_rtx"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('no libraries')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -372,7 +370,7 @@ def test_without_a_library_the_check_says_what_to_install(
     assert 'pip install "rewriter[rtx]"' in details(check)
 
 
-# -- accidents ---------------------------------------------------------------------------------
+# -- crashes and hangs -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -388,7 +386,7 @@ def test_without_a_library_the_check_says_what_to_install(
 def test_a_crash_or_hang_is_reported_with_the_log(
     fault: str, passed: bool | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library is replaced by one that does what native code does on a bad day."""
+    """The library is replaced by one that fails like native code."""
     broken = f"import sys; sys.stderr.write('last words\\n'); sys.stderr.flush()\n{fault}\n"
     for name in ("tensorrt", "tensorrt_rtx"):
         (tmp_path / f"{name}.py").write_text(broken)
@@ -436,7 +434,7 @@ def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_build_runs_in_another_process() -> None:
-    """`rewriter` itself never imports a TensorRT: a crash there would be a crash here."""
+    """`rewriter` itself never imports TensorRT, because a crash there would be a crash here."""
     assert "import_module" not in Path(tensorrt_build.__file__).read_text()
 
 

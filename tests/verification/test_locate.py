@@ -1,4 +1,4 @@
-"""Where an engine starts to go wrong: the search by cuts, and planted faults on ONNX Runtime."""
+"""The first wrong tensor of an engine: bisection by cuts, and planted faults on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from rewriter.verification.locate.runs import EngineBuild, Run
 
 @st.composite
 def lineups(draw: st.DrawFn, most: int = 120) -> Lineup:
-    """Graphs as networks are: mostly chains, with skip connections and branches; all lead to the last."""
+    """Graphs like networks: mostly chains, with skip connections and branches; all lead to the last."""
     count = draw(st.integers(1, most))
     parents: list[set[int]] = [set() for _ in range(count)]
     for i in range(1, count):
@@ -54,7 +54,7 @@ def lineups(draw: st.DrawFn, most: int = 120) -> Lineup:
 
 
 def spoiled(lineup: Lineup, faults: set[int]) -> set[str]:
-    """What is wrong if the nodes `faults` are: they, and all that is computed from them."""
+    """Tensors that are wrong if the nodes `faults` are: those and all tensors computed from them."""
     bad: set[int] = set()
     for i, tensor in enumerate(lineup.tensors):
         if i in faults or not bad.isdisjoint(tensor.parents):
@@ -149,7 +149,7 @@ def test_tensors_that_hide_the_fault_are_named_and_avoided(lineup: Lineup, data:
     hiding = data.draw(st.frozensets(st.integers(0, max(0, count - 2)), max_size=3))
     bad = spoiled(lineup, {fault})
     found = searched(lineup, bad, 4, frozenset(f"t{i}" for i in hiding))
-    assert found.low < fault <= found.high  # the fault is in what is left
+    assert found.low < fault <= found.high  # the fault is in the remaining tensors
     assert f"t{found.high}" in bad
     assert set(found.hiding) <= {f"t{i}" for i in hiding}
     if not found.found:
@@ -297,8 +297,8 @@ FOLDED = """
         h = Mul(b, small)
         y = Tanh(h)
     }"""
-"""ONNX Runtime's optimisations fold the BatchNormalization into the Conv, whose weights overflow then: a
-fault that is gone when the Conv's result is an output, for that keeps it from folding."""
+"""ONNX Runtime folds the BatchNormalization into the Conv, whose weights then overflow. Marking the Conv's
+result as an output prevents the folding and hides the fault."""
 
 
 def test_a_fusion_fault_that_marks_hide_is_narrowed_down() -> None:

@@ -1,4 +1,4 @@
-"""What `verify` compares with where ONNX Runtime cannot run the original: an operator that a plugin has."""
+"""The reference of `verify` if ONNX Runtime lacks an operator of the original that a plugin has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELD = Tolerance(5e-3, "relative-l2", "a test")
 
 
 def executed(folder: Path, original: str, fixed: str) -> Execution:
-    """With the engine of ONNX Runtime in TensorRT's place: the way of the outputs is the same."""
+    """Runs with the engine of ONNX Runtime in place of TensorRT: the outputs are handled in the same way."""
     models = [
         load(save(graph(text), folder / f"{name}.onnx"))
         for name, text in (("original", original), ("fixed", fixed))
