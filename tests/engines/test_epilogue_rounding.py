@@ -37,7 +37,7 @@ def truncated(x: Array) -> Array:
 
 
 def computed(case: Case, on_sum: Rounding, with_bias: Rounding) -> Seen:
-    """The case in float64 with FP16 results; the first sum is rounded as in a kernel, without and with bias."""
+    """Float64 with FP16 results; the first sum is rounded as in a kernel, with and without bias."""
     t: Mapping[str, Array] = {n: a.astype(np.float64) for n, a in {**case.feeds, **case.weights}.items()}
     first = with_bias(on_sum(convolved_back(t["x"], t["w"])) + t["b"][:, None, None])
     active = np.maximum(first, 0) if case.name.startswith("Relu") else first / (1 + np.exp(-first))
