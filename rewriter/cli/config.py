@@ -16,24 +16,30 @@ if TYPE_CHECKING:
 
 
 def config(
-    model: Annotated[
+    folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[MODEL]", help="A model, or a folder [the current one]", show_default=False),
+        typer.Argument(
+            metavar="[FOLDER]",
+            help="The folder to work in [the current one]",
+            show_default=False,
+            exists=True,
+            file_okay=False,
+        ),
     ] = None,
 ) -> None:
-    """Show the options in force for MODEL, and where each comes from.
+    """Show the options in force in a folder, and where each comes from.
 
-    Options of the command line come before all of them.
+    Options of the command line come before all of them. Where a model lies does not matter.
     """
     with exit_codes(), reader_may_leave():
         from rewriter.pipeline.config import load
         from rewriter.report.terminal import console
 
-        configuration = load(model)
-        console().print(_table(configuration, model or Path()))
+        configuration = load(folder)
+        console().print(_table(configuration, folder or Path()))
 
 
-def _table(configuration: Configuration, near: Path) -> RenderableType:
+def _table(configuration: Configuration, folder: Path) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -54,7 +60,7 @@ def _table(configuration: Configuration, near: Path) -> RenderableType:
     head = (
         f"File: {shown(configuration.file)}"
         if configuration.file
-        else f"No file from {near.absolute()} upwards"
+        else f"No file from {folder.absolute()} up to the project's root"
     )
     notes = [*resolved.ignored, *configuration.warnings]
     return Group(Text(head), "", table, *[Text(note) for note in (["", *notes] if notes else [])])

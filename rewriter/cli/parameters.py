@@ -127,16 +127,23 @@ def shapes(texts: list[str], flag: str) -> dict[str, tuple[int, ...]]:
 
 
 def configured(model: Path, given: Mapping[str, Any], *, quiet: bool) -> ResolvedOptions:
-    """Every option of `model`, with those of the command line; stderr reports the sources that were read."""
+    """Every option, with those of the command line; stderr reports the sources that were read."""
     from rewriter.pipeline import config
 
-    configuration = config.load(model)
-    for warning in configuration.warnings:
+    configuration = config.load()
+    for warning in (*configuration.warnings, *_unused(configuration.file, model)):
         typer.echo(f"warning: {warning}", err=True)
     resolved = configuration.resolve(**given)
     for sentence in () if quiet else resolved.messages():
         typer.echo(f"configuration: {sentence}", err=True)
     return resolved
+
+
+def _unused(file: Path | None, model: Path) -> Iterator[str]:
+    """A sentence about a rewriter.toml beside the model, which has no effect from elsewhere."""
+    beside = model.absolute().parent / "rewriter.toml"
+    if beside != file and beside.is_file():
+        yield f"{beside} is not read: configuration is that of the current folder's project"
 
 
 def check_extra(option: str, path: Path | None, inputs: Iterable[Any]) -> None:

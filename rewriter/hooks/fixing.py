@@ -102,7 +102,7 @@ def _fix(
     from rewriter.passes.compensate_rounding import CompensateRounding
     from rewriter.report.fix import verdict_line
 
-    resolved = options.resolve(source if isinstance(source, Path) else None)
+    resolved = options.resolve()
     for sentence in resolved.messages():
         say(sentence, options)
     arguments = {**resolved.arguments("fix"), **options.fix, "strict": True}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rewriter.errors import UsageError
@@ -68,11 +67,11 @@ class HookOptions:
             raise UsageError(f"it cannot be {self.samples}", where="samples=", hint="use at least one")
         return self
 
-    def resolve(self, near: Path | None) -> ResolvedOptions:
-        """These options over the configuration found upwards from `near`; None: from the current folder.
+    def resolve(self) -> ResolvedOptions:
+        """These options over the configuration of the project that one works in.
 
         Raises:
             UsageError: `fix` or the file has an unknown argument.
         """
         self.check()
-        return load(near).resolve(**{n: v for n, v in self.fix.items() if n != "inputs"})
+        return load().resolve(**{n: v for n, v in self.fix.items() if n != "inputs"})

@@ -45,7 +45,7 @@ def scan_file(path: Path, **options: Any) -> FileOutcome:
         reason = _skipped(path)
         if reason:
             return FileOutcome(path, f"{path}: {reason}")
-        resolved = load_configuration(path).resolve(**options)
+        resolved = load_configuration().resolve(**options)
         with resolved.errors_name_sources():
             result = scan(path, **{**_data(path), **resolved.arguments("scan")})
         least: Severity = resolved.values["fail_on"] or "error"
@@ -66,7 +66,7 @@ def fix_file(path: Path, **options: Any) -> FileOutcome:
         reason = _skipped(path)
         if reason:
             return FileOutcome(path, f"{path}: {reason}")
-        resolved = load_configuration(path).resolve(**options)
+        resolved = load_configuration().resolve(**options)
         arguments = {"build": False, **_data(path), **resolved.arguments("fix"), "strict": False}
         with resolved.errors_name_sources():
             result = fix(path, None, **arguments)

@@ -172,7 +172,10 @@ class TestCommands:
         assert run("hook", "scan", str(bad)).exit_code == 0
         assert run("hook", "scan", str(bad), "--inputs", str(MODELS / "nafnet.npz")).exit_code == 1
 
-    def test_the_repository_s_table_is_in_force(self, tmp_path: Path) -> None:
+    def test_the_repository_s_table_is_in_force(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         good = self.copy("resnet", tmp_path)
         (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\nfail-onn = "warning"\n')
         done = run("hook", "scan", str(good))

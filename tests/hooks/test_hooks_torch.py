@@ -237,7 +237,10 @@ def test_no_weight_is_fitted_to_an_example(tmp_path: Path, calibrated: bool) -> 
 TABLE = '[tool.rewriter]\npreset = "trt-bf16"\nbuild = false\n'
 
 
-def test_the_repository_s_table_is_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_repository_s_table_is_in_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text(TABLE)
     exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False)
     assert exported.result is not None
@@ -250,7 +253,8 @@ def test_the_repository_s_table_is_in_force(tmp_path: Path, capsys: pytest.Captu
     assert given.result.plan.precision == "fp16"
 
 
-def test_a_broken_table_leaves_the_plain_export(tmp_path: Path) -> None:
+def test_a_broken_table_leaves_the_plain_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[tool.rewriter]\npresett = "trt-bf16"\n')
     with pytest.warns(FixWarning, match="unknown key 'presett'"):
         exported = hooks.export(net(), (image(),), tmp_path / "net.onnx", dynamo=False)

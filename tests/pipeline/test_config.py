@@ -185,7 +185,7 @@ def test_shows_values_as_a_file_would_have_them(value: object, text: str) -> Non
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "models" / "deep").mkdir(parents=True)
     pyproject(tmp_path, 'inputs = "data/a.npz"\nreport = "/tmp/r.json"\n')
-    values = loaded(tmp_path / "models" / "deep" / "m.onnx").resolve().values
+    values = loaded(tmp_path / "models" / "deep").resolve().values
     assert values["inputs"] == tmp_path / "data" / "a.npz"
     assert values["report"] == Path("/tmp/r.json")
 
@@ -194,14 +194,14 @@ def test_the_nearest_file_counts_alone(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     pyproject(tmp_path, "opset = 18\nstrict = true\n")
     own(tmp_path / "models", "opset = 19\n")
-    assert loaded(tmp_path / "models" / "m.onnx").resolve().arguments("fix") == {"opset": 19}
+    assert loaded(tmp_path / "models").resolve().arguments("fix") == {"opset": 19}
 
 
 def test_a_pyproject_without_a_table_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     pyproject(tmp_path, "opset = 18\n")
     (tmp_path / "models" / "pyproject.toml").write_text("[tool.ruff]\nline-length = 99\n")
-    assert loaded(tmp_path / "models" / "m.onnx").resolve().arguments("fix") == {"opset": 18}
+    assert loaded(tmp_path / "models").resolve().arguments("fix") == {"opset": 18}
 
 
 def test_of_two_files_in_a_folder_one_is_read_and_the_other_told(tmp_path: Path) -> None:
@@ -218,16 +218,91 @@ def test_a_path_with_dots_is_searched_from_where_it_leads(tmp_path: Path) -> Non
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         own(tmp_path / folder, f"seed = {ord(folder)}\n")
-    assert load(Path("a", "..", "b", "m.onnx"), {}).resolve().values["seed"] == ord("b")
+    assert load(Path("a", "..", "b"), {}).resolve().values["seed"] == ord("b")
 
 
-def test_a_linked_model_is_configured_where_the_link_lies(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "repository").mkdir()
-    (tmp_path / "cache" / "m.onnx").touch()
-    (tmp_path / "repository" / "m.onnx").symlink_to(tmp_path / "cache" / "m.onnx")
-    own(tmp_path / "repository", "seed = 7\n")
-    assert loaded(tmp_path / "repository" / "m.onnx").resolve().values["seed"] == 7
+def test_the_search_ends_at_the_root_of_the_repository(tmp_path: Path) -> None:
+    own(tmp_path, "seed = 7\n")
+    (tmp_path / "repository" / "src").mkdir(parents=True)
+    assert loaded(tmp_path / "repository" / "src").resolve().values["seed"] == 7
+    (tmp_path / "repository" / ".git").touch()  # a file, as in a worktree
+    assert loaded(tmp_path / "repository" / "src").file is None
+    own(tmp_path / "repository", "seed = 8\n")
+    assert loaded(tmp_path / "repository" / "src").resolve().values["seed"] == 8
+
+
+HOSTILE = [
+    pytest.param('plugin-lib = ["evil.so"]\n', id="plugin-lib"),
+    pytest.param('metric = "evil.py:f"\ntolerance = 1.0\n', id="metric"),
+    pytest.param('report = "../target.json"\n', id="report"),
+]
+
+
+@pytest.mark.parametrize("name", ["rewriter.toml", "pyproject.toml"])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_file_beside_a_model_runs_nothing_and_writes_nothing(
+    tmp_path: Path, model: Path, text: str, name: str
+) -> None:
+    """A downloaded folder, and a user who works elsewhere."""
+    folder, marker = tmp_path / "downloaded", tmp_path / "marker"
+    folder.mkdir()
+    model.rename(folder / "m.onnx")
+    (folder / name).write_text(text if name == "rewriter.toml" else f"[tool.rewriter]\n{text}")
+    (folder / "evil.so").write_text("no library")
+    (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\ndef f(a, b): return 0.0\n")
+    (tmp_path / "target.json").write_text("mine")
+    code, _, error = quick("fix", folder / "m.onnx", "--dry-run", "--no-build")
+    assert code == 0, error
+    assert not marker.exists()
+    assert (tmp_path / "target.json").read_text() == "mine"
+    assert ("rewriter.toml is not read" in error.replace("\n", "")) == (name == "rewriter.toml")
+
+
+@pytest.fixture
+def another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files belong to another user than the one who runs this."""
+    if not hasattr(os, "geteuid"):
+        pytest.skip("files of Windows do not say whose they are")
+    user = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+
+
+@pytest.mark.usefixtures("another")
+@pytest.mark.parametrize("text", HOSTILE)
+def test_another_user_s_file_may_neither_load_code_nor_write_files(tmp_path: Path, text: str) -> None:
+    path = own(tmp_path, text)
+    key = text.split()[0]
+    with pytest.raises(
+        UsageError, match=f"key '{key}': it .*, and the file belongs to another user"
+    ) as caught:
+        loaded(tmp_path)
+    assert f"give --{key} on the command line" in (caught.value.hint or "")
+    (tmp_path / "evil.so").touch()
+    assert loaded(tmp_path, REWRITER_CONFIG=str(path)).resolve().arguments("fix") | {"report": 1}
+    path.write_text('metric = "psnr"\nseed = 3\n')
+    assert loaded(tmp_path).resolve().values["seed"] == 3, "other keys hold"
+
+
+@pytest.mark.usefixtures("another")
+def test_another_user_s_file_above_the_folder_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own(tmp_path, "nonsense = 1\n")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    configuration = loaded(tmp_path / "here")
+    assert configuration.file is None
+    assert configuration.resolve().arguments("fix") == {}
+    (warning,) = configuration.warnings
+    assert warning == (
+        f"{tmp_path / 'rewriter.toml'} is not read: it belongs to another user (REWRITER_CONFIG can name it)"
+    )
+
+
+def test_keys_that_write_or_load_hold_in_the_user_s_own_file(tmp_path: Path) -> None:
+    own(tmp_path, 'plugin-lib = ["a.so"]\nmetric = "m.py:f"\nreport = "r.json"\n')
+    assert set(loaded(tmp_path).resolve().arguments("fix")) == {"plugin_lib", "metric"}
+    assert loaded(tmp_path).resolve().values["report"] == tmp_path / "r.json"
 
 
 def test_a_variable_names_another_file_or_none(tmp_path: Path) -> None:
@@ -515,7 +590,7 @@ def test_config_shows_what_is_resolved(model: Path, tmp_path: Path, monkeypatch:
     pyproject(tmp_path, 'preset = "accurate"\npasses = "simplify"\n')
     monkeypatch.setenv("REWRITER_OPSET", "18")
     monkeypatch.setenv("REWRITER_TOLERENCE", "1")
-    code, out, _ = quick("config", model)
+    code, out, _ = quick("config")
     assert code == 0
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.strip()}
     assert rows["File:"] == "pyproject.toml"

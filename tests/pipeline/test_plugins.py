@@ -64,12 +64,14 @@ def model(tmp_path: Path) -> Path:
     return save(source, tmp_path / "model.onnx")
 
 
-def rewriter(*arguments: str | Path, sites: tuple[Path, ...]) -> subprocess.CompletedProcess[str]:
+def rewriter(
+    *arguments: str | Path, sites: tuple[Path, ...], cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """`python -m rewriter` with the packages of `sites` installed beside it."""
     paths = os.pathsep.join(map(str, [*sites, TESTS.parent]))
     environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "120"}
     command = [sys.executable, "-m", "rewriter", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, cwd=cwd)
 
 
 def flat(text: str) -> str:
@@ -131,7 +133,7 @@ def test_it_runs_where_a_pipeline_names_it(
 
 def test_a_configuration_may_name_it(good: Path, model: Path, tmp_path: Path) -> None:
     (tmp_path / "rewriter.toml").write_text('passes = ["drop-double-neg"]\nbuild = false\n')
-    done = rewriter("fix", model, "-o", tmp_path / "fixed.onnx", sites=(good,))
+    done = rewriter("fix", model, "-o", tmp_path / "fixed.onnx", sites=(good,), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [node.op_type for node in onnx.load(tmp_path / "fixed.onnx").graph.node] == ["Relu"]
 

@@ -1,10 +1,10 @@
 """Configuration: options from files and the environment, for the command line and for hooks.
 
-    resolved = load(model_path).resolve(preset="accurate")
+    resolved = load().resolve(preset="accurate")
     rewriter.fix(model_path, output, **resolved.arguments("fix"))
 
 An option comes from the first of these that sets it: the command line, the environment (`REWRITER_*`), the
-file found upwards from the model's folder, the preset, and the default of `rewriter.fix`.
+file of the project that one works in, the preset, and the default of `rewriter.fix`.
 `rewriter.fix` and `rewriter.scan` themselves read neither files nor the environment.
 """
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.errors import UsageError
+from rewriter.pipeline.config.trust import is_own
 
 OWN, SHARED = "rewriter.toml", "pyproject.toml"
 TABLE = "[tool.rewriter]"
@@ -17,35 +18,46 @@ TABLE = "[tool.rewriter]"
 
 @dataclass(frozen=True)
 class File:
-    """A file that was read, with its table; `notes` name the file beside it that was not read."""
+    """A file with its table; `notes` name a file that was not read, `read` is False if that is this one."""
 
     path: Path
     table: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    read: bool = True
 
     @property
     def title(self) -> str:
         return f"{shown(self.path)} {TABLE}" if self.path.name == SHARED else shown(self.path)
 
 
-def find(near: Path) -> File | None:
-    """Returns the nearest file from the folder `near` upwards.
+def find(start: Path) -> File | None:
+    """Returns the configuration file of the project that the folder `start` belongs to.
 
-    In one folder `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` does not count.
+    The first folder from `start` upwards with such a file or with `.git` is the project's root. In one folder
+    `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` does not count. A file of
+    another user above `start` is not read.
 
     Raises:
         UsageError: a file on the way cannot be read.
     """
-    # without `..`, but with links: a linked model belongs where the link lies
-    start = Path(os.path.abspath(near))  # noqa: PTH100
+    start = Path(os.path.abspath(start))  # noqa: PTH100  # without `..`, but with links
     for folder in (start, *start.parents):
-        own = read(folder / OWN) if _exists(folder / OWN) else None
-        shared = _shared(folder / SHARED)
+        candidates = [folder / name for name in (OWN, SHARED) if _exists(folder / name)]
+        foreign = [path for path in candidates if folder != start and not is_own(path)]
+        own = read(folder / OWN) if folder / OWN in candidates and not foreign else None
+        shared = _shared(folder / SHARED) if not foreign else None
         if own and shared:
             note = f"{shared.title} is not read: {OWN} beside it comes first"
             return File(own.path, own.table, (note,))
         if own or shared:
             return own or shared
+        if foreign:
+            note = (
+                f"{shown(foreign[0])} is not read: it belongs to another user (REWRITER_CONFIG can name it)"
+            )
+            return File(foreign[0], {}, (note,), read=False)
+        if _exists(folder / ".git", folder=True):
+            return None
     return None
 
 
@@ -88,8 +100,9 @@ def shown(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _exists(path: Path) -> bool:
+def _exists(path: Path, *, folder: bool = False) -> bool:
+    """True for a file, or for anything where `folder` is set: `.git` is a file in a worktree."""
     try:
-        return path.is_file()
+        return path.exists() if folder else path.is_file()
     except OSError:  # a folder that may not be looked into
         return False

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from rewriter.errors import UsageError
 from rewriter.pipeline.config import files
+from rewriter.pipeline.config.trust import require_own
 from rewriter.pipeline.config.values import from_text, from_toml, to_text
 from rewriter.pipeline.declaration import PREFIX, Declaration, declarations
 from rewriter.pipeline.options import JOBS, KEYS, Command
@@ -155,25 +156,27 @@ class Configuration:
         return ResolvedOptions(values, origins, ignored, {n: v for n, v in own.items() if n not in KEYS})
 
 
-def load(near: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
-    """Reads the environment and the file found upwards from the folder of `near`.
+def load(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:
+    """Reads the environment and the configuration file of the project that one works in.
+
+    Where a model lies does not matter: what comes with a model must not decide what is done with it.
 
     Args:
-        near: A model, which need not exist, or a folder; None: the current folder.
+        folder: The folder that one works in; None: the current one.
         environment: In place of `os.environ`.
 
     Raises:
-        UsageError: an unknown key, or a value of the wrong type or without sense; the message names the
-            file or the variable.
+        UsageError: an unknown key, a value of the wrong type or without sense, or a key that loads code or
+            writes files in a file of another user; the message names the file or the variable.
     """
     variables = os.environ if environment is None else environment
-    where = Path.cwd() if near is None else near
-    file = _file(where if where.is_dir() else where.parent, variables.get(CONFIG, ""))
+    named = variables.get(CONFIG, "")
+    file = _file(Path.cwd() if folder is None else folder, named)
     sources = [OptionSource("environment", "the environment", dict(_from_environment(variables)))]
-    if file:
-        sources.append(OptionSource("file", file.title, dict(_from_file(file))))
+    if file and file.read:
+        sources.append(OptionSource("file", file.title, dict(_from_file(file, named=bool(named)))))
     warnings = (*(file.notes if file else ()), *_misspelt(variables))
-    return Configuration(tuple(sources), file.path if file else None, warnings)
+    return Configuration(tuple(sources), file.path if file and file.read else None, warnings)
 
 
 def _file(folder: Path, named: str) -> files.File | None:
@@ -191,11 +194,13 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]
             yield name, _checked(key, key.variable, text, partial(from_text, key, text))
 
 
-def _from_file(file: files.File) -> Iterator[tuple[str, Any]]:
+def _from_file(file: files.File, *, named: bool) -> Iterator[tuple[str, Any]]:
     keys = {key.key: key for key in KEYS.values()}
     for word, value in file.table.items():
         if word not in keys:
             raise UsageError(f"unknown key {word!r}", where=file.title, hint=_nearest_key(word))
+        if not named:
+            require_own(word, value, file.title, file.path)
         where, read = f"{file.title}, key {word!r}", partial(from_toml, keys[word], value, file.path.parent)
         yield keys[word].name, _checked(keys[word], where, value, read)
 
