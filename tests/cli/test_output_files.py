@@ -195,8 +195,8 @@ class TestInputs:
         ).whole()
         weight = source.graph.initializer[0]
         weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight), "w"))
-        kept = {"save_as_external_data": True, "location": "weights.data", "size_threshold": 0}
-        onnx.save(source, tmp_path / "m.onnx", **kept)
+        path = tmp_path / "m.onnx"
+        onnx.save(source, path, save_as_external_data=True, location="weights.data", size_threshold=0)
         (tmp_path / "samples").mkdir()
         for name in ("data.npz", "samples/0.npz"):
             np.savez(tmp_path / name, x=np.ones((2, 512), np.float32))
@@ -210,9 +210,12 @@ class TestInputs:
     def test_an_output_that_names_an_input_is_refused(self, folder: Path, flag: str, name: str) -> None:
         path = folder / name
         before = path.read_bytes()
-        given = {"data.npz": ["--inputs", path], "samples/0.npz": ["--inputs", path.parent]}
-        given["plan.json"] = ["--plan", path]
-        usual = [] if flag == "-o" else ["-o", folder / "f.onnx"]
+        given: dict[str, list[str | Path]] = {
+            "data.npz": ["--inputs", path],
+            "samples/0.npz": ["--inputs", path.parent],
+            "plan.json": ["--plan", path],
+        }
+        usual: list[str | Path] = [] if flag == "-o" else ["-o", folder / "f.onnx"]
         code, output = fix(folder / "m.onnx", *usual, *given.get(name, []), flag, path)
         assert code == 2
         assert "it would overwrite" in output

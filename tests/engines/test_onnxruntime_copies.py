@@ -100,8 +100,8 @@ print("lives")
 def test_mapped_weights_do_not_crash(tmp_path: Path) -> None:
     """In a process of its own: a write to a read-only page is SIGSEGV."""
     path = tmp_path / "m.onnx"
-    kept = {"save_as_external_data": True, "location": "m.data", "size_threshold": 0}
-    onnx.save(with_weights(MAIN, 17).whole(), path, **kept)
+    whole = with_weights(MAIN, 17).whole()
+    onnx.save(whole, path, save_as_external_data=True, location="m.data", size_threshold=0)
     data = (tmp_path / "m.data").read_bytes()
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", MAPPED, str(path)]
