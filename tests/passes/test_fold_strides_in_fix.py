@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from needs import needs_rtx
 import numpy as np
 import onnx
 import pytest
-from needs import needs_rtx
 from graphs import apply, ops
 from hypothesis import given, settings
 from hypothesis import strategies as st

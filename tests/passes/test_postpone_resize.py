@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from needs import needs_rtx
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from needs import needs_rtx
 from graphs import apply, ops, random_feeds
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import without_gpu
-from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from rewriter.cli import app
@@ -25,7 +24,7 @@ from rewriter.engines.tensor_files import write_samples
 from rewriter.engines.tensorrt_program import context_hint
 from rewriter.errors import EngineError, RewriterError, UsageError
 from rewriter.graph.casts import TypeRequest, retype
-from rewriter.model import Array, Model, load, save
+from rewriter.model import Array, Model, save
 from rewriter.model import facts as tensor_facts
 from rewriter.verification.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
 from rewriter.verification.locate.bisection import Bisection, Marked
@@ -192,22 +191,19 @@ LAYERS = 12
 def network(*faults: int, op: str = "Tanh") -> Model:
     """A residual network; the layers `faults` have a wrong weight."""
     rng = np.random.default_rng(0)
-    weights = []
+    weights = {}
     for i in range(LAYERS):
         weight = rng.standard_normal((8, 8)).astype(np.float32) / 3
-        weights.append(numpy_helper.from_array(weight * (1.5 if i in faults else 1.0), f"w{i}"))
+        weights[f"w{i}"] = weight * (1.5 if i in faults else 1.0)
     lines = []
     for i in range(LAYERS):
         before = f"r{i - 1}" if i else "x"
         lines.append(f"m{i} = MatMul({before}, w{i})  a{i} = {op}(m{i})  r{i} = Add(a{i}, {before})")
-    source = graphs.graph(
-        f"g (float[2,8] x, {', '.join(f'float[8,8] w{i}' for i in range(LAYERS))}) => (float[2,8] y)"
-        f" {{ {' '.join(lines)} y = Identity(r{LAYERS - 1}) }}"
+    return graphs.with_weights(
+        f"g (float[2,8] x, {', '.join(f'float[8,8] {name}' for name in weights)}) => (float[2,8] y)"
+        f" {{ {' '.join(lines)} y = Identity(r{LAYERS - 1}) }}",
+        weights,
     )
-    proto = source.whole()
-    del proto.graph.input[1:]
-    proto.graph.initializer.extend(weights)
-    return load(proto)
 
 
 SAMPLES = [{"x": np.random.default_rng(i).standard_normal((2, 8)).astype(np.float32)} for i in range(2)]
