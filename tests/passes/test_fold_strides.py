@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import apply, graph, ops, with_weights
+from graphs import apply, ops, with_weights
 from onnx import TensorProto, helper, numpy_helper
 from stems import FOLDED, STEM, same_results, stem_model
 

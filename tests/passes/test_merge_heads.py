@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from needs import needs_rtx
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, graph, ops, random_feeds, run, with_constants
+from graphs import apply, ops, random_feeds, run, with_constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import helper, numpy_helper
 from paths import MODELS
 

@@ -6,12 +6,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from needs import needs_rtx
 import numpy as np
 import onnx
 import pytest
 from graphs import graph, ops, with_weights
-from onnx import numpy_helper
+from needs import needs_rtx
 from paths import MODELS
 
 from rewriter.base import Context

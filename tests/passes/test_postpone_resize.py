@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from needs import needs_rtx
 import numpy as np
 import onnx
 import onnx.parser
@@ -13,6 +12,7 @@ import pytest
 from graphs import apply, ops, random_feeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from resized import LINEAR, SHAPED, TWICE, holds, model
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from needs import needs_rtx
 import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, ops, run
+from needs import needs_rtx
 from onnx import TensorProto, numpy_helper
 from paths import MODELS
 

@@ -6,13 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from needs import needs_rtx
 import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, keeps_results, ops, with_constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
