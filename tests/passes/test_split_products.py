@@ -272,9 +272,7 @@ def test_a_search_gets_the_rest_of_the_budget() -> None:
     assert result.verdict is not None
     told = next(check.summary for check in result.verdict.checks if check.name == "max-latency-cost")
     assert told.startswith("at most 4 more latency, of which split products left ")
-    assert budget_left(0.5, 120.0, 20.0) == pytest.approx(
-        0.25
-    )  # 150 us in place of 100 are 25 % more than 120
+    assert budget_left(0.5, 120.0, 20.0) == pytest.approx(0.25)  # 150 us for 120
     assert budget_left(0.1, 120.0, 20.0) == 0.0
 
 
