@@ -6,8 +6,8 @@ import math
 
 from rewriter.plan import Plan
 from rewriter.search.effort import MOST
-from rewriter.search.evaluator import Problem
 from rewriter.search.goal import Budget, ErrorLimit, Found, Goal
+from rewriter.search.problem import Problem
 from rewriter.search.run import reach
 from rewriter.search.trials import Trials
 

@@ -1,35 +1,53 @@
-"""The search on an engine: groups of nodes one by one, then together, then the best plan refined.
+"""The search on an engine: groups of nodes one by one, then combined, then the best plan refined.
 
-It tries some thirty plans, in batches. The rules' plan comes first: its time shows how many others fit. Then
-comes every group alone, the most promising first. Squared errors of independent changes add, and so do times,
-roughly. From these sums follow the groups to combine: those that save time, those that save error for their
-time, both, and the best two, three, and so on. Last comes the best plan with one group more or less. A plan
-that does not fit in the remaining time is not begun. The choice depends on the measurements alone.
+It tries some thirty plans in batches. The rules' plan comes first: its time shows how many others fit. Then
+comes every group alone, the most promising first. Squared errors of independent changes add up, and times do
+roughly. These sums select combinations: groups that save time, groups that save error for their time, both,
+and the best two, three, and so on. Last comes the best plan with one group more or less. A plan that does not
+fit in the remaining time is not started. The choice depends on the measurements alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rewriter.plan import Plan
-from rewriter.search.candidate import Candidate, Group, united
-from rewriter.search.evaluator import Evaluator, Measured
+from rewriter.search.candidate import Group, united
 from rewriter.search.goal import ErrorLimit, Found, Goal
 from rewriter.search.select import LEAST_DIFFERENCE, Trial, chosen, objective
-from rewriter.search.trials import Trials
+from rewriter.search.trials import Trials, types_of
+from rewriter.search.tried_plans import Judged, Measured
 
 FIRST, SECOND, THIRD = 18, 7, 5
-"""Plans with one group, with several, and refined, at most; the rules' plan comes on top."""
+"""Most plans with one group, with several, and refined; the rules' plan is not counted."""
 
 SINGLES = 0.65
-"""Share of what the time does for that is plans with one group; the rest is combinations of what helped."""
+"""Share of the affordable plans that have one group; the rest are combinations of groups that helped."""
 
 DEEPEST = 5
-"""Groups in a row of the second batch, of those that make it faster and of those that make it better."""
+"""Most groups that save time, and most that save error, in a combination."""
 
 Progress = Callable[[str], None]
+
+
+class Evaluator(Protocol):
+    """Judges whole plans, many at a time."""
+
+    @property
+    def origin(self) -> str:
+        """Source of the latencies, for the report."""
+        ...
+
+    def measured(self, plans: Sequence[Plan]) -> Iterator[Judged]:
+        """Yields the evaluation of each plan as it becomes known. A plan that fails raises no error."""
+        ...
+
+    def affords(self) -> int:
+        """Returns how many more plans there should be time for."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,8 +55,8 @@ class Effect:
     """The effect of one group alone.
 
     Attributes:
-        faster: Share of the latency that it saved; what is within the noise is 0.
-        square: Change of the squared error over that of the rules' plan: -1 takes all of it away.
+        faster: Share of the latency that it saves; 0 within the noise.
+        square: Change of the squared error as a share of the rules' plan's: -1 removes all of it.
     """
 
     group: Group
@@ -56,11 +74,11 @@ def by_measurement(
     """Returns the best plan for `goal` of those that `judge` evaluated.
 
     Args:
-        trials: Whose `plan` is the rules'; it makes the plans.
-        batches: Batches of groups, likeliest first, in batches and in all; `FIRST` of them are tried. A
-            batch is generated after the one before it was judged. If the rules' plan is too inaccurate for
-            the goal, the last batch comes first: what makes plans more accurate.
-        report: Gets a line after each plan.
+        trials: Makes the plans from the rules' plan.
+        batches: Batches of groups, most promising first; `FIRST` groups are tried. A batch is generated after
+            the one before it was judged. If the rules' plan misses the goal, the last batch, which makes
+            plans more accurate, comes first.
+        report: Called with a line after each plan.
     """
     search = _Search(trials, judge, goal, report)
     search.batch([()])
@@ -77,7 +95,7 @@ def by_measurement(
 def _one_by_one(search: _Search, batches: Iterable[Sequence[Group]], judge: Evaluator) -> None:
     left = FIRST
     for batch in batches:
-        most = min(left, math.ceil(SINGLES * judge.affords()))  # each run tells better what a plan costs
+        most = min(left, math.ceil(SINGLES * judge.affords()))  # each run improves this estimate
         search.batch([(group,) for group in batch[:most]])
         left -= len(batch[:most])
         if left <= 0 or most < len(batch):
@@ -96,16 +114,15 @@ class _Search:
         """The rules' plan."""
         return self.tried[0]
 
-    def batch(self, rows: Sequence[tuple[Group, ...]]) -> None:
-        """Judges unions of groups, each plan once, and keeps them in the order of `rows`."""
-        known = {one.types for one in self.tried}
+    def batch(self, combinations: Sequence[tuple[Group, ...]]) -> None:
+        """Judges unions of groups, each plan once, and keeps them in their order."""
+        known = {types_of(one.plan) for one in self.tried}
         new: list[tuple[tuple[Group, ...], Plan]] = []
-        for row in rows:
-            candidate = united(row) if row else Candidate()
-            plan = None if candidate is None else self._trials.plan_of(candidate)
-            if plan is not None and (plan.fp32, plan.bf16) not in known:
-                known.add((plan.fp32, plan.bf16))
-                new.append((row, plan))
+        for combination in combinations:
+            candidate = united(combination)
+            if candidate is not None and (types := self._trials.types(candidate)) not in known:
+                known.add(types)
+                new.append((combination, self._trials.plan_of(candidate)))
         before, found = list(self.tried), dict[int, Trial]()
         for place, worth in self._judge.measured([plan for _, plan in new]):
             found[place] = Trial(*new[place], worth, self._trials.metric.least)
@@ -114,7 +131,7 @@ class _Search:
                 self._report(self.line())
 
     def effects(self) -> list[Effect]:
-        """Of the groups that work alone, in the order in which they were tried."""
+        """Returns the effects of the groups whose plans work, in the order of the trials."""
         base, found = self.base, []
         for one in self.tried:
             if len(one.groups) == 1 and one.works:
@@ -124,7 +141,7 @@ class _Search:
         return found
 
     def line(self) -> str:
-        """How many plans were tried, and the best so far."""
+        """Returns a line with the number of plans tried, and the best so far."""
         best, count = chosen(self.tried, self._goal), sum(not one.untried for one in self.tried)
         plans = f"{count} plan{'s' if count > 1 else ''} tried"
         if not best.works:
@@ -152,7 +169,7 @@ class _Search:
 
 
 def _square(one: Trial, base: Trial) -> float:
-    """Change of the squared error as a share; metrics of which more is better are turned round."""
+    """Returns the change of the squared error as a share; metrics of which more is better are negated."""
     before, after = base.error, one.error
     if before > 0.0 and not one.least:
         return (after / before) ** 2 - 1.0
@@ -160,14 +177,14 @@ def _square(one: Trial, base: Trial) -> float:
 
 
 def _combined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
-    """The best two, the best three, ... of the groups that help; then what should be best together."""
+    """Returns the best two, three, ... of the groups that help, then the best combinations by their sums."""
     base, effects = search.base, search.effects()
     alone = [one for one in search.tried if len(one.groups) == 1 and one.works]
     rank = {one.groups: objective(one, base, goal) for one in alone}
     helping = [one for one in alone if rank[one.groups] < objective(base, base, goal)]
     helping.sort(key=lambda one: rank[one.groups])
-    row = tuple(group for one in helping for group in one.groups)
-    greedy = _new(search, (row[:length] for length in range(2, DEEPEST + 1)))[: SECOND // 2]
+    best = tuple(group for one in helping for group in one.groups)
+    greedy = _new(search, (best[:length] for length in range(2, DEEPEST + 1)))[: SECOND // 2]
     faster = _groups(sorted((e for e in effects if e.faster > 0.0), key=_loss))
     better = _groups(sorted((e for e in effects if e.square < 0.0), key=lambda e: e.square / _cost(e)))
     both = (faster[:f] + better[:b] for f in range(DEEPEST + 1) for b in range(DEEPEST + 1))
@@ -175,12 +192,12 @@ def _combined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
 
 
 def _loss(effect: Effect) -> tuple[float, float]:
-    """Squared error for the latency that it saves; of those that lose nothing the fastest first."""
+    """Sorts by added squared error over saved latency; groups without a loss, the fastest first."""
     return max(effect.square, 0.0) / effect.faster, -effect.faster
 
 
 def _cost(effect: Effect) -> float:
-    """Share of the latency that a group costs, at least the noise."""
+    """Returns the share of the latency that a group costs, at least the noise."""
     return max(-effect.faster, LEAST_DIFFERENCE)
 
 
@@ -189,7 +206,7 @@ def _groups(effects: Sequence[Effect]) -> tuple[Group, ...]:
 
 
 def _refined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
-    """The best plan with one group less, and with one more."""
+    """Returns the groups of the best plan with one less, and with one more."""
     best = chosen(search.tried, goal)
     alone = [effect.group for effect in search.effects() if effect.faster or effect.square]
     less = [tuple(g for g in best.groups if g != group) for group in best.groups]
@@ -197,34 +214,36 @@ def _refined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
     return _ranked(search, [*less, *more], goal)[:THIRD]
 
 
-def _new(search: _Search, rows: Iterable[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
-    """The rows that have not been tried and whose groups go together, each once, in their order."""
+def _new(search: _Search, combinations: Iterable[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
+    """Returns the possible combinations that have not been tried, each once, in their order."""
     before = {frozenset(one.groups) for one in search.tried}
     new: dict[frozenset[Group], tuple[Group, ...]] = {}
-    for row in rows:
-        once = tuple(dict.fromkeys(row))
+    for combination in combinations:
+        once = tuple(dict.fromkeys(combination))
         if frozenset(once) not in before and united(once) is not None:
             new.setdefault(frozenset(once), once)
     return list(new.values())
 
 
-def _ranked(search: _Search, rows: Iterable[tuple[Group, ...]], goal: Goal) -> list[tuple[Group, ...]]:
-    """The new ones of the rows by what they are expected to give; equal ones in their order."""
+def _ranked(
+    search: _Search, combinations: Iterable[tuple[Group, ...]], goal: Goal
+) -> list[tuple[Group, ...]]:
+    """Returns the new combinations, the best by their estimate first."""
     base, effects = search.base, {effect.group: effect for effect in search.effects()}
 
-    def expected(row: tuple[Group, ...]) -> tuple[float, ...]:
-        return objective(_expected(base, row, effects), base, goal)
+    def expected(combination: tuple[Group, ...]) -> tuple[float, ...]:
+        return objective(_expected(base, combination, effects), base, goal)
 
-    return sorted(_new(search, rows), key=expected)
+    return sorted(_new(search, combinations), key=expected)
 
 
-def _expected(base: Trial, row: Sequence[Group], effects: dict[Group, Effect]) -> Trial:
-    """Estimates the groups together: squared errors add, and times."""
-    known = [effects[group] for group in row if group in effects]
+def _expected(base: Trial, groups: tuple[Group, ...], effects: dict[Group, Effect]) -> Trial:
+    """Estimates the groups together: squared errors and times add up."""
+    known = [effects[group] for group in groups if group in effects]
     faster, square = sum(e.faster for e in known), sum(e.square for e in known)
     if base.least or base.error <= 0.0:
         error = base.error + square * abs(base.error)
     else:
         error = base.error * math.sqrt(max(1.0 + square, 1e-4))
     worth = Measured(-error if base.least else error, max(base.us * (1.0 - faster), 0.0))
-    return Trial(tuple(row), base.plan, worth, base.least)
+    return Trial(groups, base.plan, worth, base.least)

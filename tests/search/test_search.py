@@ -21,9 +21,9 @@ from rewriter.errors import UsageError
 from rewriter.model import Array, Model, facts, save
 from rewriter.plan import Decision, InputsOutputs, Plan
 from rewriter.planning.planner import extend_plan
-from rewriter.search.evaluator import Problem
-from rewriter.search.frontier import frontier
 from rewriter.search.goal import Budget, ErrorLimit, Found
+from rewriter.search.problem import Problem
+from rewriter.search.run import frontier
 from rewriter.search.trials import Trials
 from rewriter.search.within import most_accurate
 from rewriter.verification.expected import run_all

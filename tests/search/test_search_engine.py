@@ -31,12 +31,13 @@ from rewriter.search.candidate import Candidate, Group, added
 from rewriter.search.clock import Clock
 from rewriter.search.effort import FEWER, FEWEST, MOST, for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
-from rewriter.search.evaluator import Emulator, Measured, Problem
+from rewriter.search.fp32_groups import ESTIMATE_OFF, groups
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
-from rewriter.search.groups import ESTIMATE_OFF, groups
+from rewriter.search.problem import Problem
 from rewriter.search.rounds import FIRST, SECOND, THIRD, by_measurement
 from rewriter.search.run import SearchInput, SearchRequest, run
 from rewriter.search.trials import Trials
+from rewriter.search.tried_plans import Measured
 from rewriter.verification.expected import run_all
 
 CHAIN = """
@@ -98,6 +99,22 @@ class Table:
         square = 1e-6 * (1.0 + sum(self.squares.get(name, 0.0) for name in names))
         us = 100.0 + sum(self.us.get(name, 0.0) for name in names)
         return Measured(math.sqrt(square), us, self.noise)
+
+
+@dataclass
+class Emulated:
+    """A judge that emulates plans."""
+
+    trials: Trials
+    origin: str = "emulated"
+
+    def measured(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Measured]]:
+        problem, metric = self.trials.problem, self.trials.metric
+        for place, plan in enumerate(plans):
+            yield place, Measured(problem.emulated(plan, metric), problem.prices.total_us(plan))
+
+    def affords(self) -> int:
+        return 1000
 
 
 def found_of(goal: Goal, judge: Table, candidates: Sequence[Group] | None = None) -> Found:
@@ -179,7 +196,7 @@ def test_when_the_time_is_up_the_best_so_far_is_taken() -> None:
     assert judge.batches == [1, 3, 1, 0], "of four plans two thirds are groups by themselves"
     assert kept(found) == {"c", "e", "y"}
     alone = found_of(Fastest(), Table(FAST.us, FAST.squares, affordable=1))
-    assert alone.plan == Plan("fp16") and "kept, the time did for no other" in alone.summary
+    assert alone.plan == Plan("fp16") and "kept, there was no time for another" in alone.summary
     poor = Table(FAST.us, FAST.squares, affordable=2)
     assert kept(found_of(Fastest(), poor)) == set() and poor.batches == [1, 1, 0, 0]
 
@@ -211,8 +228,7 @@ def test_the_rules_plan_is_kept_where_no_other_is_better_and_it_is_told() -> Non
 def test_the_emulation_is_a_judge_like_any_other() -> None:
     goal = ErrorLimit(2e-3)
     trials = trials_of(goal)
-    judge = Emulator(trials.problem, trials.metric)
-    found = by_measurement(trials, groups(trials, goal), goal, judge)
+    found = by_measurement(trials, groups(trials, goal), goal, Emulated(trials))
     assert found.met and {"0:a", "0:s"} <= found.plan.fp32
 
 
@@ -237,10 +253,9 @@ def test_groups_are_what_nodes_have_in_common() -> None:
     source = graphs.graph(RESIZED)
     rules = Plan("fp16", decisions=(Decision("", "Exp", "0:z", "order", "r"),))
     trials = begin(problem_of(source), rules, Fastest())
-    released, raised = groups(trials, ErrorLimit(1e-3))
-    assert [one.words for one in released] == ["order back in FP16 (1)"]
-    found = {one.words: one.candidate for one in (*raised, *released)}
-    assert found["order back in FP16 (1)"].released == {"0:z"}
+    lowered, raised = groups(trials, ErrorLimit(1e-3))
+    assert not lowered, "no FP32 product could be BF16"
+    found = {one.words: one.candidate for one in raised}
     assert found["Resize and the view before it in FP32 (2)"].added == {"0:u", "0:r"}
     assert found["Resize and all views before it in FP32 (3)"].added == {"0:u", "0:r", "0:t"}
     assert found["Resize in FP32 (1)"].added == {"0:u"}
@@ -252,21 +267,16 @@ def test_groups_are_what_nodes_have_in_common() -> None:
     assert all((plan.fp32, plan.bf16) != (rules.fp32, rules.bf16) for plan in plans)
 
 
-def test_what_could_be_infinite_is_in_no_group_that_releases() -> None:
-    kept_back = (Decision("", "Exp", "0:z", "overflow", "r"), Decision("", "Softmax", "0:h", "mask", "r"))
-    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16", decisions=kept_back), Fastest())
-    assert not any(one.candidate.released for batch in groups(trials, ErrorLimit(1e-3)) for one in batch)
-
-
-def test_for_a_tolerance_rules_that_cost_nothing_are_released_first_one_at_a_time() -> None:
-    rules = [("order", "p"), ("softmax", "c"), ("epilogue", "f")]
-    decisions = tuple(Decision("", "Exp", f"0:{name}", rule, "r") for rule, name in rules)
-    trials = trials_of(Fastest(), Plan("fp16", decisions=decisions))
-    released = next(groups(trials, ErrorLimit(1e-3)))
-    words = [f"{rule} back in FP16 (1)" for rule in ("softmax", "epilogue", "order")]
-    assert [one.words for one in released] == words
-    assert trials.count == 0, "no emulation is needed for them"
-    assert not any(one.candidate.released for batch in groups(trials, Fastest()) for one in batch)
+def test_for_a_tolerance_products_in_bf16_come_first_and_no_group_releases_nodes() -> None:
+    kept = (Decision("", "MatMul", "0:m", "overflow", "r"), Decision("", "Softmax", "0:h", "softmax", "r"))
+    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16", decisions=kept), Fastest())
+    batches = groups(trials, ErrorLimit(1e-3))
+    (first,) = next(batches)
+    assert (first.words, first.candidate.bf16) == ("FP32 products in BF16 (1)", {"0:m"})
+    assert trials.count == 0, "no emulation is needed for it"
+    every = [first, *(one for batch in batches for one in batch)]
+    assert not any(one.candidate.released for one in every)
+    assert not any(one.candidate.bf16 for batch in groups(trials, Fastest()) for one in batch)
 
 
 def test_nodes_that_could_not_be_ranked_in_time_leave_the_other_groups() -> None:
@@ -323,8 +333,9 @@ WEIGHTED = """
 
 def evaluator(folder: Path, **options: object) -> EngineEvaluator:
     problem = problem_of(graphs.graph(WEIGHTED))
-    chosen = {"engine": "onnxruntime", "timing": Timing(1, 5), "jobs": 2} | options
-    return EngineEvaluator(problem, named("relative-l2"), folder=folder, **chosen)  # type: ignore[arg-type]
+    chosen = {"engine": "onnxruntime", "deployment": Deployment(), "jobs": 2} | options
+    builder = Builder(problem, folder=folder, **chosen)  # type: ignore[arg-type]
+    return EngineEvaluator(builder, named("relative-l2"), Timing(1, 5))
 
 
 def worths(judge: EngineEvaluator, plans: Sequence[Plan]) -> list[Measured]:
