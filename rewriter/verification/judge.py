@@ -1,4 +1,4 @@
-"""Judges the outputs of builds, which are files, against the original's."""
+"""Compares the outputs of builds with those of the original."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reference(Protocol):
     """Outputs of the original in FP32.
 
     Attributes:
-        selects_rows: True if the rows of the outputs may come in another order.
+        selects_rows: True if the rows of the outputs may be in another order.
     """
 
     @property
@@ -58,7 +58,7 @@ class BuildRun:
 
     Attributes:
         status, problem: As in `engines.protocol.EngineOutcome`.
-        error: Value of the tolerance's metric, the worst over outputs and samples; None if it did not run.
+        error: The tolerance's metric, the worst over outputs and samples; None if it did not run.
     """
 
     number: int
@@ -75,9 +75,9 @@ class Judged:
     Attributes:
         outputs: Statistics of the worst sample and build of each output.
         comparisons: Each output against the tolerance, in its worst sample and build.
-        error: The tolerance's metric in the worst build that ran; `best`: in the best. None if none ran.
+        error: The tolerance's metric in the worst build; `best`: in the best build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
-        passed: All builds ran, and all outputs are within the tolerance.
+        passed: True if all builds ran, and all outputs are within the tolerance.
     """
 
     outputs: tuple[OutputStatistics, ...]
@@ -90,7 +90,7 @@ class Judged:
 
 
 def judge(reference: Reference, outcomes: Sequence[EngineOutcome], tolerance: Tolerance) -> Judged:
-    """Compare every sample of every build with the original's outputs; the worst counts."""
+    """Compares every sample of every build with the original's outputs; the worst counts."""
     metric = named(tolerance.metric)
     figures: dict[str, list[OutputStatistics]] = {}
     rounds: list[tuple[OutputComparison, ...]] = []
@@ -130,7 +130,7 @@ def judge(reference: Reference, outcomes: Sequence[EngineOutcome], tolerance: To
 def _compared(
     reference: Reference, expected: Outputs, actual: Outputs, tolerance: Tolerance
 ) -> tuple[OutputComparison, ...]:
-    """Each output against the tolerance; under another metric, an output fails only if it is not finite."""
+    """Compares each output with the tolerance; under another metric, only non-finite outputs fail."""
     limit = tolerance.of_each_output
     found = compare(expected, actual, limit, as_sets=reference.selects_rows)
     if tolerance.metric == RELATIVE_L2:
@@ -145,7 +145,7 @@ def _value(
     compared: Sequence[OutputComparison],
     tolerance: Tolerance,
 ) -> float:
-    """The metric of the worst output; the worst value there is if an output has another shape."""
+    """Returns the metric of the worst output; the worst possible value if an output has another shape."""
     if tolerance.metric == RELATIVE_L2:  # as compared: rows of detections may be matched
         return max((c.relative_l2 if c.finite else metric.failed for c in compared), default=0.0)
     if any(expected[name].shape != actual[name].shape for name in expected):

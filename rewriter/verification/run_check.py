@@ -1,4 +1,4 @@
-"""Runs the fixed model, on an engine or emulated, and compares it with the original."""
+"""Runs the fixed model on an engine, or emulates it, and compares it with the original."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Execution:
 def run_on_engine(
     workspace: Workspace, settings: MeasureSettings, tolerance: Tolerance, missing: str = ""
 ) -> Execution:
-    """Build and run the fixed model, and once the original in FP32 without TF32.
+    """Builds and runs the fixed model, and once the original in FP32 without TF32.
 
     Args:
-        missing: The reason why ONNX Runtime gave no reference, if so. The original's FP32 engine then is the
-            reference.
+        missing: The reason why ONNX Runtime gave no reference; "" if it did. Without one, the original's FP32
+            engine is the reference.
 
     Raises:
         EngineError: the library is not installed, or there is no reference.
@@ -80,7 +80,7 @@ def run_built(
     samples: Sequence[Mapping[str, Array]],
     expected: Sequence[Mapping[str, Array]],
 ) -> Check:
-    """Run an existing engine of the fixed model, and compare it with the original's outputs.
+    """Runs an existing engine of the fixed model, and compares it with the original's outputs.
 
     Args:
         path: The file of `fixed`. `engine`: built from it; its folder takes the outputs.
@@ -102,7 +102,7 @@ def run_built(
 
 
 def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accumulation) -> Execution:
-    """Run the fixed model on ONNX Runtime's CPU, with a rounding after every tensor.
+    """Emulates the fixed model on ONNX Runtime's CPU, with a rounding after every tensor.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run it.
@@ -133,7 +133,7 @@ def _emulate(workspace: Workspace, accumulation: Accumulation) -> Iterator[Path]
 
 
 def build_without_gpu(workspace: Workspace, timeout_s: float, plugins: Sequence[Path]) -> Check:
-    """Check that TensorRT-RTX builds the fixed model, which it does on a CPU, too."""
+    """Checks that TensorRT-RTX builds the fixed model, which needs no GPU."""
     variant = workspace.fixed_variant()
     sample = next(iter(variant.samples))
     profile = variant.samples.spans() | dict(variant.shapes)
@@ -154,7 +154,7 @@ def _engine_as_reference(workspace: Workspace, original: EngineOutcome, missing:
 
 
 def _reference_check(workspace: Workspace, original: EngineOutcome) -> Check:
-    """Compares the original's FP32 engine with ONNX Runtime: the rewriting causes no difference here."""
+    """Compares the original's FP32 engine with ONNX Runtime, which shows errors of the library alone."""
     if not original.ran:
         problem = f"the original did not run here: {original.problem}"
         return Check("reference", None, problem, details=_log(original))
@@ -172,7 +172,7 @@ def _reference_check(workspace: Workspace, original: EngineOutcome) -> Check:
 def run_check(
     outcomes: Sequence[EngineOutcome], judged: Judged, tolerance: Tolerance, seconds: float
 ) -> Check:
-    """The verdict on the fixed model's builds."""
+    """Returns the check of the fixed model's builds."""
     failed = [outcome for outcome in outcomes if not outcome.ran]
     details = [f"allowed: {tolerance.source}"]
     for outcome in failed:

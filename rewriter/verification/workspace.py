@@ -19,15 +19,15 @@ from rewriter.model.facts import Facts
 from rewriter.verification.expected import as_declared, selects_rows
 
 MOST_SAMPLES = 16
-"""Samples that are compared; a warning reports that the others are not."""
+"""Most samples that are compared; a warning reports that the others are not."""
 
 
 @dataclass
 class Workspace:
-    """Shared by all runs of one verification; the large arrays stay on disk. A `Reference` for `judge`.
+    """Models and arrays that all runs of one verification share, on disk; a `Reference` for `judge`.
 
     Attributes:
-        folder: For all files that are written.
+        folder: For all written files.
         shapes: The user's profile of inputs.
     """
 
@@ -46,14 +46,14 @@ class Workspace:
 
     @property
     def selects_rows(self) -> bool:
-        """True if the rows of the outputs may come in another order."""
+        """True if the rows of the outputs may be in another order."""
         return selects_rows(self.original)
 
     def __len__(self) -> int:
         return min(len(self.samples), MOST_SAMPLES)
 
     def compute_reference(self) -> None:
-        """Run the original in FP32 on ONNX Runtime's CPU, with one sample in memory at a time.
+        """Runs the original in FP32 on ONNX Runtime's CPU, with one sample in memory at a time.
 
         Raises:
             ArithmeticRunError: ONNX Runtime cannot run the original.
@@ -65,7 +65,7 @@ class Workspace:
                 self._expected.append(write_tensors(folder, session.run(sample)))
 
     def use_reference(self, folders: Sequence[Path]) -> None:
-        """Compare with an engine's outputs of the original: one folder of tensors for each sample."""
+        """Uses an engine's outputs of the original as reference: one folder of tensors for each sample."""
         self._expected = list(folders)
 
     def expected(self, sample: int) -> dict[str, Array]:
@@ -82,7 +82,7 @@ class Workspace:
         return self._stored[name]
 
     def fixed_variant(self) -> Variant:
-        """The fixed model as it would be deployed: with TF32 if the library uses it."""
+        """Returns the fixed model as it is deployed: with TF32 if the library uses it."""
         path = self._file(self.fixed, "fixed")
         return Variant("fixed", path, self.stored(self.fixed, "fixed"), shapes=self.shapes)
 
@@ -95,14 +95,14 @@ class Workspace:
         return Variant("original", path, samples, tf32=False, shapes=self.shapes)
 
     def _file(self, model: Model, name: str) -> Path:
-        """The file that the model was loaded from, or a new one if it was changed."""
+        """Returns the file that the model was loaded from, or a new file if it was changed."""
         if model.path is not None and (model is self.original or model is self.fixed):
             return model.path
         return save(model, self.folder / f"{name}.onnx")
 
 
 def require_same_ports(original: Model, fixed: Model) -> None:
-    """Check that both models have inputs and outputs of the same names; types may differ.
+    """Checks that both models have inputs and outputs of the same names; types may differ.
 
     Raises:
         UsageError: they are not two versions of one model.
@@ -112,7 +112,7 @@ def require_same_ports(original: Model, fixed: Model) -> None:
         missing, extra = ([n for n in names[i] if n not in names[1 - i]] for i in (0, 1))
         if missing or extra:
             found = [f"lacks {', '.join(missing)}"] if missing else []
-            found += [f"has {', '.join(extra)} on top"] if extra else []
+            found += [f"has {', '.join(extra)} in addition"] if extra else []
             raise UsageError(
                 f"it is not a version of {original.path or 'the original'}: of the {ports}, "
                 f"it {' and '.join(found)}",

@@ -182,7 +182,7 @@ def test_models_that_are_not_versions_of_each_other_are_refused(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     other = save(graph("g (float[n,4] image) => (float[n,4] y) { y = Relu(image) }"), tmp_path / "other.onnx")
-    with pytest.raises(UsageError, match="it lacks x and has image on top"):
+    with pytest.raises(UsageError, match="it lacks x and has image in addition"):
         rewriter.verify(files[0], other)
 
 

@@ -19,7 +19,7 @@ from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Array, Model, save
 from rewriter.plan import Plan
-from rewriter.verification.arithmetic import check_emulation, check_structure, check_tf32, explained
+from rewriter.verification.arithmetic_checks import check_emulation, check_structure, check_tf32, explained
 from rewriter.verification.build_check import check_model_build
 from rewriter.verification.expected import Expected, expected_outputs
 from rewriter.verification.run_check import run_built
