@@ -11,14 +11,14 @@ from pathlib import Path
 
 import graphs
 import pytest
-from searching import begin
+from searching import CANCELLING, begin, problem_of
 from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
 from rewriter.base import Target
 from rewriter.data.inputs import load_samples
-from rewriter.emulation import Accumulation, reference
+from rewriter.emulation import Accumulation
 from rewriter.engines import this_machine
 from rewriter.engines.deployment import Deployment
 from rewriter.engines.protocol import Timing, Variant
@@ -33,35 +33,14 @@ from rewriter.search.effort import FEWER, FEWEST, MOST, for_budget, for_toleranc
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.fp32_groups import ESTIMATE_OFF, groups
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
-from rewriter.search.problem import Problem
 from rewriter.search.rounds import FIRST, SECOND, THIRD, by_measurement
 from rewriter.search.run import SearchInput, SearchRequest, run
 from rewriter.search.trials import Trials
 from rewriter.search.tried_plans import Measured
-from rewriter.verification.expected import run_all
-
-CHAIN = """
-    g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
-        p = Sin(x)
-        a = Add(p, big)
-        s = Sub(a, big)
-        b = Mul(s, k)
-        c = Tanh(b)
-        d = Exp(c)
-        e = Atan(d)
-        f = Cos(e)
-        y = Exp(f)
-    }"""
-"""The spacing of FP16 at 64 is 1/16: what is added there is lost, and all else rounds harmlessly."""
-
-
-def problem_of(source: Model) -> Problem:
-    known, samples = facts.infer(source), [graphs.random_feeds(source)]
-    return Problem(source, known, samples, run_all(reference(source, known), samples), "fp32")
 
 
 def trials_of(goal: Goal, plan: Plan | None = None) -> Trials:
-    return begin(problem_of(graphs.graph(CHAIN)), plan or Plan("fp16"), goal)
+    return begin(problem_of(graphs.graph(CANCELLING), "fp32"), plan or Plan("fp16"), goal)
 
 
 def group(*names: str) -> Group:
@@ -252,7 +231,7 @@ RESIZED = """
 def test_groups_are_what_nodes_have_in_common() -> None:
     source = graphs.graph(RESIZED)
     rules = Plan("fp16", decisions=(Decision("", "Exp", "0:z", "order", "r"),))
-    trials = begin(problem_of(source), rules, Fastest())
+    trials = begin(problem_of(source, "fp32"), rules, Fastest())
     lowered, raised = groups(trials, ErrorLimit(1e-3))
     assert not lowered, "no FP32 product could be BF16"
     found = {one.words: one.candidate for one in raised}
@@ -269,7 +248,7 @@ def test_groups_are_what_nodes_have_in_common() -> None:
 
 def test_for_a_tolerance_products_in_bf16_come_first_and_no_group_releases_nodes() -> None:
     kept = (Decision("", "MatMul", "0:m", "overflow", "r"), Decision("", "Softmax", "0:h", "softmax", "r"))
-    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16", decisions=kept), Fastest())
+    trials = begin(problem_of(graphs.graph(RESIZED), "fp32"), Plan("fp16", decisions=kept), Fastest())
     batches = groups(trials, ErrorLimit(1e-3))
     (first,) = next(batches)
     assert (first.words, [*first.candidate.bf16]) == ("FP32 products in BF16 (1)", ["0:m"])
@@ -280,7 +259,7 @@ def test_for_a_tolerance_products_in_bf16_come_first_and_no_group_releases_nodes
 
 
 def test_nodes_that_could_not_be_ranked_in_time_leave_the_other_groups() -> None:
-    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
+    trials = begin(problem_of(graphs.graph(RESIZED), "fp32"), Plan("fp16"), Fastest())
     trials.ranked_by = time.monotonic()
     (raised,) = groups(trials, Fastest())
     words = [one.words for one in raised]
@@ -288,7 +267,7 @@ def test_nodes_that_could_not_be_ranked_in_time_leave_the_other_groups() -> None
 
 
 def test_what_is_estimated_to_cost_too_much_comes_last() -> None:
-    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
+    trials = begin(problem_of(graphs.graph(RESIZED), "fp32"), Plan("fp16"), Fastest())
     (raised,) = groups(trials, Fastest())
     costs = [trials.latency_us(one.candidate) / trials.latency_us(Candidate()) for one in raised]
     dear = [cost > 1.0 + ESTIMATE_OFF for cost in costs]
@@ -296,7 +275,7 @@ def test_what_is_estimated_to_cost_too_much_comes_last() -> None:
 
 
 def test_with_a_budget_what_fills_it_comes_first() -> None:
-    trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
+    trials = begin(problem_of(graphs.graph(RESIZED), "fp32"), Plan("fp16"), Fastest())
     goal = Budget(0.5)
     filling = next(groups(trials, goal))
     assert filling[0].words == "0.5 more latency by the estimate"
@@ -314,7 +293,7 @@ def test_with_a_budget_residual_sums_and_their_activations_come_before_that() ->
             t = Relu(s)
             y = Tanh(t)
         }"""
-    trials = begin(problem_of(graphs.graph(text)), Plan("fp16"), Fastest())
+    trials = begin(problem_of(graphs.graph(text), "fp32"), Plan("fp16"), Fastest())
     first = next(groups(trials, Budget(0.5)))[0]
     assert first.words == "residual sums and activations in FP32 (3)"
     assert first.candidate.added == {"0:s", "0:t", "0:y"}
@@ -332,7 +311,7 @@ WEIGHTED = """
 
 
 def evaluator(folder: Path, **options: object) -> EngineEvaluator:
-    problem = problem_of(graphs.graph(WEIGHTED))
+    problem = problem_of(graphs.graph(WEIGHTED), "fp32")
     chosen = {"engine": "onnxruntime", "deployment": Deployment(), "jobs": 2} | options
     builder = Builder(problem, folder=folder, **chosen)  # type: ignore[arg-type]
     return EngineEvaluator(builder, named("relative-l2"), Timing(1, 5))
@@ -426,7 +405,7 @@ def test_the_search_ends_in_the_time_that_it_has(seconds: float) -> None:
 
 def test_plugins_and_the_profile_are_those_of_the_deployment(tmp_path: Path) -> None:
     profile = {"x": ((1, 2), (4, 2), (8, 2))}
-    problem = problem_of(graphs.graph(WEIGHTED))
+    problem = problem_of(graphs.graph(WEIGHTED), "fp32")
     builder = Builder(problem, "onnxruntime", Deployment(profile=profile), tmp_path, Clock(60.0), 60.0)
     ((_, made),) = next(builder.built([KEPT]))
     assert isinstance(made, Variant) and made.shapes == profile
@@ -446,7 +425,7 @@ def test_a_plugin_that_is_no_library_fails_every_build(tmp_path: Path) -> None:
 def test_without_a_gpu_it_is_refused_before_anything_starts() -> None:
     if this_machine.gpu() is not None:
         pytest.skip("there is a GPU")
-    source = graphs.graph(CHAIN).whole()
+    source = graphs.graph(CANCELLING).whole()
     with pytest.raises(EngineError, match="--search gpu: no engine runs here"):
         rewriter.fix(source, search="gpu")
     with pytest.raises(UsageError, match="--search-seconds"):
