@@ -28,7 +28,7 @@ CANCELLING = """
         f = Cos(e)
         y = Exp(f)
     }"""
-"""The spacing of FP16 at 64 is 1/16: small numbers are lost in a sum with it, other roundings are harmless."""
+"""The spacing of FP16 at 64 is 1/16: small numbers are lost in sums with it; other roundings are harmless."""
 
 
 def problem_of(

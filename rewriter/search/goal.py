@@ -31,11 +31,16 @@ class _Goal:
 
 @dataclass(frozen=True)
 class ErrorLimit(_Goal):
-    """A limit for a metric, for every output and sample."""
+    """A limit for a metric, for every output and sample.
+
+    Attributes:
+        first_found: Take the first plan that meets the limit on one sample; do not search for a cheaper one.
+    """
 
     option = "tolerance"
     tolerance: float
     metric: str = "relative-l2"
+    first_found: bool = False
 
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)

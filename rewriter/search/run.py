@@ -27,7 +27,7 @@ from rewriter.search.builder import Builder
 from rewriter.search.candidate import Candidate, added
 from rewriter.search.cheapest import cheapest
 from rewriter.search.clock import Clock
-from rewriter.search.effort import for_budget, for_tolerance
+from rewriter.search.effort import Effort, for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.fp32_groups import groups
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
@@ -164,6 +164,8 @@ def _by_emulation(given: SearchInput, request: SearchRequest) -> SearchOutcome:
     samples, goal = min(len(given.samples), EMULATED_SAMPLES), request.goal
     if isinstance(goal, Budget):
         effort = for_budget(given.structured, given.facts, samples)
+    elif isinstance(goal, ErrorLimit) and goal.first_found:
+        effort = Effort(1, request.accumulation)
     else:
         effort = for_tolerance(given.structured, given.facts, samples, request.accumulation)
     compared: Sequence[Sample] = list(islice(given.samples, effort.samples))
