@@ -121,10 +121,8 @@ def allowing(check: Check, errors: Mapping[str, float], reason: str, factor: flo
         reason: The source of these errors, for the summary.
         factor: Errors that are allowed, in units of `errors`.
     """
-    outputs = tuple(
-        replace(o, tolerance=max(o.tolerance, min(USABLE, factor * errors.get(o.name, 0.0))))
-        for o in check.outputs
-    )
+    allowed = {name: min(USABLE, factor * error) for name, error in errors.items()}
+    outputs = tuple(replace(o, tolerance=max(o.tolerance, allowed.get(o.name, 0.0))) for o in check.outputs)
     if check.passed is not False or outputs == check.outputs:
         return check
     passed = all(o.passed for o in outputs)

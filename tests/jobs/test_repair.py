@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -14,6 +15,7 @@ import rewriter
 from rewriter.base import Change, Context, Event, Exactness, ModelPass
 from rewriter.data.inputs import load_samples
 from rewriter.jobs.fix import stages
+from rewriter.jobs.fix.job import FixJob
 from rewriter.model import Array, Model, load
 from rewriter.passes.simplify import Simplify
 from rewriter.verification.expected import conditioning, expected_outputs
@@ -93,9 +95,7 @@ class Shifting(Simplify):
 def test_a_pass_of_ours_that_breaks_the_result_is_found_by_name_and_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def with_defect(job: stages.FixJob) -> stages.FixJob:
-        from dataclasses import replace
-
+    def with_defect(job: FixJob) -> FixJob:
         return replace(job, steps=tuple(Shifting() if isinstance(s, Simplify) else s for s in job.steps))
 
     original = stages.run
