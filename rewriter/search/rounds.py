@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rewriter.plan import Plan
@@ -31,6 +31,7 @@ DEEPEST = 5
 """Most groups that save time, and most that save error, in a combination."""
 
 Progress = Callable[[str], None]
+Groups = tuple[Group, ...]
 
 
 class Evaluator(Protocol):
@@ -84,51 +85,54 @@ def by_measurement(
     search.batch([()])
     if not search.base.untried:
         met = goal.meets(search.base.worth.value)
-        _one_by_one(search, batches if met else reversed(list(batches)), judge)
+        _one_by_one(search, batches if met else reversed(list(batches)))
     for make, most in ((_combined, SECOND), (_refined, THIRD)):
         if not search.base.works:
             break
-        search.batch(make(search, goal)[: min(most, judge.affords())])
+        search.batch(make(search)[: min(most, judge.affords())])
     return search.found()
 
 
-def _one_by_one(search: _Search, batches: Iterable[Sequence[Group]], judge: Evaluator) -> None:
+def _one_by_one(search: _Search, batches: Iterable[Sequence[Group]]) -> None:
     left = FIRST
     for batch in batches:
-        most = min(left, math.ceil(SINGLES * judge.affords()))  # each run improves this estimate
+        most = min(left, math.ceil(SINGLES * search.judge.affords()))  # each run improves this estimate
         search.batch([(group,) for group in batch[:most]])
         left -= len(batch[:most])
         if left <= 0 or most < len(batch):
             return
 
 
+@dataclass
 class _Search:
     """The plans tried so far."""
 
-    def __init__(self, trials: Trials, judge: Evaluator, goal: Goal, report: Progress) -> None:
-        self._trials, self._judge, self._goal, self._report = trials, judge, goal, report
-        self.tried: list[Trial] = []
+    trials: Trials
+    judge: Evaluator
+    goal: Goal
+    report: Progress
+    tried: list[Trial] = field(default_factory=list)
 
     @property
     def base(self) -> Trial:
         """The rules' plan."""
         return self.tried[0]
 
-    def batch(self, combinations: Sequence[tuple[Group, ...]]) -> None:
+    def batch(self, combinations: Sequence[Groups]) -> None:
         """Judges unions of groups, each plan once, and keeps them in their order."""
         known = {types_of(one.plan) for one in self.tried}
-        new: list[tuple[tuple[Group, ...], Plan]] = []
+        new: list[tuple[Groups, Plan]] = []
         for combination in combinations:
             candidate = united(combination)
-            if candidate is not None and (types := self._trials.types(candidate)) not in known:
+            if candidate is not None and (types := self.trials.types(candidate)) not in known:
                 known.add(types)
-                new.append((combination, self._trials.plan_of(candidate)))
+                new.append((combination, self.trials.plan_of(candidate)))
         before, found = list(self.tried), dict[int, Trial]()
-        for place, worth in self._judge.measured([plan for _, plan in new]):
-            found[place] = Trial(*new[place], worth, self._trials.metric.least)
+        for place, worth in self.judge.measured([plan for _, plan in new]):
+            found[place] = Trial(*new[place], worth, self.trials.metric.least)
             self.tried = [*before, *(found[at] for at in sorted(found))]
             if not worth.untried:
-                self._report(self.line())
+                self.report(self.line())
 
     def effects(self) -> list[Effect]:
         """Returns the effects of the groups whose plans work, in the order of the trials."""
@@ -142,16 +146,16 @@ class _Search:
 
     def line(self) -> str:
         """Returns a line with the number of plans tried, and the best so far."""
-        best, count = chosen(self.tried, self._goal), sum(not one.untried for one in self.tried)
+        best, count = chosen(self.tried, self.goal), sum(not one.untried for one in self.tried)
         plans = f"{count} plan{'s' if count > 1 else ''} tried"
         if not best.works:
             return f"{plans}, none of them works"
-        name, base = self._goal.metric, self.base
+        name, base = self.goal.metric, self.base
         more = f" ({best.us / base.us - 1.0:+.1%})" if base.works and best is not base else ""
         return f"{plans}; best so far: {best.words}, {name} {best.worth.value:.3g}, {best.us:.1f} us{more}"
 
     def found(self) -> Found:
-        best, base, goal = chosen(self.tried, self._goal), self.base, self._goal
+        best, base, goal = chosen(self.tried, self.goal), self.base, self.goal
         kept = base.untried and not isinstance(goal, ErrorLimit)  # the rules' plan is no slower and no worse
         return Found(
             best.plan,
@@ -163,7 +167,7 @@ class _Search:
             best.us - base.us if best.works and base.works else 0.0,
             base.us if base.works else 0.0,
             goal,
-            self._judge.origin,
+            self.judge.origin,
             tuple(one.as_row(best) for one in self.tried),
         )
 
@@ -176,19 +180,19 @@ def _square(one: Trial, base: Trial) -> float:
     return (after - before) / abs(before) if before else float(after > before)
 
 
-def _combined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
+def _combined(search: _Search) -> list[Groups]:
     """Returns the best two, three, ... of the groups that help, then the best combinations by their sums."""
-    base, effects = search.base, search.effects()
+    base, goal, effects = search.base, search.goal, search.effects()
     alone = [one for one in search.tried if len(one.groups) == 1 and one.works]
     rank = {one.groups: objective(one, base, goal) for one in alone}
     helping = [one for one in alone if rank[one.groups] < objective(base, base, goal)]
     helping.sort(key=lambda one: rank[one.groups])
     best = tuple(group for one in helping for group in one.groups)
     greedy = _new(search, (best[:length] for length in range(2, DEEPEST + 1)))[: SECOND // 2]
-    faster = _groups(sorted((e for e in effects if e.faster > 0.0), key=_loss))
-    better = _groups(sorted((e for e in effects if e.square < 0.0), key=lambda e: e.square / _cost(e)))
+    faster = tuple(e.group for e in sorted((e for e in effects if e.faster > 0.0), key=_loss))
+    better = tuple(e.group for e in sorted((e for e in effects if e.square < 0.0), key=_gain))
     both = (faster[:f] + better[:b] for f in range(DEEPEST + 1) for b in range(DEEPEST + 1))
-    return _new(search, [*greedy, *_ranked(search, both, goal)])[:SECOND]
+    return _new(search, [*greedy, *_ranked(search, both)])[:SECOND]
 
 
 def _loss(effect: Effect) -> tuple[float, float]:
@@ -196,28 +200,24 @@ def _loss(effect: Effect) -> tuple[float, float]:
     return max(effect.square, 0.0) / effect.faster, -effect.faster
 
 
-def _cost(effect: Effect) -> float:
-    """Returns the share of the latency that a group costs, at least the noise."""
-    return max(-effect.faster, LEAST_DIFFERENCE)
+def _gain(effect: Effect) -> float:
+    """Sorts by saved squared error over the cost in latency, which counts as the noise at least."""
+    return effect.square / max(-effect.faster, LEAST_DIFFERENCE)
 
 
-def _groups(effects: Sequence[Effect]) -> tuple[Group, ...]:
-    return tuple(effect.group for effect in effects)
-
-
-def _refined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
+def _refined(search: _Search) -> list[Groups]:
     """Returns the groups of the best plan with one less, and with one more."""
-    best = chosen(search.tried, goal)
+    best = chosen(search.tried, search.goal)
     alone = [effect.group for effect in search.effects() if effect.faster or effect.square]
     less = [tuple(g for g in best.groups if g != group) for group in best.groups]
     more = [(*best.groups, group) for group in alone if group not in best.groups]
-    return _ranked(search, [*less, *more], goal)[:THIRD]
+    return _ranked(search, [*less, *more])[:THIRD]
 
 
-def _new(search: _Search, combinations: Iterable[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
+def _new(search: _Search, combinations: Iterable[Groups]) -> list[Groups]:
     """Returns the possible combinations that have not been tried, each once, in their order."""
     before = {frozenset(one.groups) for one in search.tried}
-    new: dict[frozenset[Group], tuple[Group, ...]] = {}
+    new: dict[frozenset[Group], Groups] = {}
     for combination in combinations:
         once = tuple(dict.fromkeys(combination))
         if frozenset(once) not in before and united(once) is not None:
@@ -225,19 +225,16 @@ def _new(search: _Search, combinations: Iterable[tuple[Group, ...]]) -> list[tup
     return list(new.values())
 
 
-def _ranked(
-    search: _Search, combinations: Iterable[tuple[Group, ...]], goal: Goal
-) -> list[tuple[Group, ...]]:
+def _ranked(search: _Search, combinations: Iterable[Groups]) -> list[Groups]:
     """Returns the new combinations, the best by their estimate first."""
     base, effects = search.base, {effect.group: effect for effect in search.effects()}
+    return sorted(
+        _new(search, combinations),
+        key=lambda groups: objective(_expected(base, groups, effects), base, search.goal),
+    )
 
-    def expected(combination: tuple[Group, ...]) -> tuple[float, ...]:
-        return objective(_expected(base, combination, effects), base, goal)
 
-    return sorted(_new(search, combinations), key=expected)
-
-
-def _expected(base: Trial, groups: tuple[Group, ...], effects: dict[Group, Effect]) -> Trial:
+def _expected(base: Trial, groups: Groups, effects: dict[Group, Effect]) -> Trial:
     """Estimates the groups together: squared errors and times add up."""
     known = [effects[group] for group in groups if group in effects]
     faster, square = sum(e.faster for e in known), sum(e.square for e in known)

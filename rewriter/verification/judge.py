@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from rewriter.engines.protocol import EngineOutcome, Latency
 from rewriter.figures.metrics import Metric, named
@@ -19,37 +18,6 @@ from rewriter.figures.outputs import (
 from rewriter.figures.pair import Pair
 from rewriter.figures.tolerances import RELATIVE_L2, Tolerance
 from rewriter.verification.expected import Outputs
-
-
-class Reference(Protocol):
-    """Outputs of the original in FP32.
-
-    Attributes:
-        selects_rows: True if the rows of the outputs may be in another order.
-    """
-
-    @property
-    def selects_rows(self) -> bool: ...
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        ...
-
-    def expected(self, sample: int) -> Outputs: ...
-
-
-@dataclass(frozen=True)
-class ReferenceInMemory:
-    """A `Reference` of outputs that are in memory."""
-
-    outputs: Sequence[Outputs]
-    selects_rows: bool
-
-    def __len__(self) -> int:
-        return len(self.outputs)
-
-    def expected(self, sample: int) -> Outputs:
-        return self.outputs[sample]
 
 
 @dataclass(frozen=True)
@@ -89,20 +57,31 @@ class Judged:
     passed: bool
 
 
-def judge(reference: Reference, outcomes: Sequence[EngineOutcome], tolerance: Tolerance) -> Judged:
-    """Compares every sample of every build with the original's outputs; the worst counts."""
+def judge(
+    expected: Iterable[Outputs],
+    outcomes: Sequence[EngineOutcome],
+    tolerance: Tolerance,
+    *,
+    as_sets: bool = False,
+) -> Judged:
+    """Compares every sample of every build with the original's outputs; the worst counts.
+
+    Args:
+        expected: The original's outputs in FP32 for each sample; iterated once for each build.
+        as_sets: True if the rows of the outputs may be in another order.
+    """
     metric = named(tolerance.metric)
     figures: dict[str, list[OutputStatistics]] = {}
     rounds: list[tuple[OutputComparison, ...]] = []
     runs = []
     for outcome in outcomes:
         values = []
-        for sample in range(len(reference)) if outcome.ran else ():
-            expected, actual = reference.expected(sample), outcome.values(sample)
-            rounds.append(_compared(reference, expected, actual, tolerance))
-            values.append(_value(metric, expected, actual, rounds[-1], tolerance))
-            for name in expected:
-                pair = Pair(expected[name], actual[name])
+        for sample, exact in enumerate(expected) if outcome.ran else ():
+            actual = outcome.values(sample)
+            rounds.append(_compared(exact, actual, tolerance, as_sets))
+            values.append(_value(metric, exact, actual, rounds[-1], tolerance))
+            for name in exact:
+                pair = Pair(exact[name], actual[name])
                 if pair.same_shape:
                     one = statistics(name, pair, sample=sample, build=outcome.build)
                     figures.setdefault(name, []).append(one)
@@ -128,11 +107,10 @@ def judge(reference: Reference, outcomes: Sequence[EngineOutcome], tolerance: To
 
 
 def _compared(
-    reference: Reference, expected: Outputs, actual: Outputs, tolerance: Tolerance
+    expected: Outputs, actual: Outputs, tolerance: Tolerance, as_sets: bool
 ) -> tuple[OutputComparison, ...]:
     """Compares each output with the tolerance; under another metric, only non-finite outputs fail."""
-    limit = tolerance.of_each_output
-    found = compare(expected, actual, limit, as_sets=reference.selects_rows)
+    found = compare(expected, actual, tolerance.of_each_output, as_sets=as_sets)
     if tolerance.metric == RELATIVE_L2:
         return found
     return tuple(replace(one, note=one.note or f"judged by {tolerance.metric}") for one in found)
