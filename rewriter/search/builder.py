@@ -35,7 +35,6 @@ class Builder:
     Attributes:
         folder: Holds a folder for each model and its engine.
         timeout_s: Limit of each build, and of each run of the engine.
-        jobs: Builds at a time; 0: half of the cores, as far as memory allows.
         seconds: The longest time from a plan to its engine so far; 0 if there was none.
         lowering_s: The part of it in this process, which handles one plan at a time.
     """
@@ -46,7 +45,6 @@ class Builder:
     folder: Path
     clock: Clock = field(default_factory=lambda: Clock(float("inf")))
     timeout_s: float = 600.0
-    jobs: int = 0
     seconds: float = 0.0
     lowering_s: float = 0.0
     _count: int = 0
@@ -55,8 +53,6 @@ class Builder:
 
     def workers(self) -> int:
         """Returns the number of builds at a time."""
-        if self.jobs and self.engine not in TIMES_KERNELS:
-            return self.jobs
         weights = sum(array.nbytes for array in self.problem.model.weights.values())
         return builds_at_a_time(self.engine, weights)
 

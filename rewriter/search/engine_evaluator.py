@@ -45,14 +45,12 @@ class EngineEvaluator:
 
     Attributes:
         failures: One sentence for each plan that failed.
-        built: Number of plans that were built and run.
     """
 
     builder: Builder
     metric: Metric
     timing: Timing = field(default_factory=lambda: Timing(seconds=TIMED_S))
     failures: list[str] = field(default_factory=list)
-    built: int = 0
     _reference: Variant | None = None
     _reference_us: float = 0.0
     _device: str = ""
@@ -168,7 +166,6 @@ class EngineEvaluator:
             return self._without(TIME_UP)
         if not outcome.ran or outcome.latency is None:
             return self._without(outcome.problem or "it ran, but could not be timed")
-        self.built += 1
         self._device = outcome.device
         expected = self.builder.problem.expected
         values = [self.metric.worst(one, outcome.values(i)) for i, one in enumerate(expected)]

@@ -312,7 +312,7 @@ WEIGHTED = """
 
 def evaluator(folder: Path, **options: object) -> EngineEvaluator:
     problem = problem_of(graphs.graph(WEIGHTED), "fp32")
-    chosen = {"engine": "onnxruntime", "deployment": Deployment(), "jobs": 2} | options
+    chosen = {"engine": "onnxruntime", "deployment": Deployment()} | options
     builder = Builder(problem, folder=folder, **chosen)  # type: ignore[arg-type]
     return EngineEvaluator(builder, named("relative-l2"), Timing(1, 5))
 
@@ -331,7 +331,7 @@ def test_an_engine_measures_plans_and_leaves_only_the_reference_s_files(tmp_path
     assert low.value > 10 * high.value
     assert low.latency_us and high.latency_us and low.spread_us >= 0.0
     (again,) = worths(judge, [Plan("fp16", decisions=KEPT.decisions[:1])])
-    assert again.latency_us and judge.built == 3 and not judge.failures
+    assert again.latency_us and not judge.failures
     assert {file.name for file in tmp_path.iterdir()} == {"samples", "plan-0"}, "the reference's"
     assert judge.origin.startswith("measured with onnxruntime on ")
 
@@ -348,7 +348,7 @@ def test_an_engine_that_does_not_run_fails_each_plan_without_an_error(tmp_path: 
     pytest.importorskip("tensorrt_rtx")
     if this_machine.gpu() is not None:
         pytest.skip("there is a GPU")
-    judge = evaluator(tmp_path, engine="tensorrt-rtx", jobs=0)
+    judge = evaluator(tmp_path, engine="tensorrt-rtx")
     found = worths(judge, [Plan("fp16"), KEPT])
     assert [(one.value, one.latency_us) for one in found] == [(math.inf, None)] * 2
     assert len(judge.failures) == 2 and "0 nodes in FP32" in judge.failures[0]

@@ -158,7 +158,6 @@ class UnmarkedOutputs:
     """The other model's own outputs in a build without marks, to detect that marks change them."""
 
     def __init__(self, run: Run, names: Sequence[str]) -> None:
-        self.names = tuple(names)
         self.kept = [{n: np.array(values()[n]) for n in names if n in values()} for values in run.values]
 
     def distance(self, run: Run) -> float:
