@@ -38,8 +38,8 @@ def _table(configuration: Configuration, near: Path) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from rewriter.pipeline.config.files import shown
-    from rewriter.pipeline.config.values import to_text
+    from rewriter.pipeline.config.config_file import shown
+    from rewriter.pipeline.config.option_values import to_text
     from rewriter.pipeline.options import KEYS
 
     resolved = configuration.resolve()

@@ -15,7 +15,7 @@ from rich.text import Text
 from rewriter.errors import UsageError
 from rewriter.model import write_text
 from rewriter.report.terminal import new_table
-from rewriter.search.result import Frontier, FrontierPoint
+from rewriter.search.pareto import Frontier, FrontierPoint
 
 COLUMNS, ROWS = 60, 12
 """Size of the drawing in characters, without its axes."""

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from rewriter.report.terminal import MORE, new_table
-from rewriter.search.result import Searched, TriedPlan
+from rewriter.search.tried_plans import Searched, TriedPlan
 
 FEW = 12
 """Rows of the table without `-v`: the rules' plan, the applied one, and the fastest of the others."""

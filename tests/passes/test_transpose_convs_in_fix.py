@@ -21,7 +21,7 @@ from rewriter.passes.transpose_convs import NEEDED_ANSWERS, TransposeConvs
 from rewriter.pipeline.driver import Driver
 from rewriter.plan import Decision, Plan
 from rewriter.planning.planner import SEARCHED
-from rewriter.search.evaluator import Problem
+from rewriter.search.problem import Problem
 from rewriter.verification.expected import run_all
 
 PIPELINE = "compensate-rounding,transpose-convs{depth=1 work=0},mixed-precision,clean-casts"

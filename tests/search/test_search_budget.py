@@ -18,9 +18,9 @@ from rewriter.plan import Decision, InputsOutputs
 from rewriter.planning.planner import PlanRequest, make_plan
 from rewriter.search.candidate import added
 from rewriter.search.effort import MOST
-from rewriter.search.evaluator import Problem
 from rewriter.search.goal import Budget
-from rewriter.search.streams import residual_streams
+from rewriter.search.node_sets import residual_streams
+from rewriter.search.problem import Problem
 from rewriter.search.trials import Trials
 from rewriter.search.within import LEAST_GAIN, MOST_GAIN, most_accurate
 from rewriter.verification.expected import run_all

@@ -12,7 +12,7 @@ from rewriter.model import Array, Model, load
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.plan import Plan
-from rewriter.verification.arithmetic import check_emulation, check_structure, check_tf32
+from rewriter.verification.arithmetic_checks import check_emulation, check_structure, check_tf32
 from rewriter.verification.expected import Expected, expected_outputs
 
 DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
