@@ -15,6 +15,7 @@ import onnx
 
 from rewriter.engines.deadline import stopped_at
 from rewriter.engines.onnxruntime_errors import explain
+from rewriter.engines.this_machine import cuda_obstacle
 from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
 from rewriter.graph import label
 from rewriter.model import Array, Model, walk_graphs
@@ -38,9 +39,8 @@ class Session:
     """A model, loaded and ready to run. A context manager; `close` frees its memory.
 
     Detached weights (`Model.weights`) are neither copied nor serialised: ONNX Runtime gets them as
-    inputs, by reference, so models over 2 GiB load like small ones. (As external initializers it
-    would copy them once, measured on 1.31.) Where they must be constants, for optimisations and for
-    operators of other domains, they are handed over as such.
+    inputs, by reference, so models over 2 GiB load like small ones. Where they must be constants, for
+    optimisations and for operators of other domains, they are external initializers, which it copies.
 
     Args:
         model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
@@ -156,14 +156,10 @@ class Session:
 
 def _providers(gpu: bool, tf32: bool) -> list[Any]:
     """Execution providers, best first: nodes without a CUDA kernel run on the CPU."""
-    import onnxruntime as ort
-
     if not gpu:
         return ["CPUExecutionProvider"]
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
-        raise EngineError(
-            f"this ONNX Runtime ({ort.__version__}) is built without CUDA", hint="pip install onnxruntime-gpu"
-        )
+    if problem := cuda_obstacle():
+        raise problem
     return [("CUDAExecutionProvider", {"use_tf32": str(int(tf32))}), "CPUExecutionProvider"]
 
 
@@ -179,7 +175,7 @@ def _options(optimize: bool, threads: int) -> ort.SessionOptions:
     options.enable_mem_pattern = False  # its one block comes on top of what the arena holds already
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Threads that wait would spin: on a machine that others use, too, a NAFNet took 0.8 s of CPU, not 0.5 s.
+    # Threads that wait would spin, at the cost of other programs (docs/engines.md#what-releases-do).
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _QUIET
     return options

@@ -1,4 +1,4 @@
-"""TensorRT and TensorRT-RTX as an `Engine`: loads, runs and times; used in child processes only."""
+"""TensorRT and TensorRT-RTX as a `Program`: loads, runs and times; used in child processes only."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from rewriter.errors import EngineError
 from rewriter.model import Array
 
 BATCH_US = 500.0
-"""Duration of the back-to-back runs of one timing. The GPU idles for some microseconds at each launch, which
-would be most of the time of a one-node model."""
+"""Duration of the back-to-back runs of one timing, against which the gaps between launches are short."""
 
 MOST_RUNS = 50
 """Back-to-back runs of one timing at most."""
@@ -32,7 +31,7 @@ WARM_RUNS = 2
 """Runs before a capture: the first one may allocate, compile or load, which cannot be captured."""
 
 NO_KERNEL = "cubin or ptx module for device target"
-"""Part of the error of TensorRT-RTX 1.6.1 on an H200 for engines that it had built and could not load."""
+"""Part of the error for engines that the library built and cannot load (docs/engines.md#what-releases-do)."""
 
 
 def context_hint(why: str) -> str:
@@ -42,24 +41,22 @@ def context_hint(why: str) -> str:
     return "it may lack memory: close other programs on the GPU"
 
 
-class TensorRTEngine:
-    """The `Engine` of one of the two modules."""
+def load_engine(module: str, order: RunOrder) -> TensorRTProgram:
+    """Load an engine with `tensorrt` or `tensorrt_rtx`.
 
-    def __init__(self, module: str) -> None:
-        self._module = module
-
-    def load(self, order: RunOrder) -> TensorRTProgram:
-        """See `Engine.load`."""
-        if not order.tf32 and any(os.environ.get(name) != value for name, value in NO_TF32.items()):
-            raise EngineError(
-                "FP32 without TF32 was requested, and this process allows TF32",
-                hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
-            )
-        trt = import_tensorrt(self._module)
-        for gpu in nvidia_driver.gpus()[:1]:
-            if problem := refusal(trt.__name__, trt.__version__, gpu):
-                raise problem
-        return TensorRTProgram(trt, order)
+    Raises:
+        EngineError: there is no such device or library, or it does not load the engine.
+    """
+    if not order.variant.tf32 and any(os.environ.get(name) != value for name, value in NO_TF32.items()):
+        raise EngineError(
+            "FP32 without TF32 was requested, and this process allows TF32",
+            hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
+        )
+    trt = import_tensorrt(module)
+    for gpu in nvidia_driver.gpus()[:1]:
+        if problem := refusal(trt.__name__, trt.__version__, gpu):
+            raise problem
+    return TensorRTProgram(trt, order)
 
 
 class TensorRTProgram:

@@ -13,7 +13,7 @@ from rewriter.data.parity.comparison import ArrayComparison, InputComparison
 from rewriter.report.json import document
 
 
-def print_comparison(result: InputComparison, out: Console) -> None:
+def print_result(result: InputComparison, out: Console) -> None:
     """Print each difference once, with its samples and the code that undoes it."""
     for (name, sentence), found in _groups(result).items():
         array = found[0][1]

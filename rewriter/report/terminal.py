@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TypeVar
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -65,6 +65,20 @@ def new_table(title: str, *columns: str, right: Iterable[str] = (), whole: str =
             overflow="fold",
         )
     return table
+
+
+def print_report(
+    sections: Callable[[int | None], Iterable[RenderableType]], verdict: Text, out: Console, verbosity: int
+) -> None:
+    """Print a report; verbosity -1: the verdict line only, 0: the highlights, 1: everything.
+
+    Args:
+        sections: Returns the parts before the verdict, with at most so many items of each kind.
+    """
+    if verbosity >= 0:
+        for part in sections(None if verbosity > 0 else SHOWN):
+            out.print(part)
+    out.print(verdict, soft_wrap=True)  # one line, for grep
 
 
 def about_target(target: Target) -> str:

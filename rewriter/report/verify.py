@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,7 +14,7 @@ from rewriter.engines.protocol import Latency
 from rewriter.figures.outputs import DECADES, OutputStatistics
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
-from rewriter.report.terminal import SHOWN, closing_lines, fitting, new_table
+from rewriter.report.terminal import closing_lines, fitting, new_table, print_report
 from rewriter.verification.verify_result import VerifyResult
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -43,11 +44,8 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
 
 
 def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
-    """Print the result; verbosity -1: the verdict line only, 0: the highlights, 1: everything."""
-    if verbosity >= 0:
-        for part in _sections(result, None if verbosity > 0 else SHOWN):
-            out.print(part)
-    out.print(verdict_line(result), soft_wrap=True)  # one line, for grep
+    """Print the result; see `print_report`."""
+    print_report(partial(_sections, result), verdict_line(result), out, verbosity)
 
 
 def verdict_line(result: VerifyResult) -> Text:

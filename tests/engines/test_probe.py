@@ -20,19 +20,9 @@ from rewriter.data.ranges import measure as measure_ranges
 from rewriter.engines import this_machine
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.probe import answers as store
-from rewriter.engines.probe.ask import (
-    PROBES,
-    UNKNOWN,
-    Answer,
-    Answers,
-    Probe,
-    ask,
-    build_all,
-    known_here,
-    recorded,
-    remember,
-)
-from rewriter.engines.probe.question import Case, Seen
+from rewriter.engines.probe.answers import Answers, recorded, remember
+from rewriter.engines.probe.ask import PROBES, ask, build_all, known_here
+from rewriter.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
 from rewriter.errors import OutputError
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.model import facts as tensor_facts
@@ -373,7 +363,7 @@ def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded
         "Nothing can be measured here",
         "builds 1 of 1 probe models",
         "Recorded answers",
-        "--target tensorrt-rtx alone",
+        "--target tensorrt-rtx, not for the default target",
     ):
         assert text in result.output
     refused = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])
