@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import onnx
 
 from rewriter.engines.deadline import stopped_at
-from rewriter.engines.onnxruntime_errors import explain
+from rewriter.engines.onnxruntime_errors import explained
 from rewriter.engines.this_machine import cuda_obstacle
 from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
 from rewriter.graph import label
@@ -75,12 +76,11 @@ class Session:
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
         if constants:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
-        try:
+        providers = _providers(gpu, tf32)
+        with explained(self._file, "ONNX Runtime cannot load the model"):
             self._session: ort.InferenceSession | None = ort.InferenceSession(
-                proto.SerializeToString(), options, providers=_providers(gpu, tf32)
+                proto.SerializeToString(), options, providers=providers
             )
-        except Exception as error:  # its exception classes share no other base
-            explain(error, self._file, "ONNX Runtime cannot load the model")
         if gpu and self._session.get_providers()[0] != "CUDAExecutionProvider":
             raise EngineError(
                 "ONNX Runtime fell back to the CPU", hint="its log says which library is missing"
@@ -100,17 +100,16 @@ class Session:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
             TimeUpError: the deadline passed.
         """
-        if self._session is None:
-            raise ArithmeticRunError("the session is closed", where=self._file)
+        session = self._opened()
         names = list(self.outputs if outputs is None else outputs)
         try:
-            given = {name: _value(array) for name, array in feeds.items()}
-            with stopped_at(until) as options:
-                values = self._session.run_with_ort_values(names, self._inputs | given, options)
-        except Exception as error:
+            with self._running(), stopped_at(until) as options:
+                given = {name: _value(array) for name, array in feeds.items()}
+                values = session.run_with_ort_values(names, self._inputs | given, options)
+        except ArithmeticRunError as error:
             if time.monotonic() >= until:
                 raise TimeUpError("a run on ONNX Runtime was stopped at its deadline") from error
-            explain(error, self._file, "ONNX Runtime cannot run the model")
+            raise
         return {name: _array(value) for name, value in zip(names, values, strict=True)}
 
     def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
@@ -119,26 +118,28 @@ class Session:
         Raises:
             ArithmeticRunError: a feed does not fit; or, when it is called, a node failed.
         """
-        if self._session is None:
-            raise ArithmeticRunError("the session is closed", where=self._file)
-        session, device = self._session, "cuda" if self._gpu else "cpu"
+        session, device = self._opened(), "cuda" if self._gpu else "cpu"
         binding = session.io_binding()
-        try:
+        with self._running():
             for name, value in (self._inputs | {n: _value(a, device) for n, a in feeds.items()}).items():
                 binding.bind_ortvalue_input(name, value)
-        except Exception as error:
-            explain(error, self._file, "ONNX Runtime cannot run the model")
         for name in self.outputs:
             binding.bind_output(name, device)
 
         def run() -> None:
-            try:
+            with self._running():
                 session.run_with_iobinding(binding)
                 binding.synchronize_outputs()
-            except Exception as error:
-                explain(error, self._file, "ONNX Runtime cannot run the model")
 
         return run
+
+    def _opened(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise ArithmeticRunError("the session is closed", where=self._file)
+        return self._session
+
+    def _running(self) -> AbstractContextManager[None]:
+        return explained(self._file, "ONNX Runtime cannot run the model")
 
     def close(self) -> None:
         """Free the session; the weights stay with the model."""

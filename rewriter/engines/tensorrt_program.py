@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rewriter.engines import nvidia_driver
-from rewriter.engines.cuda import Buffer, Graph, Stream
+from rewriter.engines.cuda import Buffer, Stream
 from rewriter.engines.inspector import read_layers
 from rewriter.engines.protocol import EngineLayer, RunOrder
 from rewriter.engines.tensor_files import TensorWriter
@@ -84,7 +84,7 @@ class TensorRTProgram:
         self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
         self._listening: Any = None  # the library keeps no reference to it
-        self._graph: Graph | None = None
+        self._graph: Callable[[], object] | None = None
         self._runs = 1
 
     @property
@@ -159,7 +159,7 @@ class TensorRTProgram:
 
     def _once(self) -> None:
         if self._graph is not None:
-            self._graph.launch()
+            self._graph()
         else:
             self._execute()
 

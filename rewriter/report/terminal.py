@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, TypeVar
+from typing import IO, Literal, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -46,24 +46,26 @@ def console(stream: IO[str] | None = None, *, stderr: bool = False) -> Console:
     return made
 
 
-def new_table(title: str, *columns: str, right: Iterable[str] = (), whole: str = "") -> Table:
+def new_table(
+    title: str,
+    *columns: str,
+    rows: Iterable[Sequence[RenderableType]] = (),
+    right: Iterable[str] = (),
+    whole: str = "",
+) -> Table:
     """Returns a table in the style of all reports.
 
     Args:
         right: Columns with numbers.
         whole: A column whose cells are not wrapped.
     """
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1)
-    )
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in columns:
         numeric = name in right
-        table.add_column(
-            name,
-            justify="right" if numeric else "left",
-            no_wrap=numeric or name == whole,
-            overflow="fold",
-        )
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(name, justify=justify, no_wrap=numeric or name == whole, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

@@ -50,7 +50,7 @@ def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> N
 
 def verdict_line(result: VerifyResult) -> Text:
     """One line: passed or not, and the engine; a verdict without a GPU says so."""
-    on_gpu = result.engine not in ("emulation",) and result.device != "CPU"
+    on_gpu = result.engine != "emulation" and result.device != "CPU"
     where = f"{result.engine} on {result.device}" if on_gpu else f"{result.engine}, NO GPU"
     name = str(result.fixed or "the fixed model")
     if result.passed:
@@ -67,7 +67,8 @@ def _sections(result: VerifyResult, limit: int | None) -> Iterator[RenderableTyp
     if len(result.builds) > 1:
         yield _builds(result)
         yield ""
-    yield from _latencies(result)
+    yield from _latency("fixed", result.latency, result.device)
+    yield from _latency("original, FP32 without TF32", result.reference_latency, result.device)
     yield from closing_lines(result.data, result.warnings, result.seconds)
 
 
@@ -102,15 +103,8 @@ def _builds(result: VerifyResult) -> RenderableType:
     return table
 
 
-def _latencies(result: VerifyResult) -> Iterator[RenderableType]:
-    for name, latency in (
-        ("fixed", result.latency),
-        ("original, FP32 without TF32", result.reference_latency),
-    ):
-        if latency is not None:
-            yield Text(f"Latency of the {_latency(name, latency, result.device)}")
-
-
-def _latency(name: str, latency: Latency, device: str) -> str:
-    how = "wall clock" if device == "CPU" else "CUDA graph" if latency.cuda_graph else "plain launches"
-    return f"{name}: {latency.median_us:.1f} us (+- {latency.iqr_us:.1f}, {latency.repeats} repeats, {how})"
+def _latency(name: str, latency: Latency | None, device: str) -> Iterator[RenderableType]:
+    if latency is not None:
+        how = "wall clock" if device == "CPU" else "CUDA graph" if latency.cuda_graph else "plain launches"
+        figures = f"{latency.median_us:.1f} us (+- {latency.iqr_us:.1f}, {latency.repeats} repeats, {how})"
+        yield Text(f"Latency of the {name}: {figures}")
