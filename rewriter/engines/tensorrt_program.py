@@ -79,7 +79,6 @@ class TensorRTProgram:
                 hint="build it on this machine, with this version",
             )
         self._context = self._created()
-        self._names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
@@ -172,13 +171,15 @@ class TensorRTProgram:
             raise EngineError(f"{self._title} cannot run the engine: {self._why()}")
 
     def _feed(self, feeds: Mapping[str, Array]) -> None:
-        trt = self._trt
-        for name in self._names:
-            if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
-                self._feed_one(name, feeds)
-        for name in self._names:
-            if self._engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT:
-                self._provide(name)
+        for name in self._names(self._trt.TensorIOMode.INPUT):
+            self._feed_one(name, feeds)
+        for name in self._names(self._trt.TensorIOMode.OUTPUT):
+            self._provide(name)
+
+    def _names(self, mode: Any) -> list[str]:
+        """The inputs or the outputs of the engine."""
+        names = map(self._engine.get_tensor_name, range(self._engine.num_io_tensors))
+        return [name for name in names if self._engine.get_tensor_mode(name) == mode]
 
     def _feed_one(self, name: str, feeds: Mapping[str, Array]) -> None:
         if name not in feeds:
@@ -222,23 +223,17 @@ class TensorRTProgram:
         return known
 
     def _outputs(self) -> dict[str, Array]:
-        outputs = {}
-        for name in self._names:
-            if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.OUTPUT:
-                outputs[name] = self._value(name)
-        return outputs
+        return {name: self._value(name) for name in self._names(self._trt.TensorIOMode.OUTPUT)}
 
     def _value(self, name: str) -> Array:
         if name in self._host:
             return self._host[name]
-        shape = tuple(self._context.get_tensor_shape(name))
         if name in self._allocators:
-            shape = self._allocators[name].shape
-        pointer = (
-            self._allocators[name].buffer.pointer if name in self._allocators else self._buffers[name].pointer
-        )
+            shape, buffer = self._allocators[name].shape, self._allocators[name].buffer
+        else:
+            shape, buffer = tuple(self._context.get_tensor_shape(name)), self._buffers[name]
         array: Array = np.empty(shape, self._dtype(name))
-        self._stream.download(pointer, array)
+        self._stream.download(buffer.pointer, array)
         return array
 
     def _on_host(self, name: str) -> bool:

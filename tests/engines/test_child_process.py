@@ -189,16 +189,16 @@ def test_what_a_finished_child_leaves_behind_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "status", "told"),
+    ("function", "status", "message"),
     [
         pytest.param(allocate, "error", "MemoryError", id="Python raises MemoryError"),
         pytest.param(allocate_in_c, "crashed", "SIGABRT", id="C++ aborts"),
     ],
 )
-def test_memory_is_limited(function: Callable[[int], object], status: str, told: str) -> None:
+def test_memory_is_limited(function: Callable[[int], object], status: str, message: str) -> None:
     result = run_in_child(function, 8 << 30, timeout_s=60, memory_bytes=4 << 30)
     assert result.status == status
-    assert told in result.summary
+    assert message in result.summary
 
 
 def test_an_allocation_within_the_limit_succeeds() -> None:

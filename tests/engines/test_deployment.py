@@ -49,21 +49,21 @@ BAD: dict[str, tuple[dict[str, Span], str]] = {
 }
 
 
-@pytest.mark.parametrize(("profile", "told"), BAD.values(), ids=BAD.keys())
-def test_a_profile_that_does_not_fit_the_model_is_refused(profile: dict[str, Span], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("profile", "message"), BAD.values(), ids=BAD.keys())
+def test_a_profile_that_does_not_fit_the_model_is_refused(profile: dict[str, Span], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Deployment(profile=profile).check(MODEL.signature)
 
 
 @pytest.mark.parametrize(
-    ("span", "told"),
+    ("span", "message"),
     [
         pytest.param((ONE, FOUR, FOUR), "'x' is 1x3x8x8 in the data", id="too small"),
         pytest.param((FOUR, FOUR, EIGHT), "'x' is 8x3x8x8 in the data", id="too large"),
     ],
 )
-def test_a_sample_out_of_the_profile_is_refused(span: Span, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_sample_out_of_the_profile_is_refused(span: Span, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         Deployment(profile={"x": (FOUR, FOUR, FOUR)}).check_data({"x": span})
 
 

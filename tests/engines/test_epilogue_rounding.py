@@ -1,4 +1,4 @@
-"""The probe of ConvTransposes with FP32 behind them: which arithmetic gives which answer."""
+"""The probe of ConvTransposes with FP32 consumers: which arithmetic gives which answer."""
 
 from __future__ import annotations
 

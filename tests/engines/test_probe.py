@@ -37,7 +37,7 @@ def named(name: str) -> Probe:
     return next(probe for probe in PROBES if probe.name == name)
 
 
-def test_there_are_enough_and_their_names_are_their_own() -> None:
+def test_names_are_unique_and_every_probe_has_a_use() -> None:
     assert len(PROBES) >= 15
     assert len({probe.name for probe in PROBES}) == len(PROBES)
     assert all(len({case.name for case in probe.cases}) == len(probe.cases) for probe in PROBES)
@@ -162,7 +162,7 @@ JUDGED: dict[str, tuple[str, dict[str, Seen], str]] = {
 
 
 @pytest.mark.parametrize(("name", "given", "value"), JUDGED.values(), ids=JUDGED.keys())
-def test_what_is_seen_becomes_an_answer(name: str, given: dict[str, Seen], value: str) -> None:
+def test_results_become_an_answer(name: str, given: dict[str, Seen], value: str) -> None:
     probe = named(name)
     assert given.keys() == {case.name for case in probe.cases}
     answer = probe.answer(given)
@@ -234,7 +234,7 @@ def test_measured_answers_are_kept_and_go_before_recorded_ones(
     assert store.measured() is None
 
 
-def test_all_is_asked_anew_if_a_question_has_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_new_question_makes_answers_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
     assert known_here("tensorrt-rtx") is None
@@ -245,7 +245,7 @@ def test_all_is_asked_anew_if_a_question_has_come(monkeypatch: pytest.MonkeyPatc
     assert known_here("tensorrt-rtx") is None
 
 
-def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_driver_is_measured_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.65.06"))
     mine = replace(MINE, driver="580.65.06, CUDA 13.0")
@@ -255,7 +255,7 @@ def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert store.measured() is None
 
 
-def test_a_broken_cache_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_cache_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     remember(MINE).write_text('{"schema_version": 1, "library"')
     assert store.measured() is None
@@ -321,13 +321,13 @@ def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
     deep = graphs.graph("g (float[1,9000] x, float[9000,2] w) => (float[1,2] y) { y = MatMul(x, w) }")
     facts = tensor_facts.infer(deep)
 
-    def told(target: Target) -> int:
+    def hazards(target: Target) -> int:
         (survey,) = surveys(deep, facts, {}, PrecisionRequest(onnx.TensorProto.FLOAT16, target=target))
         return len(list(accumulator_error(survey)))
 
-    assert told(answering()) == 1
-    assert told(answering(matmul_accumulation="fp16")) == 1
-    assert told(answering(matmul_accumulation="fp32")) == 0
+    assert hazards(answering()) == 1
+    assert hazards(answering(matmul_accumulation="fp16")) == 1
+    assert hazards(answering(matmul_accumulation="fp32")) == 0
 
 
 def test_a_stable_log_sum_exp_is_no_hazard() -> None:
@@ -340,7 +340,7 @@ def test_a_stable_log_sum_exp_is_no_hazard() -> None:
 # -- the command --------------------------------------------------------------------------------
 
 
-def test_the_command_measures_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_measures_on_the_named_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import rewriter.engines.probe.ask as room
 
     monkeypatch.setattr(room, "ask", lambda engine, progress: ask(engine, [named("cast-round-trip")]))
@@ -351,7 +351,7 @@ def test_the_command_measures_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU with TensorRT here")
-def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded(
+def test_without_a_gpu_the_command_builds_and_shows_recorded_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import rewriter.engines.probe.ask as room

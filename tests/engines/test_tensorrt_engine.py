@@ -86,7 +86,7 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "node", "op", "told"),
+    ("body", "node", "op", "message"),
     [
         pytest.param(
             """g (float16[2,2] x, float[2,2] z) => (float16[2,2] y) {
@@ -117,7 +117,7 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
     ],
 )
 def test_the_parser_names_the_node_that_it_refuses(
-    body: str, node: str, op: str, told: str, tmp_path: Path
+    body: str, node: str, op: str, message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnx"
     header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'
@@ -129,7 +129,7 @@ def test_the_parser_names_the_node_that_it_refuses(
     assert refused.engine_bytes is None
     (error,) = refused.parser_errors
     assert (error.node, error.op) == (node, op)
-    assert re.search(told, error.message)
+    assert re.search(message, error.message)
     assert "Cuda" not in error.message
 
 
@@ -161,7 +161,7 @@ def test_dynamic_inputs_get_an_optimisation_profile(
 
 
 @pytest.mark.parametrize(
-    ("body", "shapes", "told"),
+    ("body", "shapes", "message"),
     [
         pytest.param(DYNAMIC, {}, "'x' has dynamic axes", id="no shape"),
         pytest.param(LOOP, {}, "'times' is a shape or a trip count", id="no trip count"),
@@ -169,12 +169,12 @@ def test_dynamic_inputs_get_an_optimisation_profile(
         pytest.param(DYNAMIC, {"x": ((2,),) * 3}, "(2,) does not fit", id="a wrong rank"),
     ],
 )
-def test_what_stands_in_the_way_of_a_build_is_said_and_the_network_is_still_read(
-    body: str, shapes: dict[str, tuple[tuple[int, ...], ...]], told: str, tmp_path: Path
+def test_an_obstacle_is_reported_and_the_network_is_still_read(
+    body: str, shapes: dict[str, tuple[tuple[int, ...], ...]], message: str, tmp_path: Path
 ) -> None:
     options = BuildOptions(library="tensorrt_rtx", shapes=shapes)  # type: ignore[arg-type]
     read = report(graph(body), tmp_path, options)
-    assert told in read.obstacle
+    assert message in read.obstacle
     assert read.hint
     assert read.engine_bytes is None
     assert read.layers

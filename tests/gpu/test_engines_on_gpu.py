@@ -41,12 +41,11 @@ def engine(request: pytest.FixtureRequest) -> EngineName:
     return name
 
 
-@pytest.fixture(params=TENSORRT)
-def tensorrt(request: pytest.FixtureRequest) -> EngineName:
-    name: EngineName = request.param
-    if problem := this_machine.obstacle(name):
-        pytest.skip(problem.what)
-    return name
+@pytest.fixture
+def tensorrt(engine: EngineName) -> EngineName:
+    if engine not in TENSORRT:
+        pytest.skip("not TensorRT")
+    return engine
 
 
 def matmul(width: int, dtype: str = "float") -> Model:
@@ -67,7 +66,7 @@ def feeds(width: int, kind: type = np.float32, batches: tuple[int, ...] = (8, 16
     return [{"x": rng.normal(size=(batch, width)).astype(kind)} for batch in batches]
 
 
-def told(test: str, outcome: EngineOutcome, error: float | None = None) -> None:
+def record(test: str, outcome: EngineOutcome, error: float | None = None) -> None:
     latency = outcome.latency
     time = f"{latency.median_us:8.1f} us +- {latency.iqr_us:.1f}" if latency else "not timed"
     graphed = "graph" if latency and latency.cuda_graph else "launches"
@@ -95,7 +94,7 @@ def test_fp32_with_and_without_tf32(engine: EngineName, tmp_path: Path) -> None:
     tf32, fp32 = measure(variants, MeasureSettings(engine), tmp_path / "work")
     for outcome in (tf32, fp32):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
-        told(f"MatMul 1024, {outcome.variant}", outcome, relative(outcome, source, samples))
+        record(f"MatMul 1024, {outcome.variant}", outcome, relative(outcome, source, samples))
     assert relative(fp32, source, samples) < 2e-5, "TF32 was not switched off"
 
 
@@ -111,16 +110,16 @@ def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
         assert outcome.latency is not None
         error = relative(outcome, sources[variant.name], variant.samples)
-        told(f"interleaved, {variant.name}", outcome, error)
+        record(f"interleaved, {variant.name}", outcome, error)
         assert error < 1e-2
 
 
-def test_a_cuda_graph_is_replayed_and_layers_are_told(tensorrt: EngineName, tmp_path: Path) -> None:
+def test_a_cuda_graph_is_replayed_and_layers_are_reported(tensorrt: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
     variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
     (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
     assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
-    told("CUDA graph and layers", outcome, relative(outcome, source, samples))
+    record("CUDA graph and layers", outcome, relative(outcome, source, samples))
     assert outcome.latency is not None
     assert outcome.latency.cuda_graph
     assert outcome.layers
@@ -131,7 +130,7 @@ def test_several_builds(tensorrt: EngineName, tmp_path: Path) -> None:
     variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
     for outcome in measure([variant], MeasureSettings(tensorrt, builds=3), tmp_path / "work"):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
-        told(f"build {outcome.build} of 3", outcome, relative(outcome, source, samples))
+        record(f"build {outcome.build} of 3", outcome, relative(outcome, source, samples))
 
 
 def test_outputs_whose_shape_depends_on_the_data(tensorrt: EngineName, tmp_path: Path) -> None:
@@ -141,7 +140,7 @@ def test_outputs_whose_shape_depends_on_the_data(tensorrt: EngineName, tmp_path:
     )
     variant = Variant("nonzero", save(source, tmp_path / "m.onnx"), samples)
     (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
-    told("NonZero", outcome, 0.0 if outcome.ran else None)
+    record("NonZero", outcome, 0.0 if outcome.ran else None)
     if outcome.status == "refused":
         pytest.skip(f"this library does not take NonZero: {outcome.problem}")
     assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
@@ -155,8 +154,8 @@ def test_marked_and_unfused_tensors(tensorrt: EngineName, tmp_path: Path) -> Non
     marked, debug = measure(variants, MeasureSettings(tensorrt), tmp_path / "work")
     assert marked.ran, f"{marked.problem}\n{marked.log}"
     assert marked.values(0)["b"].shape == (8, 256)
-    told("a marked tensor", marked, relative(marked, source, samples))
-    told("unfused debug tensors", debug, relative(debug, source, samples) if debug.ran else None)
+    record("a marked tensor", marked, relative(marked, source, samples))
+    record("unfused debug tensors", debug, relative(debug, source, samples) if debug.ran else None)
     assert debug.ran, f"{debug.problem}\n{debug.log}"
     names = sorted(debug.debug_values(0)) if debug.debug else []
     ROWS.append(f"{'':30} debug tensors: {', '.join(names) or 'none'}")
@@ -169,7 +168,7 @@ def test_a_shape_outside_the_profile_is_an_error_with_advice(tensorrt: EngineNam
         "m", save(matmul(64), tmp_path / "m.onnx"), samples, shapes={"x": ((1, 64), (8, 64), (8, 64))}
     )
     (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
-    told("outside the profile", outcome)
+    record("outside the profile", outcome)
     assert outcome.status == "error"
     assert "outside the engine's profile" in outcome.problem
 
@@ -181,8 +180,8 @@ def test_a_hang_or_crash_leaves_the_others(tensorrt: EngineName, tmp_path: Path)
     broken.write_bytes(b"no engine" * 1000)
     variants = [Variant("broken", path, samples, engine=broken), Variant("well", path, samples)]
     first, second = measure(variants, MeasureSettings(tensorrt), tmp_path / "work")
-    told("a broken engine file", first)
-    told("beside it", second, relative(second, source, samples) if second.ran else None)
+    record("a broken engine file", first)
+    record("beside it", second, relative(second, source, samples) if second.ran else None)
     assert not first.ran
     assert first.problem
     assert second.ran, f"{second.problem}\n{second.log}"
