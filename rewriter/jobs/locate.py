@@ -9,8 +9,9 @@ from typing import Any
 
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
-from rewriter.engines.deployment import AUTO, deployment
+from rewriter.engines.deployment import deployment
 from rewriter.engines.protocol import MeasureSettings, Shape
+from rewriter.engines.this_machine import AUTO
 from rewriter.errors import UsageError
 from rewriter.model import Model, load
 from rewriter.model.stopwatch import Progress

@@ -26,8 +26,7 @@ from rewriter.model.facts import Facts
 from rewriter.verification.verdict import Check, log_lines
 
 NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
-"""Operators that become one NORMALIZATION layer each, whose kernel computes in FP32. TensorRT-RTX 1.6
-decomposes RMSNormalization instead, with Casts to FP32 if its stash_type is FLOAT."""
+"""Operators that become one NORMALIZATION layer each (docs/engines.md#what-releases-do)."""
 
 NETWORK_TYPES = {
     int(TensorProto.FLOAT): "FLOAT",
@@ -37,7 +36,7 @@ NETWORK_TYPES = {
 """TensorRT's `DataType` for each float type that a plan gives."""
 
 NO_INT8_CONV = "dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed"
-"""Part of the error of TensorRT-RTX 1.6.1 for Convs that read an INT8 DequantizeLinear; 1.7.1 builds them."""
+"""Part of the error of TensorRT-RTX 1.6.1 for Convs that read an INT8 DequantizeLinear."""
 
 LACKING = (
     NO_INT8_CONV,
@@ -179,7 +178,7 @@ def _span(shape: Shape | Span) -> Span:
 
 
 def _plain(shape: Shape) -> Shape:
-    return tuple(int(axis) for axis in shape)  # NumPy's integers are not JSON's
+    return tuple(int(axis) for axis in shape)  # NumPy's integers become Python's
 
 
 def _advice(hint: str | None) -> tuple[str, ...]:
