@@ -84,6 +84,11 @@ class GraphView:
         facts = self._lookup(tensor)
         return facts.shape if facts else None
 
+    def sizes(self, tensor: str) -> tuple[int, ...] | None:
+        """Shape of a tensor; None if a size is not known."""
+        facts = self._lookup(tensor)
+        return facts.sizes if facts else None
+
     def rank(self, tensor: str) -> int | None:
         shape = self.shape(tensor)
         return None if shape is None else len(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -22,14 +23,8 @@ SIGNIFICAND: dict[int, tuple[int, int]] = {
 
 INTEGERS: dict[int, tuple[int, int]] = {
     TensorProto.BOOL: (0, 1),
-    TensorProto.UINT8: (0, 8),
-    TensorProto.UINT16: (0, 16),
-    TensorProto.UINT32: (0, 32),
-    TensorProto.UINT64: (0, 64),
-    TensorProto.INT8: (1, 7),
-    TensorProto.INT16: (1, 15),
-    TensorProto.INT32: (1, 31),
-    TensorProto.INT64: (1, 63),
+    **{TensorProto.DataType.Value(f"UINT{bits}"): (0, bits) for bits in (8, 16, 32, 64)},
+    **{TensorProto.DataType.Value(f"INT{bits}"): (1, bits - 1) for bits in (8, 16, 32, 64)},
 }
 """Sign bits and value bits."""
 
@@ -62,7 +57,6 @@ class CleanCasts(GraphPass):
 
     name = "clean-casts"
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float16[2,3] x) => (float16[2,3] y) {
             wide = Cast<to = 1>(x)
             same = Cast<to = 1>(wide)
@@ -70,7 +64,6 @@ class CleanCasts(GraphPass):
             y = Relu(narrow)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float16[2,3] x) => (float16[2,3] y) {
             y = Relu(x)
         }"""
@@ -230,10 +223,10 @@ def _refusals(graph: GraphEditor, cast: NodeProto) -> Iterator[Refusal]:
 
 def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
     node = graph.producer(cast.input[0])
-    return node if node is not None and _is_cast(node) else None
+    return node if _is_cast(node) else None
 
 
-def _is_cast(node: NodeProto) -> bool:
+def _is_cast(node: NodeProto | None) -> TypeGuard[NodeProto]:
     """True for a Cast of opset 6 or later; before, `to` was a string."""
     return is_op(node, "Cast") and isinstance(attribute(node, "to"), int)
 

@@ -56,7 +56,6 @@ class FoldStrides(GraphPass):
         - dilation, groups, negative padding
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, or that belong to an enclosing graph
-        - a model below opset 7
     """
 
     channels: int = IMAGE_CHANNELS
@@ -68,7 +67,6 @@ class FoldStrides(GraphPass):
         1e-5, "ONNX Runtime orders the same sums differently: 7.4e-7 measured on a SegFormer"
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,1,8,8] x) => (float[N,1,4,4] y)
         <float[1,1,7,7] w = {
             1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7,
@@ -76,7 +74,6 @@ class FoldStrides(GraphPass):
             y = Conv<kernel_shape = [7, 7], strides = [2, 2], pads = [3, 3, 3, 3]>(x, w)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,1,8,8] x) => (float[N,1,4,4] y)
         <float[1,4,4,4] weight = {
             0, 0, 0, 0, 0, 2, 4, 6, 0, 2, 4, 6, 0, 2, 4, 6, 0, 0, 0, 0, 1, 3, 5, 7, 1, 3, 5, 7, 1, 3, 5, 7,

@@ -40,7 +40,6 @@ class InlineFunctions(ModelPass):
             b = Mul(a, s)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x) => (float[2,3] y) {
             s = Sigmoid(x)
             y = Mul(x, s)

@@ -52,7 +52,6 @@ class PostponeResize(GraphPass):
         "another order of sums, a mean of sums in place of a sum of means: 4.4e-7 measured on a SegFormer",
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
         <float[2,4,1,1] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[2] bias = {0.5, 0.25},
          float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
@@ -61,7 +60,6 @@ class PostponeResize(GraphPass):
             y = Conv(joined, w, bias)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
         <float[2,2,1,1] w0 = {1.0, 2.0, 0.1, 0.2}, float[2,2,1,1] w1 = {3.0, 4.0, 0.3, 0.4},
          float[2] bias = {0.5, 0.25}, float[4] scales = {1.0, 1.0, 2.0, 2.0}> {

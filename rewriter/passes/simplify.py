@@ -81,7 +81,6 @@ class Simplify(ModelPass):
     )
     imported = True
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,6] x) => (float[N,2,3] y)
         <int64[1] head = {2}, int64[1] tail = {3}, int64[1] zero = {0}> {
             s = Concat<axis = 0>(zero, head, tail)
@@ -89,7 +88,6 @@ class Simplify(ModelPass):
             y = Reshape(i, s)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,6] x) => (float[N,2,3] y)
         <int64[3] s = {0, 2, 3}> {
             y = Reshape(x, s)

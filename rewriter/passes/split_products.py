@@ -67,7 +67,6 @@ class SplitProducts(GraphPass):
         - one of several products of one tensor, which TensorRT merges and sums in FP16
         - a MatMul that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, that belong to an enclosing graph, or that FP16 cannot hold
-        - a model below opset 13
     """
 
     name = PASS
@@ -78,14 +77,12 @@ class SplitProducts(GraphPass):
     )
     tiles: int = PROCESSORS
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
         <float[2] scale = {1.5, 0.7}, float[2,2] w = {1.1, 2.2, 3.3, 4.4}> {
             n = LayerNormalization<axis = -1>(x, scale)
             y = MatMul(n, w)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
         <float[2] scale = {1.5, 0.7}, int64[1] axis = {-3}, int64[3] twice = {2, 1, 1},
          float least = {-65504.0}, float most = {65504.0}, bool[2,1,1] second = {0, 1},

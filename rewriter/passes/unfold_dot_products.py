@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
 from rewriter.graph import GraphEditor, is_op, label
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
@@ -34,7 +34,6 @@ class UnfoldDotProducts(GraphPass):
         - a product that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, or that belong to an enclosing graph
         - a Gemm that scales (alpha, beta) or transposes its input (transA)
-        - a model below opset 13
     """
 
     size: int = 4
@@ -43,13 +42,11 @@ class UnfoldDotProducts(GraphPass):
     requires = Requires(opset=13)  # from there on ReduceSum takes its axes as an input
     exactness = Exactness(1e-5, "ONNX Runtime adds the same products in another order")
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3] x) => (float[1,2] y)
         <float[2,3] w = {1.0, 2.0, 3.0, 0.1, 0.2, 0.3}, float[2] b = {0.5, 0.25}> {
             y = Gemm<transB = 1>(x, w, b)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3] x) => (float[1,2] y)
         <float[2,3] w = {1.0, 2.0, 3.0, 0.1, 0.2, 0.3}, float[2] b = {0.5, 0.25},
          int64[1] axis = {1}, int64[2] row = {1, 2}> {
@@ -63,7 +60,8 @@ class UnfoldDotProducts(GraphPass):
         for node in graph.nodes:
             if not _is_head(graph, node, self.size * 10**6):
                 continue
-            reason = _reason_against(graph, node, context.kept)
+            obstacle = gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
+            reason = context.kept.reason(node) or obstacle
             if reason is not None:
                 yield Refusal(label(node), f"it stays a {node.op_type}: {reason}")
             else:
@@ -82,17 +80,13 @@ def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
     return weight is not None and weight.size <= most and graph.is_output(node.output[0])
 
 
-def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:
-    return kept.reason(node) or gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
-
-
 def _write(graph: GraphEditor, node: NodeProto) -> Change:
     """Replaces the node by its sums of products."""
-    out, dtype, name = node.output[0], graph.dtype(node.input[0]), label(node)
-    weight = _rows(graph, node)
-    count, depth = graph.shape(weight) or (None, None)
-    axis = graph.add_constant(f"{out}/axis", np.asarray([1], np.int64))
-    row = graph.add_constant(f"{out}/row", np.asarray([1, count], np.int64))
+    out, dtype, name, weight = node.output[0], graph.dtype(node.input[0]), label(node), node.input[1]
+    if not is_transposed(node):
+        weight = NewWeights(graph).changed(weight, "turned", np.transpose)
+    count, depth = graph.value(weight).shape
+    axis, row = graph.add_ints(f"{out}/axis", 1), graph.add_ints(f"{out}/row", 1, count)
     products = graph.tensor(f"{out}/products", dtype=dtype, shape=(count, depth))
     last = graph.tensor(f"{out}/sums", dtype=dtype, shape=(count,))
     made = [
@@ -105,9 +99,3 @@ def _write(graph: GraphEditor, node: NodeProto) -> Change:
         last = biased
     graph.substitute(out, *made, graph.make("Reshape", [last, row], [out], name=f"{name}/Reshape"))
     return Change(name, f"{count} sums of {depth} products")
-
-
-def _rows(graph: GraphEditor, node: NodeProto) -> str:
-    """Returns the name of the constant [results, depth]."""
-    weight = node.input[1]
-    return weight if is_transposed(node) else NewWeights(graph).changed(weight, "turned", np.transpose)

@@ -49,7 +49,6 @@ class UpgradeOpset(ModelPass):
             y = Clip<min = 0.0, max = 6.0>(x)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x) => (float[2,3] y)
         <float low = {0.0}, float high = {6.0}> {
             y = Clip(x, low, high)

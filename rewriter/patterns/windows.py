@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Kept
@@ -55,9 +54,8 @@ def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
     """The windows of a Conv with a constant (or quantised) weight; None for other nodes."""
     if not is_op(node, "Conv"):
         return None
-    weight = graph.shape(node.input[1]) or ()
-    held = [size for size in weight if isinstance(size, int)]
-    if len(held) != len(weight) or len(held) < 3:
+    held = graph.sizes(node.input[1])
+    if held is None or len(held) < 3:
         return None
     if graph.constant(node.input[1]) is None and not is_quantised(graph, node.input[1]):
         return None
@@ -65,7 +63,7 @@ def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
     strides = tuple(attribute(node, "strides", [1] * len(kernel)))
     dilations = tuple(attribute(node, "dilations", [1] * len(kernel)))
     shape = graph.shape(node.input[0])
-    sizes = shape[2:] if shape is not None and len(shape) == len(weight) else (None,) * len(kernel)
+    sizes = shape[2:] if shape is not None and len(shape) == len(held) else (None,) * len(kernel)
     read = channels * attribute(node, "group", 1)
     return Windows(out, read, tuple(kernel), strides, dilations, sizes)
 
@@ -140,5 +138,5 @@ class Replacement:
 
     def reshape(self, tensor: str, sizes: Sequence[int], out: str) -> str:
         """Adds a Reshape of all axes after the batch, whose size is copied (0)."""
-        shape = self.graph.add_constant(f"{out}/shape", np.asarray((0, *sizes), np.int64))
+        shape = self.graph.add_ints(f"{out}/shape", 0, *sizes)
         return self.add("Reshape", [tensor, shape], out)

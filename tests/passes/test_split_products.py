@@ -19,9 +19,9 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Array, Model, facts, load
 from rewriter.passes.split_products import SplitProducts
 from rewriter.patterns.split_parts import RULE, is_made
-from rewriter.rewriting.product_splitting.latency import budget_left
 from rewriter.pipeline.presets import preset_named
 from rewriter.planning.free_fp32 import PROBE
+from rewriter.rewriting.product_splitting.latency import budget_left
 
 YES = Context(target=Target(answers={PROBE: "fp32"}))
 NORM = "n = LayerNormalization<axis = -1>(x, s)"
@@ -292,7 +292,7 @@ def test_a_search_gets_the_rest_of_the_budget() -> None:
     assert result.verdict is not None
     told = next(check.summary for check in result.verdict.checks if check.name == "max-latency-cost")
     assert told.startswith("at most 4 more latency, of which split products left ")
-    assert budget_left(0.5, 120.0, 20.0) == pytest.approx(0.25)  # 150 us in place of 100 are 25 % more than 120
+    assert budget_left(0.5, 120.0, 20.0) == pytest.approx(0.25)  # 150 us for 120
     assert budget_left(0.1, 120.0, 20.0) == 0.0
 
 
