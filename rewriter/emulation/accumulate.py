@@ -16,9 +16,10 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
-from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired
+from rewriter.emulation.local_functions import declare, paired
 from rewriter.emulation.product_sums import ProductSums
 from rewriter.graph import attribute
+from rewriter.graph.match import optional_input
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Model
 from rewriter.model.facts import Facts, Shape, TensorFacts
@@ -26,8 +27,6 @@ from rewriter.model.graphs import refill
 
 ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""
-
-ACCUMULATING = TENSOR_CORE - {"ConvTranspose"}
 
 DOMAIN = "rewriter.fp16_accumulators"
 
@@ -112,16 +111,11 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Produ
         facts: Of `given`.
         found: How each product sums; None: all alike.
     """
-    if emulated.opset < FIRST_OPSET:
-        return
-    used = False
     for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
         chosen = _chosen(pairs, facts.main | facts.scopes[scope], scope, found or ProductSums())
         if chosen:
-            used = True
             _Writer().rewrite(graph, chosen)
-    if used:
-        declare(emulated, DOMAIN, _MATMUL, _CONV)
+    declare(emulated, DOMAIN, _MATMUL, _CONV)
 
 
 @dataclass(frozen=True)
@@ -215,7 +209,7 @@ class _Writer:
             **slices(chunks, sizes[1:], dilations, group),
         }
         operands = [*node.input[:2], *(self._constant(v, f"{out}/{n}") for n, v in tables.items())]
-        bias = node.input[2] if len(node.input) > 2 else ""
+        bias = optional_input(node, 2)
         self._call(
             "Conv",
             operands,

@@ -11,15 +11,9 @@ from onnx import NodeProto
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.graph.new_weights import NewWeights
+from rewriter.graph.replacement import Replacement
 from rewriter.model import Array
-from rewriter.patterns.windows import (
-    IMAGE_CHANNELS,
-    Replacement,
-    Windows,
-    pads_of,
-    reason_against,
-    windows_of,
-)
+from rewriter.patterns.windows import IMAGE_CHANNELS, Windows, pads_of, reason_against, windows_of
 
 STRIDES = frozenset({2, 4})
 """The measured strides (docs/accuracy.md#stems-with-a-stride). Blocks of larger strides would have more

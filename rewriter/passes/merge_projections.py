@@ -20,6 +20,7 @@ from rewriter.graph.new_weights import (
     row_obstacle,
 )
 from rewriter.graph.ops import PRODUCTS
+from rewriter.graph.replacement import Replacement
 from rewriter.model import Array
 from rewriter.patterns.heads import Heads, find_heads, part_of
 
@@ -176,22 +177,13 @@ def _bias(graph: GraphEditor, members: list[_Product]) -> str:
 
 def _merge(graph: GraphEditor, context: Context, members: list[_Product], weights: NewWeights) -> Merged:
     first = members[0].node
-    data, name = first.input[0], f"{label(first)}/merged"
-    weight, bias = _weight(members, weights), _bias(graph, members)
-    like = graph.dtype(weight)
-    product = graph.tensor(f"{first.output[0]}/merged", dtype=like)
-    biased = graph.tensor(f"{first.output[0]}/merged/biased", dtype=like)
-    heads = _heads(graph, context, members)
-    nodes = [
-        graph.make("MatMul", [data, weight], [product], name=name),
-        graph.make("Add", [product, bias], [biased], name=f"{name}/Add"),
-    ]
+    data, new, heads = first.input[0], Replacement(graph, first, "merged"), _heads(graph, context, members)
+    product = new.add("MatMul", [data, _weight(members, weights)], new.tensor("merged"), new.name)
+    biased = new.add("Add", [product, _bias(graph, members)], new.tensor("merged/biased"))
     if heads is None:
-        outputs, sizes = [m.end.output[0] for m in members], [m.columns for m in members]
-        nodes.append(_split(graph, biased, outputs, sizes, f"{name}/Split", axis=-1))
+        _split(new, biased, [m.end.output[0] for m in members], [m.columns for m in members], axis=-1)
     else:
-        nodes += _cut(graph, biased, heads, name)
-    graph.insert(*nodes, before=first)
+        _cut(new, biased, heads)
     for cut in heads.cuts if heads else ():
         graph.remove(cut.view)
     for member in members:
@@ -209,20 +201,20 @@ def _heads(graph: GraphEditor, context: Context, members: list[_Product]) -> Hea
     return None if any(any(context.kept.options(node)) for node in after) else heads
 
 
-def _cut(graph: GraphEditor, tensor: str, heads: Heads, name: str) -> tuple[NodeProto, NodeProto]:
-    """Makes a Reshape and a Split by heads; a scale before a Reshape moves after the Split."""
-    dtype = graph.dtype(tensor)
+def _cut(new: Replacement, tensor: str, heads: Heads) -> None:
+    """Adds a Reshape and a Split by heads; a scale before a Reshape moves after the Split."""
+    graph, dtype = new.graph, new.graph.dtype(tensor)
     cut = graph.tensor(f"{tensor}/heads", dtype=dtype)
     outputs = [part_of(graph, one, dtype) for one in heads.cuts]
-    target = graph.add_ints(f"{name}/shape", *heads.target)
-    view = graph.make("Reshape", [tensor, target], [cut], name=f"{name}/Reshape")
-    return view, _split(graph, cut, outputs, heads.counts, f"{name}/Split", axis=-2)
+    new.add("Reshape", [tensor, graph.add_ints(f"{new.name}/shape", *heads.target)], cut)
+    _split(new, cut, outputs, heads.counts, axis=-2)
 
 
-def _split(
-    graph: GraphEditor, tensor: str, outputs: list[str], sizes: list[int], name: str, axis: int
-) -> NodeProto:
+def _split(new: Replacement, tensor: str, outputs: list[str], sizes: list[int], axis: int) -> None:
+    graph, name = new.graph, f"{new.name}/Split"
     if graph.model.opset < SIZES_AS_INPUT:
-        return graph.make("Split", [tensor], outputs, name=name, axis=axis, split=sizes)
-    counts = graph.add_ints(f"{name}/sizes", *sizes)
-    return graph.make("Split", [tensor, counts], outputs, name=name, axis=axis)
+        node = graph.make("Split", [tensor], outputs, name=name, axis=axis, split=sizes)
+    else:
+        counts = graph.add_ints(f"{name}/sizes", *sizes)
+        node = graph.make("Split", [tensor, counts], outputs, name=name, axis=axis)
+    graph.insert(node, before=new.node)

@@ -13,6 +13,7 @@ from rewriter.graph import GraphEditor, is_op, label
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
 from rewriter.graph.ops import PRODUCTS
+from rewriter.graph.replacement import Replacement
 
 
 @dataclass(frozen=True)
@@ -82,20 +83,14 @@ def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
 
 def _write(graph: GraphEditor, node: NodeProto) -> Change:
     """Replaces the node by its sums of products."""
-    out, dtype, name, weight = node.output[0], graph.dtype(node.input[0]), label(node), node.input[1]
+    out, weight, new = node.output[0], node.input[1], Replacement(graph, node)
     if not is_transposed(node):
         weight = NewWeights(graph).changed(weight, "turned", np.transpose)
     count, depth = graph.value(weight).shape
     axis, row = graph.add_ints(f"{out}/axis", 1), graph.add_ints(f"{out}/row", 1, count)
-    products = graph.tensor(f"{out}/products", dtype=dtype, shape=(count, depth))
-    last = graph.tensor(f"{out}/sums", dtype=dtype, shape=(count,))
-    made = [
-        graph.make("Mul", [node.input[0], weight], [products], name=f"{name}/Mul"),
-        graph.make("ReduceSum", [products, axis], [last], name=f"{name}/ReduceSum", keepdims=0),
-    ]
+    products = new.add("Mul", [node.input[0], weight], new.tensor("products", (count, depth)))
+    last = new.add("ReduceSum", [products, axis], new.tensor("sums", (count,)), keepdims=0)
     if bias := optional_input(node, 2):
-        biased = graph.tensor(f"{out}/biased", dtype=dtype)
-        made.append(graph.make("Add", [last, bias], [biased], name=f"{name}/Add"))
-        last = biased
-    graph.substitute(out, *made, graph.make("Reshape", [last, row], [out], name=f"{name}/Reshape"))
-    return Change(name, f"{count} sums of {depth} products")
+        last = new.add("Add", [last, bias], new.tensor("biased"))
+    graph.substitute(out, graph.make("Reshape", [last, row], [out], name=f"{new.name}/Reshape"))
+    return Change(new.name, f"{count} sums of {depth} products")

@@ -13,8 +13,9 @@ from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Re
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights
+from rewriter.graph.replacement import Replacement
 from rewriter.model.facts import Shape
-from rewriter.patterns.windows import IMAGE_CHANNELS, Replacement, Windows, reason_against, windows_of
+from rewriter.patterns.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
 
 MOST_AXES = 3
 """Patches of more spatial axes need a Transpose of more than 8 axes, TensorRT's Dims::MAX_DIMS."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from onnx import NodeProto
 
 from rewriter.base import Kept
-from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.graph import GraphEditor, attribute, is_op, is_quantised
 from rewriter.graph.new_weights import layout_obstacle
 
 IMAGE_CHANNELS = 4
@@ -111,32 +109,3 @@ def _reason_in_windows(node: NodeProto, windows: Windows) -> str | None:
         if size < step or size % step:
             return f"steps of {step} leave a remainder of {size} elements along axis {axis}"
     return None
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """Adds nodes before a Conv; their names begin with the Conv's and `suffix`."""
-
-    graph: GraphEditor
-    conv: NodeProto
-    suffix: str
-
-    @property
-    def name(self) -> str:
-        """Name of the node that replaces the Conv."""
-        return f"{label(self.conv)}/{self.suffix}"
-
-    def tensor(self, what: str) -> str:
-        """A fresh tensor of the Conv's type."""
-        return self.graph.tensor(f"{self.conv.output[0]}/{what}", dtype=self.graph.dtype(self.conv.input[1]))
-
-    def add(self, op: str, inputs: Sequence[str], out: str, name: str = "", **attributes: Any) -> str:
-        """Adds a node that writes `out`, and returns `out`."""
-        node = self.graph.make(op, inputs, [out], name=name or f"{self.name}/{op}", **attributes)
-        self.graph.insert(node, before=self.conv)
-        return out
-
-    def reshape(self, tensor: str, sizes: Sequence[int], out: str) -> str:
-        """Adds a Reshape of all axes after the batch, whose size is copied (0)."""
-        shape = self.graph.add_ints(f"{out}/shape", 0, *sizes)
-        return self.add("Reshape", [tensor, shape], out)

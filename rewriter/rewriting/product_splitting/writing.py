@@ -41,9 +41,7 @@ class Splitting:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Shape of the data; () if it is unknown."""
-        shape = self.graph.shape(self.node.input[0]) or ()
-        sizes = tuple(size for size in shape if isinstance(size, int))
-        return sizes if len(sizes) == len(shape) else ()
+        return self.graph.sizes(self.node.input[0]) or ()
 
     @property
     def columns(self) -> int:
@@ -143,4 +141,4 @@ class Splitting:
         return self.graph.tensor(f"{self.node.output[0]}/{name}", dtype=dtype)
 
     def _ints(self, name: str, *values: int) -> str:
-        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(values, np.int64))
+        return self.graph.add_ints(f"{self.node.output[0]}/{name}", *values)

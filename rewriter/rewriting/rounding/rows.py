@@ -15,11 +15,12 @@ from math import prod
 import numpy as np
 from onnx import helper
 
+from rewriter.data.ranges.binades import keep_only
 from rewriter.data.ranges.reductions import Emitter
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
 from rewriter.rewriting.rounding.layers import RowSource, Window
-from rewriter.rewriting.rounding.segments import Segment, Shapes, emitter, keep_only, segment, shapes
+from rewriter.rewriting.rounding.segments import Segment, Shapes, emitter, segment, shapes
 
 OPSET = 5
 """First operator set whose Reshape takes the shape as an input; rows of older models are not read."""
