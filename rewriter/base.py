@@ -67,6 +67,11 @@ class Refusal:
 Event = Change | Refusal
 
 
+def refused(node: NodeProto, kept: str, reason: str | None) -> Refusal | None:
+    """Returns the refusal to change a node, with what stays as it is; None if there is no reason."""
+    return Refusal(label(node), f"{kept}: {reason}") if reason else None
+
+
 @dataclass(frozen=True)
 class Exactness:
     """How closely a pass keeps the model's FP32 results on ONNX Runtime, optimisations off.

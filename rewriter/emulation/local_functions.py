@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 import onnx.parser
 from onnx import GraphProto, NodeProto
 
-from rewriter.model import Model, walk_graphs
+from rewriter.model import Model, walk_graphs, walk_nodes
 
 FIRST_OPSET, _LEAST_IR = 13, 8
 """The operators as the functions use them; local functions."""
@@ -38,7 +38,7 @@ def paired(
 def declare(model: Model, domain: str, *texts: str) -> None:
     """Add local functions to a model that calls them; `texts` have OPSET where its operator set belongs."""
     proto = model.proto
-    if not any(node.domain == domain for graph in walk_graphs(proto.graph) for node in graph.node):
+    if not any(node.domain == domain for node in walk_nodes(proto.graph)):
         return
     proto.ir_version = max(proto.ir_version, _LEAST_IR)
     proto.opset_import.add(domain=domain, version=1)

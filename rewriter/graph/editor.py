@@ -122,7 +122,7 @@ class GraphEditor(GraphView):
     ) -> str:
         """A fresh tensor name; its facts are those of `like`, with another `dtype` or `shape` if given."""
         name = self.fresh(base)
-        facts = self._lookup(like) if like else None
+        facts = self.facts(like) if like else None
         if facts or dtype:
             self._facts[name] = TensorFacts(
                 dtype or (facts.dtype if facts else 0), shape or (facts.shape if facts else None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.graph.new_weights import NewWeights
 from rewriter.graph.replacement import Replacement
@@ -86,10 +86,8 @@ class FoldStrides(GraphPass):
             if windows is None or not self._accepts(windows):
                 continue
             reason = _reason_against(graph, node, windows, context.kept)
-            if reason is not None:
-                yield Refusal(label(node), f"it keeps its stride: {reason}")
-            else:
-                yield _Folding(graph, node, windows, _axes(node, windows), weights).write()
+            refusal = refused(node, "it keeps its stride", reason)
+            yield refusal or _Folding(graph, node, windows, _axes(node, windows), weights).write()
 
     def _accepts(self, windows: Windows) -> bool:
         image = len(windows.kernel) == 2 and windows.channels <= self.channels

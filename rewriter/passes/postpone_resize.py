@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, refused
 from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
 from rewriter.graph.match import optional_input, produced
 from rewriter.graph.new_weights import layout_obstacle
@@ -77,10 +77,8 @@ class PostponeResize(GraphPass):
             if not done and not reasons:
                 continue
             reason = _reason_against(graph, conv, context.kept) or ("" if done else reasons[0])
-            if reason:
-                yield Refusal(label(conv), f"it stays after the Resize: {reason}")
-            else:
-                yield _Postponing(graph, conv, parts).write()
+            refusal = refused(conv, "it stays after the Resize", reason)
+            yield refusal or _Postponing(graph, conv, parts).write()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Stage
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Requires, Stage, refused
 from rewriter.graph import GraphEditor, attribute, is_op, label
 from rewriter.graph.new_weights import layout_obstacle
 from rewriter.patterns.windows import IMAGE_CHANNELS
@@ -62,13 +62,9 @@ class SplitImages(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         split: dict[str, str] = {}
         for node in graph.nodes:
-            if not self._accepts(graph, node):
-                continue
-            reason = layout_obstacle(graph, node.input[1])
-            if reason is not None:
-                yield Refusal(label(node), f"it reads the image as it is: {reason}")
-            else:
-                yield _split(graph, node, split)
+            if self._accepts(graph, node):
+                refusal = refused(node, "it reads the image as it is", layout_obstacle(graph, node.input[1]))
+                yield refusal or _split(graph, node, split)
 
     def _accepts(self, graph: GraphEditor, node: NodeProto) -> bool:
         if not is_op(node, "Conv") or not graph.is_input(node.input[0]):

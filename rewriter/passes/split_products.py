@@ -11,9 +11,10 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
+from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires, refused
 from rewriter.graph import GraphEditor, is_op, is_quantised, label
 from rewriter.graph.fusion import after_products, is_depthwise
+from rewriter.graph.match import produced
 from rewriter.graph.new_weights import NewWeights
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import facts
@@ -120,8 +121,8 @@ class SplitProducts(GraphPass):
                 continue
             split = Splitting(graph, node, source, weights)
             reason = split.reason_against(projected[node.input[0]], context.kept)
-            if reason is not None:
-                yield Refusal(label(node), f"it is not split: {reason}")
+            if refusal := refused(node, "it is not split", reason):
+                yield refusal
             elif split.tiles <= self.tiles:
                 found.append(split)
         reason = _reason_against_all(graph, found, context) if found else None
@@ -157,8 +158,7 @@ def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
     if not is_op(node, *TENSOR_CORE):
         return False
     weight = node.input[1]
-    producer = graph.producer(weight)
-    made = producer is not None and producer.op_type in {"Constant", "DequantizeLinear"}
+    made = produced(graph, weight, "Constant", "DequantizeLinear") is not None
     return (made or graph.is_initializer(weight)) and not is_depthwise(node, graph.shape(weight) or ())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.graph import GraphEditor, is_op, is_own, label
 from rewriter.graph.match import consumed, optional_input, produced
 from rewriter.graph.new_weights import NewWeights, float_matrix, gemm_obstacle, is_transposed, row_obstacle
@@ -62,13 +62,10 @@ class UnflattenProducts(GraphPass):
         weights, views = NewWeights(graph), Views()
         for node in graph.nodes:
             found = _flattened(graph, node)
-            if found is None:
-                continue
-            reason = _reason_against(graph, found, context.kept)
-            if reason is not None:
-                yield Refusal(label(node), f"it stays between Reshapes: {reason}")
-            else:
-                yield _write(graph, found, weights, views)
+            if found is not None:
+                reason = _reason_against(graph, found, context.kept)
+                refusal = refused(node, "it stays between Reshapes", reason)
+                yield refusal or _write(graph, found, weights, views)
 
 
 @dataclass(frozen=True)

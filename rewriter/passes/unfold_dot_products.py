@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires
-from rewriter.graph import GraphEditor, is_op, label
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
+from rewriter.graph import GraphEditor, is_op
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
 from rewriter.graph.ops import PRODUCTS
@@ -59,14 +59,10 @@ class UnfoldDotProducts(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
-            if not _is_head(graph, node, self.size * 10**6):
-                continue
-            obstacle = gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
-            reason = context.kept.reason(node) or obstacle
-            if reason is not None:
-                yield Refusal(label(node), f"it stays a {node.op_type}: {reason}")
-            else:
-                yield _write(graph, node)
+            if _is_head(graph, node, self.size * 10**6):
+                obstacle = gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
+                reason = context.kept.reason(node) or obstacle
+                yield refused(node, f"it stays a {node.op_type}", reason) or _write(graph, node)
 
 
 def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights
@@ -86,10 +86,8 @@ class UnfoldPatches(GraphPass):
             if windows is None or not self._accepts(windows):
                 continue
             reason = _reason_against(graph, node, windows, context.kept)
-            if reason is not None:
-                yield Refusal(label(node), f"it stays a Conv: {reason}")
-            else:
-                yield _Unfolding(graph, node, windows, weights).write(context.kept)
+            refusal = refused(node, "it stays a Conv", reason)
+            yield refusal or _Unfolding(graph, node, windows, weights).write(context.kept)
 
     def _accepts(self, windows: Windows) -> bool:
         places = math.prod(windows.kernel)

@@ -102,7 +102,7 @@ def _requests(editor: GraphEditor, converter: NodeConverter) -> list[Request]:
             continue
         if node.op_type == "Dropout":
             _forget_unread_mask(editor, node)
-        known = [_facts(editor, name) for name in node.input]
+        known = [editor.facts(name) for name in node.input]
         constants = [editor.constant(name) if name else None for name in node.input]
         requests.append(Request(node, known, constants))
     return requests
@@ -130,11 +130,6 @@ def _usual_float(known: facts.Facts) -> int:
     others = facts.FLOATS - {TensorProto.FLOAT}
     found = any(tensor.dtype in others for scope in known.scopes for tensor in scope.values())
     return 0 if found else int(TensorProto.FLOAT)
-
-
-def _facts(editor: GraphEditor, tensor: str) -> facts.TensorFacts | None:
-    dtype = editor.dtype(tensor) if tensor else None
-    return facts.TensorFacts(dtype, editor.shape(tensor)) if dtype else None
 
 
 def _forget_unread_mask(editor: GraphEditor, node: NodeProto) -> None:

@@ -168,11 +168,15 @@ def _flat(images: Array) -> Array:
     """
     box = content(images)
     flat = np.zeros(images.shape[-2:], np.float64)
-    inside = images[0][:, box.slices[0], box.slices[1]]
-    deviation = inside.std(axis=(1, 2), keepdims=True)
-    standard = (inside - inside.mean(axis=(1, 2), keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
-    flat[box.slices] = standard.sum(axis=0)
+    inside = images[0][:, *box.slices]
+    flat[box.slices] = standard(inside.reshape(len(inside), -1)).sum(axis=0).reshape(inside.shape[1:])
     return flat
+
+
+def standard(rows: Array) -> Array:
+    """The rows at mean 0 and deviation 1; rows of one value at 0."""
+    deviation = rows.std(axis=1, keepdims=True)
+    return np.asarray((rows - rows.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0))
 
 
 def _shifts(source: Array, target: Array) -> Iterator[tuple[int, int]]:
