@@ -136,27 +136,19 @@ def _only_rounds(start: int, middle: int, to: int) -> bool:
     return start == to or (start in SIGNIFICAND and to in SIGNIFICAND and embeds(middle, to))
 
 
-def _truncates(start: int, middle: int, to: int) -> bool:
-    return start in SIGNIFICAND and middle in INTEGERS and to in SIGNIFICAND
-
-
 def _drop(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
     """Removes a Cast to the type that its input has."""
     source, result = cast.input[0], cast.output[0]
     if graph.dtype(source) != to:
         return None
     if graph.is_output(result):
-        if not _can_rename(graph, source):
+        if graph.producer(source) is None or graph.is_output(source):
             return Refusal(label(cast), f"{result} is an output, and so is {source}, or an input")
         graph.rename(source, result)
     else:
         graph.redirect(result, source)
     graph.remove(cast)
     return Change(label(cast), f"a Cast of {_names(to)} to itself")
-
-
-def _can_rename(graph: GraphEditor, tensor: str) -> bool:
-    return graph.producer(tensor) is not None and not graph.is_output(tensor)
 
 
 def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
@@ -217,7 +209,7 @@ def _refusals(graph: GraphEditor, cast: NodeProto) -> Iterator[Refusal]:
         return
     if _only_rounds(start, middle, to):
         yield Refusal(label(cast), f"{_names(start, middle, to)} rounds on the way: drop_rounding removes it")
-    elif _truncates(start, middle, to):
+    elif {start, to} <= SIGNIFICAND.keys() and middle in INTEGERS:
         yield Refusal(label(cast), f"{_names(start, middle, to)} truncates to integers: that is arithmetic")
 
 

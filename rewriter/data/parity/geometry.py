@@ -47,17 +47,15 @@ def layouts(shape: tuple[int, ...]) -> Iterator[Layout]:
     found = [Layout(axes) for axes in _CANDIDATES.get(len(shape), ()) if _possible(axes, shape)]
     if not found and len(shape) == 4:
         found = [Layout("NCHW")]
-    yield from (layout for layout in found if _side(layout, shape) >= LEAST_SIDE)
+    for layout in found:
+        if min(shape[layout.axes.index(letter)] for letter in "HW") >= LEAST_SIDE:
+            yield layout
 
 
 def _possible(axes: str, shape: tuple[int, ...]) -> bool:
     if axes == "NHW":  # planes without channels: neither end is an axis of channels
         return min(shape[0], shape[2]) > MOST_CHANNELS
     return "C" not in axes or shape[axes.index("C")] <= MOST_CHANNELS
-
-
-def _side(layout: Layout, shape: tuple[int, ...]) -> int:
-    return min(shape[layout.axes.index(letter)] for letter in "HW")
 
 
 def layout_pairs(ours: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[Layout, Layout]]:
@@ -120,7 +118,7 @@ class Placement:
 
     @property
     def changes(self) -> int:
-        """The number of changes, by which the simplest explanation is chosen."""
+        """The number of changes."""
         return self.swap + self.flip_v + self.flip_h + bool(self.dy or self.dx)
 
 

@@ -67,6 +67,11 @@ class Match:
     def related(self) -> bool:
         return self.fit.unexplained <= RELATED
 
+    @property
+    def changes(self) -> int:
+        """The number of changes, by which the simplest explanation is chosen."""
+        return self.placement.changes + (not self.fit.in_order)
+
 
 def match(ours: Array, theirs: Array) -> Match | None:
     """The best relation of theirs to ours; None if they are no images, or differ in number or channels."""
@@ -75,11 +80,7 @@ def match(ours: Array, theirs: Array) -> Match | None:
         return None
     allowed = SIMPLER * min(m.fit.unexplained for m in found) + NOISE
     good = [m for m in found if m.fit.unexplained <= allowed]
-    return min(good, key=lambda m: (m.zoom, m.layouts[0] != m.layouts[1], _changes(m), m.fit.unexplained))
-
-
-def _changes(found: Match) -> int:
-    return found.placement.changes + (found.fit.order != tuple(range(len(found.fit.order))))
+    return min(good, key=lambda m: (m.zoom, m.layouts[0] != m.layouts[1], m.changes, m.fit.unexplained))
 
 
 def _matches(ours: Array, theirs: Array, pair: tuple[Layout, Layout]) -> Iterator[Match]:

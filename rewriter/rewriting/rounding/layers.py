@@ -12,6 +12,7 @@ from onnx import NodeProto, TensorProto
 from rewriter.graph import GraphEditor, attribute, is_op, label
 from rewriter.graph.fusion import is_depthwise
 from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import is_transposed
 from rewriter.model import Array
 from rewriter.patterns.windows import pads_of, windows_of
 
@@ -158,7 +159,8 @@ def _bias(graph: GraphEditor, readers: Sequence[NodeProto], weight: str) -> str:
     value, shape = graph.constant(name), graph.shape(weight)
     if value is None or shape is None or not all(_adds(reader, weight, name) for reader in readers):
         return ""
-    return name if value.dtype == np.float32 and value.size == _outputs(readers[0], shape) else ""
+    outputs = shape[0 if readers[0].op_type == "Conv" or is_transposed(readers[0]) else 1]
+    return name if value.dtype == np.float32 and value.size == outputs else ""
 
 
 def _adds(node: NodeProto, weight: str, bias: str) -> bool:
@@ -166,11 +168,6 @@ def _adds(node: NodeProto, weight: str, bias: str) -> bool:
     if list(node.input[1:]) != [weight, bias]:
         return False
     return node.op_type == "Conv" or all(attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
-
-
-def _outputs(node: NodeProto, shape: Sequence[int | str | None]) -> int | str | None:
-    """Output channels of a Conv or Gemm with a weight of this shape."""
-    return shape[0 if node.op_type == "Conv" or attribute(node, "transB", 0) else 1]
 
 
 def _read(graph: GraphEditor, node: NodeProto, weight: str) -> Layer | Skipped:

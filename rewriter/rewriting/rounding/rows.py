@@ -177,7 +177,8 @@ def _instrumented(
     result = model.copy()
     graph = result.proto.graph
     emit = emitter(result)
-    gather = _Gather(emit, limits, shapes, _offsets(seed, max(limits.values())))
+    offsets = np.random.default_rng(seed).integers(FRACTIONS, size=max(limits.values()))
+    gather = _Gather(emit, limits, shapes, offsets)
     wanted: dict[str, list[RowSource]] = {}
     for source in limits:
         wanted.setdefault(source.tensor, []).append(source)
@@ -205,6 +206,7 @@ class _Gather:
     """Appends nodes that choose rows.
 
     Attributes:
+        offsets: Random offsets of rows within their strata, int64 below `FRACTIONS`.
         constants: Names of index tensors, shared by sources of equal shapes, and of shapes.
     """
 
@@ -251,11 +253,6 @@ class _Gather:
 
     def _ints(self, values: object) -> str:
         return self.emit.constant(values, np.int64)
-
-
-def _offsets(seed: int, most: int) -> Array:
-    """Random offsets of `most` rows within their strata, int64 below `FRACTIONS`."""
-    return np.random.default_rng(seed).integers(FRACTIONS, size=most)
 
 
 def _spread(total: int, limit: int, offsets: Array) -> Array:
