@@ -57,8 +57,7 @@ def _fold(graph: GraphEditor, node: NodeProto) -> Event | None:
     if reason is not None:
         return Refusal(label(node), reason) if reason else None
     data, scale = operands[0], operands[1]
-    assert data is not None
-    assert scale is not None
+    assert data is not None and scale is not None
     zero_point = operands[2] if len(operands) > 2 else None
     axis = int(attribute(node, "axis", 1))
     scale_of_each, zero_of_each = (_spread(v, data, axis) for v in (scale, zero_point))
