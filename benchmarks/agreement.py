@@ -1,4 +1,4 @@
-"""How far the emulation foretold the engines: the same variants, emulated on a CPU and run on a GPU."""
+"""Compares emulated errors with the engines' errors: the same variants, emulated on a CPU and run on a GPU."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.comparison import worst
 from benchmarks.headline import Row, engine_error, mean
 
 FACTOR = 2.0
-"""An emulated error within this factor of the engine's is called right."""
+"""An emulated error within this factor of the engine's counts as right."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One variant of one model, whose worst relative L2 error was emulated and measured; infinite if not finite."""
+    """Worst relative L2 errors of one variant of one model, emulated and measured; infinity if not finite."""
 
     name: str
     emulated: float
@@ -28,19 +28,19 @@ class Pair:
 
     @property
     def surprising(self) -> bool:
-        """Whether one of the two alone is finite."""
+        """True if only one of the two is finite."""
         return math.isfinite(self.emulated) != math.isfinite(self.engine)
 
     @property
     def quotient(self) -> float | None:
-        """The engine's error in the emulated one; None where that says nothing."""
+        """The engine's error over the emulated one; None if either is not finite or the latter is zero."""
         known = math.isfinite(self.emulated + self.engine) and self.emulated > 0
         return self.engine / self.emulated if known else None
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """All pairs of one type of sums, and how many measured variants have none."""
+    """All pairs for one type of sums, and the number of measured variants that were not emulated so."""
 
     pairs: tuple[Pair, ...]
     missing: int
@@ -55,19 +55,19 @@ class Agreement:
 
     @property
     def outside(self) -> list[tuple[str, float]]:
-        """Those beyond the factor, furthest first."""
+        """Names and quotients beyond the factor, furthest first."""
         found = [(pair.name, q) for pair in self.pairs if (q := pair.quotient) is not None]
         beyond = [(name, q) for name, q in found if not 1 / FACTOR <= q <= FACTOR]
         return sorted(beyond, key=lambda one: -abs(math.log(max(one[1], 1e-9))))
 
     @property
     def share(self) -> float | None:
-        """Of the comparable pairs, how many are within the factor: 0 to 1."""
+        """Share of the comparable pairs that are within the factor, 0 to 1; None if there are none."""
         return 1 - len(self.outside) / len(self.quotients) if self.quotients else None
 
 
 def agreement_of(rows: Sequence[Row], sums: str) -> Agreement:
-    """What was emulated with sums in `sums` ("fp16", "fp32") of all variants that ran, the FP32 originals apart."""
+    """Pairs of all variants that ran, without FP32 originals, emulated with sums in `sums` ("fp16", "fp32")."""
     ran = [row for row in rows if not row["variant"].startswith("fp32") and engine_error(row) is not None]
     pairs = []
     for row in ran:
@@ -77,8 +77,8 @@ def agreement_of(rows: Sequence[Row], sums: str) -> Agreement:
     return Agreement(tuple(pairs), len(ran) - len(pairs))
 
 
-def told(rows: Sequence[Row], defaults: Mapping[str, Any]) -> str:
-    """The criterion on FP16 sums, what is beyond it, FP32 sums beside it, and which `rewriter` uses by default."""
+def agreement_text(rows: Sequence[Row], defaults: Mapping[str, Any]) -> str:
+    """Lines for the page: the criterion on FP16 sums, the variants beyond it, FP32 sums, and `rewriter`'s defaults."""
     fp16, fp32 = agreement_of(rows, "fp16"), agreement_of(rows, "fp32")
     lines = [_criterion(fp16)]
     lines += [_quotients(found, sums) for found, sums in ((fp16, "FP16"), (fp32, "FP32")) if found.quotients]

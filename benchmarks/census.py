@@ -1,15 +1,15 @@
-"""What a mixed-precision model keeps in FP32, counted the same way for every tool: from the file that it wrote.
+"""Counts the nodes that a mixed-precision model keeps in FP32, for every tool alike: from the file that it wrote.
 
     python benchmarks/census.py MODEL.onnx ...
 
-- A tensor is *fixed* if it is an initializer, or made of fixed tensors, shapes and sizes alone: constants and shape
-  arithmetic, which an engine works out when it is built.
-- An *FP32 node* reads or writes an FP32 tensor that is not fixed. Casts are not counted, nor are nodes that only write
-  fixed tensors. So a MatMul with FP32 data counts, and a Resize with FP16 data and FP32 scales does not.
-- A *Cast* is one between two floating-point types whose result is not fixed: the Casts of a mask or an index, which
-  every tool keeps, are not counted.
+- A tensor is *fixed* if it is an initializer, or computed from fixed tensors, shapes and sizes only. These are
+  constants and shape arithmetic, which an engine computes when it is built.
+- An *FP32 node* reads or writes an FP32 tensor that is not fixed. Casts and nodes that write only fixed tensors are not
+  counted. So a MatMul with FP32 data counts, and a Resize with FP16 data and FP32 scales does not.
+- A *Cast* is one between two floating-point types whose result is not fixed. Casts of a mask or an index, which every
+  tool keeps, are not counted.
 
-Local functions are inlined first; nodes inside If, Loop and Scan count like all others. A branch that holds graphs
+Local functions are inlined first. Nodes inside If, Loop and Scan count like all others. The node that holds such graphs
 counts by its own inputs and outputs.
 """
 
@@ -35,9 +35,9 @@ GENERATORS = ("Random", "Bernoulli", "Multinomial")
 
 @dataclass(frozen=True)
 class Census:
-    """Counts of one file. `nodes` are those that are neither Casts nor fixed; `fp32_ops` counts FP32 nodes by operator.
+    """Counts of one file. `nodes` excludes Casts and fixed nodes; `fp32_ops` counts FP32 nodes by operator.
 
-    `untyped` counts nodes at a tensor whose type shape inference could not tell; they count as FP32 nodes only where
+    `untyped` counts nodes with a tensor whose type shape inference could not find. They count as FP32 nodes only if
     another of their tensors is known to be FP32.
     """
 
@@ -49,7 +49,7 @@ class Census:
 
 
 def census(proto: onnx.ModelProto) -> Census:
-    """Count one model; see the module's docstring for what counts."""
+    """Counts the nodes of one model by the rules in the module's docstring."""
     model = load(inliner.inline_local_functions(proto) if proto.functions else proto)
     types = facts.infer(model)
     fixed_outside: dict[int, set[str]] = {}
@@ -79,7 +79,7 @@ def census(proto: onnx.ModelProto) -> Census:
 
 
 def _is_fixed(node: NodeProto, fixed: set[str]) -> bool:
-    """Whether a node makes constants or shape arithmetic."""
+    """True if a node computes constants or shape arithmetic."""
     if node.op_type in SHAPES:
         return True
     if node.op_type.startswith(GENERATORS) or any(subgraphs(node)):

@@ -1,4 +1,4 @@
-"""Commands of the side by side as child processes, with their time, their memory and limits on both."""
+"""Runs the commands of the side by side as child processes, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 POLL_S = 0.05
-"""How often a child is asked whether it has ended, and held to its limits."""
+"""Interval, in seconds, between checks of a child's exit and its limits."""
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""What numpy's linear algebra and others ask how many threads they may start."""
+"""Environment variables that limit the threads of numpy's linear algebra and other libraries."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child process may use before it is stopped.
+    """Resources that a child process may use before it is stopped.
 
     Attributes:
         seconds: Wall time.
         gigabytes: Resident memory of the process itself, without its children.
-        threads: Of one child's linear algebra and ONNX Runtime sessions, so that children share the cores.
+        threads: For linear algebra and ONNX Runtime sessions in one child, so that children share the cores.
     """
 
     seconds: float = 1800.0
@@ -36,7 +36,7 @@ class Limits:
 
 
 def child(command: Sequence[str], log: Path, limits: Limits) -> dict[str, Any]:
-    """Run a command from the repository's root: seconds, peak memory in MB with its children, and how it ended."""
+    """Runs a command from the repository's root; returns seconds, peak memory in MB with its children, and exit code."""
     start = time.perf_counter()
     variables = {**os.environ, **dict.fromkeys(THREADS, str(limits.threads))}
     with (
@@ -64,7 +64,7 @@ def child(command: Sequence[str], log: Path, limits: Limits) -> dict[str, Any]:
 
 
 def _last_words(log: Path, exit_code: int) -> str:
-    """The last line of what a command printed that failed; what to do about it stands in the log."""
+    """Last line that a failed command printed, without the hint, which is in the log; "" if it did not fail."""
     if not exit_code:
         return ""
     printed = [line.strip() for line in log.read_text(errors="replace").splitlines()]
@@ -74,7 +74,7 @@ def _last_words(log: Path, exit_code: int) -> str:
 
 
 def _exceeded(pid: int, seconds: float, limits: Limits) -> str:
-    """Which limit a running process is beyond, in words; "" if none."""
+    """The limit that a running process exceeds, in words; "" if none."""
     if seconds > limits.seconds:
         return f"stopped after {limits.seconds:.0f} s"
     try:

@@ -1,4 +1,4 @@
-"""The last stage of side_by_side.py: what the others left in WORK, as one JSON."""
+"""The last stage of side_by_side.py: collects the results of the other stages in WORK into one JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PACKAGES = (
 
 
 def collect(cases: Sequence[Case]) -> list[Row]:
-    """One row for each variant of each model, with all that was measured of it."""
+    """One row for each variant of each model, with all its measurements."""
     rows = []
     for case in cases:
         measured = read_json(case.work / "measured.json")
@@ -53,13 +53,13 @@ def collect(cases: Sequence[Case]) -> list[Row]:
 
 
 def data(cases: Sequence[Case]) -> Row:
-    """How many samples the tools had, and that the one which is compared is none of them."""
+    """Numbers of samples that the tools had; the sample that is compared is held out."""
     counts = {len(list(case.calibration.glob("*.npz"))) for case in cases if case.calibration.is_dir()}
     return {"calibration": sorted(counts), "held_out": True}
 
 
 def default_sums() -> dict[str, str]:
-    """Type in which the emulations of `fix` and `verify` sum FP16 products when the user says nothing."""
+    """Default type in which the emulations of `fix` and `verify` sum FP16 products."""
     return {
         "fix": str(OTHERWISE["accumulation"]),
         "verify": VerifyOptions().accumulation,
@@ -67,7 +67,7 @@ def default_sums() -> dict[str, str]:
 
 
 def versions(python: str, cases: Sequence[Case]) -> dict[str, Any]:
-    """Of the house, of the other tools' environment, and of the GPU and its library."""
+    """Versions in rewriter's environment, in the other tools' environment, and of the GPU and its library."""
     code = (
         "import json; from importlib.metadata import version, PackageNotFoundError\n"
         "def v(p):\n try: return version(p)\n except PackageNotFoundError: return None\n"
@@ -86,7 +86,7 @@ def versions(python: str, cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def write(cases: Sequence[Case], python: str, out: Path) -> None:
-    """`out` as JSON, and beside it the same as Markdown."""
+    """Writes `out` as JSON, and the same as Markdown next to it."""
     found = {
         "versions": versions(python, cases),
         "data": data(cases),

@@ -1,4 +1,4 @@
-"""What the side by side compares: a model and its samples, one of them held out, and the errors of outputs on that one."""
+"""Cases of the side by side: a model, its samples with one held out, and the errors of outputs on that sample."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from rewriter.verification.expected import selects_rows
 
 @dataclass(frozen=True)
 class Case:
-    """A model of the benchmark: its file, its samples, and the folder that the stages keep things in.
+    """A model of the benchmark: its file, its samples, and the folder for the results of all stages.
 
-    The first sample is what outputs are compared on. No tool sees it: tools get `calibration`.
+    Outputs are compared on the first sample. No tool sees it: tools get `calibration`.
     """
 
     path: Path
@@ -38,11 +38,11 @@ class Case:
 
     @property
     def calibration(self) -> Path:
-        """The folder that every tool gets."""
+        """The folder of samples that every tool gets."""
         return self.work / "calibration"
 
     def hold_out(self) -> None:
-        """Make `calibration`: links to all samples but the first.
+        """Creates `calibration`: links to all samples but the first.
 
         Raises:
             InputsError: there are fewer than two.
@@ -69,13 +69,13 @@ def _archives(samples: Path) -> list[Path]:
 
 
 def feeds_of(samples: Path) -> dict[str, Array]:
-    """The first sample of a folder: the one that outputs are compared on."""
+    """The first sample of a folder, on which outputs are compared."""
     with np.load(_archives(samples)[0]) as archive:
         return dict(archive)
 
 
 def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -> dict[str, float | None]:
-    """Relative L2 error of each output, None where it is not finite; as a set for models that select their rows."""
+    """Relative L2 error of each output, None if not finite; rows match as sets for models that select them."""
     actual = {n: a.astype(expected[n].dtype) for n, a in actual.items()}
     tolerance = TOLERANCES["fp16"].value
     rows = compare(expected, actual, tolerance, as_sets=selects_rows(model))
@@ -83,20 +83,20 @@ def errors(model: Model, expected: dict[str, Array], actual: dict[str, Array]) -
 
 
 def worst(found: Mapping[str, Any] | None) -> float | None:
-    """The worst output's error; infinity where one is not finite, None if nothing was measured."""
+    """The worst output's error; infinity if one is not finite, None if nothing was measured."""
     if not found or not found.get("errors"):
         return None
     return max(math.inf if e is None else e for e in found["errors"].values())
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a stage left, or nothing."""
+    """Contents of a stage's file; empty if there is no file."""
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
 def write_json(path: Path, found: Mapping[str, Any]) -> None:
-    """All of it or nothing, for a stage may be stopped at any moment and goes on from these files."""
+    """Writes the whole file or none: a stage may be stopped at any moment and continues from these files."""
     temporary = path.with_name(f"{path.name}.part")
     temporary.write_text(json.dumps(found, indent=1) + "\n")
     temporary.replace(path)

@@ -1,14 +1,14 @@
-"""The default plan held to what issue 3 asks of it: error, time, and the same bytes twice. Needs no GPU.
+"""Checks the default plan against its targets: error, time, and the same bytes twice. Needs no GPU.
 
     python models/build.py NAME ... --full --samples 4 -o FOLDER
     python benchmarks/default_plan.py FOLDER [NAME ...] [--json benchmarks/default_plan.json]
 
-- Error: the default plan, emulated on the first sample, against a plan that also keeps in FP32 every node that `scan` has a
-  warning or an error for, and all neighbours of those and of what the default plan keeps. The first may be 1.3 times the
-  second, and 5e-3.
-- Time: a whole process of `rewriter fix --no-verify` may take 3 times one FP32 pass over the samples (ONNX Runtime,
-  optimisations off, session included) and 2 s. `load` is the machine's load average before the run.
-- The plan's nodes are counted with those that are in FP32 because it is free (`free` of them): they are most.
+- Error: the default plan is emulated on the first sample and compared with a guarded plan. That one also keeps in FP32
+  every node with a warning or an error of `scan`, and all neighbours of these and of the default plan's nodes. The
+  default plan's error may be 1.3 times the guarded one, and at most 5e-3.
+- Time: a whole process of `rewriter fix --no-verify` may need 3 times one FP32 pass over the samples (ONNX Runtime,
+  optimisations off, session included) plus 2 s. `load` is the machine's load average before the run.
+- The plan's nodes include those that are in FP32 because it is free (`free` of them), which are most.
 - Two processes write the same model and the same plan, byte for byte.
 """
 
@@ -49,7 +49,7 @@ PASSES, SECONDS = 3.0, 2.0
 
 
 def guarded(structured: Model, plan: Plan, samples: Any) -> Plan:
-    """`plan` with every scanned hazard's node, and the neighbours of all that is kept, in FP32, too."""
+    """`plan` with the nodes of all scanned hazards, and the neighbours of all kept nodes, also in FP32."""
     known = facts.infer(structured)
     widened = reference(structured, known)
     ranges = measured(widened, samples, facts.infer(widened))
@@ -88,7 +88,7 @@ def one_pass(original: Model, samples: Any) -> float:
 
 
 def fixed_twice(path: Path, samples: Path) -> tuple[float, bool, bool]:
-    """Wall seconds of the quicker of two processes, and whether models and plans are the same bytes."""
+    """Wall seconds of the faster of two processes; then True if their models, and if their plans, are the same bytes."""
     with tempfile.TemporaryDirectory() as folder:
         seconds, models, plans = [], [], []
         for number in (1, 2):
@@ -106,7 +106,7 @@ def fixed_twice(path: Path, samples: Path) -> tuple[float, bool, bool]:
 
 
 def row(folder: Path, name: str) -> dict[str, Any]:
-    """All that is asked of one model."""
+    """All results of one model."""
     path, samples = folder / f"{name}.onnx", folder / name
     busy = os.getloadavg()[0]
     seconds, same_model, same_plan = fixed_twice(path, samples)

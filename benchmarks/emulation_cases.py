@@ -1,4 +1,4 @@
-"""The emulation against real engines: FP32 and FP16 accumulators, and what an H200 gave.
+"""Compares the emulation, with FP32 and FP16 accumulators, with engines on an H200.
 
     python benchmarks/emulation_cases.py FOLDER [NAME ...] [--json FILE]
 

@@ -1,12 +1,12 @@
-"""What `rewriter fix` costs as a whole process: seconds and peak memory, against AutoCast's measured figures.
+"""Cost of `rewriter fix` as a whole process: seconds and peak memory, against AutoCast's measured figures.
 
     python models/build.py nafnet vit swin rtdetr --full --samples 4 -o FOLDER
     python models/build.py synthetic --nodes 5000 -o FOLDER      (and 20000, as synthetic_20000)
     python benchmarks/fix_cost.py FOLDER [--json benchmarks/fix_cost.json]
 
-Each model runs twice in a fresh process: `--no-verify` (what AutoCast does: it compares nothing)
-and with comparison and emulation. The build is TensorRT's own time and left out. User and system
-seconds and the peak resident set are the operating system's, of the process with its children.
+Each model runs twice in a fresh process: with `--no-verify` (like AutoCast, which compares nothing), and with
+comparison and emulation. The build is not included, because that is TensorRT's own time. The operating system measures
+user and system seconds and the peak resident set, for the process with its children.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Goal:
-    """AutoCast 0.47's figures on two cores, and what issue 2 asks for (user seconds, MB)."""
+    """AutoCast 0.47's figures on two cores, and our targets (user seconds, MB)."""
 
     autocast_s: float | None
     autocast_mb: float | None
@@ -74,7 +74,7 @@ def run(model: Path, samples: Path | None, extra: list[str], out: Path) -> Cost:
 
 
 def measure(folder: Path, name: str) -> dict[str, object]:
-    """Both variants of one model, and what the result holds."""
+    """Costs of both runs of one model, and counts of the result's nodes."""
     model = folder / f"{name}.onnx"
     samples = next((p for p in (folder / name, folder / f"{name}.npz") if p.exists()), None)
     with tempfile.TemporaryDirectory() as scratch:
@@ -120,7 +120,7 @@ def table(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    """Measure every model of `GOALS` that the folder holds."""
+    """Measures every model of `GOALS` that the folder has."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

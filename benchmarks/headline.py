@@ -1,4 +1,4 @@
-"""What the side by side comes to in one table: error and latency of each model, and their ratios to AutoCast's."""
+"""Sums up the side by side in one table: error and latency of each model, and their ratios to AutoCast's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHOWN = {
 
 
 class Found:
-    """Rows by model and variant, as far as an engine gave outputs."""
+    """Rows by model and variant, of those for which an engine gave outputs."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._by = {(r["model"], r["variant"]): r for r in rows if engine_error(r) is not None}
@@ -43,11 +43,11 @@ class Found:
         return any(found == variant for _, found in self._by)
 
     def error(self, model: str, variant: str) -> float | None:
-        """The worst output's relative L2 error; infinite where not finite; None where it did not run."""
+        """The worst output's relative L2 error; infinity if not finite; None if it did not run."""
         return engine_error(self._by.get((model, variant), {}))
 
     def latency(self, model: str, variant: str) -> float | None:
-        """In us."""
+        """Latency in us; None if it was not measured."""
         return latency(self._by.get((model, variant), {}))
 
 
@@ -61,19 +61,19 @@ def latency(row: Row) -> float | None:
 
 
 def mean(ratios: Sequence[float]) -> float:
-    """Geometric."""
+    """Geometric mean."""
     return math.exp(math.fsum(math.log(max(r, 1e-9)) for r in ratios) / len(ratios))
 
 
 def ratio(ours: float | None, rival: float | None) -> float | None:
-    """None where one is missing or not finite."""
+    """`ours` over `rival`; None if one is missing or not finite."""
     if ours is None or not rival or not math.isfinite(ours) or not math.isfinite(rival):
         return None
     return ours / rival
 
 
 def ratios(found: Found, variant: str) -> Mapping[str, tuple[float | None, float | None]]:
-    """A variant's error and latency in AutoCast's, for each model."""
+    """A variant's error and latency relative to AutoCast's, for each model."""
     return {
         model: (
             ratio(found.error(model, variant), found.error(model, RIVAL)),
@@ -102,7 +102,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _mean(found: Found, variant: str, which: int) -> str:
-    """With the number of models where that is not all: a result that is not finite has no ratio."""
+    """Mean ratio to AutoCast's; with the number of models if some have none, because a result is not finite."""
     known = [r for pair in ratios(found, variant).values() if (r := pair[which]) is not None]
     if variant == RIVAL or not known:
         return ""

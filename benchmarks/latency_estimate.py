@@ -1,11 +1,11 @@
-"""The recorded costs against measured engines: estimated and measured latency, and the fit made again.
+"""Compares estimated latencies with measured engines, and repeats the fit of the recorded costs.
 
     python benchmarks/latency_estimate.py FOLDER [--work WORK] [--json FILE]
 
-FOLDER holds NAME.onnx of the models of side_by_side.json, whose latencies of `fp32` and `fix` are the measured side;
-what it has not, FILE keeps from earlier runs. WORK is that benchmark's folder: what its plans (WORK/NAME/VARIANT.plan)
-are estimated to cost over that of `fix` is compared, too. Needs no GPU. `left_out` are estimates by a fit on the other
-networks.
+FOLDER has NAME.onnx of the models of side_by_side.json. The latencies of `fp32` and `fix` there are the measured ones;
+for models that are not in it, FILE keeps those of earlier runs. WORK is that benchmark's folder. With it, the estimated
+costs of its plans (WORK/NAME/VARIANT.plan) relative to `fix` are compared, too. Needs no GPU. `left_out` are estimates by
+a fit on the other networks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Floats = NDArray[np.float64]
 
 
 def measured(earlier: Path | None) -> dict[str, dict[str, float]]:
-    """Latency by model and variant; of models without one, that of `earlier` results of this file."""
+    """Latency by model and variant; for models without one, that of `earlier` results of this script."""
     found: dict[str, dict[str, float]] = {}
     for row in json.loads(ENGINES.read_text())["rows"]:
         if row.get("engine", {}).get("latency_us"):
@@ -55,7 +55,7 @@ def measured(earlier: Path | None) -> dict[str, dict[str, float]]:
 
 
 def structured(path: Path) -> Model:
-    """The model as plans are about it, but for exponents of `rescale`, which move no node."""
+    """The model that plans describe, without exponents of `rescale`, which do not change the nodes."""
     names = (
         step for step in PRESETS[DEFAULT_PRESET].pipeline.split(",") if step.split("{")[0] not in LOWERING
     )
@@ -68,7 +68,7 @@ def structured(path: Path) -> Model:
 def rows(
     folder: Path, work: Path | None, earlier: Path | None
 ) -> Iterator[tuple[dict[str, Any], Counter[str]]]:
-    """Each model's estimates beside what was measured, and what its time grows with."""
+    """Each model's estimates with its measured latencies, and the terms of its cost."""
     for name, times in measured(earlier).items():
         path = folder / f"{name}.onnx"
         if not path.exists() or not {"fp32", "fix"} <= times.keys():
@@ -86,7 +86,7 @@ def rows(
 
 
 def _plans(work: Path, prices: Prices, times: dict[str, float]) -> Iterator[tuple[str, list[float]]]:
-    """For each variant with a plan, its latency in that of `fix`: estimated and measured."""
+    """Latency relative to `fix`, estimated and measured, of each variant with a plan."""
     if not (work / "fix.plan").exists():
         return
     base = prices.total_us(plan_file.read(work / "fix.plan"))
@@ -97,7 +97,7 @@ def _plans(work: Path, prices: Prices, times: dict[str, float]) -> Iterator[tupl
 
 
 def fitted(of: Floats, wanted: Floats, unit: Floats) -> Floats:
-    """Non-negative coefficients with the least squared error in the unit of each row."""
+    """Non-negative coefficients with the smallest squared error, each row in its own unit."""
     scale = np.maximum(of.max(axis=0), 1e-30)
     found: Floats = nnls(of / scale / unit[:, None], wanted / unit)[0] / scale
     return found

@@ -1,9 +1,9 @@
-"""The second and third stage of side_by_side.py: build every variant, then run and time all variants of a model.
+"""The second and third stage of side_by_side.py: builds every variant, then runs and times all variants of a model.
 
-Both use what `rewriter verify` uses (rewriter/engines): a build is a child process, several at a time; the variants of a
-model run in one process, on the sample that no tool saw, timed in turn. FP32 without TF32 runs in a process of its own.
-If a process dies, its engines run one by one, and those that live are timed together. A model that fails as a whole is
-told, and the others go on.
+Both use the engines of `rewriter verify` (rewriter/engines). A build is a child process, several at a time. The variants
+of a model run in one process and are timed in turn, on the sample that no tool saw. FP32 without TF32 runs in a process
+of its own. If a process dies, its engines run one by one, and those that survive are timed together. A model that fails
+as a whole is reported, and the others continue.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WITHOUT_TF32 = "fp32-tf32-off"
 
 
 def builder() -> EngineName:
-    """The engine that builds here: the GPU's, or, with no GPU, TensorRT-RTX, which needs none to build."""
+    """The engine that builds here: the GPU's or, without a GPU, TensorRT-RTX, which needs none to build."""
     return this_machine.choose().engine or "tensorrt-rtx"
 
 
@@ -57,18 +57,18 @@ def runner() -> EngineName:
 
 
 def each(cases: Sequence[Case], stage: Callable[[Case], str]) -> None:
-    """One stage for every model, and one line; what goes wrong with one is told and stops no other."""
+    """Runs one stage for every model and prints a line for each; a failure is reported and stops no other model."""
     for case in cases:
         start = time.perf_counter()
         try:
-            told = stage(case)
+            summary = stage(case)
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-        print(f"{case.name}: {told}; {time.perf_counter() - start:.0f} s", flush=True)
+            summary = f"{type(error).__name__}: {error}"
+        print(f"{case.name}: {summary}; {time.perf_counter() - start:.0f} s", flush=True)
 
 
 def build_all(cases: Sequence[Case], engine: EngineName, jobs: int, limits: Limits) -> None:
-    """Engines beside the variants in each model's folder, for the GPU at hand or for none; the largest models first."""
+    """Builds an engine next to each variant, for this machine's GPU or without one; the largest models first."""
     started = time.perf_counter()
     wanted: list[tuple[Case, Variant]] = []
     for case in cases:
@@ -96,7 +96,7 @@ def _built(case: Case) -> str:
 
 
 def _variants(case: Case) -> list[Variant]:
-    """All that `prepare` made, and the original once more, without TF32; on the first sample."""
+    """All variants that `prepare` made, and the original again without TF32; on the first sample."""
     named = [(name, case.work / f"{name}.onnx") for name in VARIANTS]
     made = [(name, path) for name, path in named if _made(path)]
     if not made:
@@ -121,7 +121,7 @@ def _build(work: Path, variant: Variant, engine: EngineName, limits: Limits) -> 
 
 
 def measure_case(case: Case, engine: EngineName, limits: Limits) -> str:
-    """Errors and latencies of one model's variants into WORK/measured.json, unless all are there; a line about it."""
+    """Writes errors and latencies of one model's variants to measured.json, unless it has all; returns a line about it."""
     variants = []
     for variant in _variants(case):
         built = case.work / f"{variant.name}.engine"
@@ -163,24 +163,24 @@ def _row(outcome: EngineOutcome, original: Model, expected: dict[str, Array]) ->
 
 
 def search_case(case: Case, engine: EngineName, tools: Tools, names: Sequence[str], seconds: float) -> str:
-    """`fix --search gpu`, the variants of these names; then all variants of the model are run and timed.
+    """Makes the variants of `fix --search gpu` with these names, then runs and times all variants of the model.
 
-    What each tried is in WORK/NAME.report.
+    The plans that each tried are in NAME.report in the case's folder.
 
     Args:
         names: Of benchmarks.variants.SEARCHES.
-        seconds: What each search may take; what `fix` does besides comes on top, within the tools' limit.
+        seconds: Limit of each search; the rest of `fix` is added, within the tools' limit.
     """
     extra = ["--search-seconds", f"{seconds:.3g}"]
     limited = replace(tools, limits=replace(tools.limits, seconds=tools.limits.seconds + seconds))
-    told = []
+    lines = []
     for name in names:
         prepare_variant(case, name, limited, extra)
         row = read_json(case.work / f"{name}.json")
         if not row["made"]:
-            told.append(f"{name} made nothing: {note_of(row)}")
+            lines.append(f"{name} made nothing: {note_of(row)}")
             continue
         variant = next(variant for variant in _variants(case) if variant.name == name)
         _build(case.work, variant, engine, tools.limits)
-        told.append(f"{name} in {row['tool']['wall_s']:.0f} s")
-    return "; ".join([*told, measure_case(case, engine, tools.limits)])
+        lines.append(f"{name} in {row['tool']['wall_s']:.0f} s")
+    return "; ".join([*lines, measure_case(case, engine, tools.limits)])

@@ -1,8 +1,7 @@
-"""The first stage of side_by_side.py, which needs no GPU: make each variant, count it, and emulate it.
+"""The first stage of side_by_side.py, which needs no GPU: makes, counts and emulates each variant.
 
-Every step is a child process, so that a tool that crashes, or is stopped at a limit, is a row with a note, and its time
-and memory are its own. What is there already is not made again, notes included: a stage that was stopped goes on where
-it was.
+Every step is a child process with its own time and memory. A tool that crashes, or is stopped at a limit, becomes a row
+with a note. Existing results, notes included, are not made again: a stage that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ from rewriter.model import facts, load
 from rewriter.verification.expected import as_declared, expected_outputs, run_all
 
 CHECK_FAILED = 1
-"""Exit code of `rewriter fix` when it wrote a model that missed what was asked of it: a variant all the same."""
+"""Exit code of `rewriter fix` for a model that it wrote although a check failed; such a model is a variant, too."""
 
 
 @dataclass(frozen=True)
 class Tools:
-    """What makes variants, and how they are emulated.
+    """Tools that make variants, and settings of the emulation.
 
     Attributes:
-        python: Interpreter that has the tools which are not ours.
+        python: Interpreter with the other tools.
         accumulations: Types in which emulated FP16 products sum.
-        limits: For one child process, be it a tool or an emulation.
+        limits: For one child process, either a tool or an emulation.
     """
 
     python: str
@@ -50,9 +49,9 @@ class Tools:
 
 
 def prepare_all(cases: Sequence[Case], variants: Sequence[str], tools: Tools, jobs: int) -> None:
-    """All variants of all models: one pool of jobs, those that are expected to take longest first.
+    """Prepares all variants of all models in one pool of jobs, the longest expected jobs first.
 
-    A model's cost is what its FP32 run took, a variant's is `EFFORT` times that.
+    A model's cost is the time of its FP32 run; a variant's is `EFFORT` times that.
     """
     started = time.perf_counter()
     with ThreadPoolExecutor(jobs) as pool:
@@ -64,11 +63,11 @@ def prepare_all(cases: Sequence[Case], variants: Sequence[str], tools: Tools, jo
             case = running[future]
             left[case.name] -= 1
             if not left[case.name]:
-                print(f"{_told(case, variants)}; {time.perf_counter() - started:.0f} s", flush=True)
+                print(f"{_summary(case, variants)}; {time.perf_counter() - started:.0f} s", flush=True)
 
 
 def _expect(case: Case) -> bool:
-    """The original's outputs, in a process of its own; whether they are there."""
+    """Computes the original's outputs in a process of its own; returns True if they exist."""
     try:
         case.work.mkdir(parents=True, exist_ok=True)
         case.hold_out()
@@ -90,15 +89,15 @@ def _cost(case: Case, name: str) -> float:
 
 
 def _chain(case: Case, name: str, tools: Tools) -> None:
-    """One variant; what goes wrong outside its child processes is told and stops nothing else."""
+    """Prepares one variant; an error outside its child processes is reported and stops nothing else."""
     try:
         prepare_variant(case, name, tools)
     except Exception as error:
         print(f"{case.name} {name}: {type(error).__name__}: {error}", flush=True)
 
 
-def _told(case: Case, variants: Sequence[str]) -> str:
-    """One line: how many variants there are, and what failed."""
+def _summary(case: Case, variants: Sequence[str]) -> str:
+    """One line: the number of variants made, and the failures."""
     rows = {name: read_json(case.work / f"{name}.json") for name in variants}
     made = sum(bool(row.get("made")) for row in rows.values())
     failed = [f"{name}: {note}" for name, row in rows.items() if (note := note_of(row))]
@@ -106,13 +105,13 @@ def _told(case: Case, variants: Sequence[str]) -> str:
 
 
 def note_of(row: dict[str, Any]) -> str:
-    """What went wrong with a variant before it was built; "" if nothing did."""
+    """The first failure of a variant before its build; "" if there was none."""
     steps = [row.get(key, {}) for key in ("tool", "counted", "emulated_fp16", "emulated_fp32")]
     return next((str(step["note"]) for step in steps if step.get("note")), "")
 
 
 def prepare_variant(case: Case, name: str, tools: Tools, extra: Sequence[str] = ()) -> None:
-    """One variant: made, counted and emulated; `extra` are more arguments for its tool."""
+    """Makes, counts and emulates one variant; `extra` are more arguments for its tool."""
     out, stats = case.work / f"{name}.onnx", case.work / f"{name}.json"
     row = read_json(stats)
     if "tool" not in row:
@@ -133,7 +132,7 @@ def prepare_variant(case: Case, name: str, tools: Tools, extra: Sequence[str] = 
 
 
 def _noted(case: Case, limits: Limits, variant: str, key: str, *step: str) -> None:
-    """A step that writes into a variant's row; how it ended stands under `key` if it did not get there."""
+    """Runs a step that writes into a variant's row; if the step fails, its note is written under `key`."""
     ran = _step(case, limits, *step)
     if ran["exit_code"]:
         stats = case.work / f"{variant}.json"
@@ -141,14 +140,14 @@ def _noted(case: Case, limits: Limits, variant: str, key: str, *step: str) -> No
 
 
 def _step(case: Case, limits: Limits, *step: str) -> dict[str, Any]:
-    """A step of this file in a child process."""
+    """Runs a step of this file in a child process."""
     command = [sys.executable, str(Path(__file__)), *step[:1], str(case.path), str(case.samples)]
     log = case.work / f"{'-'.join(step)}.log"
     return child([*command, str(case.work), *step[1:]], log, limits)
 
 
 def expect(case: Case) -> None:
-    """The original's outputs in FP32 on ONNX Runtime's CPU."""
+    """Writes the original's outputs, in FP32 on ONNX Runtime's CPU."""
     (outputs,) = expected_outputs(load(case.path), [feeds_of(case.samples)]).exact
     part = case.work / "part.npz"
     np.savez(part, **outputs)  # type: ignore[arg-type]

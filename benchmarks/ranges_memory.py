@@ -1,9 +1,9 @@
-"""What measuring ranges costs: time against a plain run, and peak memory, each model in its own process.
+"""Cost of measuring ranges: time against a plain run, and peak memory, each model in its own process.
 
     python benchmarks/ranges_memory.py DIR/nafnet.onnx DIR/swin.onnx --samples 4 --json ranges.json
 
-Beside each model lies its data: MODEL.npz, or a folder MODEL with one .npz file for each sample, as
-models/build.py writes them. Peak memory is that of the whole process, loading the model included.
+The data of each model is next to it: MODEL.npz, or a folder MODEL with one .npz file for each sample, as
+models/build.py writes them. Peak memory is that of the whole process, including the loading of the model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def in_child(path: Path, samples: int) -> dict[str, Any]:
 
 
 def measured(path: Path, count: int) -> dict[str, Any]:
-    """Figures of one model; `create_s` is what the first sample takes longer than the others (one sample: 0)."""
+    """Figures of one model; `create_s` is the extra time of the first sample over the others (one sample: 0)."""
     from rewriter.data.inputs import load_samples
     from rewriter.data.ranges import measure
     from rewriter.emulation import reference

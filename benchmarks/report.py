@@ -1,8 +1,8 @@
-"""What the side by side found, as Markdown: the page beside the JSON, and a part of a README.
+"""Writes the results of the side by side as Markdown: a page next to the JSON, and a part of a README.
 
     python benchmarks/report.py FOUND.json [--readme README.md]
 
-writes FOUND.md, and the table between the marks of a README, anew from the JSON alone.
+writes FOUND.md, and the table between the marks of a README, from the JSON alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.agreement import told
+from benchmarks.agreement import agreement_text
 from benchmarks.comparison import worst
 from benchmarks.headline import OURS, RIVAL, Row, engine_error, latency, mean, table
 from benchmarks.preparation import note_of
@@ -28,21 +28,21 @@ BEGIN, END = "<!-- side by side: begin -->", "<!-- side by side: end -->"
 
 
 def with_summary(readme: str, found: dict[str, Any]) -> str:
-    """A README's text with what stands between the marks made anew."""
+    """A README's text with a new part between the marks."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{summary(found)}\n{END}{after}"
 
 
 def summary(found: dict[str, Any]) -> str:
-    """Where and with what it was measured, the targets, the table of errors and latencies, and the emulation's record."""
+    """Machine and versions, the targets, the table of errors and latencies, and the agreement of the emulation."""
     rows = found["rows"]
-    parts = [_header(found), targets_table(rows), table(rows), told(rows, found["default_sums"])]
+    parts = [_header(found), targets_table(rows), table(rows), agreement_text(rows, found["default_sums"])]
     return "\n\n".join(parts)
 
 
 def _header(found: dict[str, Any]) -> str:
-    """Machine, versions, and which data tools and comparisons had."""
+    """Machine, versions, and the data of tools and comparisons."""
     known, samples = found["versions"], found["data"]
     house, others = known.get("rewriter's", {}), known.get("other tools'", {})
     ort = house.get("onnxruntime") or house.get("onnxruntime-gpu", "")
@@ -120,7 +120,7 @@ def _note(row: Row) -> str:
 
 
 def _duel(rows: Sequence[Row]) -> str:
-    """Ratios of ours to AutoCast's for each model, their geometric means, and where a target is missed."""
+    """Ratios of ours to AutoCast's for each model, and their geometric means."""
     by = {(r["model"], r["variant"]): r for r in rows}
     models = list(dict.fromkeys(r["model"] for r in rows))
     measures: dict[str, Callable[[Row], float | None]] = {

@@ -1,4 +1,4 @@
-"""rewriter beside AutoCast and others: every model, every variant, counted, emulated, built, run and timed.
+"""Compares rewriter with AutoCast and others: every variant of every model is counted, emulated, built, run and timed.
 
     python models/build.py nafnet vit ... --full --samples 4 -o FOLDER
     python benchmarks/side_by_side.py prepare FOLDER WORK [NAME ...] [--python OTHER] [--jobs N]
@@ -6,12 +6,16 @@
     python benchmarks/side_by_side.py measure FOLDER WORK [NAME ...]
     python benchmarks/side_by_side.py report FOLDER WORK [--python OTHER] --json FILE
 
-`prepare` needs no GPU: each tool makes its variant in a child process (benchmarks/variants.py), which is counted
-(benchmarks/census.py) and emulated, with FP16 sums. Tools get all samples but the first, which outputs are compared on.
-`--python` is an interpreter with nvidia-modelopt and onnxconverter-common. `build` needs TensorRT or TensorRT-RTX (which
-builds without a GPU), `measure` a GPU: both are those of `rewriter verify` (docs/engines.md), all variants of a model
-timed in turn in one process. `--search-gpu` adds `fix --search gpu`, which builds and runs many plans. Every stage goes on
-where it was stopped; what is to be done again has to be deleted from WORK. What fails is a note, and the rest goes on.
+`prepare` needs no GPU. Each tool makes its variant in a child process (benchmarks/variants.py). The variant is counted
+(benchmarks/census.py) and emulated with FP16 sums. Tools get all samples but the first, on which outputs are compared.
+`--python` is an interpreter with nvidia-modelopt and onnxconverter-common.
+
+`build` needs TensorRT or TensorRT-RTX (which builds without a GPU), and `measure` needs a GPU. Both use the engines of
+`rewriter verify` (docs/engines.md). All variants of a model are timed in turn in one process. `--search-gpu` adds
+`fix --search gpu`, which builds and runs many plans.
+
+Every stage continues where it was stopped. To repeat a step, delete its files from WORK. A failure becomes a note, and
+the rest continues.
 """
 
 from __future__ import annotations
@@ -55,15 +59,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stage", choices=("prepare", "build", "measure", "report"))
-    parser.add_argument("folder", type=Path, help="NAME.onnx beside NAME/0.npz, 1.npz ...")
-    parser.add_argument("work", type=Path, help="where variants and what was measured of them are kept")
-    parser.add_argument("names", nargs="*", help="models; default: all that the folder holds")
+    parser.add_argument("folder", type=Path, help="folder of NAME.onnx and NAME/0.npz, 1.npz ...")
+    parser.add_argument("work", type=Path, help="folder for the variants and their measurements")
+    parser.add_argument("names", nargs="*", help="models; default: all in the folder")
     parser.add_argument("--python", default=sys.executable, help="interpreter for the other tools")
     parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v not in SEARCHES))
     parser.add_argument(
         "--accumulations",
         default="fp16",
-        help="sums in the emulation: fp16, which is what engines do; fp32; both, by comma",
+        help="sums in the emulation: fp16, as in engines; fp32; or both, separated by a comma",
     )
     parser.add_argument("--jobs", type=int, default=1, help="child processes at a time")
     parser.add_argument("--threads", type=int, default=2, help="of one child process")
@@ -75,9 +79,12 @@ def main() -> None:
         "--engine", help="tensorrt, tensorrt-rtx, onnxruntime or onnxruntime-cuda; default: the GPU's"
     )
     parser.add_argument(
-        "--search-gpu", type=float, metavar="SECONDS", help="`fix --search gpu`, too; so long for each plan"
+        "--search-gpu",
+        type=float,
+        metavar="SECONDS",
+        help="`fix --search gpu`, too, with this limit for each search",
     )
-    parser.add_argument("--searches", default=",".join(SEARCHES), help="which searches")
+    parser.add_argument("--searches", default=",".join(SEARCHES), help="names of the searches")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = arguments.names or [n for n in MODELS if (arguments.folder / f"{n}.onnx").exists()]

@@ -1,7 +1,6 @@
-"""The targets of the side by side, and what was reached: computed from what was measured, model by model.
+"""Judges the targets of the side by side by the measurements, model by model.
 
-A target that cannot be judged, for nothing it needs was measured, is neither met nor missed. A model that lacks one side
-of a comparison is named.
+A target without any measurement is neither met nor missed. A model that lacks one side of a comparison is named.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from benchmarks.variants import SEARCHES
 from rewriter.figures.tolerances import TOLERANCES
 
 NOISE = 1.02
-"""Two runs of one engine differ by up to 2 %; the same is allowed where an error has to be no worse."""
+"""Two runs of one engine differ by up to 2 %; errors that must be no worse are allowed the same."""
 
 MEAN_LATENCY, MEAN_ERROR = 0.93, 0.5
 SECOND = ("fix-accurate", "fix-accurate-50", *SEARCHES)
 SECOND_LATENCY, SECOND_ERROR = 1.10, 1 / 3
 NAIVE_LATENCY = 1.03
 GARBAGE = 0.1
-"""Naive FP16 with more relative L2 error than this is wrong, not inaccurate; measured were 1.4e-2 and less, or 0.28 and more."""
+"""Naive FP16 with a larger relative L2 error is wrong, not inaccurate; measured: at most 1.4e-2, or at least 0.28."""
 NAFNET_ERROR = 8e-4
 SHARE = 0.9
 
@@ -37,9 +36,9 @@ class Target:
     """One line of the table.
 
     Attributes:
-        title, goal: What is aimed at, in words.
-        reached: What was measured, in words.
-        met: None where nothing was measured.
+        title, goal: The target, in words.
+        reached: The measurement, in words.
+        met: None if nothing was measured.
         missed: The models, or variants, that miss it, each with its figures.
     """
 
@@ -51,13 +50,20 @@ class Target:
 
 
 def targets(rows: Sequence[Row]) -> list[Target]:
-    """All of them, in the order of the table."""
+    """All targets, in the order of the table."""
     found = Found(rows)
-    return [every_model(found), means(found), second_plan(found), naive(found), nafnet(found), foretold(rows)]
+    return [
+        every_model(found),
+        means(found),
+        second_plan(found),
+        naive(found),
+        nafnet(found),
+        emulation_agreement(rows),
+    ]
 
 
 def targets_table(rows: Sequence[Row]) -> str:
-    """As Markdown."""
+    """The targets as a Markdown table."""
     verdicts = {True: "yes", False: "**no**", None: "-"}
     lines = ["| target | aim | reached | met | missed by |", "|---|---|---|---|---|"]
     lines += [
@@ -68,7 +74,7 @@ def targets_table(rows: Sequence[Row]) -> str:
 
 
 def every_model(found: Found) -> Target:
-    """At least as fast and at least as accurate as AutoCast on each model, but for noise."""
+    """At least as fast and as accurate as AutoCast on each model, except for noise."""
     title = "against AutoCast, every model"
     goal = "at least as fast (2 % noise allowed) and at least as accurate (likewise)"
     judged, missed = 0, []
@@ -95,7 +101,7 @@ def every_model(found: Found) -> Target:
 
 
 def means(found: Found) -> Target:
-    """The geometric means over the models where both are finite."""
+    """The geometric means over the models for which both ratios are finite."""
     title = "geometric mean over the models"
     goal = f"latency {MEAN_LATENCY:g}x of AutoCast's, error {MEAN_ERROR:g}x"
     both = {
@@ -115,7 +121,7 @@ def means(found: Found) -> Target:
 
 
 def second_plan(found: Found) -> Target:
-    """The other plan that comes closest to both."""
+    """For each model the accurate plan that comes closest to both limits."""
     title = "a second, accurate plan for every model"
     goal = f"a third of AutoCast's error at {SECOND_LATENCY:.2f}x of its latency or less"
     plans = {variant: ratios(found, variant) for variant in SECOND}
@@ -138,12 +144,12 @@ def second_plan(found: Found) -> Target:
 
 
 def _excess(plan: tuple[float, float, str]) -> float:
-    """How many times the limit its error or its latency is, the worse of them."""
+    """Error and latency of a plan, each over its limit; the larger of the two."""
     return max(plan[0] / SECOND_ERROR, plan[1] / SECOND_LATENCY)
 
 
 def naive(found: Found) -> Target:
-    """Never slower than naive FP16 on any model, and right where that is garbage."""
+    """Never slower than naive FP16 on any model, and right where naive FP16 is garbage."""
     title = "against naive FP16"
     right = TOLERANCES["fp16"].value
     goal = f"never slower than {NAIVE_LATENCY:g}x; right (error below {right:g}) where it is garbage"
@@ -170,7 +176,7 @@ def naive(found: Found) -> Target:
 
 
 def nafnet(found: Found) -> Target:
-    """What its plan was made by hand for: as fast as naive FP16, and accurate."""
+    """NAFNet as fast as naive FP16, and accurate: the goal of its hand-made plan."""
     title, model = "NAFNet", "nafnet"
     goal = f"no slower than naive (2 % noise allowed) at {NAFNET_ERROR:.0e} or less".replace("e-0", "e-")
     error, us = found.error(model, "fix"), found.latency(model, "fix")
@@ -181,8 +187,8 @@ def nafnet(found: Found) -> Target:
     return Target(title, goal, reached, us <= naive_us * NOISE and error <= NAFNET_ERROR)
 
 
-def foretold(rows: Sequence[Row]) -> Target:
-    """The emulation with FP16 sums, on every variant that ran."""
+def emulation_agreement(rows: Sequence[Row]) -> Target:
+    """Agreement of the emulation with FP16 sums, on every variant that ran."""
     title = "emulation against engine"
     goal = f"finite or not agrees on all; error within a factor of {FACTOR:g} on {100 * SHARE:.0f} %"
     found = agreement_of(rows, "fp16")

@@ -1,9 +1,9 @@
-"""The variants of a model that are compared, each made by its tool in a process of its own.
+"""Makes the compared variants of a model, each with its tool in a process of its own.
 
     python benchmarks/variants.py VARIANT MODEL.onnx SAMPLES OUT.onnx
 
 SAMPLES is a folder of .npz files; every tool that takes data gets all of them. Graph inputs and outputs keep their
-types. This script imports nothing of rewriter but for `naive`, so that a tool can run in an environment of its own.
+types. Only `naive` imports rewriter, so that every tool can run in an environment of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 
 def fp32(model: Path, samples: Path, out: Path) -> None:
-    """The user's file as it is."""
+    """The user's file, unchanged."""
     shutil.copyfile(model, out)
 
 
 def naive(model: Path, samples: Path, out: Path) -> None:
-    """Every FP32 tensor FP16, weights included; constants beyond FP16's range become infinities, as casting them does."""
+    """All FP32 tensors in FP16, weights included; constants beyond FP16's range become infinities, as in a Cast."""
     import numpy as np
     import onnx
     from onnx import TensorProto, numpy_helper
@@ -55,7 +55,7 @@ def naive(model: Path, samples: Path, out: Path) -> None:
 
 
 def converter_common(model: Path, samples: Path, out: Path) -> None:
-    """onnxconverter-common's float16, which takes no data."""
+    """onnxconverter-common's float16, which uses no data."""
     import onnx
     from onnxconverter_common import float16
 
@@ -63,7 +63,7 @@ def converter_common(model: Path, samples: Path, out: Path) -> None:
 
 
 def autocast(model: Path, samples: Path, out: Path) -> None:
-    """NVIDIA's AutoCast (nvidia-modelopt) with the samples as its calibration data, all else at its defaults."""
+    """NVIDIA's AutoCast (nvidia-modelopt) with the samples as its calibration data, and defaults otherwise."""
     import onnx
     from modelopt.onnx.autocast import convert_to_mixed_precision
 
@@ -75,10 +75,10 @@ def autocast(model: Path, samples: Path, out: Path) -> None:
 
 
 def share_the_cores() -> None:
-    """As many threads for ONNX Runtime's sessions as OMP_NUM_THREADS says, which it does not read by itself.
+    """Limits the threads of ONNX Runtime's sessions to OMP_NUM_THREADS, which it does not read by itself.
 
-    By default each session starts one thread for every core, and they spin: with several tools at a time that is slower
-    for all, and counts as user seconds. `rewriter` starts two.
+    By default each session starts one thread for every core, and they spin. With several tools at a time that slows all
+    of them, and counts as user seconds. `rewriter` starts two.
     """
     import onnxruntime
 
@@ -96,14 +96,14 @@ def share_the_cores() -> None:
 
 
 def fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
-    """`rewriter fix` as a user calls it who knows what it is for: the TensorRT that is installed.
+    """`rewriter fix` for the TensorRT that is installed.
 
-    AutoCast compares and builds nothing, so neither happens here.
+    It neither compares nor builds, because AutoCast does neither.
     """
     command = [sys.executable, "-m", "rewriter", "fix", str(model), "--inputs", str(samples), "-o", str(out)]
     command += ["--save-plan", str(out.with_suffix(".plan")), "--no-verify", "-q"]
     command += ["--target", "tensorrt" if find_spec("tensorrt") else "tensorrt-rtx", *extra]
-    os.execv(command[0], command)  # so that its limits, its memory and its exit code are this process's
+    os.execv(command[0], command)  # so that limits, memory and exit code are those of `fix`
 
 
 def rescaled(model: Path, samples: Path, out: Path) -> None:
@@ -112,7 +112,7 @@ def rescaled(model: Path, samples: Path, out: Path) -> None:
 
 
 def nearest(model: Path, samples: Path, out: Path) -> None:
-    """`rewriter fix` without the pass that rounds weights together: each goes to the nearest FP16 number."""
+    """`rewriter fix` without the pass that rounds weights together: each weight becomes the nearest FP16 number."""
     fix(model, samples, out, "--skip", "compensate-rounding")
 
 
@@ -122,24 +122,24 @@ def accurate(model: Path, samples: Path, out: Path) -> None:
 
 
 def accurate_50(model: Path, samples: Path, out: Path) -> None:
-    """The same, with half as much latency again to spend as `fix` takes."""
+    """The same, with a budget of 50 % more latency than `fix`."""
     fix(model, samples, out, "--preset", "accurate", "--max-latency-cost", "50%")
 
 
 def searched(model: Path, samples: Path, out: Path, *extra: str) -> None:
-    """`rewriter fix --search gpu` with a limit of seconds, which the measure stage hands over; needs a GPU."""
+    """`rewriter fix --search gpu` with a limit in seconds from the measure stage; needs a GPU."""
     fix(model, samples, out, "--search", "gpu", "--report", str(out.with_suffix(".report")), *extra)
 
 
 def searched_accurate(model: Path, samples: Path, out: Path, *extra: str) -> None:
-    """`rewriter fix --preset accurate --search gpu`: the budget of `accurate`, measured."""
+    """`rewriter fix --preset accurate --search gpu`: the budget of `accurate`, with measured latencies."""
     searched(model, samples, out, "--preset", "accurate", *extra)
 
 
 SEARCHED = "fix-search-gpu"
 SEARCHED_ACCURATE = "fix-accurate-search-gpu"
 SEARCHES = (SEARCHED, SEARCHED_ACCURATE)
-"""Made in the measure stage, if at all."""
+"""Variants that only the measure stage makes, on request."""
 
 VARIANTS = {
     "fp32": fp32,
@@ -154,10 +154,10 @@ VARIANTS = {
     SEARCHED: searched,
     SEARCHED_ACCURATE: searched_accurate,
 }
-"""In the order of the table."""
+"""All variants, in the order of the table."""
 
 FOREIGN = frozenset({"autocast", "onnxconverter-common"})
-"""Made by an interpreter that has the tool."""
+"""Variants that need an interpreter with their tool."""
 
 EFFORT = {
     "fix-accurate": 8.0,
@@ -167,7 +167,7 @@ EFFORT = {
     "fix-nearest": 2.0,
     "fix-rescaled": 2.0,
 }
-"""What a variant takes, emulated, in one that converts and emulates alone; about, to start what takes longest first."""
+"""Rough effort of a variant with its emulation, relative to a plain conversion; the longest jobs start first."""
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Build the case models: `python models/build.py NAME [--full] [--samples N] -o DIR`, `--all`, `--list`.
+"""Builds the case models: `python models/build.py NAME [--full] [--samples N] -o DIR`, `--all`, `--list`.
 
-`python models/build.py synthetic --nodes 20000 -o DIR` generates a graph of that many nodes, to time passes on.
+`python models/build.py synthetic --nodes 20000 -o DIR` generates a graph of that size for timing passes.
 
-The small form of a case is committed beside this file; `--full` builds the size that people deploy, with the same
-seeds. `--samples N` writes DIR/NAME/0.npz .. N-1.npz; without it, one DIR/NAME.npz. Building needs
-`pip install torch transformers onnx onnxscript onnxruntime`; using the committed files needs none of them.
+The small form of a case is committed in this folder. `--full` builds the deployed size, with the same seeds.
+`--samples N` writes DIR/NAME/0.npz .. N-1.npz; without it, one DIR/NAME.npz is written. Building needs
+`pip install torch transformers onnx onnxscript onnxruntime`; the committed files need none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import onnx  # noqa: E402
 
 from models.common import Built, clean, save_sample, to_bytes  # noqa: E402
 
-# Case name -> module under models/; the builder has the case's name and takes `full: bool`.
+# Case name -> module under models/, which has a function of that name with the argument `full: bool`.
 MODULES: dict[str, str] = {
     "nafnet": "nafnet",
     "vit": "vision",
@@ -44,7 +44,7 @@ MODULES: dict[str, str] = {
     "qdq": "convolutions",
 }
 
-# Models of the benchmarks, which have no committed form: they repeat what the cases show, at deployed sizes.
+# Models of the benchmarks that have no committed form: they show what the cases show, at deployed sizes.
 FULL_ONLY: dict[str, str] = {
     "segformer": "vision",
     "whisper_encoder": "speech",
@@ -53,7 +53,7 @@ FULL_ONLY: dict[str, str] = {
 
 
 def build(name: str, full: bool = False, nodes: int = 5000) -> Built:
-    """Build one case and check it; raises KeyError for an unknown name, onnx.checker.ValidationError for a bad model."""
+    """Builds and checks one case; raises KeyError for an unknown name, onnx.checker.ValidationError for a bad model."""
     where = {"synthetic": "synthetic", **MODULES, **FULL_ONLY}
     module = importlib.import_module(f"models.{where[name]}")
     built = module.synthetic(nodes) if name == "synthetic" else getattr(module, name)(full)
@@ -63,7 +63,7 @@ def build(name: str, full: bool = False, nodes: int = 5000) -> Built:
 
 
 def write(name: str, out: Path, full: bool, samples: int, nodes: int) -> Path:
-    """Build one case into `out`; returns the path of its .onnx file."""
+    """Builds one case into `out`; returns the path of its .onnx file."""
     built = build(name, full, nodes)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.onnx"
@@ -78,7 +78,7 @@ def write(name: str, out: Path, full: bool, samples: int, nodes: int) -> Path:
 
 
 def main() -> None:
-    """Parse the command line and build."""
+    """Parses the command line and builds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

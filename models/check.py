@@ -1,7 +1,7 @@
-"""Check the committed cases against cases.toml: `python models/check.py [NAME ...]`. Needs no torch.
+"""Checks the committed cases against cases.toml: `python models/check.py [NAME ...]`. Needs no torch.
 
-Every model must pass onnx.checker, run finite in FP32 on ONNX Runtime, hold the counted patterns, and give the naive
-FP16 errors that the table states. `--full DIR` checks the `full` entries of models that `build.py --full --samples` wrote to DIR.
+Every model must pass onnx.checker, be finite in FP32 on ONNX Runtime, have the counted patterns, and give the naive FP16
+errors of the table. `--full DIR` checks the `full` entries of models that `build.py --full --samples` wrote to DIR.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from models.common import graphs  # noqa: E402
 
 
 def norm_counts(model: onnx.ModelProto) -> collections.Counter[str]:
-    """Count decomposed norms by kind: Sqrt(ReduceMean(square) + epsilon), told apart by axes and by a Sub before it.
+    """Counts decomposed norms, Sqrt(ReduceMean(square) + epsilon), by kind: the axes and a Sub before the square decide.
 
-    Local functions are inlined first, so a norm called twice counts twice.
+    Local functions are inlined first, so a norm that is called twice counts twice.
     """
     counts: collections.Counter[str] = collections.Counter()
     model = inliner.inline_local_functions(model) if model.functions else model
@@ -52,7 +52,7 @@ def norm_counts(model: onnx.ModelProto) -> collections.Counter[str]:
 
 
 def op_counts(model: onnx.ModelProto) -> collections.Counter[str]:
-    """Count nodes by op type, inner graphs and function bodies included."""
+    """Counts nodes by op type, inner graphs and function bodies included."""
     bodies = [*graphs(model.graph), *model.functions]
     return collections.Counter(node.op_type for body in bodies for node in body.node)
 
@@ -60,7 +60,7 @@ def op_counts(model: onnx.ModelProto) -> collections.Counter[str]:
 def naive_error(
     case: Mapping[str, Any], model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], fix: str = ""
 ) -> float:
-    """The naive FP16 error (worst output, NaN if any is), or that of the cheapest repair when `fix` names one."""
+    """The naive FP16 error of the worst output, NaN if any is; with `fix`, the error after that cheapest repair."""
     keep = measure.NORM_OPS if fix == "islands" else ()
     want = measure.run(model, feeds)
     got = measure.run(measure.naive_fp16(measure.clamped(model) if fix == "clamp" else model, keep), feeds)
@@ -76,7 +76,7 @@ def findings(
     model: onnx.ModelProto,
     feeds: Mapping[str, np.ndarray],
 ) -> Iterator[tuple[str, object, bool]]:
-    """Yield (what, measured, as expected) for every expectation in `expected`."""
+    """Yields (name, measured value, True if as expected) for every expectation in `expected`."""
     onnx.checker.check_model(model, full_check=True)
     outputs = measure.run(model, feeds)
     finite = all(np.isfinite(v.astype(np.float64)).all() for v in outputs.values() if v.dtype.kind == "f")
@@ -109,7 +109,7 @@ def findings(
 def random_findings(
     kind: str, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, object, bool]]:
-    """Yield the naive outcome on uniform and on normal random inputs; only kind "nan" is in use."""
+    """Yields the naive outcome on uniform and on normal random inputs; the only kind in use is "nan"."""
     rng = np.random.default_rng(0)
     for draw in (rng.random, rng.standard_normal):
         noise = {name: draw(array.shape).astype(array.dtype) for name, array in feeds.items()}
@@ -123,7 +123,7 @@ def random_findings(
 
 
 def main() -> None:
-    """Check the named cases (default: all) and exit with 1 if anything differs."""
+    """Checks the named cases (default: all); exits with 1 if anything differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,6 +1,6 @@
-"""What every case shares: seeds, natural-looking images, the two exporters of torch, cleaning and saving.
+"""Shared by all cases: seeds, natural-looking images, the two exporters of torch, cleaning and saving.
 
-Only `export_*` and `calibrate_batch_norms` need torch; they import it when they are called.
+Only `export_*` and `calibrate_batch_norms` need torch; they import it when called.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ IR_VERSION = 10
 
 @dataclass(frozen=True)
 class Built:
-    """One built case: the model, and `sample(i)` giving the i-th input sample (name -> array, batch included)."""
+    """One built case: the model, and `sample(i)`, which returns the i-th input sample (name -> array, batch included)."""
 
     model: onnx.ModelProto
     sample: Callable[[int], Sample]
 
 
 def rng_for(case: str, index: int = 0) -> np.random.Generator:
-    """A generator that depends on the case's name and the sample's index only."""
+    """A random generator that depends only on the case's name and the sample's index."""
     return np.random.default_rng([*case.encode(), index])
 
 
 def natural_image(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     """An RGB image, float32 [1, 3, height, width] in 0..1, whole multiples of 1/255.
 
-    Photographs have an amplitude spectrum of about 1/f (Field 1987); noise shaped so has the smooth areas and the
-    correlated channels that white noise lacks. Rounding to 8 bits is what a decoded picture has, and compresses well.
+    Photographs have an amplitude spectrum of about 1/f (Field 1987). Noise of that spectrum has the smooth areas and the
+    correlated channels that white noise lacks. Decoded pictures have 8 bits, too, and rounded ones compress well.
     """
     fy, fx = np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None, :]
     falloff = 1 / np.maximum(np.hypot(fy, fx), 1 / max(height, width)) ** 1.2
@@ -55,12 +55,12 @@ def natural_image(rng: np.random.Generator, height: int, width: int) -> np.ndarr
 
 
 def imagenet_normalised(image: np.ndarray) -> np.ndarray:
-    """Float32 [N, 3, H, W] in 0..1 to the values that ImageNet classifiers are fed with (about -2.1 to 2.6)."""
+    """Normalises float32 [N, 3, H, W] in 0..1 as for ImageNet classifiers (about -2.1 to 2.6)."""
     return ((image - IMAGENET_MEAN[:, None, None]) / IMAGENET_STD[:, None, None]).astype(np.float32)
 
 
 def image_samples(case: str, name: str, size: int, normalised: bool = True) -> Callable[[int], Sample]:
-    """A sampler of square images for the input called `name`."""
+    """A sampler of square images for the input `name`."""
 
     def sample(index: int) -> Sample:
         image = natural_image(rng_for(case, index), size, size)
@@ -75,7 +75,7 @@ def image_samples(case: str, name: str, size: int, normalised: bool = True) -> C
 def export_classic(
     module, sample: Mapping[str, np.ndarray], outputs: list[str], opset: int
 ) -> onnx.ModelProto:
-    """Export with torch's TorchScript-based exporter; `sample` names the positional inputs, in order."""
+    """Exports with torch's TorchScript-based exporter; `sample` names the positional inputs, in order."""
     import torch
 
     buffer = io.BytesIO()
@@ -99,7 +99,7 @@ def export_classic(
 def export_dynamo(
     module, sample: Mapping[str, np.ndarray], outputs: list[str], opset: int
 ) -> onnx.ModelProto:
-    """Export with torch.export and onnxscript; `sample` names the positional inputs, in order."""
+    """Exports with torch.export and onnxscript; `sample` names the positional inputs, in order."""
     import torch
 
     args = tuple(torch.from_numpy(array) for array in sample.values())
@@ -120,12 +120,12 @@ def export_dynamo(
 def calibrate_batch_norms(
     module, sample: Callable[[int], Sample], count: int, damped: tuple[str, ...] = ()
 ) -> None:
-    """Give every BatchNorm of a random network the statistics of its own inputs, and scales near 1, as training would.
+    """Gives every BatchNorm of a random network the statistics of its own inputs and scales near 1, as training would.
 
     Without this, activations of a deep random network shrink or grow by a factor per layer. The images are samples
-    1000 to 1000 + count - 1, which nobody measures with. A norm whose name ends with one of `damped`, the last of a
-    residual branch, gets a tenth of the scale: training starts those from 0 (Goyal et al., arXiv 1706.02677) and leaves
-    them small, and a deep network with undamped branches amplifies rounding noise as no trained one does.
+    1000 to 1000 + count - 1, which are not used for measurements. A norm whose name ends with one of `damped`, the last
+    of a residual branch, gets a tenth of the scale. Training starts those at 0 (Goyal et al., arXiv 1706.02677) and
+    leaves them small. With undamped branches a deep network amplifies rounding noise more than any trained one.
     """
     import torch
 
@@ -152,12 +152,12 @@ def calibrate_batch_norms(
 
 
 def unit_gain(module, gain: float = 1.0, skip: str | None = None, norms: bool = True) -> None:
-    """Redraw every Linear and Conv2d so that its output has `gain` times its input's standard deviation.
+    """Redraws every Linear and Conv2d so that its output has `gain` times its input's standard deviation.
 
-    transformers initialises with a fixed standard deviation of 0.02, under which a narrow network hardly depends on
-    its input. Biases get a tenth of that, so that none of them is dropped as zero. Layers whose name ends with `skip`
-    keep what they have. `norms` gives each LayerNorm and RMSNorm a scale near 1 and a bias near 0 of its own; without it
-    they stay all ones and zeros, which the exporters share between norms, through Identity nodes.
+    transformers initialises with a fixed standard deviation of 0.02, and then a narrow network hardly depends on its
+    input. Biases get a tenth of the gain, so that none of them is dropped as zero. Layers whose name ends with `skip` are
+    unchanged. `norms` gives each LayerNorm and RMSNorm a scale near 1 and a bias near 0 of its own. Without it they stay
+    ones and zeros, which the exporters share between norms through Identity nodes.
     """
     import torch
 
@@ -175,7 +175,7 @@ def unit_gain(module, gain: float = 1.0, skip: str | None = None, norms: bool = 
 
 
 def pick(module, *fields: str, **named):
-    """Wrap a transformers model: the first input positional, `named` fixed, the named fields returned as a tuple."""
+    """Wraps a transformers model: one positional input, `named` arguments fixed, `fields` returned as a tuple."""
     import torch
 
     class Picked(torch.nn.Module):
@@ -203,7 +203,7 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def clean(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Remove doc strings, stack traces, source paths and metadata, in place; they hold paths of the build machine."""
+    """Removes doc strings, stack traces, source paths and metadata in place: they have paths of the build machine."""
 
     def strip(proto) -> None:
         for field in ("doc_string", "metadata_props"):
@@ -224,10 +224,10 @@ def clean(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def to_bytes(model: onnx.ModelProto) -> bytes:
-    """Serialise; the same model always gives the same bytes."""
+    """Serialises a model; the same model always gives the same bytes."""
     return model.SerializeToString(deterministic=True)
 
 
 def save_sample(path: Path, sample: Sample) -> None:
-    """Write one sample, one key per model input; numpy stamps the members with a fixed date."""
+    """Writes one sample, with a key for each model input; numpy gives the members a fixed date."""
     np.savez_compressed(path, **sample)

@@ -15,7 +15,7 @@ from models.common import Built, export_classic, image_samples, unit_gain
 def group_norm(full: bool) -> Built:
     """Conv, GroupNorm, SiLU three times at opset 17, classic exporter: GroupNorm becomes InstanceNormalization.
 
-    image, float32 [1, 3, S, S] in 0..1; activations near 1000, which only the inside of the norm squares.
+    image is float32 [1, 3, S, S] in 0..1. Activations are near 1000, and only the inside of the norm squares them.
     """
     torch.manual_seed(31)
     width, groups, side = (128, 32, 224) if full else (16, 4, 32)
@@ -39,7 +39,7 @@ def group_norm(full: bool) -> Built:
 def qdq(full: bool) -> Built:
     """A Conv in FP32, then four Gemms quantised by onnxruntime to 8 bits, QDQ form, int32 biases with their own node.
 
-    The Conv stays as it is because TensorRT-RTX has no INT8 convolution, and every case must build there.
+    The Conv stays in FP32 because TensorRT-RTX has no INT8 convolution, and every case must build there.
     """
     torch.manual_seed(32)
     width, side = (256, 224) if full else (32, 32)
@@ -83,7 +83,7 @@ def quantised(model: onnx.ModelProto, sample) -> onnx.ModelProto:
             per_channel=True,
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
-            # TensorRT's parser takes zero points of 0 only; per-channel weights are symmetric already.
+            # TensorRT's parser accepts only zero points of 0; per-channel weights are symmetric already.
             extra_options={"ActivationSymmetric": True},
         )
         return onnx.load(path)

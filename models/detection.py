@@ -7,7 +7,7 @@ from transformers import RTDetrConfig, RTDetrForObjectDetection, RTDetrResNetCon
 
 from models.common import Built, calibrate_batch_norms, export_classic, image_samples, pick, unit_gain
 
-SEED = 3700  # of the thread that reported it, NVIDIA/TensorRT#3700
+SEED = 3700  # number of the issue that reported the case, NVIDIA/TensorRT#3700
 
 
 def config_for(full: bool) -> tuple[RTDetrConfig, int]:
@@ -48,7 +48,7 @@ def config_for(full: bool) -> tuple[RTDetrConfig, int]:
 
 
 def scale_weights(net: RTDetrForObjectDetection, width: int) -> None:
-    """Unit gain everywhere, but for the heads: spread class scores, boxes near their anchors, offsets near their grid."""
+    """Unit gain, except in the heads: spread class scores, boxes near their anchors, offsets near their grid."""
     unit_gain(net, skip="sampling_offsets")  # its bias is the published star-shaped grid of sampling points
     for name, layer in net.named_modules():
         if name.endswith("sampling_offsets"):
@@ -62,7 +62,7 @@ def scale_weights(net: RTDetrForObjectDetection, width: int) -> None:
 
 
 def rtdetr(full: bool) -> Built:
-    """image [1, 3, S, S] in 0..1 to logits [1, queries, classes] and boxes [1, queries, 4] (centre, size, in 0..1).
+    """RT-DETR: image [1, 3, S, S] in 0..1 to logits [1, queries, classes] and boxes [1, queries, 4] (centre, size, in 0..1).
 
     Classic exporter, opset 16, the first with GridSample (opset 20's form is wrong in some TensorRT releases).
     """

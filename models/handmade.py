@@ -1,6 +1,6 @@
 """Cases written by hand as ONNX text: founding cases 2, 3 and 4, control flow, and local functions.
 
-Weights go in as initializers next to the text. No torch here; `onnx` and `numpy` are enough.
+Weights are added to the text as initializers. This module needs only `onnx` and `numpy`, no torch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def gaussian(rng: np.random.Generator, *shape: int, gain: float = 1.0) -> np.nda
     return (gain * shape[0] ** -0.5 * rng.standard_normal(shape)).astype(np.float32)
 
 
-# A mixed FP16/FP32 graph as converters leave it: L2 normalisations with Cast chains in between (NVIDIA/TensorRT#4019).
-# Every cast in it is named for what it is.
+# A mixed FP16/FP32 graph as converters write it: L2 normalisations with Cast chains between (NVIDIA/TensorRT#4019).
+# The name of every Cast says what kind it is.
 MIXED_CASTS = """
 <ir_version: 8, opset_import: ["" : 17]>
 mixed_casts (float[1,R,64] tokens, float[1,R,64] queries)
@@ -78,7 +78,7 @@ mixed_casts (float[1,R,64] tokens, float[1,R,64] queries)
 
 
 def mixed_casts(full: bool) -> Built:
-    """tokens and queries, float32 [1, R, 64]; keys have norms near 6000 (3.6e7 squared), one query is all zero.
+    """L2 norms with Casts: tokens and queries, float32 [1, R, 64]; key norms near 6000 (3.6e7 squared), one zero query.
 
     In FP16 the sum of squares is inf, so the keys become zero; and 1e-12 is 0, so the zero query becomes 0 / 0.
     """
@@ -100,7 +100,7 @@ def mixed_casts(full: bool) -> Built:
 
 
 def conv_clip(full: bool) -> Built:
-    """Conv and Clip on an image in +-0.5, float32 [1, 3, 512, 512] (NVIDIA/TensorRT#3938). One size only."""
+    """Conv and Clip on an image in +-0.5, float32 [1, 3, 512, 512] (NVIDIA/TensorRT#3938). There is one size only."""
     rng = rng_for("conv_clip")
     model = parsed(
         """
@@ -145,7 +145,7 @@ STRAIN_MEAN, STRAIN_DEVIATION = 0.002, 0.001
 
 
 def mismatch(full: bool) -> Built:
-    """Founding case 3 (NVIDIA/TensorRT#4361): right in FP16 on its data, wrong on random data.
+    """Founding case 3 (NVIDIA/TensorRT#4361): right in FP16 on real data, wrong on random data.
 
     strain, float32 [1, 64], is standardised, then scored by a Mahalanobis-like distance to 16 prototypes. Real data
     gives |z| < 5. Uniform or normal random numbers give |z| near 1000, whose square overflows FP16; FP32 holds it.
@@ -229,8 +229,8 @@ if_loop (float[4,16] x, bool wide) => (float[4,16] y, float[5,4,16] trace)
 def if_loop(full: bool) -> Built:
     """An If, a Loop with float state and an RMSNorm in its body, and a Scan that sums along the first axis.
 
-    The If's taken branch lifts x to the thousands, so the square in the Loop's body overflows FP16 at every step.
-    x, float32 [4, 16]; wide, bool []. One size only.
+    The branch that runs lifts x to the thousands, so the square in the Loop's body overflows FP16 at every step.
+    x is float32 [4, 16], and wide is bool []. There is one size only.
     """
     rng = rng_for("if_loop")
     model = parsed(IF_LOOP, {"weight": gaussian(rng, 16, 16), "nothing": np.zeros((1, 16), np.float32)})
@@ -278,7 +278,7 @@ FeedForward (x, w_up, w_down) => (y)
 
 
 def local_function(full: bool) -> Built:
-    """A residual block out of two local functions, one of them a decomposed LayerNorm used twice; x in the thousands."""
+    """A residual block of two local functions, one of them a decomposed LayerNorm used twice; x in the thousands."""
     width = 512 if full else 32
     rng = rng_for("local_function")
     weights = {"w_up": gaussian(rng, width, 2 * width), "w_down": gaussian(rng, 2 * width, width, gain=1500)}

@@ -1,9 +1,9 @@
-"""The honest naive baseline: what a model gives when every FP32 tensor is rounded to FP16, weights included.
+"""The naive baseline: a model's outputs when every FP32 tensor is rounded to FP16, weights included.
 
 `python models/measure.py models/vit.onnx [models/vit.npz] [--keep Pow,ReduceMean,...]`
 
-Arithmetic stays FP32 (ONNX Runtime CPU, graph optimisations off); after every tensor stands an explicit
-Cast f32 -> f16 -> f32. ONNX Runtime's own FP16 kernels would hide overflow between fused nodes.
+Arithmetic stays FP32 (ONNX Runtime CPU, graph optimisations off), with explicit Casts f32 -> f16 -> f32 after every
+tensor. ONNX Runtime's own FP16 kernels would hide overflow between fused nodes.
 Needs onnx, onnxruntime and numpy only.
 """
 
@@ -22,17 +22,17 @@ from onnx import TensorProto, helper, inliner, numpy_helper, shape_inference
 # The largest finite FP16 number.
 HALF_MAX = np.float32(65504)
 
-# Decomposed LayerNorm and RMSNorm; an Add or Mul between two of them (the epsilon, the 1/std) goes with them.
+# Operators of decomposed LayerNorm and RMSNorm; an Add or Mul between two of them (epsilon, 1/std) belongs to them.
 NORM_OPS = frozenset({"Sub", "Pow", "ReduceMean", "ReduceSum", "ReduceL2", "Sqrt", "Reciprocal", "Div"})
-# What carries a value from one kept node to the next without changing it, or adds the epsilon to it.
+# Operators that pass a value from one kept node to the next unchanged, or add the epsilon to it.
 BETWEEN = frozenset({"Add", "Mul", "Clip", "Expand", "Cast", "Reshape", "Unsqueeze"})
 
 
 def naive_fp16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.ModelProto:
-    """A copy of `model` in which every FP32 tensor passes through FP16, the inside of `keep` islands excepted.
+    """A copy of `model` in which every FP32 tensor passes through FP16, except inside `keep` islands.
 
-    Local functions are inlined first. Inner graphs of If, Loop and Scan are treated alike. Raises ValueError where
-    shape inference cannot tell the type of a tensor.
+    Local functions are inlined first. Inner graphs of If, Loop and Scan are rounded, too. Raises ValueError if shape
+    inference cannot find the type of a tensor.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
@@ -42,7 +42,7 @@ def naive_fp16(model: onnx.ModelProto, keep: Collection[str] = ()) -> onnx.Model
 
 
 def _round_graph(graph, inferred, keep: frozenset[str], counter, top: bool) -> None:
-    """Round initializers in place, and the value of every FP32 node output (and top-level input) by two Casts."""
+    """Rounds initializers in place, and the value of every FP32 node output (and top-level input) with two Casts."""
     kept, types = _kept_tensors(graph, keep), _types(inferred)
     _round_initializers(graph, kept)
     outputs, renamed = {v.name for v in graph.output}, {}
@@ -67,14 +67,14 @@ def _round_graph(graph, inferred, keep: frozenset[str], counter, top: bool) -> N
 
 
 def _round_initializers(graph, kept: set[str]) -> None:
-    """Round every FP32 initializer to FP16's values, in place, the kept ones excepted."""
+    """Rounds every FP32 initializer to FP16's values, in place, except the kept ones."""
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept:
             tensor.CopyFrom(numpy_helper.from_array(_to_half(numpy_helper.to_array(tensor)), tensor.name))
 
 
 def _round_inputs(graph, renamed: dict[str, str], counter) -> list[onnx.NodeProto]:
-    """The Casts that round FP32 graph inputs; their new names go into `renamed`."""
+    """Casts that round FP32 graph inputs; adds the new names to `renamed`."""
     weights = {tensor.name for tensor in graph.initializer}
     floats = [
         v.name
@@ -85,7 +85,7 @@ def _round_inputs(graph, renamed: dict[str, str], counter) -> list[onnx.NodeProt
 
 
 def _float_outputs(node, types: Mapping[str, int]) -> list[tuple[int, str]]:
-    """Position and name of each FP32 output of `node`, by the types of the graph around it."""
+    """Position and name of each FP32 output of `node`; `types` are those of its graph."""
     unknown = [name for name in node.output if name and name not in types]
     if unknown:
         raise ValueError(f"type of {unknown[0]!r} (output of {node.op_type}) is unknown")
@@ -99,7 +99,7 @@ def _types(inferred) -> dict[str, int]:
 
 
 def _rename_uses(graph, renamed: Mapping[str, str]) -> None:
-    """Make an inner graph read the rounded form of the outer tensors it captures."""
+    """Makes an inner graph read the rounded form of the outer tensors that it captures."""
     for node in graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
         for attribute in node.attribute:
@@ -108,7 +108,7 @@ def _rename_uses(graph, renamed: Mapping[str, str]) -> None:
 
 
 def _kept_tensors(graph, keep: frozenset[str]) -> set[str]:
-    """Outputs of kept ops that feed only kept ops, and constants of kept ops; an island's last tensor is rounded."""
+    """Outputs and constants whose consumers are all kept ops; so an island's last tensor is rounded."""
     if not keep:
         return set()
     makers = {name: node for node in graph.node for name in node.output}
@@ -117,7 +117,7 @@ def _kept_tensors(graph, keep: frozenset[str]) -> set[str]:
         for name in node.input:
             users.setdefault(name, []).append(node)
     inside = {id(node) for node in graph.node if node.op_type in keep}
-    for node in graph.node:  # in topological order, so a chain of in-between nodes is taken in one sweep
+    for node in graph.node:  # in topological order, so one sweep finds a whole chain of nodes in between
         from_inside = any(id(makers.get(name)) in inside for name in node.input)
         if node.op_type in BETWEEN and from_inside and _reaches(node, users, keep):
             inside.add(id(node))
@@ -132,7 +132,7 @@ def _kept_tensors(graph, keep: frozenset[str]) -> set[str]:
 
 
 def _reaches(node, users: Mapping[str, list], keep: frozenset[str], steps: int = 4) -> bool:
-    """Whether a kept op lies within `steps` nodes downstream, with nothing but in-between ops on the way."""
+    """True if a kept op is within `steps` nodes downstream, with only `BETWEEN` ops on the way."""
     ahead = [node]
     for _ in range(steps):
         ahead = [user for n in ahead for name in n.output for user in users.get(name, ())]
@@ -143,7 +143,7 @@ def _reaches(node, users: Mapping[str, list], keep: frozenset[str], steps: int =
 
 
 def _detour(source: str, target: str, counter) -> list[onnx.NodeProto]:
-    """Two Casts: `source` to FP16 and back, as `target`."""
+    """Two Casts that round `source` to FP16 and write it back as `target`."""
     number = next(counter)
     return [
         helper.make_node("Cast", [source], [f"__f16_{number}"], to=TensorProto.FLOAT16),
@@ -152,13 +152,13 @@ def _detour(source: str, target: str, counter) -> list[onnx.NodeProto]:
 
 
 def _to_half(array: np.ndarray) -> np.ndarray:
-    """Round a float32 array to FP16's values; beyond 65504 becomes inf, as a Cast does."""
+    """Rounds a float32 array to FP16's values; larger ones than 65504 become inf, as in a Cast."""
     with np.errstate(over="ignore"):
         return array.astype(np.float16).astype(np.float32)
 
 
 def clamped(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose float32 constants lie within FP16's range: a lowest-float mask becomes -65504, which Softmax ignores."""
+    """A copy with float32 constants clamped to FP16's range: a lowest-float mask becomes -65504, which Softmax ignores."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     values = [
@@ -177,7 +177,7 @@ def clamped(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Run on ONNX Runtime CPU with graph optimisations off and two threads."""
+    """Runs a model on ONNX Runtime's CPU, with graph optimisations off and two threads."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads, options.log_severity_level = 2, 3
@@ -186,7 +186,7 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """||got - want|| / ||want|| in float64; NaN when `got` has a NaN or an inf."""
+    """||got - want|| / ||want|| in float64; NaN if `got` has a NaN or an inf."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if not np.isfinite(got).all():
         return float("nan")
@@ -196,16 +196,16 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 def errors(
     model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], keep: Collection[str] = ()
 ) -> dict[str, float]:
-    """Relative L2 error of each floating output of the naive form, against the original in FP32."""
+    """Relative L2 error of each float output of the naive form, against the original in FP32."""
     want, got = run(model, feeds), run(naive_fp16(model, keep), feeds)
     return {name: relative_error(got[name], want[name]) for name in want if want[name].dtype.kind == "f"}
 
 
 def detections_error(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarray]) -> float:
-    """Error of detections as a set: each wanted one against the nearest one got, relative L2 over all of them.
+    """Error of detections as a set: relative L2 of the distances from each wanted one to the nearest one found.
 
-    `logits` [1, N, C] and `boxes` [1, N, 4] of one detection are compared together, boxes weighted by 10 so that both
-    parts are of one size. A TopK that swaps near-equal queries only changes the order, which this does not see.
+    `logits` [1, N, C] and `boxes` [1, N, 4] of one detection are compared together. Boxes are weighted by 10 so that
+    both parts have similar sizes. A TopK that swaps near-equal queries only changes the order, which is ignored here.
     """
     a, b = (
         np.concatenate([r["logits"][0], 10 * r["boxes"][0]], axis=1).astype(np.float64) for r in (got, want)
@@ -217,14 +217,14 @@ def detections_error(got: Mapping[str, np.ndarray], want: Mapping[str, np.ndarra
 
 
 def main() -> None:
-    """Print the errors of one model."""
+    """Prints the errors of one model."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path)
     parser.add_argument("sample", type=Path, nargs="?", help="default: the model's path with .npz")
     parser.add_argument(
-        "--keep", default="", help="op types kept in FP32, by comma; 'norms' for those of norms"
+        "--keep", default="", help="op types kept in FP32, separated by commas; 'norms' for those of norms"
     )
     args = parser.parse_args()
     model = onnx.load(args.model)

@@ -1,7 +1,7 @@
 """NAFNet (Chen et al. 2022, "Simple Baselines for Image Restoration", arXiv 2204.04676), written from the paper.
 
-Founding case 5: LayerNorm2d squares activations in the thousands, which FP16 cannot hold, while everything between
-the norms fits. The square becomes inf, 1/sqrt(inf) is 0, and each block silently returns its bias path: finite garbage.
+Founding case 5: LayerNorm2d squares activations in the thousands, which FP16 cannot hold, while all other values fit.
+The square becomes inf, 1/sqrt(inf) is 0, and each block silently returns its bias path: finite garbage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 from models.common import Built, export_classic, image_samples
 
-SEED = 3897  # of the thread that reported it, NVIDIA/TensorRT#3897
+SEED = 3897  # number of the issue that reported the case, NVIDIA/TensorRT#3897
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ChannelNorm(torch.autograd.Function):
 
 
 class LayerNorm2d(nn.Module):
-    """Normalise each pixel over its channels, x [N, C, H, W]; by hand, as restoration networks ship it."""
+    """Normalises each pixel over its channels, x [N, C, H, W]; by hand, as restoration networks ship it."""
 
     def __init__(self, channels: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class LayerNorm2d(nn.Module):
 
 
 class SimpleGate(nn.Module):
-    """Halve the channels by multiplying the two halves (the paper's replacement of GELU)."""
+    """Halves the channels by multiplying the two halves (the paper's replacement of GELU)."""
 
     def forward(self, x):
         first, second = x.chunk(2, dim=1)

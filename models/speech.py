@@ -9,14 +9,14 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from models.common import Built, Sample, export_classic, pick, rng_for, unit_gain
 
-# What Whisper's own preprocessing keeps below the loudest bin, in powers of ten (Radford et al., arXiv 2212.04356).
+# Dynamic range that Whisper's preprocessing keeps below the loudest bin, in powers of ten (arXiv 2212.04356).
 DYNAMIC_RANGE = 8.0
 
 
 def log_mel(rng: np.random.Generator, bands: int, frames: int) -> np.ndarray:
-    """A log-mel spectrogram as Whisper reads it, float32 [1, bands, frames], about -1 to 1.5.
+    """A log-mel spectrogram in Whisper's form, float32 [1, bands, frames], about -1 to 1.5.
 
-    Syllables are bursts of a fifth of a second (frames are 10 ms), energy falls with frequency, the end is silence.
+    Syllables are bursts of 0.2 s (frames are 10 ms). Energy falls with frequency, and the end is silent.
     """
     bursts = np.convolve(rng.standard_normal(frames), np.hanning(20), mode="same")
     slope = np.linspace(0.0, -3.0, bands)[:, None]

@@ -1,4 +1,4 @@
-"""Graphs of any size, to time passes on: chains of MatMul, Add, Relu, Mul and decomposed LayerNorms on small tensors."""
+"""Graphs of any size for timing passes: chains of MatMul, Add, Relu, Mul and decomposed LayerNorms on small tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 4
 
 
 class Chain:
-    """Grows a graph by appending nodes to its current tensor; every value has a number as its name."""
+    """Builds a graph node by node; every value is named by a number."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng, self.numbers = rng, itertools.count()
@@ -23,13 +23,13 @@ class Chain:
         self.weights: list[onnx.TensorProto] = []
 
     def weight(self, array: np.ndarray) -> str:
-        """Add an initializer; returns its name."""
+        """Adds an initializer; returns its name."""
         name = f"w{next(self.numbers)}"
         self.weights.append(numpy_helper.from_array(array.astype(np.float32), name))
         return name
 
     def op(self, kind: str, *inputs: str, **attributes) -> str:
-        """Add a node; returns the name of its output."""
+        """Adds a node; returns the name of its output."""
         name = f"t{next(self.numbers)}"
         self.nodes.append(
             helper.make_node(kind, list(inputs), [name], name=f"{kind}_{len(self.nodes)}", **attributes)
@@ -38,7 +38,7 @@ class Chain:
 
 
 def block(chain: Chain, x: str, norm: bool) -> str:
-    """A residual block: 7 nodes, and the 9 of a decomposed LayerNorm in front when `norm`; unit variance throughout."""
+    """A residual block of 7 nodes, after the 9 of a decomposed LayerNorm if `norm`; all values have unit variance."""
     start, rng = x, chain.rng
     if norm:
         mean = chain.op("ReduceMean", x, axes=[-1], keepdims=1)

@@ -9,11 +9,11 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, T5Confi
 
 from models.common import Built, Sample, export_classic, export_dynamo, rng_for, unit_gain
 
-# Standard deviation of T5's residual stream here; in trained ones it grows so far that transformers'
-# own code clamps it when it runs in FP16.
+# Standard deviation of T5's residual stream here. In trained models it grows so much that transformers
+# clamps it in FP16.
 STREAM = 2000.0
 
-# What masks add to forbidden scores: the lowest float32. FP16 has -inf there, and 0 * -inf is NaN.
+# Masks add the lowest float32 to forbidden scores. In FP16 that is -inf, and 0 * -inf is NaN.
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -30,7 +30,7 @@ def token_samples(case: str, vocabulary: int, length: int):
 
 
 class MaskedEncoder(nn.Module):
-    """Calls an encoder with the additive mask (1 - mask) * lowest, as transformers 2 to 4 wrote it into every export."""
+    """Calls an encoder with the additive mask (1 - mask) * lowest, as in every export of transformers 2 to 4."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class MaskedEncoder(nn.Module):
 
 
 class PlainMask(nn.Module):
-    """Calls an encoder with the 0/1 mask; transformers turns it into a Where, which FP16 does not hurt."""
+    """Calls an encoder with the 0/1 mask; transformers turns it into a Where, which is harmless in FP16."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class PlainMask(nn.Module):
 
 
 def bert(full: bool) -> Built:
-    """BERT-base at opset 13: decomposed LayerNorms, and a mask that is NaN everywhere once it is FP16."""
+    """BERT-base at opset 13: decomposed LayerNorms, and a mask that is NaN everywhere in FP16."""
     torch.manual_seed(21)
     config = (
         BertConfig()
@@ -69,7 +69,7 @@ def bert(full: bool) -> Built:
     )
     config._attn_implementation = "eager"
     net = BertModel(config, add_pooling_layer=False)
-    unit_gain(net, norms=False)  # one case keeps scales and biases shared through Identity nodes
+    unit_gain(net, norms=False)  # one case must have scales and biases shared through Identity nodes
     sample = token_samples("bert", config.vocab_size, 128 if full else 16)
     return Built(export_classic(MaskedEncoder(net), sample(0), ["hidden"], opset=13), sample)
 
@@ -99,7 +99,7 @@ def t5_encoder(full: bool) -> Built:
 
 
 class LlamaBlock(nn.Module):
-    """Runs Llama's layers on embeddings, with the causal mask that transformers makes."""
+    """Runs Llama's layers on embeddings, with the causal mask of transformers."""
 
     def __init__(self, inner: LlamaModel) -> None:
         super().__init__()
@@ -112,8 +112,8 @@ class LlamaBlock(nn.Module):
 def llama_block(full: bool) -> Built:
     """Two Llama layers and the last norm, dynamo exporter, opset 18: RMSNorm, RoPE, grouped keys, SwiGLU.
 
-    embeddings, float32 [1, length, hidden], to hidden states of the same shape. The causal mask is a Where, which FP16
-    does not hurt: a tool that guards every lowest-float constant over-reports here. Full: the widths of TinyLlama 1.1B.
+    embeddings, float32 [1, length, hidden], to hidden states of the same shape. The causal mask is a Where, harmless in
+    FP16, so a tool that guards every lowest-float constant over-reports here. Full: the widths of TinyLlama 1.1B.
     """
     torch.manual_seed(23)
     config = (

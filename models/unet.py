@@ -1,8 +1,8 @@
 """A text-conditioned diffusion UNet in the structure of Stable Diffusion's, as plain torch modules.
 
-ResBlocks of GroupNorm, SiLU and Conv with the timestep added between, transformer blocks with self-attention,
-cross-attention and GEGLU, skip connections by concatenation (Rombach et al., arXiv 2112.10752). Timesteps are embedded
-by sines and cosines (Ho et al., arXiv 2006.11239): integers up to 999 carried as floats into Sin and Cos.
+It has ResBlocks of GroupNorm, SiLU and Conv with the timestep added between, and skip connections by concatenation. Its
+transformer blocks have self-attention, cross-attention and GEGLU (Rombach et al., arXiv 2112.10752). Timesteps are
+embedded by sines and cosines (Ho et al., arXiv 2006.11239): floats that are integers up to 999 reach Sin and Cos.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SMALL = Size(side=16, widths=(16, 32), blocks=1, groups=4, head=8, context=16, t
 
 
 class Timestep(nn.Module):
-    """timestep, float32 [N], to [N, 4 * width]."""
+    """Embeds timestep, float32 [N], as [N, 4 * width]."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Stage(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Twice the side, nearest neighbour, then a convolution."""
+    """Doubles the side by nearest neighbour, then convolves."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class UNet(nn.Module):
 
 
 def settle(net: UNet) -> None:
-    """Unit gain, norms with a scale and bias of their own, and branches that write a third of what they add to."""
+    """Unit gain, norms with scales and biases of their own, and branches a third as large as the stream."""
     unit_gain(net)
     with torch.no_grad():
         for name, layer in net.named_modules():

@@ -66,8 +66,8 @@ def vit(full: bool) -> Built:
 def vit_massive(full: bool) -> Built:
     """ViT-B whose residual stream carries two massive channels from the third block on, at opset 13.
 
-    The square in each later LayerNorm is 1.4e8. The norms' scales undo what the massive channels do to the variance,
-    as training does, so that the output still depends on the other channels.
+    The square in each later LayerNorm is 1.4e8. As in trained models, the norms' scales compensate the variance of the
+    massive channels, so that the output still depends on the other channels.
     """
     torch.manual_seed(14)
     net, config = vit_net(full, hidden=768, heads=12)
@@ -131,7 +131,7 @@ def convnext(full: bool) -> Built:
 
 
 def mobilenet_v2(full: bool) -> Built:
-    """MobileNetV2 at opset 13: 35 Conv+Clip pairs, each Clip with two bound Constants of its own."""
+    """MobileNetV2 at opset 13: 35 Conv+Clip pairs, each Clip with its own two bound Constants."""
     torch.manual_seed(17)
     config = MobileNetV2Config(
         image_size=224 if full else 64,
@@ -144,7 +144,7 @@ def mobilenet_v2(full: bool) -> Built:
 
 
 def resnet(full: bool) -> Built:
-    """ResNet-50 at opset 13, the control: nothing in it needs a repair."""
+    """ResNet-50 at opset 13, the control: it needs no repair."""
     torch.manual_seed(18)
     config = (
         ResNetConfig(num_labels=CLASSES[full])
@@ -157,7 +157,7 @@ def resnet(full: bool) -> Built:
 
 
 def batch_normed(name: str, net, size: int) -> Built:
-    """Unit gain, BatchNorm statistics from eight images, then export: the exporter folds each BatchNorm into its Conv."""
+    """Exports with unit gain and BatchNorm statistics of eight images; the exporter folds each BatchNorm into its Conv."""
     unit_gain(net)
     calibrate_batch_norms(net, image_samples(name, "pixel_values", size), count=8)
     return classifier(name, net, size, opset=13)

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 BLACK, WHITE = 512.0, 16383.0
-"""Raw counts of no light, and of a full pixel."""
+"""Raw counts of a dark and of a full pixel."""
 
 GAIN, READ_NOISE = 120.0, 200.0
-"""Counts for each electron, and the standard deviation of reading out, in counts: a dark room."""
+"""Counts per electron, and the standard deviation of the read noise in counts, as in a dark room."""
 
 
 class Pictures(Dataset[tuple[Tensor, Tensor]]):
-    """Pairs of noisy and clean pictures, float32 [1, size, size] in raw counts; `seed` says which."""
+    """Pairs of noisy and clean pictures, float32 [1, size, size] in raw counts; `seed` selects them."""
 
     def __init__(self, count: int, size: int, seed: int) -> None:
         self.count, self.size, self.seed = count, size, seed
@@ -35,7 +35,7 @@ class Pictures(Dataset[tuple[Tensor, Tensor]]):
 
 
 def scene(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Light in 0..1: soft shading, as the amplitudes 1/f of photographs give it, and some hard edges."""
+    """Light in 0..1: soft shading with the 1/f amplitudes of photographs, and some hard edges."""
     fy, fx = np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None, :]
     falloff = 1 / np.maximum(np.hypot(fy, fx), 1 / size) ** 1.5
     light = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((size, size))) * falloff, (size, size))

@@ -1,4 +1,4 @@
-"""PSNR on held-out pictures: FP32, plain FP16, and what the hook made, in FP16 arithmetic."""
+"""PSNR on held-out pictures: FP32, plain FP16, and the hook's result in FP16 arithmetic."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PICTURES, SIZE = 8, 128
 
 
 def held_out() -> Pictures:
-    """Pictures that neither training nor calibration has seen."""
+    """Pictures that are used neither for training nor for calibration."""
     return Pictures(PICTURES, SIZE, seed=2)
 
 
 def plain_fp16(path: Path) -> rewriter.Model:
-    """Every tensor that can be FP16 in FP16: what a converter does that measures nothing."""
+    """Every tensor in FP16 if its operator allows it, like a converter that measures nothing."""
     plan = rewriter.Plan("fp16")
     return rewriter.fix(path, passes="mixed-precision,clean-casts", plan=plan, verify=False).model
 
 
 def psnr(model: rewriter.Model, *, emulate: bool) -> float:
-    """Mean over the pictures, in dB, with the white level as the peak.
+    """Mean PSNR over the pictures, in dB, with the white level as the peak.
 
     Args:
         emulate: Round every tensor to its type, as FP16 hardware does; ONNX Runtime's own FP16 does not.

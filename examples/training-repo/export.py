@@ -1,4 +1,4 @@
-"""Export the trained denoiser as PyTorch does it: `denoiser.plain.onnx`."""
+"""Exports the trained denoiser with PyTorch alone: `denoiser.plain.onnx`."""
 
 from __future__ import annotations
 

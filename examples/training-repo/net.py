@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 BRANCH = 4000.0
-"""What a branch is multiplied with at first. A norm's output is about 1, the stream that the branch is added
-to holds raw counts, so that branches of 1 would not be heard in it."""
+"""Initial scale of a branch. A norm's output is about 1, but the stream to which the branch is added has raw
+counts, so a branch near 1 would be lost in it."""
 
 
 class LayerNorm2d(nn.Module):

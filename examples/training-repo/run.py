@@ -1,4 +1,4 @@
-"""Train, export without and with the hook, and measure both: `python run.py [FOLDER]`."""
+"""Trains, exports without and with the hook, and measures both: `python run.py [FOLDER]`."""
 
 from __future__ import annotations
 

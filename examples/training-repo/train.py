@@ -1,4 +1,4 @@
-"""Train the denoiser: about a minute on two CPU cores."""
+"""Trains the denoiser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 STEPS, BATCH, PATCH = 400, 8, 32
 SEED, THREADS = 0, 1
-"""One thread: the network is so small that two wait for each other, and the result is the same everywhere."""
+"""One thread: the network is so small that two would wait for each other. The result never varies."""
 
 
 def train(steps: int = STEPS) -> Denoiser:

@@ -96,6 +96,7 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
         copy = onnx.ModelProto()
         copy.CopyFrom(proto)
         proto = copy
+    _clear_placeholders(proto)
     model = Model(proto, path=path)
     for graph in walk_graphs(proto.graph):
         for tensor in graph.initializer:
@@ -105,6 +106,18 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     model.proto = onnx.ModelProto()  # a message keeps the memory of cleared fields until it is gone
     model.proto.CopyFrom(proto)
     return model
+
+
+def _clear_placeholders(proto: onnx.ModelProto) -> None:
+    """Makes dimensions unknown that only say so: -1, and the name `?`, both of which PaddlePaddle writes.
+
+    As a size, -1 would refuse every sample. As a name, `?` would make unrelated axes equal.
+    """
+    for graph in walk_graphs(proto.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_value < 0 or dim.dim_param == "?":
+                    dim.Clear()
 
 
 def _constant_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

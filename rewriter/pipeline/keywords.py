@@ -46,6 +46,8 @@ class FixKeywords(TypedDict, total=False):
     verify: bool
     build: bool
     accumulation: Literal["fp32", "fp16"] | None
+    repair: bool
+    repair_seconds: float
     strict: bool
     build_timeout: float
 

@@ -128,6 +128,9 @@ class FixOptions(DataOptions, EngineOptions):
         build: Build with TensorRT as a part of `verify`.
         accumulation: The type in which the emulation sums the products of FP16 MatMul, Gemm and Conv.
             `fp16` is what GPUs were measured to do; it needs 2 to 8 times as long.
+        repair: Repair a result that fails its checks: leave out what our own passes broke, keep more nodes
+            in FP32, and at last all of them.
+        repair_seconds: No repair starts later than this, in seconds.
         build_timeout: Deadline of TensorRT's build, in seconds.
     """
 
@@ -230,6 +233,12 @@ class FixOptions(DataOptions, EngineOptions):
     build: bool = option(True, "TensorRT's build and run [on]", OUTCOME, flags=("--build/--no-build",))
     accumulation: Literal["fp32", "fp16"] | None = option(
         None, "Emulated sums: fp32 or fp16", OUTCOME, "TYPE"
+    )
+    repair: bool = option(
+        True, "Repair a result that fails its checks [on]", OUTCOME, flags=("--repair/--no-repair",)
+    )
+    repair_seconds: float = option(
+        300.0, "No repair starts after this [300]", OUTCOME, "SECONDS", check=checks.positive
     )
     strict: bool = option(False, "Write nothing if a check fails", OUTCOME, flags=("--strict/--no-strict",))
     build_timeout: float = option(

@@ -73,6 +73,10 @@ def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
     yield from _refusals(result.passes, limit)
     if result.plan is not None:
         yield from _decisions(result.plan, limit)
+    if result.repairs:
+        yield Text("Repair")
+        yield from (Text(f"  {line}") for line in result.repairs)
+        yield ""
     if result.verdict is not None:
         yield from checks.sections(result.verdict.checks, limit)
     if result.searched is not None:

@@ -65,6 +65,8 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
         best = trials.value(added(ranked))
         return replace(_found(trials, goal, rules, before, trials.weights_alone()), met=False, value=best)
     kept = ranked[:needed]
+    if goal.first_found:
+        return _found(trials, goal, added(kept), before, None)
     candidate = _halving(trials, goal, added(kept), kept, _give_back, len(kept) // 2)
     weights = trials.weights_alone() if _products_share(trials, candidate) > MOST_PRODUCTS else None
     if weights is not None and not goal.meets(weights):

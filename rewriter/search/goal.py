@@ -21,10 +21,15 @@ class _ByMetric:
 
 @dataclass(frozen=True)
 class ErrorLimit(_ByMetric):
-    """A limit for a metric, for every output and sample."""
+    """A limit for a metric, for every output and sample.
+
+    Attributes:
+        first_found: Take the first plan that meets it, on one sample; a cheaper one is not searched.
+    """
 
     tolerance: float
     metric: str = "relative-l2"
+    first_found: bool = False
 
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)

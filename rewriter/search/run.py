@@ -24,7 +24,7 @@ from rewriter.model.stopwatch import LASTING, Progress
 from rewriter.plan import Plan
 from rewriter.search.cheapest import cheapest
 from rewriter.search.clock import Clock
-from rewriter.search.effort import for_budget, for_tolerance
+from rewriter.search.effort import Effort, for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.evaluator import Problem, Sample
 from rewriter.search.frontier import frontier, of_points
@@ -144,6 +144,8 @@ def _by_emulation(given: SearchInput, request: SearchRequest) -> SearchOutcome:
     samples, goal = min(len(given.samples), EMULATED_SAMPLES), request.goal
     if isinstance(goal, Budget):
         effort = for_budget(given.structured, given.facts, samples)
+    elif isinstance(goal, ErrorLimit) and goal.first_found:
+        effort = Effort(1, request.accumulation)
     else:
         effort = for_tolerance(given.structured, given.facts, samples, request.accumulation)
     compared: Sequence[Sample] = list(islice(given.samples, effort.samples))

@@ -1,4 +1,4 @@
-"""What the side-by-side benchmark counts as an FP32 node and as a Cast."""
+"""FP32 nodes and Casts as the side-by-side benchmark counts them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def counted(text: str) -> Census:
             0,
             0,
             1,
-            id="a Cast of integers is no border",
+            id="a Cast of integers is not counted",
         ),
         pytest.param(
             """g (bool b, float16[2] x) => (float[2] y) {
@@ -97,12 +97,12 @@ def counted(text: str) -> Census:
         ),
     ],
 )
-def test_counts(text: str, fp32_nodes: int, casts: int, nodes: int) -> None:
+def test_fp32_nodes_and_casts_are_counted(text: str, fp32_nodes: int, casts: int, nodes: int) -> None:
     found = counted(text)
     assert (found.fp32_nodes, found.casts, found.nodes, found.untyped) == (fp32_nodes, casts, nodes, 0)
 
 
-def test_local_functions_count_by_their_bodies() -> None:
+def test_bodies_of_local_functions_are_counted() -> None:
     text = """
         <ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         g (float[2] x) => (float[2] y) { y = own.Twice(x) }

@@ -1,4 +1,4 @@
-"""The benchmark against other tools, as far as it goes without them and without a GPU."""
+"""The benchmark against other tools, in the parts that need neither them nor a GPU."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from needs import without_gpu
 from paths import ROOT
 
-from benchmarks.agreement import agreement_of, told
+from benchmarks.agreement import agreement_of, agreement_text
 from benchmarks.children import Limits, child
 from benchmarks.comparison import Case, read_json, write_json
 from benchmarks.headline import table
 from benchmarks.preparation import Tools, prepare_all
 from benchmarks.report import markdown, with_summary
 from benchmarks.variants import SEARCHES
-from rewriter.engines import this_machine
 from rewriter.errors import InputsError
 
 MODELS = ("t5_encoder", "resnet")
@@ -28,7 +28,7 @@ SCRIPT = [sys.executable, str(ROOT / "benchmarks" / "side_by_side.py")]
 
 
 def small_case(folder: Path) -> None:
-    """The T5 encoder with two samples: the committed one, which is held out, and its tokens backwards."""
+    """The T5 encoder with two samples: the committed one, which is held out, and its tokens in reverse."""
     shutil.copy(ROOT / "models" / "t5_encoder.onnx", folder)
     (folder / "t5_encoder").mkdir()
     with np.load(ROOT / "models" / "t5_encoder.npz") as archive:
@@ -42,7 +42,7 @@ def small_case(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """All stages on a small model beside a broken one, on ONNX Runtime's CPU: WORK, and what they print."""
+    """All stages on a small and a broken model, on ONNX Runtime's CPU: WORK, and the printed lines."""
     folder, work = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("work")
     small_case(folder)
     (folder / "resnet.onnx").write_bytes(b"no model")
@@ -70,7 +70,7 @@ def found(stages: tuple[Path, list[str]]) -> dict[str, dict[str, object]]:
     return {row["variant"]: row for row in collected["rows"]}
 
 
-def test_a_model_that_is_broken_stops_no_other(stages: tuple[Path, list[str]]) -> None:
+def test_a_broken_model_does_not_stop_the_others(stages: tuple[Path, list[str]]) -> None:
     work, said = stages
     for text in said[:3]:
         lines = {name: [line for line in text.splitlines() if line.startswith(f"{name}:")] for name in MODELS}
@@ -81,8 +81,8 @@ def test_a_model_that_is_broken_stops_no_other(stages: tuple[Path, list[str]]) -
     assert not (work / "resnet" / "measured.json").exists()
 
 
-@pytest.mark.skipif(this_machine.gpu() is not None, reason="there is a GPU here")
-def test_a_search_without_a_gpu_is_told(stages: tuple[Path, list[str]]) -> None:
+@without_gpu
+def test_a_search_without_a_gpu_is_reported(stages: tuple[Path, list[str]]) -> None:
     for name in SEARCHES:
         assert f"{name} made nothing" in stages[1][3]
 
@@ -95,7 +95,7 @@ def test_no_tool_sees_the_sample_that_is_compared(stages: tuple[Path, list[str]]
     assert plan
 
 
-def test_a_stage_that_is_done_does_nothing(stages: tuple[Path, list[str]], tmp_path: Path) -> None:
+def test_a_finished_stage_does_nothing(stages: tuple[Path, list[str]], tmp_path: Path) -> None:
     work = tmp_path / "work"
     shutil.copytree(stages[0], work, symlinks=True)
     folder = (stages[0] / "t5_encoder" / "calibration" / "1.npz").resolve().parent.parent
@@ -120,7 +120,7 @@ def test_one_sample_cannot_be_held_out(tmp_path: Path) -> None:
         case.hold_out()
 
 
-def test_an_emulation_that_takes_too_long_is_a_note(
+def test_an_emulation_over_its_time_limit_is_a_note(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small_case(tmp_path)
@@ -159,7 +159,7 @@ def test_everything_is_counted(found: dict[str, dict[str, object]]) -> None:
     assert counts["naive"] == 0 < counts["fix"] < counts["fp32"]
 
 
-def test_a_tool_that_is_not_there_is_a_row_with_its_error(found: dict[str, dict[str, object]]) -> None:
+def test_a_missing_tool_is_a_row_with_its_error(found: dict[str, dict[str, object]]) -> None:
     row = found["autocast"]
     assert row["made"] is False
     assert "modelopt" in str(row["tool"])
@@ -171,7 +171,7 @@ def test_engines_are_built_without_a_gpu(found: dict[str, dict[str, object]]) ->
     assert found["fp32-tf32-off"]["builds"] is True
 
 
-def test_what_was_built_is_run_and_timed(found: dict[str, dict[str, object]]) -> None:
+def test_built_variants_are_run_and_timed(found: dict[str, dict[str, object]]) -> None:
     engines = {variant: row["engine"] for variant, row in found.items() if "engine" in row}
     assert set(engines) == {"fp32", "naive", "fix", "fix-accurate", "fp32-tf32-off"}
     for engine in engines.values():
@@ -181,7 +181,7 @@ def test_what_was_built_is_run_and_timed(found: dict[str, dict[str, object]]) ->
     assert 1e-5 < engines["fix"]["errors"]["hidden"] < 5e-3  # type: ignore[index]
 
 
-def test_the_committed_pages_are_those_of_the_committed_figures() -> None:
+def test_the_committed_pages_match_the_committed_figures() -> None:
     folder = ROOT / "benchmarks"
     found = json.loads((folder / "side_by_side.json").read_text())
     again = "run `python benchmarks/report.py benchmarks/side_by_side.json --readme benchmarks/README.md`"
@@ -209,7 +209,7 @@ ROWS = [
 ]
 
 
-def test_ratios_to_autocast_leave_out_what_is_not_finite() -> None:
+def test_ratios_to_autocast_skip_errors_that_are_not_finite() -> None:
     *_, row, means = table(ROWS).splitlines()
     assert row == (
         "| m | 2.0e-03 | 1.0e-03 | 3.0e-03 | not finite | 1.0e-09 | 100 | 80 | 90 | 70 | 300 | 0.50 | 0.80 |"
@@ -219,7 +219,7 @@ def test_ratios_to_autocast_leave_out_what_is_not_finite() -> None:
     assert cells[5:] == ["", "**0.800**", "**0.900**", "**0.700**", "**3.000**", "", ""]
 
 
-def test_the_emulation_with_fp16_sums_is_held_to_the_engines() -> None:
+def test_the_emulation_with_fp16_sums_is_compared_with_the_engines() -> None:
     rows = [
         _row("autocast", 2e-3, 100.0, 1.5e-3, 1.9e-3),
         _row("fix", 1e-3, 80.0, 4e-4, 9e-4),
@@ -234,7 +234,7 @@ def test_the_emulation_with_fp16_sums_is_held_to_the_engines() -> None:
     assert [pair.name for pair in agreement.surprises] == ["m onnxconverter-common"]
     assert agreement.outside == [("m fix-rescaled", pytest.approx(3.0))]
     assert agreement.share == pytest.approx(2 / 3)
-    text = told(rows, {"fix": "fp32", "verify": "fp16"})
+    text = agreement_text(rows, {"fix": "fp32", "verify": "fp16"})
     assert "agrees on 4 of 5; error within a factor of 2 on 67 % of 3. 1 more variants ran" in text
     assert "With FP16 sums the engine's error is 1.52 times" in text
     assert "With FP32 sums the engine's error is 1.36 times" in text
@@ -246,15 +246,15 @@ def test_the_emulation_with_fp16_sums_is_held_to_the_engines() -> None:
 @pytest.mark.parametrize(
     ("code", "limits", "note"),
     [
-        pytest.param("pass", Limits(), "", id="all is well"),
-        pytest.param("raise SystemExit('no such thing')", Limits(), "no such thing", id="it fails"),
+        pytest.param("pass", Limits(), "", id="success"),
+        pytest.param("raise SystemExit('no such thing')", Limits(), "no such thing", id="a failure"),
         pytest.param(
             "import sys; print('no', sys.argv[1][:-3] + 'x'); sys.exit('what to do: nothing')",
             Limits(),
             "no x",
-            id="without folders and hints",
+            id="a note without folders and hints",
         ),
-        pytest.param("raise SystemExit(3)", Limits(), "exit code 3", id="it says nothing"),
+        pytest.param("raise SystemExit(3)", Limits(), "exit code 3", id="a failure without output"),
         pytest.param("import time; time.sleep(60)", Limits(seconds=0.5), "stopped after 0 s", id="too slow"),
         pytest.param(
             "x = bytearray(600_000_000); import time; time.sleep(60)",
@@ -264,7 +264,7 @@ def test_the_emulation_with_fp16_sums_is_held_to_the_engines() -> None:
         ),
     ],
 )
-def test_limits(tmp_path: Path, code: str, limits: Limits, note: str) -> None:
+def test_a_child_over_its_limits_is_stopped(tmp_path: Path, code: str, limits: Limits, note: str) -> None:
     ran = child([sys.executable, "-c", code, str(tmp_path / "log")], tmp_path / "log", limits)
     assert ran["note"].startswith(note)
     assert bool(note) == bool(ran["note"]) == bool(ran["exit_code"])

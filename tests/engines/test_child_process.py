@@ -1,4 +1,4 @@
-"""The child process: what it returns, and what is left of it after every kind of accident.
+"""The child process: its results, and the clean-up after every kind of crash and hang.
 
 The faults are real: the functions below run in the child, which imports this file.
 """
@@ -67,7 +67,7 @@ def allocate_in_c(count: int) -> dict[str, bool]:
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     if libc.malloc(ctypes.c_size_t(count)) is None:
-        libc.abort()  # what C++ does with an std::bad_alloc that nobody catches
+        libc.abort()  # what C++ does with an uncaught std::bad_alloc
     return {"allocated": True}
 
 
@@ -94,7 +94,7 @@ def call(function: str, timeout_s: float = 60.0, **arguments: Any) -> ChildResul
 
 
 def is_running(pid: int) -> bool:
-    """False for a zombie, too: nobody may be there to reap an orphan in a container."""
+    """False for a zombie, too: in a container, nobody may reap an orphan."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -115,7 +115,7 @@ def appears(path: Path) -> str:
     return path.read_text()
 
 
-def test_a_result_and_the_log_come_back() -> None:
+def test_the_result_and_the_log_are_returned() -> None:
     result = call("add", a=2, b=3)
     assert (result.status, result.result, result.exit_code) == ("ok", {"sum": 5}, 0)
     assert result.log == "adding\n"
@@ -123,7 +123,7 @@ def test_a_result_and_the_log_come_back() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the fault needs glibc")
-def test_what_c_prints_is_in_the_log() -> None:
+def test_output_of_c_code_is_in_the_log() -> None:
     assert "from C" in call("print_from_c", text="from C").log
 
 
@@ -155,13 +155,13 @@ def test_a_crash_is_a_result(
     assert (signal_name or f"exit code {exit_code}") in result.summary
 
 
-def test_the_log_of_a_crash_holds_what_was_printed_and_the_python_stack() -> None:
+def test_the_log_of_a_crash_has_the_output_and_the_python_stack() -> None:
     log = call("segfault").log
     assert "about to crash" in log
     assert "in segfault" in log
 
 
-def test_a_hang_ends_with_its_time_limit_and_so_do_its_children(tmp_path: Path) -> None:
+def test_a_hang_and_its_children_are_killed_at_the_time_limit(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     result = call("hang", timeout_s=3.0, pid_file=str(pids))
     assert (result.status, result.signal) == ("timeout", "SIGKILL")
@@ -171,7 +171,7 @@ def test_a_hang_ends_with_its_time_limit_and_so_do_its_children(tmp_path: Path) 
     assert all(gone(int(pid)) for pid in appears(pids).split())
 
 
-def test_what_a_finished_child_leaves_behind_is_killed(tmp_path: Path) -> None:
+def test_processes_left_by_a_finished_child_are_killed(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     result = call("leave_grandchild", pid_file=str(pid))
     assert result.status == "ok"
@@ -180,17 +180,17 @@ def test_what_a_finished_child_leaves_behind_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "status", "told"),
+    ("function", "status", "words"),
     [
         pytest.param("allocate", "error", "MemoryError", id="Python raises MemoryError"),
         pytest.param("allocate_in_c", "crashed", "SIGABRT", id="C++ aborts"),
     ],
 )
-def test_memory_is_limited(function: str, status: str, told: str) -> None:
+def test_memory_is_limited(function: str, status: str, words: str) -> None:
     job = {"call": f"{__name__}:{function}", "arguments": {"count": 8 << 30}}
     result = run_in_child(job, timeout_s=60, memory_bytes=4 << 30)
     assert result.status == status
-    assert told in result.summary
+    assert words in result.summary
 
 
 def test_an_allocation_within_the_limit_succeeds() -> None:
@@ -198,7 +198,7 @@ def test_an_allocation_within_the_limit_succeeds() -> None:
     assert run_in_child(job, timeout_s=60, memory_bytes=4 << 30).result == {"allocated": 1 << 20}
 
 
-def test_an_exception_comes_back_with_what_the_user_can_do() -> None:
+def test_an_exception_is_returned_with_its_hint() -> None:
     result = call("refuse")
     assert result.status == "error"
     assert result.result == {
@@ -211,16 +211,16 @@ def test_an_exception_comes_back_with_what_the_user_can_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "words"),
     [
         pytest.param("misbehave", "TypeError", id="a result that is not JSON"),
         pytest.param("no_such_function", "AttributeError", id="a function that does not exist"),
     ],
 )
-def test_a_wrong_job_is_an_error(function: str, told: str) -> None:
+def test_an_invalid_job_is_an_error(function: str, words: str) -> None:
     result = call(function)
     assert result.status == "error"
-    assert told in result.summary
+    assert words in result.summary
 
 
 def test_ctrl_c_kills_the_child(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a user says of the engine: names, libraries and shapes that can be, and those that cannot."""
+"""The options of an engine: valid and invalid names, libraries and shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL = graph("g (float[n,3,8,8] x, int64[2] sizes) => (float[n,3,8,8] y) { y = 
 ONE, FOUR, EIGHT = (1, 3, 8, 8), (4, 3, 8, 8), (8, 3, 8, 8)
 
 
-def test_where_one_of_three_shapes_is_missing_another_stands_in() -> None:
+def test_a_missing_shape_of_the_three_is_replaced_by_another() -> None:
     assert deployment(min_shapes={"x": ONE}, max_shapes={"x": EIGHT}).profile == {"x": (ONE, EIGHT, EIGHT)}
     assert deployment(opt_shapes={"x": (2,)}).profile == {"x": ((2,), (2,), (2,))}
     assert deployment().profile == {}
@@ -27,14 +27,14 @@ def test_emulation_needs_no_engine() -> None:
     assert deployment("onnxruntime").choose().engine == "onnxruntime"
 
 
-def test_an_unknown_engine_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_engine_is_refused_with_a_list_of_engines() -> None:
     with pytest.raises(UsageError, match=r"one of auto, tensorrt, .*onnxruntime-cuda, emulation"):
         deployment("openvino")
     with pytest.raises(UsageError, match="one of auto, tensorrt, tensorrt-rtx, emulation"):
         deployment("onnxruntime", engines=TENSORRT)
 
 
-def test_a_plugin_library_has_to_be_there(tmp_path: Path) -> None:
+def test_a_missing_plugin_library_is_an_error(tmp_path: Path) -> None:
     library = tmp_path / "plugin.so"
     with pytest.raises(UsageError, match="no such file"):
         deployment(plugin_lib=[library])
@@ -49,25 +49,25 @@ BAD: dict[str, tuple[dict[str, Span], str]] = {
 }
 
 
-@pytest.mark.parametrize(("profile", "told"), BAD.values(), ids=BAD.keys())
-def test_a_profile_that_does_not_fit_the_model_is_refused(profile: dict[str, Span], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+@pytest.mark.parametrize(("profile", "words"), BAD.values(), ids=BAD.keys())
+def test_a_profile_that_does_not_fit_the_model_is_refused(profile: dict[str, Span], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
         Deployment(profile=profile).check(MODEL.signature)
 
 
 @pytest.mark.parametrize(
-    ("span", "told"),
+    ("span", "words"),
     [
         pytest.param((ONE, FOUR, FOUR), "'x' is 1x3x8x8 in the data", id="too small"),
         pytest.param((FOUR, FOUR, EIGHT), "'x' is 8x3x8x8 in the data", id="too large"),
     ],
 )
-def test_a_sample_out_of_the_profile_is_refused(span: Span, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_a_sample_outside_the_profile_is_refused(span: Span, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
         Deployment(profile={"x": (FOUR, FOUR, FOUR)}).check_data({"x": span})
 
 
-def test_a_profile_that_fits() -> None:
+def test_a_profile_that_fits_is_accepted() -> None:
     found = Deployment(profile={"x": (ONE, FOUR, EIGHT)})
     found.check(MODEL.signature)
     found.check_data({"x": (ONE, ONE, EIGHT)})

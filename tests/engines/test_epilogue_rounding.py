@@ -1,4 +1,4 @@
-"""The probe of ConvTransposes with FP32 behind them: which arithmetic gives which answer."""
+"""The probe of ConvTransposes with FP32 consumers: which arithmetic gives which answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def truncated(x: Array) -> Array:
 
 
 def computed(case: Case, on_sum: Rounding, with_bias: Rounding) -> Seen:
-    """The case in float64 with FP16 results; the first sum as a kernel rounds it, without and with bias."""
+    """Float64 with FP16 results; the first sum is rounded as in a kernel, with and without bias."""
     t: Mapping[str, Array] = {n: a.astype(np.float64) for n, a in {**case.feeds, **case.weights}.items()}
     first = with_bias(on_sum(convolved_back(t["x"], t["w"])) + t["b"][:, None, None])
     active = np.maximum(first, 0) if case.name.startswith("Relu") else first / (1 + np.exp(-first))
@@ -64,13 +64,13 @@ def test_the_answer_follows_the_rounding_of_the_sum(
     assert max(gaps) < 1 / 2.5 if value == "fp32" else min(gaps) > 8, "too near the bound"
 
 
-def test_one_case_that_rounds_is_a_no() -> None:
+def test_one_case_that_rounds_makes_the_answer_no() -> None:
     seen = {case.name: computed(case, in_fp32, in_fp32) for case in PROBE.cases}
     last = PROBE.cases[-1]
     assert PROBE.answer(seen | {last.name: computed(last, fp16, fp16)}).value == "fp16"
 
 
-def test_nan_is_a_no() -> None:
+def test_nan_makes_the_answer_no() -> None:
     seen = {case.name: computed(case, in_fp32, in_fp32) for case in PROBE.cases}
     broken = PROBE.cases[0]
     assert broken.expected is not None
@@ -78,26 +78,26 @@ def test_nan_is_a_no() -> None:
     assert PROBE.answer(seen | {broken.name: wrong}).value == "fp16"
 
 
-def test_the_data_and_the_bias_are_what_fp16_holds() -> None:
-    """Otherwise what rounds would be the Cast of the data."""
+def test_the_data_and_the_bias_are_exact_in_fp16() -> None:
+    """Otherwise the Cast of the data would round."""
     for case in PROBE.cases:
         assert np.array_equal(case.feeds["x"], fp16(case.feeds["x"]))
         left = computed(case, exactly, exactly)
         assert left.error < SUM_UNROUNDED / 5
 
 
-def test_onnx_runtime_computes_it_in_fp32() -> None:
-    """It has no FP16 ConvTranspose: Casts to FP32 go round it, so that nothing is rounded but its result."""
+def test_onnx_runtime_sums_in_fp32() -> None:
+    """It has no FP16 ConvTranspose: with Casts to FP32 around it, only the result is rounded."""
     answer = ask("onnxruntime", [PROBE]).answers[PROBE.name]
     assert answer.value == "fp32"
     assert max(answer.figures.values()) < SUM_UNROUNDED / 5
 
 
-def test_its_models_build_without_a_gpu() -> None:
+def test_the_models_build_without_a_gpu() -> None:
     assert [(b.case, b.problem) for b in build_all([PROBE])] == [(case.name, "") for case in PROBE.cases]
 
 
-def test_a_record_without_it_is_shown_as_such_and_says_nothing_of_it() -> None:
+def test_a_record_without_the_answer_is_shown_without_it() -> None:
     (found,) = (a for a in recorded() if "H200" in a.gpu)
     older = Answers(
         found.library,

@@ -1,4 +1,4 @@
-"""A measurement through real child processes: what comes back, and what is left of every kind of accident."""
+"""Measurements in real child processes: their results, and the outcome of every kind of failure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from graphs import graph
+from needs import needs_rtx
 
 from rewriter.engines.measure import measure
 from rewriter.engines.measure_in_child import LEAST_REPEATS
@@ -21,10 +22,6 @@ from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Timing, Va
 from rewriter.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors
 from rewriter.errors import EngineError
 from rewriter.model import Array, save
-
-needs_rtx = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
 
 DOUBLED = "g (float[n,4] x) => (float[n,4] y) { a = Relu(x)\n y = Add(a, a) }"
 
@@ -36,7 +33,7 @@ ENDLESS = """
             next = Add(h, h)
         }>
     }"""
-"""ONNX Runtime needs some ten days for it."""
+"""ONNX Runtime would need some ten days for this model."""
 
 GREEDY = """
     g (float[n,4] x) => (float[n,4] y)
@@ -45,7 +42,7 @@ GREEDY = """
         one = GatherND(filled, at)
         y = Add(x, one)
     }"""
-"""40 GB in one tensor."""
+"""A tensor of 40 GB."""
 
 FEEDS = [{"x": np.full((rows, 4), rows - 2.0, np.float32)} for rows in (1, 3)]
 
@@ -69,7 +66,7 @@ def outcome(
     return found
 
 
-def test_timing_ends_when_its_time_is_up_with_as_many_rounds_as_quartiles_need(
+def test_timing_stops_at_its_deadline_with_enough_rounds_for_quartiles(
     tmp_path: Path, samples: StoredSamples
 ) -> None:
     settings = replace(ORT, timing=Timing(20, 100, seconds=0.0))
@@ -77,9 +74,7 @@ def test_timing_ends_when_its_time_is_up_with_as_many_rounds_as_quartiles_need(
     assert latency is not None and latency.repeats == LEAST_REPEATS
 
 
-def test_nothing_runs_and_nothing_is_run_again_when_the_time_is_up(
-    tmp_path: Path, samples: StoredSamples
-) -> None:
+def test_nothing_runs_or_is_repeated_after_the_deadline(tmp_path: Path, samples: StoredSamples) -> None:
     variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("one", "two")]
     start = time.monotonic()
     found = measure(variants, replace(ORT, until=start), tmp_path / "work")
@@ -87,7 +82,7 @@ def test_nothing_runs_and_nothing_is_run_again_when_the_time_is_up(
     assert time.monotonic() - start < 1.0
 
 
-def test_every_sample_comes_back_from_the_child(tmp_path: Path, samples: StoredSamples) -> None:
+def test_the_child_returns_outputs_of_every_sample(tmp_path: Path, samples: StoredSamples) -> None:
     found = outcome(DOUBLED, tmp_path, samples)
     assert (found.status, found.device, len(found.outputs)) == ("ok", "CPU", 2)
     assert found.library.startswith("onnxruntime ")
@@ -99,7 +94,7 @@ def test_every_sample_comes_back_from_the_child(tmp_path: Path, samples: StoredS
     assert not found.latency.cuda_graph
 
 
-def test_nothing_is_timed_unless_it_is_wanted(tmp_path: Path, samples: StoredSamples) -> None:
+def test_nothing_is_timed_without_timing_settings(tmp_path: Path, samples: StoredSamples) -> None:
     assert outcome(DOUBLED, tmp_path, samples, MeasureSettings("onnxruntime", timing=None)).latency is None
 
 
@@ -110,14 +105,14 @@ def test_inner_tensors_can_be_marked_as_outputs(tmp_path: Path, samples: StoredS
     np.testing.assert_array_equal(found.values(1)["a"], np.ones((3, 4)))
 
 
-def test_several_builds_and_variants_come_in_order(tmp_path: Path, samples: StoredSamples) -> None:
+def test_several_builds_and_variants_are_returned_in_order(tmp_path: Path, samples: StoredSamples) -> None:
     variants = [variant(DOUBLED, tmp_path, samples, name) for name in ("first", "second")]
     found = measure(variants, MeasureSettings("onnxruntime", builds=2, timing=QUICK), tmp_path / "work")
     assert [(o.variant, o.build) for o in found] == [("first", 0), ("first", 1), ("second", 0), ("second", 1)]
     assert len({o.outputs[0] for o in found}) == 4
 
 
-def test_a_model_that_does_not_run_is_an_outcome_and_the_others_go_on(
+def test_a_model_that_does_not_run_is_an_outcome_and_the_others_continue(
     tmp_path: Path, samples: StoredSamples
 ) -> None:
     wrong = variant("g (float[n,3] x) => (float[n,3] y) { y = Relu(x) }", tmp_path, samples, "wrong")
@@ -129,7 +124,9 @@ def test_a_model_that_does_not_run_is_an_outcome_and_the_others_go_on(
     assert second.latency is not None
 
 
-def test_a_hang_ends_at_its_limit_and_the_others_are_measured(tmp_path: Path, samples: StoredSamples) -> None:
+def test_a_hang_is_killed_at_its_limit_and_the_others_are_measured(
+    tmp_path: Path, samples: StoredSamples
+) -> None:
     variants = [variant(ENDLESS, tmp_path, samples, "endless"), variant(DOUBLED, tmp_path, samples, "well")]
     settings = MeasureSettings("onnxruntime", timing=QUICK, run_timeout_s=4.0)
     endless, well = measure(variants, settings, tmp_path / "work")
@@ -173,7 +170,9 @@ def test_too_much_memory_is_an_outcome(tmp_path: Path, samples: StoredSamples) -
 
 
 @needs_rtx
-def test_tensorrt_goes_as_far_as_it_can_without_a_gpu(tmp_path: Path, samples: StoredSamples) -> None:
+def test_tensorrt_builds_without_a_gpu_and_says_why_it_does_not_run(
+    tmp_path: Path, samples: StoredSamples
+) -> None:
     found = outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt-rtx", timing=QUICK))
     assert found.report is not None
     assert found.report.engine_bytes
@@ -184,7 +183,7 @@ def test_tensorrt_goes_as_far_as_it_can_without_a_gpu(tmp_path: Path, samples: S
 
 
 @needs_rtx
-def test_the_profile_spans_the_samples_unless_it_is_given(tmp_path: Path, samples: StoredSamples) -> None:
+def test_the_profile_spans_the_samples_by_default(tmp_path: Path, samples: StoredSamples) -> None:
     assert samples.spans() == {"x": ((1, 4), (1, 4), (3, 4))}
     given = Variant(
         "given", save(graph(DOUBLED), tmp_path / "m.onnx"), samples, shapes={"x": ((2, 5), (2, 5), (2, 5))}
@@ -207,7 +206,7 @@ def test_tensors_of_the_network_can_be_marked(tmp_path: Path, samples: StoredSam
 
 
 @needs_rtx
-def test_what_the_parser_refuses_names_the_node(tmp_path: Path, samples: StoredSamples) -> None:
+def test_a_refusal_of_the_parser_names_the_node(tmp_path: Path, samples: StoredSamples) -> None:
     text = "g (float[n,4] x) => (float[n,4] y) { y = Det(x) }"
     found = outcome(text, tmp_path, samples, MeasureSettings("tensorrt-rtx"))
     assert found.status == "refused"
@@ -223,7 +222,7 @@ def test_a_build_has_a_time_limit(tmp_path: Path, samples: StoredSamples) -> Non
 
 
 @needs_rtx
-def test_a_build_that_wants_too_much_memory_is_an_outcome(tmp_path: Path) -> None:
+def test_a_build_that_needs_too_much_memory_is_an_outcome(tmp_path: Path) -> None:
     source = graph("g (float[n,4096] x, float[4096,8192] w) => (float[n,8192] y) { y = MatMul(x, w) }")
     weight = np.zeros((4096, 8192), np.float32)
     source.proto.graph.initializer.append(source.detached_tensor("w", weight))
@@ -238,7 +237,7 @@ def test_a_build_that_wants_too_much_memory_is_an_outcome(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed")
-def test_a_missing_library_is_an_error_with_advice(tmp_path: Path, samples: StoredSamples) -> None:
+def test_a_missing_library_is_an_error_with_a_hint(tmp_path: Path, samples: StoredSamples) -> None:
     with pytest.raises(EngineError, match="tensorrt is not installed") as caught:
         outcome(DOUBLED, tmp_path, samples, MeasureSettings("tensorrt"))
     assert "pip install" in (caught.value.hint or "")
@@ -257,7 +256,7 @@ def test_a_missing_library_is_an_error_with_advice(tmp_path: Path, samples: Stor
     ],
     ids=["fp16", "bf16", "a scalar", "a bf16 scalar", "nothing", "bool", "not contiguous"],
 )
-def test_tensors_survive_the_disk(tmp_path: Path, array: Array) -> None:
+def test_tensors_are_read_as_they_were_written(tmp_path: Path, array: Array) -> None:
     read = read_tensors(write_tensors(tmp_path, {"/model/layer:0": array, "other": np.zeros(1)}))
     assert list(read) == ["/model/layer:0", "other"]
     assert read["/model/layer:0"].dtype == array.dtype
@@ -269,7 +268,7 @@ def test_a_folder_without_tensors_is_an_error(tmp_path: Path) -> None:
         read_tensors(tmp_path)
 
 
-def test_two_variants_of_one_name_are_refused(tmp_path: Path, samples: StoredSamples) -> None:
+def test_two_variants_with_the_same_name_are_refused(tmp_path: Path, samples: StoredSamples) -> None:
     one = variant(DOUBLED, tmp_path, samples)
     with pytest.raises(EngineError, match="several variants are called 'one'"):
         measure([one, one], ORT, tmp_path / "work")

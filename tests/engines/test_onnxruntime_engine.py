@@ -22,7 +22,7 @@ from rewriter.model import Array, Model, load
 
 
 def linear() -> tuple[Model, Array]:
-    """relu(x @ w), with a weight that is large enough to be detached."""
+    """relu(x @ w) with a weight that is large enough to be detached."""
     array = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     body = "g (float[2,64] x, float[64,64] w) => (float[2,64] y) { [mm] t = MatMul(x, w) y = Relu(t) }"
     proto = graphs.graph(body).proto
@@ -43,7 +43,7 @@ def test_detached_weights_reach_the_session(optimize: bool) -> None:
     np.testing.assert_allclose(result["y"], np.maximum(x @ weight, 0), rtol=1e-5, atol=1e-5)
 
 
-def test_weights_that_are_listed_as_inputs_are_found_too() -> None:
+def test_weights_listed_as_inputs_are_found() -> None:
     model, weight = linear()
     model.proto.graph.input.append(onnx.helper.make_tensor_value_info("w", 1, [64, 64]))
     with Session(model) as session:
@@ -51,28 +51,28 @@ def test_weights_that_are_listed_as_inputs_are_found_too() -> None:
     np.testing.assert_allclose(result["y"][0], np.maximum(weight.sum(0), 0), rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_ends_when_its_time_is_up_and_the_session_lives_on() -> None:
+def test_a_run_stops_at_its_deadline_and_the_session_stays_usable() -> None:
     size = "float[1400,1400]"
     model = graphs.graph(f"g ({size} x) => ({size} y) {{ a = MatMul(x, x) y = MatMul(a, x) }}")
     feeds = graphs.random_feeds(model)
     with Session(model, threads=1) as session:
         session.run({"x": feeds["x"]})
         start = time.monotonic()
-        with pytest.raises(TimeUpError, match="time was up"):
+        with pytest.raises(TimeUpError, match="stopped at its deadline"):
             session.run(feeds, until=time.monotonic() + 1e-3)
         cut = time.monotonic() - start
         assert session.run(feeds, until=time.monotonic() + 60.0)["y"].shape == (1400, 1400)
         assert cut < time.monotonic() - start - cut, "one product of the two"
 
 
-def test_only_the_outputs_asked_for() -> None:
+def test_only_the_requested_outputs_are_returned() -> None:
     model = graphs.graph("g (float[2] x) => (float[2] a, float[2] b) { a = Abs(x) b = Neg(x) }")
     with Session(model) as session:
         assert session.outputs == ("a", "b")
         assert list(session.run({"x": np.ones(2, np.float32)}, ["b"])) == ["b"]
 
 
-def test_bfloat16_goes_in_and_comes_out() -> None:
+def test_bfloat16_inputs_and_outputs() -> None:
     model = graphs.graph(
         "g (bfloat16[3] x) => (bfloat16[3] y, float[3] z) { y = Identity(x) z = Cast<to=1>(x) }"
     )
@@ -84,21 +84,21 @@ def test_bfloat16_goes_in_and_comes_out() -> None:
     np.testing.assert_array_equal(result["z"], x.astype(np.float32))
 
 
-def test_non_contiguous_arrays_are_fed() -> None:
+def test_non_contiguous_arrays_are_accepted() -> None:
     model = graphs.graph("g (float[2,3] x) => (float[2,3] y) { y = Neg(x) }")
     x = np.arange(6, dtype=np.float32).reshape(3, 2).T
     with Session(model) as session:
         np.testing.assert_array_equal(session.run({"x": x})["y"], -x)
 
 
-def test_the_model_is_left_alone() -> None:
+def test_the_model_is_unchanged() -> None:
     model, _ = linear()
     before = model.copy()
     Session(model).close()
     assert model.same_as(before)
 
 
-def test_a_closed_session_says_so() -> None:
+def test_a_closed_session_is_an_error() -> None:
     model, _ = linear()
     session = Session(model)
     session.close()
@@ -140,7 +140,7 @@ BROKEN = [
         {"x": np.ones(3, np.float32), "z": np.array([7])},
         "node Gather(y) (Gather)",
         "idx=7",
-        id="an unnamed node is called by its output",
+        id="an unnamed node is identified by its output",
     ),
     pytest.param(
         "g (float[3] x) => (float[3] y) { y = Abs(x) }",
@@ -165,7 +165,7 @@ def test_a_failed_run_names_the_node(body: str, feeds: dict[str, Array], where: 
     assert "\n" not in caught.value.what
 
 
-def test_the_file_stands_before_the_node() -> None:
+def test_the_error_names_the_file_before_the_node() -> None:
     model = graphs.graph("g (float[N] x, float[M] z) => (float[K] y) { [add1] y = Add(x, z) }")
     model.path = Path("dir/model.onnx")
     with Session(model) as session, pytest.raises(ArithmeticRunError, match=r"^dir/model\.onnx: node add1 "):
@@ -203,7 +203,7 @@ def test_weights_are_not_copied() -> None:
     assert int(run.stdout) < 32, "MiB, of a weight of 64"
 
 
-def test_a_type_that_the_operator_does_not_take_names_the_node() -> None:
+def test_an_unsupported_type_names_the_node() -> None:
     text = '<ir_version: 8, opset_import: ["" : 17]> g (int8[3] x) => (int8[3] y) { [bad] y = Erf(x) }'
     with pytest.raises(ArithmeticRunError, match=r"node bad \(Erf\)") as caught:
         Session(Model(onnx.parser.parse_model(text)))

@@ -1,4 +1,4 @@
-"""Probes: their models run, build and are judged; the answers are kept, recorded and used."""
+"""Probes: their models run and build, and their answers are judged, cached, recorded and used."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def named(name: str) -> Probe:
     return next(probe for probe in PROBES if probe.name == name)
 
 
-def test_there_are_enough_and_their_names_are_their_own() -> None:
+def test_probes_are_complete_and_have_unique_names() -> None:
     assert len(PROBES) >= 15
     assert len({probe.name for probe in PROBES}) == len(PROBES)
     assert all(len({case.name for case in probe.cases}) == len(probe.cases) for probe in PROBES)
@@ -68,9 +68,8 @@ def test_every_model_is_valid_and_its_data_fits(probe: Probe, case: Case) -> Non
     assert case.expected is not None or case.timed or probe.name in without
 
 
-def test_on_the_cpu_all_that_is_not_timed_is_answered() -> None:
-    """ONNX Runtime computes FP16 in FP32 and rounds once, and where it has no FP16 kernel it drops the Casts:
-    its answers are known beforehand."""
+def test_the_cpu_answers_every_probe_without_timing() -> None:
+    """The answers are known: ONNX Runtime computes FP16 in FP32, rounds once, and may drop Casts."""
     probes = [probe for probe in PROBES if not any(case.timed for case in probe.cases)]
     found = ask("onnxruntime", probes)
     expected = {probe.name: "fp32" if "fp32" in probe.values else "right" for probe in probes}
@@ -172,7 +171,7 @@ JUDGED: dict[str, tuple[str, dict[str, Seen], str]] = {
 
 
 @pytest.mark.parametrize(("name", "given", "value"), JUDGED.values(), ids=JUDGED.keys())
-def test_what_is_seen_becomes_an_answer(name: str, given: dict[str, Seen], value: str) -> None:
+def test_answers_follow_the_observations(name: str, given: dict[str, Seen], value: str) -> None:
     probe = named(name)
     assert given.keys() == {case.name for case in probe.cases}
     answer = probe.answer(given)
@@ -188,7 +187,7 @@ def test_a_case_that_did_not_run_leaves_the_answer_unknown() -> None:
 # -- keeping and recording ----------------------------------------------------------------------
 
 
-def test_recorded_answers_name_their_source_and_answer_real_probes() -> None:
+def test_recorded_answers_name_their_source_and_belong_to_existing_probes() -> None:
     for answers in recorded():
         assert answers.recorded
         assert answers.source
@@ -201,7 +200,7 @@ def test_the_h200_answered_every_probe() -> None:
     assert answers.values.keys() == {probe.name for probe in PROBES}
 
 
-def test_recorded_answers_serve_their_own_library_and_release(
+def test_recorded_answers_apply_only_to_their_library_and_release(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
@@ -227,7 +226,7 @@ MINE = Answers(
 )
 
 
-def test_measured_answers_are_kept_and_go_before_recorded_ones(
+def test_measured_answers_are_cached_and_override_recorded_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
@@ -244,7 +243,7 @@ def test_measured_answers_are_kept_and_go_before_recorded_ones(
     assert store.measured() is None
 
 
-def test_all_is_asked_anew_if_a_question_has_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_new_question_makes_all_probes_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0)))
     assert known_here("tensorrt-rtx") is None
@@ -255,7 +254,7 @@ def test_all_is_asked_anew_if_a_question_has_come(monkeypatch: pytest.MonkeyPatc
     assert known_here("tensorrt-rtx") is None
 
 
-def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_driver_makes_all_probes_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     monkeypatch.setattr(this_machine, "gpu", lambda: Gpu("Some GPU", (9, 0), (13, 0), "580.65.06"))
     mine = replace(MINE, driver="580.65.06, CUDA 13.0")
@@ -265,13 +264,13 @@ def test_another_driver_is_asked_anew(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert store.measured() is None
 
 
-def test_a_broken_cache_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_broken_cache_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REWRITER_CACHE", str(tmp_path))
     remember(MINE).write_text('{"schema_version": 1, "library"')
     assert store.measured() is None
 
 
-def test_what_is_written_can_be_recorded(tmp_path: Path) -> None:
+def test_written_answers_can_be_recorded(tmp_path: Path) -> None:
     store.write(MINE, tmp_path / "answers.json")
     assert store._parsed(json.loads((tmp_path / "answers.json").read_text())) == MINE
     with pytest.raises(OutputError):
@@ -318,7 +317,7 @@ NORM = """
     { y = LayerNormalization<axis = -1>(x, s) }""".replace("ONES", ", ".join(["1.0"] * 4096))
 
 
-def test_the_plan_keeps_a_norm_in_fp32_where_it_was_seen_to_need_it() -> None:
+def test_a_norm_stays_in_fp32_if_its_probe_says_so() -> None:
     assert "internal-overflow" not in rules_of(NORM, answering())
     assert "internal-overflow" not in rules_of(NORM, answering(layer_normalization="fp32"))
     assert "internal-overflow" in rules_of(NORM, answering(layer_normalization="fp16"))
@@ -331,13 +330,13 @@ def test_partial_sums_are_no_hazard_where_accumulators_are_fp32() -> None:
     deep = graphs.graph("g (float[1,9000] x, float[9000,2] w) => (float[1,2] y) { y = MatMul(x, w) }")
     facts = tensor_facts.infer(deep)
 
-    def told(target: Target) -> int:
+    def hazards_of(target: Target) -> int:
         (survey,) = surveys(deep, facts, {}, PrecisionRequest(onnx.TensorProto.FLOAT16, target=target))
         return len(list(accumulator_error(survey)))
 
-    assert told(answering()) == 1
-    assert told(answering(matmul_accumulation="fp16")) == 1
-    assert told(answering(matmul_accumulation="fp32")) == 0
+    assert hazards_of(answering()) == 1
+    assert hazards_of(answering(matmul_accumulation="fp16")) == 1
+    assert hazards_of(answering(matmul_accumulation="fp32")) == 0
 
 
 def test_a_stable_log_sum_exp_is_no_hazard() -> None:
@@ -350,7 +349,9 @@ def test_a_stable_log_sum_exp_is_no_hazard() -> None:
 # -- the command --------------------------------------------------------------------------------
 
 
-def test_the_command_measures_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_measures_on_the_requested_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import rewriter.engines.probe.ask as room
 
     monkeypatch.setattr(room, "ask", lambda engine, progress: ask(engine, [named("cast-round-trip")]))
@@ -361,7 +362,7 @@ def test_the_command_measures_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU with TensorRT here")
-def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded(
+def test_without_a_gpu_the_command_builds_and_shows_recorded_answers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import rewriter.engines.probe.ask as room
@@ -373,7 +374,7 @@ def test_without_a_gpu_the_command_says_so_and_builds_and_shows_what_is_recorded
         "Nothing can be measured here",
         "builds 1 of 1 probe models",
         "Recorded answers",
-        "--target tensorrt-rtx alone",
+        "Used for: --target tensorrt-rtx, not for the default target",
     ):
         assert text in result.output
     refused = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph, model
+from needs import needs_rtx
 
 from rewriter.engines.build_in_child import onnx_node
 from rewriter.engines.build_report import BuildReport, NetworkLayer
@@ -19,9 +19,7 @@ from rewriter.engines.tensorrt_module import without_noise
 from rewriter.errors import EngineError
 from rewriter.model import Model, save
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
+pytestmark = needs_rtx
 
 RTX = BuildOptions(library="tensorrt_rtx")
 
@@ -86,7 +84,7 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "node", "op", "told"),
+    ("body", "node", "op", "words"),
     [
         pytest.param(
             """g (float16[2,2] x, float[2,2] z) => (float16[2,2] y) {
@@ -117,7 +115,7 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
     ],
 )
 def test_the_parser_names_the_node_that_it_refuses(
-    body: str, node: str, op: str, told: str, tmp_path: Path
+    body: str, node: str, op: str, words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnx"
     header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'
@@ -129,7 +127,7 @@ def test_the_parser_names_the_node_that_it_refuses(
     assert refused.engine_bytes is None
     (error,) = refused.parser_errors
     assert (error.node, error.op) == (node, op)
-    assert re.search(told, error.message)
+    assert re.search(words, error.message)
     assert "Cuda" not in error.message
 
 
@@ -161,7 +159,7 @@ def test_dynamic_inputs_get_an_optimisation_profile(
 
 
 @pytest.mark.parametrize(
-    ("body", "shapes", "told"),
+    ("body", "shapes", "words"),
     [
         pytest.param(DYNAMIC, {}, "'x' has dynamic axes", id="no shape"),
         pytest.param(LOOP, {}, "'times' is a shape or a trip count", id="no trip count"),
@@ -169,18 +167,18 @@ def test_dynamic_inputs_get_an_optimisation_profile(
         pytest.param(DYNAMIC, {"x": ((2,),) * 3}, "(2,) does not fit", id="a wrong rank"),
     ],
 )
-def test_what_stands_in_the_way_of_a_build_is_said_and_the_network_is_still_read(
-    body: str, shapes: dict[str, tuple[tuple[int, ...], ...]], told: str, tmp_path: Path
+def test_an_obstacle_to_the_build_is_reported_and_the_network_is_still_read(
+    body: str, shapes: dict[str, tuple[tuple[int, ...], ...]], words: str, tmp_path: Path
 ) -> None:
     options = BuildOptions(library="tensorrt_rtx", shapes=shapes)  # type: ignore[arg-type]
     read = report(graph(body), tmp_path, options)
-    assert told in read.obstacle
+    assert words in read.obstacle
     assert read.hint
     assert read.engine_bytes is None
     assert read.layers
 
 
-def test_a_missing_library_says_what_to_install(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_library_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="tensorrt_of_nobody is not installed") as raised:
         build(written(graph(DYNAMIC), tmp_path), BuildOptions(library="tensorrt_of_nobody"), timeout_s=60)
     assert 'pip install "rewriter[rtx]"' in str(raised.value)
@@ -193,7 +191,7 @@ def test_a_compute_capability_that_the_library_lacks_is_refused(tmp_path: Path) 
     assert "SM80" in read.hint
 
 
-def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_a_build_is_stopped_at_its_time_limit(tmp_path: Path) -> None:
     outcome = build(written(graph(MATMUL), tmp_path), RTX, timeout_s=0.01)
     assert not isinstance(outcome, BuildReport)
     assert outcome.status == "timeout"
@@ -201,7 +199,7 @@ def test_a_build_that_takes_too_long_is_ended(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
 def test_memory_is_limited(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="tensorrt_rtx does not load"):  # its libraries alone take more
+    with pytest.raises(EngineError, match="tensorrt_rtx does not load"):  # its libraries alone need more
         build(written(graph(MATMUL), tmp_path), RTX, timeout_s=120, memory_bytes=256 << 20)
 
 
@@ -226,10 +224,10 @@ def test_functions_and_subgraphs_are_read(tmp_path: Path) -> None:
         pytest.param("[ONNX Layer: conv]", "conv", id="a node of the main graph"),
         pytest.param("[ONNX Layer: a/b | keep (else_branch) | i (If)]", "a/b", id="a node in a branch"),
         pytest.param("[ONNX Layer: x[0]]", "x[0]", id="a name with brackets"),
-        pytest.param("", "", id="a layer that the parser added"),
+        pytest.param("", "", id="a layer added by the parser"),
     ],
 )
-def test_the_node_of_a_layer(metadata: str, node: str) -> None:
+def test_the_node_of_a_layer_comes_from_its_metadata(metadata: str, node: str) -> None:
     assert onnx_node(metadata) == node
 
 
@@ -243,9 +241,11 @@ def test_the_node_of_a_layer(metadata: str, node: str) -> None:
         ),
         pytest.param("WeightsContext.cpp:74: was clamped", "was clamped", id="a source position before"),
         pytest.param(
-            "bad node\n[checkMacros.cpp::catchCudaError::247] no driver", "bad node", id="no GPU is no fault"
+            "bad node\n[checkMacros.cpp::catchCudaError::247] no driver",
+            "bad node",
+            id="a missing GPU",
         ),
     ],
 )
-def test_noise_is_taken_out_of_messages(message: str, clear: str) -> None:
+def test_noise_is_removed_from_messages(message: str, clear: str) -> None:
     assert without_noise(message) == clear

@@ -1,12 +1,12 @@
-"""What runs on a machine, and the sentence that says why something does not."""
+"""The engines that run on a machine, and the reasons why others do not."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
+from needs import without_gpu
 
 from rewriter.engines import nvidia_driver, this_machine
 from rewriter.engines.inspector import layers_of
@@ -17,8 +17,6 @@ from rewriter.errors import EngineError
 
 H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))
 ADA = Gpu("NVIDIA L4", (8, 9), (13, 0))
-
-without_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="there is a GPU")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +31,7 @@ without_gpu = pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason=
     ],
     ids=["1.7 on Hopper", "1.8 on Hopper", "1.6 on Hopper", "1.7 on Ada", "tensorrt", "unknown release"],
 )
-def test_releases_that_do_not_load_are_known(module: str, release: str, gpu: Gpu, refused: bool) -> None:
+def test_releases_that_do_not_load_are_refused(module: str, release: str, gpu: Gpu, refused: bool) -> None:
     problem = this_machine.refusal(module, release, gpu)
     assert (problem is not None) == refused
 
@@ -63,15 +61,15 @@ def test_a_gpu_describes_itself() -> None:
             "580.65.06",
             id="open",
         ),
-        pytest.param("GCC version: 12.2.0", "", id="not there"),
+        pytest.param("GCC version: 12.2.0", "", id="no release"),
     ],
 )
-def test_the_driver_says_its_release(text: str, expected: str) -> None:
+def test_the_release_of_the_driver_is_read(text: str, expected: str) -> None:
     assert nvidia_driver.release(text) == expected
 
 
 @without_gpu
-def test_without_a_gpu_there_is_no_engine_but_onnx_runtime() -> None:
+def test_without_a_gpu_only_onnx_runtime_is_available() -> None:
     assert not nvidia_driver.has_gpu()
     choice = this_machine.choose()
     assert choice.engine is None

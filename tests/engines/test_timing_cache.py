@@ -1,4 +1,4 @@
-"""Kernel timings between builds: where they lie, and that nothing fails for their sake."""
+"""Kernel timings between builds: where they are stored, and that they never make a build fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rewriter.engines.timing_cache import TimingCache, open_cache
 
 
 class Config:
-    """The three calls of TensorRT's builder config that concern its cache; the cache is bytes here."""
+    """The three calls of TensorRT's builder config for its cache, which is bytes here."""
 
     def __init__(self) -> None:
         self.cache = b""
@@ -40,7 +40,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "timing"
 
 
-def test_what_a_build_measured_is_there_for_the_next_one(folder: Path) -> None:
+def test_the_next_build_uses_the_timings_of_the_last(folder: Path) -> None:
     first = open_cache(TENSORRT, Config())
     assert first is not None and first.config.cache == b""
     first.keep()
@@ -50,7 +50,7 @@ def test_what_a_build_measured_is_there_for_the_next_one(folder: Path) -> None:
     assert again is not None and again.config.cache == b" and more"
 
 
-def test_another_release_has_a_file_of_its_own(folder: Path) -> None:
+def test_every_release_has_its_own_file(folder: Path) -> None:
     for version in ("10.13.3", "11.0.0"):
         cache = open_cache(SimpleNamespace(__name__="tensorrt", __version__=version), Config())
         assert cache is not None
@@ -58,7 +58,7 @@ def test_another_release_has_a_file_of_its_own(folder: Path) -> None:
     assert len(list(folder.iterdir())) == 2
 
 
-def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_none(
+def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_no_cache(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert open_cache(SimpleNamespace(__name__="tensorrt_rtx", __version__="1.6"), Config()) is None
@@ -66,6 +66,6 @@ def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_none(
     assert open_cache(TENSORRT, Config()) is None
 
 
-def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     TimingCache(Config(), tmp_path / "gone" / "tensorrt.cache").keep()
     assert list(tmp_path.iterdir()) == []

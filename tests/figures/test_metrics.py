@@ -1,4 +1,4 @@
-"""Every metric on outputs whose value is known."""
+"""Every metric on outputs with a known value."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ SWAPPED = np.asarray([[4, 5, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)
         pytest.param(
             "max-abs", A, A - np.asarray([[0.5, 0.25], [0, 0]], np.float32), 0.5, id="largest difference"
         ),
-        pytest.param("max-abs", A[:0], A[:0], 0.0, id="nothing to differ"),
+        pytest.param("max-abs", A[:0], A[:0], 0.0, id="no elements"),
         pytest.param("cosine", A, 7 * A, 1.0, id="a multiple has the same direction"),
         pytest.param("cosine", A, A[:, ::-1], 24 / 25, id="an angle"),
         pytest.param("cosine", 0 * A, 0 * A, 1.0, id="two zeros agree"),
-        pytest.param("cosine", 0 * A, A, 0.0, id="zero and something do not"),
+        pytest.param("cosine", 0 * A, A, 0.0, id="zero and another value differ"),
         pytest.param("psnr", A, A + np.float32(0.04), 40.0, id="1 percent of the span is 40 dB"),
         pytest.param("psnr", A, A, math.inf, id="equal images"),
         pytest.param("top-1", ROWS, SWAPPED, 0.5, id="one of two rows has another winner"),
@@ -37,7 +37,7 @@ SWAPPED = np.asarray([[4, 5, 3, 2, 1, 0], [0, 1, 2, 3, 4, 5]], np.float32)
         pytest.param("relative-l2", np.asarray([3, 4]), np.asarray([3, 3]), 0.2, id="integers"),
     ],
 )
-def test_values(name: str, expected: Array, actual: Array, value: float) -> None:
+def test_metrics_have_the_known_value(name: str, expected: Array, actual: Array, value: float) -> None:
     found = METRICS[name].worst({"y": expected}, {"y": actual})
     assert found == pytest.approx(value, rel=1e-5)
 
@@ -53,7 +53,7 @@ def test_the_worst_output_counts_and_nan_is_worse(name: str) -> None:
     assert not metric.meets(metric.worst(good, broken), metric.worst(good, bad))
 
 
-def test_an_infinity_of_the_original_is_a_value() -> None:
+def test_an_infinity_of_the_original_counts_as_a_value() -> None:
     mask = np.asarray([-np.inf, 1.0], np.float32)
     assert METRICS["relative-l2"].worst({"y": mask}, {"y": mask}) == 0.0
     assert METRICS["relative-l2"].worst({"y": mask}, {"y": np.asarray([-65504, 1], np.float32)}) == math.inf
@@ -103,7 +103,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_function_of_the_user_s_from_a_file(own: Path) -> None:
+def test_a_user_function_from_a_file(own: Path) -> None:
     expected, actual = {"y": ROWS}, {"y": SWAPPED}
     assert named(f"{own}:largest").worst(expected, actual) == 1.0
     assert not named(f"{own}:largest").least
@@ -113,7 +113,7 @@ def test_a_function_of_the_user_s_from_a_file(own: Path) -> None:
     assert named(f"{own}:nan").worst(expected, actual) == -math.inf
 
 
-def test_a_function_of_the_user_s_from_a_module() -> None:
+def test_a_user_function_from_a_module() -> None:
     assert named("math:dist").least is False
 
 
@@ -124,14 +124,14 @@ def test_a_function_of_the_user_s_from_a_module() -> None:
         pytest.param("/nowhere/own.py:f", "no such file", id="no file"),
         pytest.param("no.such.module:f", "cannot be imported.*no", id="no module"),
         pytest.param("OWN:nothing", "no function nothing", id="no function"),
-        pytest.param("OWN:number", "no function number", id="no function but a number"),
+        pytest.param("OWN:number", "no function number", id="a number instead of a function"),
     ],
 )
-def test_what_names_no_metric_is_refused(name: str, words: str, own: Path) -> None:
+def test_an_unknown_metric_is_refused(name: str, words: str, own: Path) -> None:
     with pytest.raises(UsageError, match=rf"(?s)--metric.*{words}|{words}.*--metric"):
         named(name.replace("OWN", str(own)))
 
 
-def test_a_function_that_fails_is_named_with_its_error(own: Path) -> None:
+def test_the_error_of_a_failing_function_names_it(own: Path) -> None:
     with pytest.raises(UsageError, match=r"(?s)own metric.py:failing.*KeyError"):
         named(f"{own}:failing").worst({"y": ROWS}, {"y": ROWS})

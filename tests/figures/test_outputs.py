@@ -1,4 +1,4 @@
-"""Comparison by value: what counts as equal, what never does, and rows as sets."""
+"""Comparison by value: equal and unequal outputs, and rows as sets."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def one(expected: Array, actual: Array, tolerance: float = 1e-3) -> OutputCompar
         pytest.param(floats(1, 2), floats(1, 2), True, id="equal"),
         pytest.param(floats(1, 2), floats(1, 2.001), True, id="within the tolerance"),
         pytest.param(floats(1, 2), floats(1, 2.1), False, id="beyond the tolerance"),
-        pytest.param(floats(1, 2), floats(0, 0), False, id="finite, and wholly wrong"),
-        pytest.param(floats(1, 2), floats(1, NAN), False, id="a NaN that the reference has not"),
-        pytest.param(floats(1, 2), floats(1, INF), False, id="an infinity that the reference has not"),
+        pytest.param(floats(1, 2), floats(0, 0), False, id="finite, but entirely wrong"),
+        pytest.param(floats(1, 2), floats(1, NAN), False, id="a NaN that the reference lacks"),
+        pytest.param(floats(1, 2), floats(1, INF), False, id="an infinity that the reference lacks"),
         pytest.param(floats(1, -INF), floats(1, -INF), True, id="a mask's -inf is a value"),
-        pytest.param(floats(1, -INF), floats(1, INF), False, id="an infinity of the other sign"),
+        pytest.param(floats(1, -INF), floats(1, INF), False, id="an infinity with the other sign"),
         pytest.param(floats(1, -INF), floats(1, -65504), False, id="a finite number for an infinity"),
         pytest.param(floats(1, NAN), floats(1, NAN), True, id="NaN in both"),
-        pytest.param(floats(NAN, NAN), floats(NAN, NAN), True, id="nothing but NaN in both"),
+        pytest.param(floats(NAN, NAN), floats(NAN, NAN), True, id="only NaN in both"),
         pytest.param(floats(NAN, 1), floats(0, 1), False, id="a number for a NaN"),
         pytest.param(floats(0, 0), floats(0, 0), True, id="zeros"),
         pytest.param(floats(0, 0), floats(0, 1e-4), True, id="zero reference: absolute, small"),
@@ -61,11 +61,11 @@ def one(expected: Array, actual: Array, tolerance: float = 1e-3) -> OutputCompar
         pytest.param(floats(3e38, 1), floats(3e38, 1), True, id="squares beyond FP32"),
     ],
 )
-def test_one_output(expected: Array, actual: Array, passed: bool) -> None:
+def test_one_output_passes_or_fails(expected: Array, actual: Array, passed: bool) -> None:
     assert one(expected, actual).passed is passed
 
 
-def test_the_figures() -> None:
+def test_errors_of_one_output() -> None:
     found = one(floats(3, 4), floats(3, 5), tolerance=0.1)
     assert found.relative_l2 == pytest.approx(0.2)
     assert found.max_abs == 1.0
@@ -73,12 +73,12 @@ def test_the_figures() -> None:
     assert relative_l2(floats(0, 0), floats(3, 4)) == 5.0
 
 
-def test_integers_are_counted() -> None:
+def test_differing_integers_are_counted() -> None:
     found = one(np.arange(4), np.asarray([0, 1, 2, 9]), 0.1)
     assert (found.relative_l2, found.note) == (0.25, "share of differing elements")
 
 
-def test_the_worst_of_several_samples() -> None:
+def test_the_worst_of_several_samples_counts() -> None:
     good, bad = one(floats(1), floats(1)), one(floats(1), floats(1.5))
     broken = one(floats(1), floats(NAN))
     assert worst_of_samples([(good,), (bad,), (good,)]) == (bad,)
@@ -116,31 +116,31 @@ class TestRowsAsSets:
         actual["scores"] = actual["scores"][:, ::-1]
         assert not self.passed(actual)
 
-    def test_another_row_set_fails(self) -> None:
+    def test_a_different_set_of_rows_fails(self) -> None:
         assert not self.passed(detections(seed=7))
 
-    def test_two_rows_of_forty_may_be_others(self) -> None:
+    def test_two_rows_of_forty_may_differ(self) -> None:
         actual = permuted(detections())
         actual["boxes"][:, :2] += 1
         assert self.passed(actual)
 
-    def test_three_rows_of_forty_may_not(self) -> None:
+    def test_three_rows_of_forty_may_not_differ(self) -> None:
         actual = permuted(detections())
         actual["boxes"][:, :3] += 1
         assert not self.passed(actual)
 
-    def test_of_few_rows_none_is_left_out(self) -> None:
+    def test_no_row_of_a_few_may_differ(self) -> None:
         actual = permuted(detections(3))
         assert self.passed(actual, rows=3)
         actual["boxes"][:, 0] += 1
         assert not self.passed(actual, rows=3)
 
-    def test_a_single_nan_is_never_left_out(self) -> None:
+    def test_a_single_nan_always_fails(self) -> None:
         actual = permuted(detections())
         actual["boxes"][0, 0, 0] = NAN
         assert not self.passed(actual)
 
-    def test_feature_maps_are_no_sets(self) -> None:
+    def test_feature_maps_are_not_matched_as_sets(self) -> None:
         expected = np.random.default_rng(0).random((1, 8, 3, 3)).astype(np.float32)
         found = compare({"y": expected}, {"y": expected[:, ::-1]}, 1e-3, as_sets=True)
         assert not found[0].passed
@@ -156,13 +156,13 @@ class TestRowsAsSets:
     [
         pytest.param(floats(0, 0), "the original gives 0 throughout", id="zeros"),
         pytest.param(floats(1e-40, -2e-40), "the original gives no value above 2e-40", id="subnormal"),
-        pytest.param(floats(0, 1e-30), "", id="small, but normal"),
+        pytest.param(floats(0, 1e-30), "", id="small but normal"),
         pytest.param(floats(NAN, NAN), "", id="nothing finite"),
         pytest.param(floats(), "", id="no elements"),
         pytest.param(np.zeros(2, np.int64), "", id="integers, for which 0 is a value"),
     ],
 )
-def test_an_output_that_nothing_can_be_relative_to_is_told(expected: Array, note: str) -> None:
+def test_an_output_without_relative_errors_is_reported(expected: Array, note: str) -> None:
     assert one(expected, expected).note.startswith(note)
     assert bool(one(expected, expected).note) == bool(note) or expected.dtype.kind == "i"
 
@@ -184,7 +184,7 @@ def test_figures_of_an_output() -> None:
     assert len(found.histogram) == len(DECADES) + 1
 
 
-def test_what_is_not_finite_is_found_and_an_equal_infinity_is_none() -> None:
+def test_non_finite_values_are_found_except_equal_infinities() -> None:
     expected = np.array([1.0, -np.inf, np.nan, 2.0])
     same = statistics("y", Pair(expected, np.array([1.0, -np.inf, np.nan, 2.5])))
     assert (same.not_finite, same.max_abs, same.at) == (0, 0.5, (3,))

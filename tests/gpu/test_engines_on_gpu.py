@@ -1,7 +1,6 @@
-"""Everything that needs a GPU: `python -m pytest tests/gpu -m gpu -s` prints a table of what was seen.
+"""Everything that needs a GPU: `python -m pytest tests/gpu -m gpu -s` prints a table of the results.
 
-Each test runs on every engine that can use the GPU of this machine, and is skipped, with the reason, on the
-others.
+Each test runs on every engine that can use this machine's GPU. On the others it is skipped with the reason.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def tensorrt(request: pytest.FixtureRequest) -> EngineName:
 
 
 def matmul(width: int, dtype: str = "float") -> Model:
-    """Two MatMuls and a Relu, batch size dynamic, weights random."""
+    """Two MatMuls and a Relu with a dynamic batch size and random weights."""
     source = graph(
         f"g ({dtype}[n,{width}] x, {dtype}[{width},{width}] w) => ({dtype}[n,{width}] y) {{"
         " a = MatMul(x, w)\n b = Relu(a)\n y = MatMul(b, w) }"
@@ -67,7 +66,7 @@ def feeds(width: int, kind: type = np.float32, batches: tuple[int, ...] = (8, 16
     return [{"x": rng.normal(size=(batch, width)).astype(kind)} for batch in batches]
 
 
-def told(test: str, outcome: EngineOutcome, error: float | None = None) -> None:
+def record(test: str, outcome: EngineOutcome, error: float | None = None) -> None:
     latency = outcome.latency
     time = f"{latency.median_us:8.1f} us +- {latency.iqr_us:.1f}" if latency else "not timed"
     graphed = "graph" if latency and latency.cuda_graph else "launches"
@@ -88,14 +87,14 @@ def relative(outcome: EngineOutcome, source: Model, samples: StoredSamples) -> f
     return max(errors)
 
 
-def test_fp32_with_and_without_tf32(engine: EngineName, tmp_path: Path) -> None:
+def test_fp32_errors_with_and_without_tf32(engine: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(1024), write_samples(tmp_path / "s", feeds(1024))
     path = save(source, tmp_path / "m.onnx")
     variants = [Variant("tf32", path, samples), Variant("fp32", path, samples, tf32=False)]
     tf32, fp32 = measure(variants, MeasureSettings(engine), tmp_path / "work")
     for outcome in (tf32, fp32):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
-        told(f"MatMul 1024, {outcome.variant}", outcome, relative(outcome, source, samples))
+        record(f"MatMul 1024, {outcome.variant}", outcome, relative(outcome, source, samples))
     assert relative(fp32, source, samples) < 2e-5, "TF32 was not switched off"
 
 
@@ -111,84 +110,84 @@ def test_fp16_and_fp32_are_timed_side_by_side(engine: EngineName, tmp_path: Path
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
         assert outcome.latency is not None
         error = relative(outcome, sources[variant.name], variant.samples)
-        told(f"interleaved, {variant.name}", outcome, error)
+        record(f"interleaved, {variant.name}", outcome, error)
         assert error < 1e-2
 
 
-def test_a_cuda_graph_is_replayed_and_layers_are_told(tensorrt: EngineName, tmp_path: Path) -> None:
+def test_a_cuda_graph_is_replayed_and_layers_are_listed(tensorrt: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
     variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
     (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
     assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
-    told("CUDA graph and layers", outcome, relative(outcome, source, samples))
+    record("CUDA graph and layers", outcome, relative(outcome, source, samples))
     assert outcome.latency is not None
     assert outcome.latency.cuda_graph
     assert outcome.layers
 
 
-def test_several_builds(tensorrt: EngineName, tmp_path: Path) -> None:
+def test_several_builds_of_one_model_run(tensorrt: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(512), write_samples(tmp_path / "s", feeds(512))
     variant = Variant("m", save(source, tmp_path / "m.onnx"), samples)
     for outcome in measure([variant], MeasureSettings(tensorrt, builds=3), tmp_path / "work"):
         assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
-        told(f"build {outcome.build} of 3", outcome, relative(outcome, source, samples))
+        record(f"build {outcome.build} of 3", outcome, relative(outcome, source, samples))
 
 
-def test_outputs_whose_shape_depends_on_the_data(tensorrt: EngineName, tmp_path: Path) -> None:
+def test_outputs_may_have_shapes_that_depend_on_the_data(tensorrt: EngineName, tmp_path: Path) -> None:
     source = graph("g (float[4] x) => (int64[1,k] y) { y = NonZero(x) }")
     samples = write_samples(
         tmp_path / "s", [{"x": np.array(x, np.float32)} for x in ([1, 0, 2, 0], [1, 1, 1, 0])]
     )
     variant = Variant("nonzero", save(source, tmp_path / "m.onnx"), samples)
     (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
-    told("NonZero", outcome, 0.0 if outcome.ran else None)
+    record("NonZero", outcome, 0.0 if outcome.ran else None)
     if outcome.status == "refused":
         pytest.skip(f"this library does not take NonZero: {outcome.problem}")
     assert outcome.ran, f"{outcome.problem}\n{outcome.log}"
     assert [outcome.values(i)["y"].tolist() for i in range(2)] == [[[0, 2]], [[0, 1, 2]]]
 
 
-def test_marked_and_unfused_tensors(tensorrt: EngineName, tmp_path: Path) -> None:
+def test_marked_and_unfused_tensors_are_returned(tensorrt: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(256), write_samples(tmp_path / "s", feeds(256))
     path = save(source, tmp_path / "m.onnx")
     variants = [Variant("marked", path, samples, outputs=("b",)), Variant("debug", path, samples, debug=True)]
     marked, debug = measure(variants, MeasureSettings(tensorrt), tmp_path / "work")
     assert marked.ran, f"{marked.problem}\n{marked.log}"
     assert marked.values(0)["b"].shape == (8, 256)
-    told("a marked tensor", marked, relative(marked, source, samples))
-    told("unfused debug tensors", debug, relative(debug, source, samples) if debug.ran else None)
+    record("a marked tensor", marked, relative(marked, source, samples))
+    record("unfused debug tensors", debug, relative(debug, source, samples) if debug.ran else None)
     assert debug.ran, f"{debug.problem}\n{debug.log}"
     names = sorted(debug.debug_values(0)) if debug.debug else []
     ROWS.append(f"{'':30} debug tensors: {', '.join(names) or 'none'}")
     assert names or debug.notes
 
 
-def test_a_shape_outside_the_profile_is_an_error_with_advice(tensorrt: EngineName, tmp_path: Path) -> None:
+def test_a_shape_outside_the_profile_is_an_error_with_a_hint(tensorrt: EngineName, tmp_path: Path) -> None:
     samples = write_samples(tmp_path / "s", feeds(64))
     variant = Variant(
         "m", save(matmul(64), tmp_path / "m.onnx"), samples, shapes={"x": ((1, 64), (8, 64), (8, 64))}
     )
     (outcome,) = measure([variant], MeasureSettings(tensorrt), tmp_path / "work")
-    told("outside the profile", outcome)
+    record("outside the profile", outcome)
     assert outcome.status == "error"
     assert "outside the engine's profile" in outcome.problem
 
 
-def test_a_hang_or_crash_leaves_the_others(tensorrt: EngineName, tmp_path: Path) -> None:
+def test_a_broken_engine_does_not_stop_the_others(tensorrt: EngineName, tmp_path: Path) -> None:
     source, samples = matmul(64), write_samples(tmp_path / "s", feeds(64))
     path = save(source, tmp_path / "m.onnx")
     broken = tmp_path / "broken.engine"
     broken.write_bytes(b"no engine" * 1000)
     variants = [Variant("broken", path, samples, engine=broken), Variant("well", path, samples)]
     first, second = measure(variants, MeasureSettings(tensorrt), tmp_path / "work")
-    told("a broken engine file", first)
-    told("beside it", second, relative(second, source, samples) if second.ran else None)
+    record("a broken engine file", first)
+    record("beside it", second, relative(second, source, samples) if second.ran else None)
     assert not first.ran
     assert first.problem
     assert second.ran, f"{second.problem}\n{second.log}"
 
 
-def test_verify_and_fix_end_with_a_run(tensorrt: EngineName, tmp_path: Path) -> None:
+def test_verify_and_fix_run_the_engine(tensorrt: EngineName, tmp_path: Path) -> None:
     original = save(matmul(256), tmp_path / "original.onnx")
     done = rewriter.fix(original, tmp_path / "fixed.onnx", inputs=feeds(256))
     assert done.verdict is not None
@@ -201,7 +200,7 @@ def test_verify_and_fix_end_with_a_run(tensorrt: EngineName, tmp_path: Path) -> 
     assert result.reference_latency is not None
 
 
-def test_a_search_on_the_gpu(tmp_path: Path) -> None:
+def test_a_search_on_the_gpu_finds_a_plan(tmp_path: Path) -> None:
     if this_machine.choose().engine is None:
         pytest.skip("; ".join(this_machine.choose().reasons))
     original = save(matmul(256), tmp_path / "original.onnx")
@@ -212,7 +211,7 @@ def test_a_search_on_the_gpu(tmp_path: Path) -> None:
     assert "measured with" in check.summary or "cannot be met" in check.summary
 
 
-def test_a_search_on_the_gpu_ends_in_its_time(tmp_path: Path) -> None:
+def test_a_search_on_the_gpu_ends_at_its_deadline(tmp_path: Path) -> None:
     if this_machine.choose().engine is None:
         pytest.skip("; ".join(this_machine.choose().reasons))
     original = save(matmul(1024), tmp_path / "original.onnx")

@@ -1,4 +1,4 @@
-"""Types of tensors: the places of Casts, what is unchanged, and that the result is always a valid model."""
+"""Types of tensors: where Casts are, what is unchanged, and that the result is always a valid model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def typed(
     inputs: dict[str, int] | None = None,
     outputs: dict[str, int] | None = None,
 ) -> Model:
-    """`source` in `low`, but for the nodes that write a tensor (or are an operator) named in `kept`."""
+    """`source` in `low`, except the nodes whose operator or result is named in `kept`."""
     names = set(kept.split())
 
     def node_type(_scope: int, node: NodeProto) -> int:
@@ -41,7 +41,7 @@ def typed(
     facts.infer(result, strict=True)
     again = retype(result, facts.infer(result), request)
     if outputs and {p.name: p.dtype for p in source.signature.outputs} != outputs:
-        # an output that takes over a rounding's type lets the next run share its Cast
+        # an output that gets the type of a rounding lets the next run share its Cast
         result, again = again, retype(again, facts.infer(again), request)
     assert again.same_as(result), "a second run changes nothing"
     return result
@@ -63,7 +63,7 @@ def writer(source: Model, tensor: str) -> NodeProto:
 
 
 def same_in_fp32(given_model: Model, result: Model, feeds: dict[str, Array]) -> None:
-    """With every type back at FP32, the result computes bit for bit what was given."""
+    """With every type back at FP32, the result is bit-equal to the given model."""
     expected = graphs.run(given_model, feeds)
     back = reference(result, facts.infer(result))
     types = {p.name: helper.tensor_dtype_to_np_dtype(p.dtype) for p in back.signature.inputs}
@@ -99,7 +99,7 @@ class TestIslands:
             pytest.param("y", [("x", "x/fp16"), ("c", "c/fp32")], id="an island at an FP32 output"),
         ],
     )
-    def test_casts_stand_on_the_border_only(self, kept: str, expected: list[tuple[str, str]]) -> None:
+    def test_casts_are_only_on_the_border(self, kept: str, expected: list[tuple[str, str]]) -> None:
         assert casts(typed(graphs.graph(CHAIN), kept)) == expected
 
     def test_one_cast_serves_all_consumers(self) -> None:
@@ -130,13 +130,13 @@ class TestIslands:
         tags = [[p.value for p in n.metadata_props] for n in result.proto.graph.node if n.op_type == "Cast"]
         assert tags == [["mixed-precision"]] * 2
 
-    def test_the_given_model_stays_as_it_is(self) -> None:
+    def test_the_given_model_is_unchanged(self) -> None:
         source = graphs.graph(CHAIN)
         before = source.copy()
         typed(source)
         assert source.same_as(before)
 
-    def test_bf16(self) -> None:
+    def test_islands_in_bf16(self) -> None:
         result = typed(graphs.graph(CHAIN, opset=22, ir=10), "b", low=BF16)
         assert [dtype(result, t) for t in "abc"] == [BF16, FP32, BF16]
 
@@ -146,11 +146,11 @@ class TestGivenTypes:
         source = graphs.graph("g (float16[2] x) => (float16[2] y) { a = Exp(x)\n y = Neg(a) }")
         assert typed(source).same_as(source)
 
-    def test_an_island_in_a_pure_fp16_model(self) -> None:
+    def test_an_island_in_a_pure_fp16_model_has_casts_on_its_border(self) -> None:
         source = graphs.graph("g (float16[2] x) => (float16[2] y) { a = Exp(x)\n y = Neg(a) }")
         assert casts(typed(source, "a")) == [("x", "x/fp32"), ("a", "a/fp16")]
 
-    def test_existing_casts_are_dissolved(self) -> None:
+    def test_existing_casts_are_removed(self) -> None:
         source = graphs.graph("""
             g (float[2] x) => (float[2] y) {
                 h = Cast<to = 10>(x)
@@ -164,7 +164,7 @@ class TestGivenTypes:
         assert [n.op_type for n in typed(source, "a b c").proto.graph.node] == ["Neg", "Exp", "Abs", "Cast"]
         assert casts(typed(source)) == [("x", "x/fp16"), ("c", "y")]
 
-    def test_a_rounding_detour_stays(self) -> None:
+    def test_a_rounding_round_trip_stays(self) -> None:
         source = graphs.graph("""
             g (float[2] x) => (float[2] y) {
                 a = Neg(x)
@@ -177,7 +177,7 @@ class TestGivenTypes:
         feeds = {"x": np.asarray([1e-9, 0.1], np.float32)}
         np.testing.assert_array_equal(graphs.run(source, feeds)[0], graphs.run(kept, feeds)[0])
 
-    def test_a_rounding_detour_of_a_tensor_that_is_fp16_now_is_gone(self) -> None:
+    def test_a_rounding_round_trip_of_a_tensor_in_fp16_is_removed(self) -> None:
         source = graphs.graph("""
             g (float[2] x) => (float[2] y) {
                 a = Neg(x)
@@ -187,7 +187,7 @@ class TestGivenTypes:
             }""")
         assert casts(typed(source)) == [("x", "x/fp16"), ("y/fp16", "y")]
 
-    def test_a_detour_that_an_fp16_node_reads_as_well(self) -> None:
+    def test_an_fp16_consumer_inside_a_round_trip_reads_the_lowered_tensor(self) -> None:
         source = graphs.graph("""
             g (float[2] x) => (float[2] y, float16[2] z) {
                 a = Neg(x)
@@ -200,7 +200,7 @@ class TestGivenTypes:
         assert list(writer(result, "z").input) == ["a/fp16"]
         same_in_fp32(source, source, {"x": np.asarray([0.1, 0.3], np.float32)})
 
-    def test_double_tensors_are_left_alone(self) -> None:
+    def test_double_tensors_are_unchanged(self) -> None:
         source = graphs.graph("""
             g (double[2] x, float[2] v) => (double[2] y, float[2] w) {
                 y = Exp(x)
@@ -212,7 +212,7 @@ class TestGivenTypes:
         assert [dtype(result, t) for t in ("y", "d", "e")] == [TensorProto.DOUBLE] * 3
         same_in_fp32(source, result, {"x": np.ones(2), "v": np.asarray([4.0, 9.0], np.float32)})
 
-    def test_integer_and_shape_arithmetic_is_left_alone(self) -> None:
+    def test_integer_and_shape_arithmetic_is_unchanged(self) -> None:
         source = graphs.graph("""
             g (float[2,6] x) => (float[4,3] y, int64[1] n)
             <int64[1] two = {2}, int64[1] k = {3}, int64[1] i = {0}> {
@@ -248,7 +248,7 @@ class TestConstants:
         assert result.weights["w"].dtype == np.float16
         np.testing.assert_array_equal(result.weights["w"], weight.astype(np.float16))
 
-    def test_shared_by_fp32_and_fp16_consumers_it_is_there_twice(self) -> None:
+    def test_an_initializer_with_fp32_and_fp16_consumers_is_duplicated(self) -> None:
         source = graphs.graph("""
             g (float[2] x) => (float[2] y, float[2] z) <float[2] w = {0.1, 0.2}> {
                 y = Add(x, w)
@@ -258,7 +258,7 @@ class TestConstants:
         types = {t.name: t.data_type for t in result.proto.graph.initializer}
         assert types == {"w": FP32, "w/fp16": FP16}
 
-    def test_a_constant_node_shared_by_fp32_and_fp16_consumers(self) -> None:
+    def test_a_constant_node_with_fp32_and_fp16_consumers(self) -> None:
         source = graphs.graph("""
             g (float[2] x) => (float[2] y, float[2] z) {
                 w = Constant<value = float[2] {0.1, 0.2}>()
@@ -275,8 +275,8 @@ class TestConstants:
             pytest.param(-1e-9, -0.0, id="a tiny negative value becomes -0.0"),
             pytest.param(1e-9, 0.0, id="a tiny positive value becomes 0.0"),
             pytest.param(1e-7, 2**-24 * 2, id="a subnormal is rounded to nearest"),
-            pytest.param(65519.0, 65504.0, id="what rounds to the largest number fits"),
-            pytest.param(-np.inf, -np.inf, id="an infinity stays one"),
+            pytest.param(65519.0, 65504.0, id="a value that rounds to the largest number fits"),
+            pytest.param(-np.inf, -np.inf, id="an infinity stays infinite"),
         ],
     )
     def test_values_are_rounded_with_their_sign(self, value: float, expected: float) -> None:
@@ -613,8 +613,8 @@ class TestSubgraphs:
 
     @pytest.mark.parametrize("kept", ["", "If", "a", "a If"])
     @pytest.mark.parametrize("tensor", ["a", "x", "w"], ids=["computed", "graph input", "initializer"])
-    def test_a_branch_may_hand_out_an_outer_tensor(self, tensor: str, kept: str) -> None:
-        """onnx.checker refuses that since 1.20, ONNX Runtime always has; models that do it exist."""
+    def test_a_branch_may_return_an_outer_tensor(self, tensor: str, kept: str) -> None:
+        """onnx.checker refuses this since 1.20, and ONNX Runtime always did, but such models exist."""
         source = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["" : 17]>
             g (float[2] x, bool c) => (float[2] y, float[2] a) <float[2] w = {{0.5, 2.0}}> {{
                 a = Neg(x)
@@ -630,7 +630,7 @@ class TestSubgraphs:
             graphs.run(reference(result, facts.infer(result)), feeds)[0], expected[tensor]
         )
 
-    def test_a_loop_that_hands_its_state_through(self) -> None:
+    def test_a_loop_that_returns_its_state_unchanged(self) -> None:
         source = graphs.graph("""
             g (int64 n, bool c, float[2] x) => (float[2] y, float[k,2] s) {
                 y, s = Loop(n, c, x) <
@@ -641,7 +641,7 @@ class TestSubgraphs:
         typed(source)
         typed(source, "Loop")
 
-    def test_types_that_subgraphs_leave_out(self) -> None:
+    def test_types_that_subgraphs_omit(self) -> None:
         source = graphs.graph(LOOP)
         body = source.proto.graph.node[0].attribute[0].g
         for value in (*body.input[2:], *body.output):
@@ -666,7 +666,7 @@ class TestSubgraphs:
         for kept in ("", "Loop", "If", "Mul", "Add Sub", "Loop If"):
             same_in_fp32(source, typed(source, kept), FEEDS["loop"]())
 
-    def test_double_states_are_left_alone(self) -> None:
+    def test_double_states_are_unchanged(self) -> None:
         source = graphs.graph(LOOP.replace("float[", "double["))
         assert typed(source).same_as(source)
 
@@ -687,7 +687,7 @@ OPERATORS: dict[str, int] = {
 
 @st.composite
 def random_graphs(draw: st.DrawFn) -> Model:
-    """A graph of elementwise operators, Casts and constants over float[2] tensors of mixed given types."""
+    """A graph of elementwise operators, Casts and constants over float[2] tensors of mixed types."""
     given_types = draw(st.sampled_from([[FP32], [FP32, FP16]]))
     types = {"x": draw(st.sampled_from(given_types)), "w": draw(st.sampled_from(given_types))}
     nodes = []
@@ -697,7 +697,7 @@ def random_graphs(draw: st.DrawFn) -> Model:
         same = sorted(name for name in types if types[name] == types[first])
         op = draw(st.sampled_from([*OPERATORS, *["Cast"] * (4 if len(given_types) > 1 else 1)]))
         if op == "Cast" and first == "w":
-            op = "Neg"  # clean-casts folds Casts of constants before
+            op = "Neg"  # clean-casts runs first and folds Casts of constants
         if op == "Cast":
             types[out] = draw(st.sampled_from(given_types))
             nodes.append(helper.make_node("Cast", [first], [out], to=types[out]))
@@ -717,7 +717,7 @@ def random_graphs(draw: st.DrawFn) -> Model:
 
 @given(source=random_graphs(), data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_random_graphs_under_random_types(source: Model, data: st.DataObject) -> None:
+def test_random_graphs_with_random_types_stay_valid(source: Model, data: st.DataObject) -> None:
     nodes = sorted({n.output[0] for n in source.proto.graph.node})
     kept = " ".join(data.draw(st.lists(st.sampled_from(nodes), unique=True)))
     changed: dict[str, int] = data.draw(st.sampled_from([{}, {"x": FP16}, {"x": FP32}]))

@@ -1,4 +1,4 @@
-"""GraphEditor: every question, every edit, and that what it commits is a valid graph."""
+"""GraphEditor: every query, every edit, and that it commits a valid graph."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ AXES = [
     pytest.param("y = ReduceSum(x)", 17, (), id="none"),
     pytest.param("y = ReduceMean(x, i)", 18, (0, 1), id="an input from opset 18 on"),
     pytest.param("y = LayerNormalization<axis = 1>(x, f)", 17, (1,), id="axis of a LayerNormalization"),
-    pytest.param("y = LayerNormalization(x, f)", 17, (), id="a scale is no axis"),
+    pytest.param("y = LayerNormalization(x, f)", 17, (), id="a scale is not an axis"),
 ]
 
 VALUES = [
@@ -70,13 +70,13 @@ class TestQuestions:
         assert [n.op_type for n in editor.consumers("a")] == ["Mul", "Neg"]
         assert editor.consumers("y") == editor.consumers("nowhere") == []
 
-    def test_only_consumer(self) -> None:
+    def test_a_single_consumer_is_found(self) -> None:
         editor = _editor(self.CHAIN)
         assert editor.only_consumer("b") is _node(editor, "Sub")
         assert editor.only_consumer("a") is None
         assert editor.only_consumer("y") is None
 
-    def test_a_graph_output_has_no_only_consumer(self) -> None:
+    def test_a_graph_output_has_no_single_consumer(self) -> None:
         editor = _editor("g (float[2] x) => (float[2] y, float[2] a) { a = Relu(x) y = Neg(a) }")
         assert len(editor.consumers("a")) == 1
         assert editor.only_consumer("a") is None
@@ -93,7 +93,7 @@ class TestQuestions:
         assert not editor.is_initializer("a")
         assert [name for name in ("x", "a", "b", "y") if editor.is_output(name)] == ["a", "y"]
 
-    def test_an_initializer_that_is_listed_as_an_input_is_no_input(self) -> None:
+    def test_an_initializer_listed_as_an_input_is_not_an_input(self) -> None:
         source = graph("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { y = Add(x, w) }")
         editor = _editors(source)[0]
         assert not editor.is_input("w")
@@ -131,7 +131,7 @@ class TestQuestions:
 
 
 class TestScopes:
-    def test_editors_come_outer_ones_first_and_know_their_parents(self) -> None:
+    def test_outer_editors_come_first_and_inner_ones_know_their_parents(self) -> None:
         main, then_branch, else_branch = _editors(graph(BRANCHES))
         assert main.is_main
         assert then_branch.parent is else_branch.parent is main
@@ -160,7 +160,7 @@ class TestScopes:
         assert ops(source) == ["If"]
         assert captured(source.proto.graph.node[0]) == {"w", "x"}
 
-    def test_redirect_leaves_a_name_that_a_loop_body_binds_itself(self) -> None:
+    def test_redirect_skips_a_name_that_a_loop_body_defines_itself(self) -> None:
         source = graph(
             """
             g (float[4] x, int64 n, bool c) => (float[4] y) {
@@ -173,7 +173,7 @@ class TestScopes:
         )
         main = _editors(source)[0]
         loop = _node(main, "Loop")
-        loop.attribute[0].g.input[2].name = "a"  # now the body's own state has that name
+        loop.attribute[0].g.input[2].name = "a"  # now the body's own state has this name
         loop.attribute[0].g.node[1].input[0] = "a"
         with main:
             main.redirect("a", "x")
@@ -181,7 +181,7 @@ class TestScopes:
         assert list(body.node[1].input) == ["a", "a"]
         assert source.proto.graph.node[1].input[2] == "x"
 
-    def test_a_branch_may_hand_an_outer_tensor_straight_out(self) -> None:
+    def test_a_branch_may_return_an_outer_tensor(self) -> None:
         text = BRANCHES.replace("{ a2 = Abs(x) v = Mul(a2, w) }", "{ v = Identity(x) }")
         source = graph(text)
         branch = source.proto.graph.node[1].attribute[1].g
@@ -245,17 +245,17 @@ class TestEdits:
         assert then_branch.fresh("b") == "b_2"
         assert main.fresh("unused") == "unused"
 
-    def test_fresh_names_avoid_tensors_that_are_gone_but_still_have_a_type(self) -> None:
+    def test_fresh_names_avoid_removed_tensors_that_still_have_a_type(self) -> None:
         source = graph("g (float[2] x) => (float[2] y) { y = Neg(x) }")
         source.proto.graph.value_info.add(name="gone")
         assert _editors(source)[0].fresh("gone") == "gone_1"
 
-    def test_a_tensor_may_take_the_facts_of_another(self) -> None:
+    def test_a_tensor_may_get_the_facts_of_another(self) -> None:
         editor = _editor("g (float[2,n] x) => (float[2,n] y) { y = Neg(x) }")
         name = editor.tensor("x", like="x", dtype=TensorProto.FLOAT16)
         assert (name, editor.dtype(name), editor.shape(name)) == ("x_1", TensorProto.FLOAT16, (2, "n"))
 
-    def test_substitute_sweeps_what_only_the_old_node_needed(self) -> None:
+    def test_substitute_removes_producers_that_only_the_old_node_needed(self) -> None:
         source = graph(
             "g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> {"
             " a = Exp(x) b = Neg(a) c = Add(b, w) y = Relu(c) }"
@@ -266,7 +266,7 @@ class TestEdits:
         assert ops(source) == ["Abs", "Relu"]
         assert not source.proto.graph.initializer
 
-    def test_substitute_keeps_what_others_read_or_what_leaves_the_graph(self) -> None:
+    def test_substitute_keeps_tensors_with_other_consumers_and_graph_outputs(self) -> None:
         source = graph(
             "g (float[2] x) => (float[2] y, float[2] a, float[2] z) {"
             " a = Exp(x) b = Neg(a) c = Relu(b) y = Abs(c) z = Sqrt(b) }"
@@ -276,7 +276,7 @@ class TestEdits:
         editor.commit()
         assert sorted(ops(source)) == ["Abs", "Exp", "Neg", "Sin", "Sqrt"]
 
-    def test_substitute_may_read_what_the_old_node_read(self) -> None:
+    def test_substitute_may_read_the_inputs_of_the_old_node(self) -> None:
         source = graph("g (float[2] x) => (float[2] y) { a = Exp(x) y = Neg(a) }")
         editor = _editors(source)[0]
         middle = editor.tensor("m", like="y")
@@ -284,7 +284,7 @@ class TestEdits:
         editor.commit()
         assert ops(source) == ["Exp", "Relu", "Abs"]
 
-    def test_one_of_several_outputs_in_use_keeps_a_node(self) -> None:
+    def test_a_node_stays_if_one_of_its_outputs_is_used(self) -> None:
         source = graph("g (float[4] x) => (float[2] y) { a, b = Split(x) c = Neg(a) y = Add(c, b) }")
         editor = _editors(source)[0]
         editor.substitute("c", editor.make("Identity", ["b"], ["c"]))
@@ -298,7 +298,7 @@ class TestEdits:
         editor.commit()
         assert ops(source) == ["Neg", "Relu"]
 
-    def test_commit_brings_nodes_into_topological_order(self) -> None:
+    def test_commit_sorts_nodes_topologically(self) -> None:
         source = graph("g (float[2] x) => (float[2] y, float[2] z) { y = Neg(x) a = Exp(x) z = Abs(a) }")
         editor = _editors(source)[0]
         editor.set_input(_node(editor, "Neg"), 0, "z")
@@ -306,7 +306,7 @@ class TestEdits:
         check(source)
         assert ops(source) == ["Exp", "Abs", "Neg"]
 
-    def test_order_follows_what_branches_read(self) -> None:
+    def test_the_order_respects_what_branches_read(self) -> None:
         source = graph(BRANCHES)
         editor = _editors(source)[0]
         exp = editor.make("Exp", ["x"], ["late"])
@@ -332,7 +332,7 @@ class TestEdits:
         editor.set_input(product, 0, "x")
         assert editor.consumers("a") == []
 
-    def test_sweep_goes_upstream_and_stops_where_something_is_read(self) -> None:
+    def test_sweep_removes_producers_up_to_one_that_is_still_read(self) -> None:
         source = graph("g (float[2] x) => (float[2] y) { a = Exp(x) b = Neg(a) c = Abs(b) y = Relu(a) }")
         editor = _editors(source)[0]
         editor.sweep("a")
@@ -342,7 +342,7 @@ class TestEdits:
         editor.commit()
         assert ops(source) == ["Exp", "Relu"]
 
-    def test_rename_lets_an_output_keep_its_name(self) -> None:
+    def test_rename_keeps_the_name_of_an_output(self) -> None:
         source = graph(
             "g (float[2] x) => (float[2] y, float[2] z) { a = Exp(x) y = Cast<to = 1>(a) z = Neg(a) }"
         )
@@ -370,7 +370,7 @@ class TestEdits:
         assert source.weights.keys() == {"big"}
         assert [t.name for t in source.proto.graph.initializer] == ["x_1", "big"]
 
-    def test_an_unread_initializer_goes_with_its_input_and_its_weight(self) -> None:
+    def test_an_unread_initializer_is_removed_with_its_input_and_weight(self) -> None:
         values = ", ".join(["1"] * 512)
         source = graph(
             f"g (float[512] x, float[512] w) => (float[512] y) "
@@ -416,7 +416,7 @@ UNARY = ["Relu", "Neg", "Abs", "Tanh"]
 
 @st.composite
 def _graphs(draw: st.DrawFn) -> Model:
-    """Unary and binary nodes over all that came before, some of it read by a branch or given out."""
+    """Unary and binary nodes over all earlier tensors, some of which a branch reads or are graph outputs."""
     names = ["x"]
     lines = []
     for index in range(draw(st.integers(2, 12))):
@@ -441,10 +441,10 @@ def _graphs(draw: st.DrawFn) -> Model:
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(_graphs(), st.data())
-def test_random_substitutes_leave_a_valid_graph_that_computes_what_it_should(
+def test_random_substitutes_leave_a_valid_graph_with_the_same_results(
     source: Model, data: st.DataObject
 ) -> None:
-    """Nodes are replaced by themselves between two Negs: the values must not change."""
+    """Replaces nodes by the same nodes between two Negs: the values must not change."""
     before = source.copy()
     editor = _editors(source, tag="test")[0]
     for node in data.draw(st.lists(st.sampled_from(editor.nodes), unique_by=id)):
@@ -468,8 +468,8 @@ def test_random_substitutes_leave_a_valid_graph_that_computes_what_it_should(
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(_graphs(), st.data())
-def test_the_index_stays_true_under_edits(source: Model, data: st.DataObject) -> None:
-    """After any redirects, producers and consumers are those that a fresh editor finds."""
+def test_the_index_stays_correct_after_edits(source: Model, data: st.DataObject) -> None:
+    """After any redirects, producers and consumers equal those of a fresh editor."""
     editor = _editors(source)[0]
     tensors = ["x", *(name for node in editor.nodes for name in node.output)]
     for _ in range(data.draw(st.integers(1, 4))):

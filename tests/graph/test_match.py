@@ -1,4 +1,4 @@
-"""Operator families, and the vocabulary of matching."""
+"""Operator families, and the functions of matching."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rewriter.model import Model, facts
 FAMILIES = {name: value for name, value in vars(ops).items() if isinstance(value, frozenset)}
 
 NOT_IN_ONNX = {"SimplifiedLayerNormalization"}
-"""An operator of ONNX Runtime in the standard domain."""
+"""An operator that only ONNX Runtime has, in the standard domain."""
 
 
 def editor(source: Model) -> GraphEditor:
@@ -39,16 +39,16 @@ CHAIN = """g (float[2,4] x, float[2,4] z) => (float[2,4] y, float[8] w)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families_name_operators_of_onnx(name: str) -> None:
+def test_families_contain_only_operators_of_onnx(name: str) -> None:
     assert {op for op in FAMILIES[name] - NOT_IN_ONNX if not onnx.defs.has(op)} == set()
 
 
-def test_families_that_share_no_operator() -> None:
+def test_disjoint_families_share_no_operator() -> None:
     assert ops.CHEAP.isdisjoint(ops.COMPUTE_BOUND)
     assert ops.VIEWS.isdisjoint(ops.ELEMENTWISE | ops.REDUCTIONS | ops.SOFTMAX)
 
 
-def test_an_operator_of_another_domain_is_another_operator() -> None:
+def test_an_operator_of_another_domain_does_not_match() -> None:
     assert is_op(helper.make_node("Conv", ["x"], ["y"], domain="ai.onnx"), "Gemm", "Conv")
     assert not is_op(helper.make_node("Conv", ["x"], ["y"], domain="vendor"), "Conv")
     assert not is_op(None, "Conv")
@@ -79,7 +79,7 @@ def test_optional_input() -> None:
     assert (optional_input(gemm, 1), optional_input(gemm, 2)) == ("b", "")
 
 
-def test_neighbours_of_a_tensor() -> None:
+def test_producer_and_consumers_of_a_tensor() -> None:
     opened = editor(graph(CHAIN))
     mul = produced(opened, "a", "Mul")
     assert mul is not None and with_scalar(opened, mul) == ("x", 0.5)
@@ -89,7 +89,7 @@ def test_neighbours_of_a_tensor() -> None:
     assert consumed(opened, "y", "Reshape") is None, "y is a graph output, too"
 
 
-def test_chains_of_only_consumers_and_of_producers() -> None:
+def test_chains_of_single_consumers_and_of_producers() -> None:
     opened = editor(graph(CHAIN))
     nodes, end = along(opened, "b", lambda node: is_op(node, "Identity", "Neg"))
     assert ([node.op_type for node in nodes], end) == (["Identity", "Neg"], "d")

@@ -1,4 +1,4 @@
-"""New weights are shared as the given ones were, and a Gemm says why it is no MatMul and Add."""
+"""New weights are shared like the given ones, and a Gemm gives the reason why it is no MatMul and Add."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rewriter.model import facts
 GEMM = "g (float[3,2] x, float[2,2] m) => (float[3,2] y) <float[2,2] w = {1, 2, 3, 4}, float[2] b = {5, 6}>"
 
 
-def test_a_changed_weight_is_made_once() -> None:
+def test_a_changed_weight_is_created_once() -> None:
     source = graph(f"{GEMM} {{ y = Gemm(x, w, b) }}")
     editor = open_graphs(source, facts.infer(source))[0]
     weights = NewWeights(editor)

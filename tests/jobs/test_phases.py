@@ -50,7 +50,6 @@ def test_a_pipeline_is_split_by_stages(pipeline: str, parts: list[list[str]]) ->
         ("mixed-precision,rescale", "mixed-precision", "rescale"),
         ("transpose-convs,compensate-rounding", "transpose-convs", "compensate-rounding"),
         ("split-images,mixed-precision", "split-images", "mixed-precision"),
-        ("merge-projections,rescale", "merge-projections", "rescale"),
     ],
 )
 def test_a_pass_before_one_that_it_follows_is_refused(pipeline: str, first: str, then: str) -> None:

@@ -1,4 +1,4 @@
-"""facts: element types and shapes of every scope."""
+"""Facts: element types and shapes of every scope."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_scalar_has_rank_0_and_an_unknown_rank_is_none() -> None:
     assert known["z"].shape is None
 
 
-def test_computed_shapes_are_followed() -> None:
+def test_computed_shapes_are_inferred() -> None:
     known = facts.infer(
         graph(
             "g (float[2,3,4] x) => (float[m,n] y)"
@@ -47,7 +47,7 @@ def test_computed_shapes_are_followed() -> None:
     assert known["z"].shape == (2, 12)
 
 
-def test_a_detached_weight_is_known_like_any_other() -> None:
+def test_a_detached_weight_has_facts_like_any_other() -> None:
     source = _big_weight()
     assert source.weights
     known = facts.infer(source).main
@@ -55,7 +55,7 @@ def test_a_detached_weight_is_known_like_any_other() -> None:
     assert known["y"] == TensorFacts(TensorProto.FLOAT, (2, 64))
 
 
-def test_sibling_branches_may_use_one_name_for_two_tensors() -> None:
+def test_sibling_branches_may_share_a_tensor_name() -> None:
     source = graph(
         """
         g (float[4] x, bool c) => (float[4] y) {
@@ -72,20 +72,20 @@ def test_sibling_branches_may_use_one_name_for_two_tensors() -> None:
     assert [scope["a"].dtype for scope in known.scopes[1:]] == [TensorProto.FLOAT16, TensorProto.DOUBLE]
 
 
-def test_an_operator_without_schema_leaves_its_results_unknown() -> None:
+def test_results_of_an_operator_without_schema_are_unknown() -> None:
     known = facts.infer(graph("g (float[4] x) => (float[4] y) { a = NoSuchOp(x) y = Relu(a) }")).main
     assert "a" not in known
     assert known["y"].dtype == TensorProto.FLOAT
 
 
-def test_strict_inference_names_the_node_that_contradicts() -> None:
+def test_strict_inference_names_the_contradicting_node() -> None:
     source = graph("g (float[2,3] x, float[4,5] w) => (float[2,5] y) { y = MatMul(x, w) }")
     with pytest.raises(ModelError, match=r"types or shapes contradict each other: .*MatMul"):
         facts.infer(source, strict=True)
     assert facts.infer(source).main["y"].shape == (2, 5)
 
 
-def test_inference_leaves_the_model_as_it_was() -> None:
+def test_inference_does_not_change_the_model() -> None:
     source = _big_weight()
     untouched = source.copy()
     facts.infer(source, strict=True)

@@ -1,4 +1,4 @@
-"""model: what goes in comes out, weights are mapped and not read, and failures leave no trace."""
+"""Models: files round-trip, weights are mapped and not read, and failures leave no trace."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def _external(folder: Path, name: str = "m.onnx", location: str = "m.weights", c
 
 class TestRoundTrips:
     @pytest.mark.parametrize("path", COMMITTED)
-    def test_a_plain_file_comes_back_byte_for_byte(self, path: Path, tmp_path: Path) -> None:
+    def test_a_plain_file_round_trips_byte_for_byte(self, path: Path, tmp_path: Path) -> None:
         saved = save(load(path), tmp_path / path.name)
         assert saved.read_bytes() == path.read_bytes()
         assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
-    def test_a_proto_is_copied_and_comes_back_whole(self) -> None:
+    def test_a_proto_is_copied_and_returned_whole(self) -> None:
         proto = _float_weight()
         before = proto.SerializeToString()
         source = load(proto)
@@ -66,7 +66,7 @@ class TestRoundTrips:
         source = load(_float_weight(DETACH_BYTES // 4 - 1))
         assert not source.weights
 
-    def test_a_graphsurgeon_graph(self) -> None:
+    def test_a_graphsurgeon_graph_round_trips(self) -> None:
         source = load(onnx_graphsurgeon.import_onnx(_float_weight()))
         np.testing.assert_array_equal(run(source, {})[0], np.arange(1024, dtype=np.float32))
 
@@ -74,7 +74,7 @@ class TestRoundTrips:
 
     @pytest.mark.parametrize("name", TYPES)
     @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
-    def test_every_element_type(self, name: str, external: bool, tmp_path: Path) -> None:
+    def test_every_element_type_round_trips(self, name: str, external: bool, tmp_path: Path) -> None:
         dtype = helper.tensor_dtype_to_np_dtype(getattr(TensorProto, name))
         values = (np.arange(4097) % 7).astype(dtype)
         proto = _with_weight(numpy_helper.from_array(values, "w"))
@@ -91,14 +91,16 @@ class TestRoundTrips:
         )
 
     @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
-    def test_weights_without_elements(self, external: bool, tmp_path: Path) -> None:
+    def test_weights_without_elements_round_trip(self, external: bool, tmp_path: Path) -> None:
         path = tmp_path / "m.onnx"
         proto = _with_weight(numpy_helper.from_array(np.zeros((0, 1024), np.float32), "w"))
         onnx.save(proto, path, save_as_external_data=external, location="m.data", size_threshold=0)
         saved = load(save(load(path), tmp_path / "saved.onnx"))
         assert run(saved, {})[0].shape == (0, 1024)
 
-    def test_initializers_as_inputs_stay_so_and_are_no_inputs_to_callers(self, tmp_path: Path) -> None:
+    def test_initializers_listed_as_inputs_stay_and_are_not_inputs_of_the_signature(
+        self, tmp_path: Path
+    ) -> None:
         proto = model(
             """
             <ir_version: 3, opset_import: ["" : 8]>
@@ -122,13 +124,13 @@ class TestRoundTrips:
 class TestUnknownOperators:
     TEXT = "g (float[2] x) => (float[2] y) { a = TheirPlugin<alpha = 0.5>(x) y = Relu(a) }"
 
-    def test_an_operator_without_schema_loads_and_stays(self, tmp_path: Path) -> None:
+    def test_an_operator_without_schema_loads_and_is_kept(self, tmp_path: Path) -> None:
         source = graph(self.TEXT)
         again = load(save(source, tmp_path / "m.onnx"))
         assert [(n.domain, n.op_type) for n in again.proto.graph.node] == [("", "TheirPlugin"), ("", "Relu")]
         assert [o.domain for o in again.proto.opset_import] == [""]
 
-    def test_what_a_library_made_of_the_weightless_model_gets_everything_back(self) -> None:
+    def test_a_weightless_model_that_a_library_changed_gets_its_weights_back(self) -> None:
         source = load(_float_weight())
         source.proto.graph.node.append(helper.make_node("TheirPlugin", ["y"], ["z"]))
         loose = source.weightless()
@@ -139,7 +141,7 @@ class TestUnknownOperators:
 
 
 class TestExternalData:
-    def test_it_is_mapped_and_saved_beside_the_model(self, tmp_path: Path) -> None:
+    def test_external_data_is_mapped_and_saved_next_to_the_model(self, tmp_path: Path) -> None:
         source = load(_external(tmp_path))
         assert source.external
         assert isinstance(source.weights["w"], np.memmap)
@@ -149,7 +151,7 @@ class TestExternalData:
         onnx.checker.check_model(str(saved))
         np.testing.assert_array_equal(load(saved).weights["w"], np.arange(1024, dtype=np.float32))
 
-    def test_saving_over_the_model_that_is_mapped(self, tmp_path: Path) -> None:
+    def test_a_mapped_model_can_be_overwritten(self, tmp_path: Path) -> None:
         path = tmp_path / "m.onnx"
         source = load(_external(tmp_path, location="m.onnx.data"))
         changed = source.copy()
@@ -162,18 +164,18 @@ class TestExternalData:
         np.testing.assert_array_equal(again.weights["v"], np.ones(2048))
         np.testing.assert_array_equal(source.weights["w"], np.arange(1024, dtype=np.float32))
 
-    def test_the_data_file_of_another_model_stays(self, tmp_path: Path) -> None:
+    def test_the_data_file_of_another_model_is_kept(self, tmp_path: Path) -> None:
         source = load(_external(tmp_path))
         other = tmp_path / "fixed.onnx.data"
         other.write_bytes(b"not ours")
         save(source, tmp_path / "fixed.onnx")
         assert other.read_bytes() == b"not ours"
         assert (tmp_path / "fixed.onnx.1.data").is_file()
-        save(source, tmp_path / "fixed.onnx")  # and once more: now the numbered one is its own
+        save(source, tmp_path / "fixed.onnx")  # saved again: now the numbered file is its own
         assert not (tmp_path / "fixed.onnx.2.data").exists()
         np.testing.assert_array_equal(load(tmp_path / "fixed.onnx").weights["w"], np.arange(1024))
 
-    def test_tensors_of_branches_and_constants_are_read_in(self, tmp_path: Path) -> None:
+    def test_external_tensors_of_branches_and_constants_are_loaded(self, tmp_path: Path) -> None:
         proto = graph(
             """
             g (float[4] x, bool c) => (float[4] y) {
@@ -223,13 +225,13 @@ class TestExternalData:
         with pytest.raises(ModelError, match="outside the model's folder"):
             load(folder / "m.onnx")
 
-    def test_a_proto_alone_does_not_know_where_its_data_is(self, tmp_path: Path) -> None:
+    def test_a_proto_with_external_data_is_refused_without_its_folder(self, tmp_path: Path) -> None:
         proto = onnx.load(_external(tmp_path), load_external_data=False)
         with pytest.raises(ModelError, match="pass the path of the model"):
             load(proto)
 
-    def test_more_than_two_gigabytes(self, tmp_path: Path) -> None:
-        """A sparse file: it takes no space on the disk and, mapped, none in memory."""
+    def test_a_model_of_more_than_two_gigabytes_round_trips(self, tmp_path: Path) -> None:
+        """A sparse file needs no space on the disk and, mapped, none in memory."""
         count = 2_200_000_000 // 4
         proto = _float_weight(2)
         weight = proto.graph.initializer[0]
@@ -254,11 +256,11 @@ def _point(tensor: onnx.TensorProto, location: str) -> None:
 
 
 class TestBadFiles:
-    def test_no_such_file(self, tmp_path: Path) -> None:
+    def test_a_missing_model_file_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=r"nowhere\.onnx: no such file"):
             load(tmp_path / "nowhere.onnx")
 
-    def test_a_folder(self, tmp_path: Path) -> None:
+    def test_a_folder_is_not_a_model(self, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match="not a file"):
             load(tmp_path)
 
@@ -273,43 +275,43 @@ class TestBadFiles:
     )
 
     @pytest.mark.parametrize("content", CONTENTS)
-    def test_not_a_model(self, content: bytes, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_model_is_an_error(self, content: bytes, tmp_path: Path) -> None:
         path = tmp_path / "m.onnx"
         path.write_bytes(content)
         with pytest.raises(ModelError, match=r"m\.onnx: not an ONNX model"):
             load(path)
 
     @pytest.mark.parametrize("share", [0.001, 0.1, 0.5, 0.9, 0.999])
-    def test_a_truncated_model(self, share: float, tmp_path: Path) -> None:
+    def test_a_truncated_model_is_an_error(self, share: float, tmp_path: Path) -> None:
         content = (ROOT / "models" / "resnet.onnx").read_bytes()
         path = tmp_path / "m.onnx"
         path.write_bytes(content[: int(len(content) * share)])
         with pytest.raises(ModelError, match=r"m\.onnx"):
             load(path)
 
-    def test_an_invalid_graph_names_what_is_wrong(self) -> None:
+    def test_the_error_of_an_invalid_graph_names_the_fault(self) -> None:
         proto = _float_weight()
         proto.graph.node[0].input[0] = "nowhere"
         with pytest.raises(ModelError, match=r"the graph is invalid: .*nowhere"):
             load(proto)
 
-    def test_a_weight_that_does_not_fill_its_shape(self) -> None:
+    def test_a_weight_smaller_than_its_shape_is_an_error(self) -> None:
         proto = _float_weight()
         proto.graph.initializer[0].dims[0] = 1000
         with pytest.raises(ModelError, match=r"initializer 'w' holds 4096 bytes.*\[1000\] of float32"):
             load(proto)
 
-    def test_something_else(self) -> None:
+    def test_an_object_that_is_no_model_is_an_error(self) -> None:
         with pytest.raises(ModelError, match="cannot load a model from a int"):
             load(7)
 
 
 class TestFailingToSave:
-    def test_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_saving_into_a_missing_folder_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"m\.onnx: cannot write the model: No such file"):
             save(load(_float_weight()), tmp_path / "nowhere" / "m.onnx")
 
-    def test_a_target_that_is_a_folder(self, tmp_path: Path) -> None:
+    def test_saving_over_a_folder_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "m.onnx").mkdir()
         with pytest.raises(OutputError, match="cannot write the model"):
             save(load(_float_weight()), tmp_path / "m.onnx")
@@ -317,8 +319,8 @@ class TestFailingToSave:
 
     @pytest.mark.skipif(sys.platform == "win32", reason="limits of processes are POSIX")
     @pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
-    def test_a_full_disk_leaves_what_was_there_and_nothing_else(self, external: bool, tmp_path: Path) -> None:
-        """The kernel refuses to let a file grow beyond 64 KiB: to the writer that is a full disk."""
+    def test_a_full_disk_leaves_the_old_files_unchanged(self, external: bool, tmp_path: Path) -> None:
+        """The kernel limits files to 64 KiB, which looks like a full disk to the writer."""
         source = load(_float_weight(100_000))
         source.external = external
         saved = save(load(_float_weight()), tmp_path / "m.onnx")
@@ -350,7 +352,7 @@ class TestFailingToSave:
 
 
 class TestCopies:
-    def test_a_copy_shares_arrays_and_nothing_else(self) -> None:
+    def test_a_copy_shares_only_arrays(self) -> None:
         source = load(_float_weight())
         other = source.copy()
         assert other.same_as(source)

@@ -26,9 +26,9 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
         pytest.param(node("Conv", "x w"), 22, BF16, (F, F), (F,), id="Conv has BF16 from 22 on"),
         pytest.param(node("Range", "a b c"), 17, FP16, (S, S, S), (S,), id="Range has no FP16"),
         pytest.param(node("NonMaxSuppression", "b s"), 17, FP16, (S, S), (S,), id="boxes are FP32 by schema"),
-        pytest.param(node("Resize", "x r s"), 17, FP16, (F, S, S), (F,), id="Resize: roi and scales stay"),
-        pytest.param(node("Upsample", "x s"), 9, FP16, (F, S), (F,), id="Upsample: scales stay"),
-        pytest.param(node("Gather", "x i"), 17, FP16, (F, S), (F,), id="indices are no floats"),
+        pytest.param(node("Resize", "x r s"), 17, FP16, (F, S, S), (F,), id="roi and scales of Resize"),
+        pytest.param(node("Upsample", "x s"), 9, FP16, (F, S), (F,), id="scales of Upsample"),
+        pytest.param(node("Gather", "x i"), 17, FP16, (F, S), (F,), id="indices are not floats"),
         pytest.param(node("Shape"), 17, FP16, (A,), (S,), id="Shape reads any type"),
         pytest.param(node("Cast", to=FP32), 17, FP16, (A,), (F,), id="Cast reads any type"),
         pytest.param(node("CastLike", "x l"), 17, FP16, (A, F), (F,), id="CastLike reads any type"),
@@ -48,7 +48,7 @@ def node(op: str, inputs: str = "x", outputs: str = "y", domain: str = "", **att
         pytest.param(node("Add", "a b"), 17, FP32, (F, F), (F,), id="everything may be FP32"),
     ],
 )
-def test_ports(
+def test_ports_follow_the_type_or_stay(
     made: NodeProto, opset: int, low: int, inputs: tuple[TypeRule, ...], outputs: tuple[TypeRule, ...]
 ) -> None:
     found = ports(made, {"": opset}, low)
@@ -59,17 +59,17 @@ def test_ports(
 @pytest.mark.parametrize(
     ("made", "opset"),
     [
-        pytest.param(node("Plugin", domain="vendor"), 1, id="a domain that onnx does not know"),
+        pytest.param(node("Plugin", domain="vendor"), 1, id="an unknown domain"),
         pytest.param(node("EfficientNMS_TRT"), 17, id="a plugin in the default domain"),
         pytest.param(node("LayerNormalization"), 16, id="an operator before its first version"),
     ],
 )
-def test_no_schema(made: NodeProto, opset: int) -> None:
+def test_ports_without_a_schema_are_none(made: NodeProto, opset: int) -> None:
     assert schema_of(made.op_type, made.domain, opset) is None
     assert ports(made, {"": opset}, FP16) is None
 
 
-def test_can_follow() -> None:
+def test_nodes_that_can_follow_a_type() -> None:
     follows = {op: ports(node(op), {"": 17}, FP16) for op in ("Relu", "NonMaxSuppression", "Shape")}
     assert {op: p is not None and p.can_follow for op, p in follows.items()} == {
         "Relu": True,
@@ -92,7 +92,7 @@ def test_can_follow() -> None:
         pytest.param(
             node("HannWindow", output_datatype=FP16), FP32, "output_datatype", FP32, id="HannWindow"
         ),
-        pytest.param(node("ArgMax", axis=1), FP16, "axis", 1, id="an attribute that is no type"),
+        pytest.param(node("ArgMax", axis=1), FP16, "axis", 1, id="an attribute that is not a type"),
         pytest.param(
             node("LayerNormalization", "x s", "y m", stash_type=16), FP16, "stash_type", FP32, id="statistics"
         ),
@@ -101,6 +101,6 @@ def test_can_follow() -> None:
         ),
     ],
 )
-def test_type_attributes(made: NodeProto, dtype: int, name: str, expected: int) -> None:
+def test_attributes_that_name_a_type_follow_it(made: NodeProto, dtype: int, name: str, expected: int) -> None:
     set_type_attributes(made, dtype)
     assert {item.name: item.i for item in made.attribute}[name] == expected

@@ -160,7 +160,7 @@ def test_fix_rounds_together_converts_exactly_and_builds() -> None:
     (other,) = (t for t in plain.proto.graph.initializer if t.data_type == FP16)
     value, nearest = numpy_helper.to_array(stored), numpy_helper.to_array(other)
     assert not np.array_equal(value, nearest)
-    pass_alone, _ = compensated(load(source), *feeds)
+    pass_alone, _ = compensated(load(source), *feeds[:-1])  # the last sample is kept aside for the checks
     np.testing.assert_array_equal(value.astype(np.float32), weights(pass_alone)["w"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from graphs import apply, ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 from stems import FOLDED, STEM, same_results, stem_model
@@ -22,9 +22,6 @@ from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
 from rewriter.pipeline.text import parse
 
-needs_rtx = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
 ADDED = 1e-3
 """Of the largest weight, what weights that were zeros may become when they are rounded together."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from graphs import apply, graph, ops, random_feeds, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import helper, numpy_helper
 from paths import MODELS
 
@@ -341,9 +341,7 @@ ATTENTION = """{
 }"""
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
+@needs_rtx
 @pytest.mark.parametrize("x", ["float[1,3,8] x", "float[b,l,8] x"], ids=["fixed shape", "dynamic shape"])
 def test_tensorrt_builds_heads_with_a_scale(x: str) -> None:
     before = _model(

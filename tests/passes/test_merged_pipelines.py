@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph, ops
+from needs import needs_rtx
 from onnx import numpy_helper
 from paths import MODELS
 
@@ -160,9 +160,7 @@ def test_a_failed_emulation_is_explained_after_rescale_too() -> None:
     assert "/merged/Split" in check.details[0]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
+@needs_rtx
 @pytest.mark.parametrize("name", ["vit", "llama_block"])
 def test_tensorrt_builds_the_merged_model(name: str) -> None:
     model = MODELS / f"{name}.onnx"

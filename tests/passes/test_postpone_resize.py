@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from graphs import apply, ops, random_feeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from resized import LINEAR, SHAPED, TWICE, holds, model
 
@@ -307,9 +307,7 @@ def test_a_kept_conv_stays_by_the_saved_plan_too(tmp_path: Path) -> None:
     assert _fixed(verify=False, plan=plan).proto.SerializeToString() == first.proto.SerializeToString()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
+@needs_rtx
 def test_tensorrt_builds_the_shortened_head() -> None:
     result = _fixed()
     build = next(check for check in result.verdict.checks if check.name == "build")

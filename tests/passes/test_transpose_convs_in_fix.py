@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, ops, run
+from needs import needs_rtx
 from onnx import TensorProto, numpy_helper
 from paths import MODELS
 
@@ -157,9 +157,7 @@ def test_a_conv_whose_partial_sums_overflow_stays_a_conv_in_fp32() -> None:
     assert ops(load(result.proto)) == ["Conv"]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
+@needs_rtx
 @pytest.mark.parametrize("name", ["resnet", "nafnet", "rtdetr"])
 def test_tensorrt_builds_the_transposed_model(name: str) -> None:
     result = _case(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 from graphs import apply, graph, keeps_results, ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
@@ -475,9 +475,7 @@ def test_a_plan_of_unfolded_patches_fits_them_again(tmp_path: Path) -> None:
     assert again.proto.SerializeToString() == first.proto.SerializeToString()
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
+@needs_rtx
 @pytest.mark.parametrize("name", ["vit", "swin", "convnext"])
 def test_tensorrt_builds_the_unfolded_model(name: str) -> None:
     result = _fixed(name)

@@ -54,7 +54,7 @@ def test_a_page_holds_what_a_user_asks_for() -> None:
     text = catalogue.page(IsolateClip)
     assert "lose a bound" in text
     assert "FP32 result: bit-equal" in text
-    assert "- `when` (auto | always | never; default auto): `auto` rewrites" in text
-    assert "- its bounds are computed: TensorRT does not fuse such a Clip" in text
+    assert "- `when` (auto | always | never; default auto): `auto` follows" in text
+    assert "- computed bounds: TensorRT does not fuse such a Clip" in text
     assert "    y = Clip(c, low, high)" in text
     assert "    y = Min(m, high)" in text

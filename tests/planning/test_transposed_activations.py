@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from graphs import graph, run
+from needs import needs_rtx
 from onnx import NodeProto
 from paths import MODELS
 
@@ -242,9 +242,7 @@ def test_a_plan_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
     assert RULE not in {d.rule for d in result.plan.decisions}
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
+@needs_rtx
 @pytest.mark.parametrize("name", ["resnet", "nafnet", "rtdetr"])
 def test_tensorrt_builds_them(name: str) -> None:
     result = api.fix(

@@ -1,4 +1,4 @@
-"""The search: the cheapest plan that meets a tolerance, or the number that says why there is none."""
+"""The search: the cheapest plan that meets a tolerance, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CANCELLING = """
         f = Cos(e)
         y = Exp(f)
     }"""
-"""The spacing of FP16 at 64 is 1/16: what is added there is lost, and all else rounds harmlessly."""
+"""FP16 has a spacing of 1/16 at 64: a small addend is lost there, and all other roundings are harmless."""
 
 
 def searched(
@@ -53,7 +53,7 @@ def searched(
     return reached(begin(problem, plan or Plan("fp16"), goal), goal)
 
 
-def test_the_culprit_is_found_and_the_rest_stays_low() -> None:
+def test_only_the_inaccurate_node_goes_to_fp32() -> None:
     found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3))
     assert found.met
     assert found.before > 2e-3 >= found.value
@@ -69,7 +69,7 @@ def test_a_tolerance_that_is_met_costs_one_emulation() -> None:
     assert (found.met, found.emulations, found.plan, found.cost_us) == (True, 1, Plan("fp16"), 0.0)
 
 
-def test_two_searches_find_the_same() -> None:
+def test_two_searches_find_the_same_plan() -> None:
     first, again = (searched(graphs.graph(CANCELLING), ErrorLimit(1e-3)) for _ in range(2))
     assert first == again
 
@@ -84,7 +84,7 @@ def test_every_metric_can_be_the_goal(metric: str, tolerance: float) -> None:
     assert {"0:a", "0:s"} <= found.plan.fp32
 
 
-def test_what_the_rules_keep_stays_kept() -> None:
+def test_nodes_that_the_rules_keep_stay_in_fp32() -> None:
     kept = Decision("Exp(y)", "Exp", "0:y", "overflow", "a reason")
     found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3), Plan("fp16", decisions=(kept,)))
     assert found.met
@@ -96,7 +96,7 @@ ILL = """
         y = Relu(m) }"""
 
 
-def test_weights_that_break_it_alone_are_told_with_the_number() -> None:
+def test_weights_that_exceed_the_tolerance_alone_are_reported_with_the_error() -> None:
     found = searched(graphs.graph(ILL), ErrorLimit(1e-2), feeds={"x": np.ones((1, 2), np.float32)})
     assert not found.met
     assert found.weights == pytest.approx(1.0, abs=0.01), "both weights round to 1: the result is 0"
@@ -106,7 +106,7 @@ def test_weights_that_break_it_alone_are_told_with_the_number() -> None:
     )
 
 
-def test_outputs_in_fp16_set_a_limit() -> None:
+def test_outputs_in_fp16_limit_the_accuracy() -> None:
     source = graphs.graph("g (float[8] x) => (float[8] y) { a = Exp(x)\n y = Tanh(a) }")
     feeds: dict[str, Array] = {"x": np.arange(8, dtype=np.float32) / 8}
     io: InputsOutputs = "fp16"
@@ -146,7 +146,7 @@ def fixed(source: Model, **options: Any) -> rewriter.FixResult:
     )
 
 
-def test_fix_searches_and_tells() -> None:
+def test_fix_searches_and_reports_it() -> None:
     result = fixed(graphs.graph(CANCELLING), tolerance=2e-3)
     assert result.verdict is not None and result.verdict.passed
     check = next(c for c in result.verdict.checks if c.name == "tolerance")
@@ -177,7 +177,7 @@ def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> No
         pytest.param({"metric": "mse"}, "--metric.*relative-l2", id="an unknown metric"),
         pytest.param({"tolerance": -1.0}, "--tolerance", id="a negative error"),
         pytest.param({"tolerance": float("nan")}, "--tolerance", id="no number"),
-        pytest.param({"tolerance": 1.0, "plan": Plan("fp16")}, "--tolerance", id="a plan that is given"),
+        pytest.param({"tolerance": 1.0, "plan": Plan("fp16")}, "--tolerance", id="a given plan"),
         pytest.param({"tolerance": 1.0, "passes": "isolate-clip"}, "--tolerance", id="nothing to plan"),
     ],
 )
@@ -207,18 +207,18 @@ def test_a_budget_buys_the_most_accurate_plan() -> None:
     assert values[10.0] < values[0.0] / 100, "everything in FP32"
 
 
-def test_a_budget_of_nothing_changes_nothing() -> None:
+def test_a_budget_of_zero_keeps_the_rules_plan() -> None:
     found = reached(trials_of(graphs.graph(CANCELLING), Budget(0.0)), Budget(0.0))
     assert (found.plan, found.cost_us, found.value) == (Plan("fp16"), 0.0, found.before)
 
 
-def test_more_is_better_for_psnr_in_a_budget_too() -> None:
+def test_a_budget_maximises_psnr() -> None:
     budget = Budget(10.0, "psnr")
     found = reached(trials_of(graphs.graph(CANCELLING), budget), budget)
     assert found.value > found.before + 40
 
 
-def test_a_budget_s_search_evaluates_no_more_plans_than_it_may() -> None:
+def test_a_search_with_a_budget_respects_its_limit_of_plans() -> None:
     budget, trials = Budget(10.0), trials_of(graphs.graph(CANCELLING), Budget(10.0))
     assert most_accurate(trials, budget, most=2).emulations <= 3, "two plans, and the ranking"
 
@@ -256,7 +256,7 @@ PRODUCT = """
     }"""
 
 
-def test_a_product_out_of_range_goes_to_bf16_where_that_is_accurate_enough() -> None:
+def test_a_product_out_of_range_goes_to_bf16_if_that_is_accurate_enough() -> None:
     source = graphs.graph(PRODUCT)
     feeds = graphs.random_feeds(source, scale=2.0) | {"w": graphs.random_feeds(source, scale=4000.0)["w"]}
     rules = Plan("fp16", decisions=(Decision("", "MatMul", "0:m", "overflow", "r"), KEPT_MUL))
@@ -273,20 +273,20 @@ KEPT_MUL = Decision("", "Mul", "0:s", "overflow", "r")
 @pytest.mark.parametrize(
     ("rule", "released"),
     [
-        pytest.param("order", True, id="a matter of accuracy"),
+        pytest.param("order", True, id="kept for accuracy"),
         pytest.param("epsilon", False, id="zero on other data"),
-        pytest.param("user", False, id="the user's own"),
+        pytest.param("user", False, id="kept by the user"),
     ],
 )
-def test_what_a_rule_keeps_is_released_only_if_it_is_about_accuracy(rule: str, released: bool) -> None:
+def test_only_nodes_kept_for_accuracy_are_released(rule: str, released: bool) -> None:
     kept = Decision("Exp(y)", "Exp", "0:y", rule, "a reason")
     found = searched(graphs.graph(CANCELLING), ErrorLimit(2e-3), Plan("fp16", decisions=(kept,)))
     assert found.met
     assert ("0:y" not in found.plan.fp32) == released
 
 
-def test_weights_that_break_it_in_one_place_are_kept_in_fp32_there() -> None:
-    """Rounding all weights breaks the tolerance, but a cheap product (with subnormal ones) is the culprit."""
+def test_a_single_product_with_bad_weights_leaves_fp16() -> None:
+    """Rounding all weights exceeds the tolerance, only because of a cheap product with subnormal weights."""
     source = graphs.graph(
         """
         g (float[1,2] x, float[64,64] z) => (float[1,1] y, float[64,64] u)
@@ -305,7 +305,7 @@ def test_weights_that_break_it_in_one_place_are_kept_in_fp32_there() -> None:
     assert not {"0:a", "0:b", "0:c"} & found.plan.fp32
 
 
-# -- the frontier, shown -----------------------------------------------------------------------------
+# -- printing the frontier ---------------------------------------------------------------------------
 
 
 def test_the_command_prints_and_writes_the_frontier(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_bad_searches_are_refused(arguments: list[str], words: str, tmp_path: Pa
     assert words in " ".join(outcome.output.split())
 
 
-def test_a_user_s_metric_is_a_goal(tmp_path: Path) -> None:
+def test_a_user_metric_can_be_the_goal(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def far(e, a):\n    return float(abs(e['y'] - a['y']).max())\n")
     result = fixed(graphs.graph(CANCELLING), tolerance=2e-3, metric=f"{tmp_path / 'own.py'}:far")
     assert result.verdict is not None and result.verdict.passed

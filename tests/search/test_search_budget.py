@@ -1,4 +1,4 @@
-"""A search with a budget: what it leaves as it is, and when it keeps the rules' plan."""
+"""A search with a budget: nodes that it does not change, and when it keeps the rules' plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STREAM = """
         p = Add(n, o)
         y = MatMul(p, v)
     }"""
-"""A norm that reads a residual sum, and one that reads it behind views."""
+"""A norm that reads a residual sum, and one that reads it through views."""
 
 ATTENTION = """
     g (float[2,32,16] q, float[2,32,16] k, float[2,32,16] v, float[2,32,32] mask) => (float[2,32,16] y)
@@ -64,14 +64,14 @@ def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "
     return Trials(problem, plan, Budget(1.0).measure, "a reason")
 
 
-def test_a_norm_that_takes_a_residual_sum_is_a_candidate_only_when_it_is_asked_for() -> None:
+def test_a_norm_that_reads_a_residual_sum_is_a_candidate_only_on_request() -> None:
     trials = trials_of(graphs.graph(STREAM))
     assert {"0:a", "0:s", "0:o"} <= trials.plan.fp32
     assert "0:n" not in trials.plan.fp32 | set(trials.useful_nodes())
     assert "0:n" in trials.useful_nodes(norms=True)
 
 
-def test_norms_are_tried_only_where_the_ranking_has_fp16_sums() -> None:
+def test_norms_are_tried_only_if_the_ranking_has_fp16_sums() -> None:
     fine, coarse = trials_of(graphs.graph(STREAM)), trials_of(graphs.graph(STREAM))
     coarse.ranker = replace(coarse.problem, accumulation="fp32")
     for one, tried in ((fine, True), (coarse, False)):
@@ -88,7 +88,7 @@ CONVS = """
 
 
 def weighted(text: str) -> Model:
-    """A graph whose inputs but the first become random weights, each sum of variance 1."""
+    """A graph whose inputs after the first become random weights, with sums of variance 1."""
     proto = graphs.graph(text).proto
     rng = np.random.default_rng(0)
     for value in list(proto.graph.input)[1:]:
@@ -100,8 +100,8 @@ def weighted(text: str) -> Model:
     return load(proto)
 
 
-def test_a_ranking_with_fp32_sums_knows_what_deep_convs_add() -> None:
-    """Of a model too large for more: by the depth alone, and those in FP32 add nothing."""
+def test_a_ranking_with_fp32_sums_includes_the_error_of_deep_convs() -> None:
+    """Models too large for emulated FP16 sums: the depth gives the error, and nodes in FP32 add none."""
     trials = trials_of(weighted(CONVS))
     trials.ranker = replace(trials.problem, accumulation="fp32")
     ranking = trials.ranking()
@@ -110,7 +110,7 @@ def test_a_ranking_with_fp32_sums_knows_what_deep_convs_add() -> None:
     assert sum_error(4096) == pytest.approx(2.36e-3, rel=0.05)
 
 
-def test_attention_stays_as_the_rules_have_it() -> None:
+def test_attention_keeps_the_types_of_the_rules_plan() -> None:
     trials = trials_of(graphs.graph(ATTENTION))
     assert trials.plan.fp32 == {"0:p"}
     assert set(trials.useful_nodes(norms=True)) <= {"0:t", "0:u", "0:y"}
@@ -119,7 +119,7 @@ def test_attention_stays_as_the_rules_have_it() -> None:
     assert trials.all_nodes()[: len(first)] == first, "the others as a last resort"
 
 
-def test_attention_is_open_where_the_target_fuses_it_in_any_type() -> None:
+def test_attention_is_searched_if_the_target_fuses_it_in_any_type() -> None:
     found = trials_of(graphs.graph(ATTENTION), replace(Target(), answers={"attention-islands": "any"}))
     assert {"0:s", "0:r", "0:z"} <= set(found.useful_nodes())
 
@@ -131,10 +131,10 @@ LOSSY = """
         s = Sub(a, big)
         y = Tanh(s)
     }"""
-"""What is added to 64 is lost in FP16, and all else rounds harmlessly."""
+"""A small addend to 64 is lost in FP16, and all other roundings are harmless."""
 
 
-def test_a_plan_is_taken_where_it_is_clearly_better() -> None:
+def test_a_clearly_better_plan_is_chosen() -> None:
     found = most_accurate(trials_of(graphs.graph(LOSSY)), Budget(10.0))
     assert {"0:a", "0:s"} <= found.plan.fp32 and found.refused is None
     assert found.value <= (1.0 - LEAST_GAIN) * found.before
@@ -147,8 +147,8 @@ LITTLE = """
     }"""
 
 
-def test_the_rules_plan_is_kept_where_little_is_gained() -> None:
-    """Input and output are FP16, and rounded whatever is between them: that is most of the error."""
+def test_the_rules_plan_is_kept_if_the_gain_is_small() -> None:
+    """Input and output are FP16 and always rounded: that is most of the error."""
     found = most_accurate(trials_of(graphs.graph(LITTLE), io="fp16"), Budget(10.0))
     assert found.refused is not None and 0.9 * found.before < found.refused < found.before
     assert not found.plan.fp32 and found.value == found.before and found.cost_us == 0.0
@@ -168,14 +168,14 @@ SELECTING = """
 
 
 def test_rows_that_a_model_selects_are_matched_as_sets() -> None:
-    """FP16 changes their order: element by element the error would be that of other rows."""
+    """FP16 changes their order, so an elementwise comparison would compare different rows."""
     model = weighted(SELECTING)
     feeds = {"x": np.random.default_rng(1).standard_normal((64, 8)).astype(np.float32)}
-    for metric, told in ((None, "detections"), ("max-abs", "max-abs")):
+    for metric, words in ((None, "detections"), ("max-abs", "max-abs")):
         result = api.fix(model.proto, preset="accurate", inputs=[feeds], build=False, metric=metric)
         assert result.verdict is not None
         (check,) = [check for check in result.verdict.checks if check.name == "max-latency-cost"]
-        assert told in check.summary
+        assert words in check.summary
 
 
 NET = """
@@ -192,7 +192,7 @@ NET = """
     }"""
 
 
-def test_a_net_of_convs_in_fp32_throughout_is_a_candidate_though_parts_of_it_cost_more() -> None:
+def test_a_net_of_convs_all_in_fp32_is_a_candidate_although_parts_cost_more() -> None:
     trials = trials_of(weighted(NET))
     ranked = trials.useful_nodes()
     whole = trials.latency_us(added(ranked))
@@ -203,7 +203,7 @@ def test_a_net_of_convs_in_fp32_throughout_is_a_candidate_though_parts_of_it_cos
 
 
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 1.0, 5.0])
-def test_a_dearer_plan_has_to_save_as_much_of_the_error_as_of_the_latency_it_costs(share: float) -> None:
+def test_a_dearer_plan_must_save_a_share_of_error_as_large_as_its_latency(share: float) -> None:
     trials = trials_of(weighted(NET))
     found = most_accurate(trials, Budget(share))
     cost = found.cost_us / found.base_us
@@ -214,7 +214,7 @@ def test_a_dearer_plan_has_to_save_as_much_of_the_error_as_of_the_latency_it_cos
     assert all(trials.value(one) > (1.0 - MOST_GAIN) * found.value for one in dearer)
 
 
-def test_plans_that_are_equal_are_tried_once() -> None:
+def test_equal_plans_are_tried_once() -> None:
     trials = trials_of(weighted(NET))
     most_accurate(trials, Budget(5.0), 3)
     assert len({trials.plan_of(candidate).fp32 for candidate in trials.tried()}) == 3
@@ -234,15 +234,15 @@ RESIDUAL = """
         m = Add(h, k)
         y = Conv(m, p)
     }"""
-"""Two residual sums: one of 16x16 with activation and scale, one of 8x8 with activation and shift."""
+"""Two residual sums: a 16x16 one with activation and scale, and an 8x8 one with activation and shift."""
 
 
-def test_residual_streams_are_sums_with_their_activations_the_cheapest_first() -> None:
+def test_residual_streams_are_sums_with_activations_in_order_of_cost() -> None:
     assert trials_of(weighted(RESIDUAL)).streams() == ["0:f", "0:h", "0:m", "0:b", "0:c", "0:s"]
 
 
 def test_a_sum_ends_the_activation_before_it() -> None:
-    """Or else each of many sums would be walked from all sums before it."""
+    """Otherwise each of many sums would be walked from all earlier sums."""
     text = """
         g (float[8] x, float[8] r) => (float[8] y) <float k = {0.5}> {
             s = Add(x, r)
@@ -254,7 +254,7 @@ def test_a_sum_ends_the_activation_before_it() -> None:
     assert sorted(found) == ["0:s", "0:t", "0:y"]
 
 
-def test_what_the_rules_keep_is_no_stream() -> None:
+def test_nodes_that_the_rules_keep_are_no_stream() -> None:
     trials = trials_of(weighted(RESIDUAL))
     kept = replace(
         trials.plan, decisions=(*trials.plan.decisions, Decision("", "Add", "0:f", "epilogue", ""))
@@ -262,7 +262,7 @@ def test_what_the_rules_keep_is_no_stream() -> None:
     assert residual_streams(trials.problem, kept) == ["0:h", "0:m", "0:b", "0:c", "0:s"]
 
 
-def test_streams_are_tried_before_all_else() -> None:
+def test_streams_are_tried_first() -> None:
     trials = trials_of(weighted(RESIDUAL))
     most_accurate(trials, Budget(0.5), 2)
     (_, first) = trials.tried()

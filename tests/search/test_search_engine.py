@@ -1,4 +1,4 @@
-"""The search on an engine: what is tried, what is chosen of it, and what becomes of failures."""
+"""The search on an engine: the tried plans, the chosen one, and failures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CHAIN = """
         f = Cos(e)
         y = Exp(f)
     }"""
-"""The spacing of FP16 at 64 is 1/16: what is added there is lost, and all else rounds harmlessly."""
+"""FP16 has a spacing of 1/16 at 64: a small addend is lost there, and all other roundings are harmless."""
 
 
 def problem_of(source: Model) -> Problem:
@@ -69,7 +69,7 @@ def group(*names: str) -> Group:
 
 @dataclass
 class Table:
-    """A judge with a price and a gain for each node: what a plan is measured at follows from its nodes.
+    """A judge with a price and a gain for each node, from which the measurements of a plan follow.
 
     Times add to 100 us, squared errors to 1e-6; `fails` are nodes whose plans fail.
     """
@@ -83,7 +83,7 @@ class Table:
     origin: str = "measured here"
 
     def measured(self, plans: Sequence[Plan]) -> Iterator[tuple[int, Measured]]:
-        """In the order of their times, as an engine tells of them."""
+        """Plans in the order of their times, as an engine returns them."""
         self.batches.append(len(plans))
         found = [(place, self._one(plan)) for place, plan in enumerate(plans)]
         return iter(sorted(found, key=lambda pair: pair[1].latency_us or 0.0))
@@ -106,7 +106,7 @@ def found_of(goal: Goal, judge: Table, candidates: Sequence[Group] | None = None
 
 
 def kept(found: Found) -> set[str]:
-    """Without what was absorbed between two islands."""
+    """Without the nodes absorbed between two islands."""
     return {d.key.removeprefix("0:") for d in found.plan.decisions if d.rule != "between-islands"}
 
 
@@ -118,7 +118,7 @@ FAST = Table({"c": -10.0, "e": -5.0, "y": 4.0, "p": 8.0}, {"c": 0.5, "e": 0.0, "
     ("goal", "names"),
     [
         pytest.param(ErrorLimit(1.3e-3), {"c", "e"}, id="the fastest that meets a loose tolerance"),
-        pytest.param(ErrorLimit(1e-3), {"c", "e", "y"}, id="what is worse is made up for"),
+        pytest.param(ErrorLimit(1e-3), {"c", "e", "y"}, id="another node compensates a worse one"),
         pytest.param(ErrorLimit(7e-4), {"e", "y"}, id="a tight tolerance"),
         pytest.param(ErrorLimit(1e-5), {"e", "y", "p"}, id="out of reach: the most accurate"),
         pytest.param(Fastest(), {"c", "e", "y"}, id="no slower and no worse"),
@@ -126,7 +126,7 @@ FAST = Table({"c": -10.0, "e": -5.0, "y": 4.0, "p": 8.0}, {"c": 0.5, "e": 0.0, "
         pytest.param(Budget(0.1), {"e", "y", "p"}, id="a budget"),
     ],
 )
-def test_the_best_for_an_aim_is_found(goal: Goal, names: set[str]) -> None:
+def test_the_best_plan_for_a_goal_is_found(goal: Goal, names: set[str]) -> None:
     judge = Table(FAST.us, FAST.squares)
     found = found_of(goal, judge)
     assert kept(found) == names
@@ -147,7 +147,7 @@ def test_differences_below_the_noise_change_nothing() -> None:
     assert found_of(Fastest(), spread).plan == Plan("fp16")
 
 
-def test_plans_that_fail_are_the_worst_and_told() -> None:
+def test_plans_that_fail_count_as_worst_and_are_reported() -> None:
     judge = Table(FAST.us, FAST.squares, frozenset("c"))
     found = found_of(ErrorLimit(1.3e-3), judge)
     assert kept(found) == {"e", "y"} or kept(found) == {"e"}
@@ -156,7 +156,7 @@ def test_plans_that_fail_are_the_worst_and_told() -> None:
     assert "failed" in found.summary
 
 
-def test_where_even_the_rules_plan_fails_another_is_taken() -> None:
+def test_another_plan_is_chosen_if_the_rules_plan_fails() -> None:
     class Odd(Table):
         def _one(self, plan: Plan) -> Measured:
             return super()._one(plan) if plan.fp32 else Measured.failed(named("relative-l2"), "it crashes")
@@ -164,7 +164,7 @@ def test_where_even_the_rules_plan_fails_another_is_taken() -> None:
     assert kept(found_of(Fastest(), Odd(FAST.us, FAST.squares))) == {"c"}
 
 
-def test_when_nothing_works_the_rules_plan_stays() -> None:
+def test_the_rules_plan_is_kept_if_every_plan_fails() -> None:
     judge = Table({}, {}, frozenset("pasbcdefy"))
     trials = trials_of(
         ErrorLimit(1.0), Plan("fp16", decisions=(Decision("", "Exp", "0:y", "overflow", "r"),))
@@ -173,7 +173,7 @@ def test_when_nothing_works_the_rules_plan_stays() -> None:
     assert (found.plan, found.met, found.cost_us) == (trials.plan, False, 0.0)
 
 
-def test_when_the_time_is_up_the_best_so_far_is_taken() -> None:
+def test_the_best_plan_so_far_is_chosen_at_the_deadline() -> None:
     judge = Table(FAST.us, FAST.squares, affordable=5)
     found = found_of(Fastest(), judge)
     assert judge.batches == [1, 3, 1, 0], "of four plans two thirds are groups by themselves"
@@ -184,7 +184,7 @@ def test_when_the_time_is_up_the_best_so_far_is_taken() -> None:
     assert kept(found_of(Fastest(), poor)) == set() and poor.batches == [1, 1, 0, 0]
 
 
-def test_each_plan_is_told_with_the_best_so_far() -> None:
+def test_each_plan_is_reported_with_the_best_so_far() -> None:
     lines: list[str] = []
     goal, singles = Fastest(), [group(name) for name in "ce"]
     by_measurement(trials_of(goal), [singles], goal, Table(FAST.us, FAST.squares), lines.append)
@@ -192,7 +192,7 @@ def test_each_plan_is_told_with_the_best_so_far() -> None:
     assert lines[2] == "3 plans tried; best so far: e, relative-l2 0.001, 95.0 us (-5.0%)"
 
 
-def test_what_makes_plans_accurate_is_tried_first_where_the_rules_plan_is_not() -> None:
+def test_accurate_plans_are_tried_first_if_the_rules_plan_misses_the_tolerance() -> None:
     first, second = [group("c")], [group("y")]
     for tolerance, words in ((1.0, ["c", "y"]), (9e-4, ["y", "c"])):
         goal = ErrorLimit(tolerance)
@@ -200,7 +200,7 @@ def test_what_makes_plans_accurate_is_tried_first_where_the_rules_plan_is_not() 
         assert [one.words for one in found.tried[1:3]] == words
 
 
-def test_the_rules_plan_is_kept_where_no_other_is_better_and_it_is_told() -> None:
+def test_the_rules_plan_is_kept_if_none_is_better_and_that_is_reported() -> None:
     slower = Table({"c": 9.0, "e": 0.5}, {"c": -0.5, "e": -0.01})
     found = found_of(Fastest(), slower, [group(name) for name in "ce"])
     assert found.plan == Plan("fp16"), "a tie in latency and error is the rules'"
@@ -208,7 +208,7 @@ def test_the_rules_plan_is_kept_where_no_other_is_better_and_it_is_told() -> Non
     assert "plans tried" in found.summary
 
 
-def test_the_emulation_is_a_judge_like_any_other() -> None:
+def test_the_emulation_can_measure_plans_too() -> None:
     goal = ErrorLimit(2e-3)
     trials = trials_of(goal)
     judge = Emulator(trials.problem, trials.metric)
@@ -233,7 +233,7 @@ RESIZED = """
     }"""
 
 
-def test_groups_are_what_nodes_have_in_common() -> None:
+def test_groups_are_nodes_of_one_kind_rule_or_place() -> None:
     source = graphs.graph(RESIZED)
     rules = Plan("fp16", decisions=(Decision("", "Exp", "0:z", "order", "r"),))
     trials = begin(problem_of(source), rules, Fastest())
@@ -252,7 +252,7 @@ def test_groups_are_what_nodes_have_in_common() -> None:
     assert all((plan.fp32, plan.bf16) != (rules.fp32, rules.bf16) for plan in plans)
 
 
-def test_what_could_be_infinite_is_in_no_group_that_releases() -> None:
+def test_nodes_that_could_be_infinite_are_never_released() -> None:
     kept_back = (Decision("", "Exp", "0:z", "overflow", "r"), Decision("", "Softmax", "0:h", "mask", "r"))
     trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16", decisions=kept_back), Fastest())
     assert not any(one.candidate.released for batch in groups(trials, ErrorLimit(1e-3)) for one in batch)
@@ -269,7 +269,7 @@ def test_for_a_tolerance_rules_that_cost_nothing_are_released_first_one_at_a_tim
     assert not any(one.candidate.released for batch in groups(trials, Fastest()) for one in batch)
 
 
-def test_nodes_that_could_not_be_ranked_in_time_leave_the_other_groups() -> None:
+def test_the_other_groups_remain_if_ranking_runs_out_of_time() -> None:
     trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
     trials.ranked_by = time.monotonic()
     (raised,) = groups(trials, Fastest())
@@ -277,7 +277,7 @@ def test_nodes_that_could_not_be_ranked_in_time_leave_the_other_groups() -> None
     assert "Softmax in FP32 (1)" in words and not any(one.startswith("best") for one in words)
 
 
-def test_what_is_estimated_to_cost_too_much_comes_last() -> None:
+def test_groups_estimated_as_too_expensive_come_last() -> None:
     trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
     (raised,) = groups(trials, Fastest())
     costs = [trials.latency_us(one.candidate) / trials.latency_us(Candidate()) for one in raised]
@@ -285,7 +285,7 @@ def test_what_is_estimated_to_cost_too_much_comes_last() -> None:
     assert any(dear) and not all(dear) and dear == sorted(dear)
 
 
-def test_with_a_budget_what_fills_it_comes_first() -> None:
+def test_with_a_budget_groups_that_fill_it_come_first() -> None:
     trials = begin(problem_of(graphs.graph(RESIZED)), Plan("fp16"), Fastest())
     goal = Budget(0.5)
     filling = next(groups(trials, goal))
@@ -296,7 +296,7 @@ def test_with_a_budget_what_fills_it_comes_first() -> None:
         assert one.candidate.added and trials.latency_us(one.candidate) <= base * (1.0 + share)
 
 
-def test_with_a_budget_residual_sums_and_their_activations_come_before_that() -> None:
+def test_with_a_budget_residual_sums_with_their_activations_come_before_those() -> None:
     text = """
         g (float[64] x, float[64] r) => (float[64] y) {
             a = Sin(x)
@@ -318,7 +318,7 @@ WEIGHTED = """
         m = MatMul(x, w)
         y = Relu(m)
     }"""
-"""ONNX Runtime computes FP16 in FP32 on a CPU: what is left of FP16 is its weights."""
+"""ONNX Runtime computes FP16 in FP32 on a CPU, so only the weights are rounded to FP16."""
 
 
 def evaluator(folder: Path, **options: object) -> EngineEvaluator:
@@ -328,14 +328,14 @@ def evaluator(folder: Path, **options: object) -> EngineEvaluator:
 
 
 def worths(judge: EngineEvaluator, plans: Sequence[Plan]) -> list[Measured]:
-    """In the order of the plans."""
+    """Measurements in the order of the plans."""
     return [one for _, one in sorted(judge.measured(plans), key=lambda pair: pair[0])]
 
 
 KEPT = Plan("fp16", decisions=tuple(Decision("", "MatMul", f"0:{k}", "user", "r") for k in "my"))
 
 
-def test_an_engine_measures_plans_and_leaves_nothing_but_the_reference(tmp_path: Path) -> None:
+def test_an_engine_measures_plans_and_leaves_only_the_reference_s_files(tmp_path: Path) -> None:
     judge = evaluator(tmp_path)
     low, high = worths(judge, [Plan("fp16"), KEPT])
     assert low.value > 10 * high.value
@@ -346,15 +346,15 @@ def test_an_engine_measures_plans_and_leaves_nothing_but_the_reference(tmp_path:
     assert judge.origin.startswith("measured with onnxruntime on ")
 
 
-def test_no_plan_is_built_when_the_time_is_up(tmp_path: Path) -> None:
+def test_no_plan_is_built_after_the_deadline(tmp_path: Path) -> None:
     judge = evaluator(tmp_path, clock=Clock(0.0))
     (one,) = worths(judge, [KEPT])
     assert one.untried and one.value == math.inf and not judge.failures
     assert not list(tmp_path.iterdir())
 
 
-def test_an_engine_that_does_not_run_is_a_failure_of_each_plan_and_no_error(tmp_path: Path) -> None:
-    """TensorRT-RTX builds without a GPU, and runs nothing there."""
+def test_an_engine_that_does_not_run_fails_each_plan_without_an_error(tmp_path: Path) -> None:
+    """TensorRT-RTX builds without a GPU but cannot run."""
     pytest.importorskip("tensorrt_rtx")
     if this_machine.gpu() is not None:
         pytest.skip("there is a GPU")
@@ -364,12 +364,12 @@ def test_an_engine_that_does_not_run_is_a_failure_of_each_plan_and_no_error(tmp_
     assert len(judge.failures) == 2 and "0 nodes in FP32" in judge.failures[0]
 
 
-def test_the_stage_searches_on_an_engine_and_tells_what_it_tried() -> None:
+def test_the_stage_searches_on_an_engine_and_reports_the_tried_plans() -> None:
     source, lines = graphs.graph(WEIGHTED), list[str]()
     samples = load_samples(graphs.random_feeds(source), source)
     order = SearchRequest(ErrorLimit(1e-5), "relative-l2", True, "onnxruntime", 60.0, 60.0, "fp32", Target())
-    told = lambda line, *_: lines.append(line)  # noqa: E731
-    done = run(SearchInput(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
+    progress = lambda line, *_: lines.append(line)  # noqa: E731
+    done = run(SearchInput(source, source, facts.infer(source), samples, Plan("fp16")), order, progress)
     assert lines[0] == "search: 0 s of 60: running the original"
     assert any("1 plan tried; best so far: the rules' plan" in line for line in lines)
     assert done.check is not None and done.check.passed and done.check.name == "tolerance"
@@ -388,20 +388,20 @@ SLOW = """
         e = MatMul(d, x)
         y = Relu(e)
     }"""
-"""A second and more for each plan: it starts a process, and times 11 runs at least."""
+"""A plan needs more than a second: it starts a process and times at least 11 runs."""
 
 MARGIN_S = 3.0
-"""What comes on top of the time: the end of a child, a folder that is deleted, a machine that others use."""
+"""Allowance beyond the deadline: for the end of a child, the deletion of a folder, and a busy machine."""
 
 
 @pytest.mark.parametrize("seconds", [pytest.param(0.02, id="no time"), 1.0, 8.0])
-def test_the_search_ends_in_the_time_that_it_has(seconds: float) -> None:
+def test_the_search_ends_at_its_deadline(seconds: float) -> None:
     source, lines = graphs.graph(SLOW), list[str]()
     samples = load_samples(graphs.random_feeds(source), source)
     order = SearchRequest(Fastest(), "relative-l2", False, "onnxruntime", seconds, 60.0, "fp32", Target())
     start = time.monotonic()
-    told = lambda line, *_: lines.append(line)  # noqa: E731
-    done = run(SearchInput(source, source, facts.infer(source), samples, Plan("fp16")), order, told)
+    progress = lambda line, *_: lines.append(line)  # noqa: E731
+    done = run(SearchInput(source, source, facts.infer(source), samples, Plan("fp16")), order, progress)
     assert time.monotonic() - start < seconds + MARGIN_S
     assert done.check is not None and done.check.passed and not done.warnings
     tried = list(done.searched.tried) if done.searched else []
@@ -432,7 +432,7 @@ def test_a_plugin_that_is_no_library_fails_every_build(tmp_path: Path) -> None:
 # -- through fix -------------------------------------------------------------------------------------
 
 
-def test_without_a_gpu_it_is_refused_before_anything_starts() -> None:
+def test_without_a_gpu_the_search_is_refused_before_it_starts() -> None:
     if this_machine.gpu() is not None:
         pytest.skip("there is a GPU")
     source = graphs.graph(CHAIN).whole()
@@ -446,25 +446,25 @@ def test_without_a_gpu_it_is_refused_before_anything_starts() -> None:
         rewriter.fix(source, search="gpu", precision="fp32")
 
 
-def test_the_command_prints_and_reports_what_was_tried(
+def test_the_command_prints_and_reports_the_tried_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime's CPU stands in for the GPU: it is an engine like the others, as slow as it is."""
+    """ONNX Runtime's CPU replaces the GPU: it is an engine like the others, only slow."""
     monkeypatch.setattr(this_machine, "choose", lambda: this_machine.Choice("onnxruntime"))
     path, report = save(graphs.graph(WEIGHTED), tmp_path / "m.onnx"), tmp_path / "report.json"
     arguments = ["fix", path, "--dry-run", "--no-build", "--search", "gpu", "--report", report]
     done = CliRunner().invoke(cli.app, [*map(str, arguments), "--skip", "simplify", "--tolerance", "1e-5"])
     assert done.exit_code == 0, done.output
-    told = " ".join(done.output.split())
-    assert "Plans tried (measured with onnxruntime on CPU)" in told
-    assert "the rules' plan" in told and "applied" in told and "plans tried" in told
+    printed = " ".join(done.output.split())
+    assert "Plans tried (measured with onnxruntime on CPU)" in printed
+    assert "the rules' plan" in printed and "applied" in printed and "plans tried" in printed
     found = json.loads(report.read_text())["searched"]
     assert (found["metric"], found["tried"][0]["plan"]) == ("relative-l2", "the rules' plan")
     assert sum(one["applied"] for one in found["tried"]) == 1
     assert all(one["latency_us"] > 0 and not one["problem"] for one in found["tried"])
 
 
-# -- how much emulation a model affords ----------------------------------------------------------------
+# -- how much emulation a model gets -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -474,10 +474,10 @@ def test_the_command_prints_and_reports_what_was_tried(
         pytest.param(1600, "fp16", (1, "fp16"), id="fewer samples first"),
         pytest.param(2000, "fp16", (4, "fp32"), id="then FP32 sums"),
         pytest.param(4000, "fp16", (1, "fp32"), id="both"),
-        pytest.param(4000, "fp32", (1, "fp32"), id="FP32 sums as asked for"),
+        pytest.param(4000, "fp32", (1, "fp32"), id="FP32 sums on request"),
     ],
 )
-def test_large_models_get_less_emulation_and_it_is_told(
+def test_large_models_get_less_emulation_and_that_is_reported(
     width: int, accumulation: Accumulation, left: tuple[int, Accumulation]
 ) -> None:
     source = square(width)
@@ -492,10 +492,10 @@ def test_large_models_get_less_emulation_and_it_is_told(
         pytest.param(64, (4, "fp16", MOST), id="a small model"),
         pytest.param(1600, (1, "fp16", MOST), id="fewer samples first"),
         pytest.param(2000, (1, "fp32", FEWER), id="then FP32 sums in the ranking and fewer plans"),
-        pytest.param(4000, (1, "fp32", FEWEST), id="then as few as there can be"),
+        pytest.param(4000, (1, "fp32", FEWEST), id="then the fewest"),
     ],
 )
-def test_a_budget_gives_up_plans_and_never_fp16_sums_of_what_it_judges(
+def test_a_budget_reduces_plans_but_judges_with_fp16_sums(
     width: int, left: tuple[int, Accumulation, int]
 ) -> None:
     source = square(width)

@@ -1,4 +1,4 @@
-"""What a failed check says about why it failed."""
+"""The reasons that a failed check gives."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "words"),
     [
         pytest.param(0.0, "output y: the original gives 0 throughout", id="zeros"),
         pytest.param(1e-40, "output y: the original gives no value above 1e-40", id="too small for FP32"),
-        pytest.param(1.0, "", id="values that mean something"),
+        pytest.param(1.0, "", id="meaningful values"),
     ],
 )
-def test_an_output_without_values_is_named_as_the_reason(size: float, told: str) -> None:
+def test_a_failure_names_an_output_without_values_as_the_reason(size: float, words: str) -> None:
     outputs = [{"y": np.full(4, size, np.float32)}]
     sample = {"x": np.full(4, size or 1.0, np.float32)}
     check = check_structure(Expected(outputs, outputs), graph(DOUBLED), [], [sample])
     assert check.passed is False
-    assert len(check.details) == bool(told)
-    assert "".join(check.details).startswith(told)
-    assert not told or "is the data what the model expects" in check.details[0]
+    assert len(check.details) == bool(words)
+    assert "".join(check.details).startswith(words)
+    assert not words or "is the data what the model expects" in check.details[0]
 
 
-def test_a_check_that_passes_says_nothing() -> None:
+def test_a_check_that_passes_has_no_details() -> None:
     zeros = [{"y": np.zeros(4, np.float32)}]
     sample = {"x": np.zeros(4, np.float32)}
     check = check_structure(Expected(zeros, zeros), graph(DOUBLED), [], [sample])
@@ -44,7 +44,7 @@ def test_a_check_that_passes_says_nothing() -> None:
 
 
 DEPTH = 16 * 16 * 3
-"""Products of each sum below."""
+"""Number of products in each sum below."""
 
 
 def _half() -> tuple[Model, dict[str, Array]]:
@@ -67,7 +67,7 @@ def _half() -> tuple[Model, dict[str, Array]]:
     return load(source), {"x": rng.standard_normal((1, 3, 64, 64)).astype(np.float16)}
 
 
-def test_sums_in_another_order_may_round_to_the_next_number_in_a_model_that_rounds() -> None:
+def test_sums_in_another_order_may_differ_by_one_rounding_in_a_model_that_rounds() -> None:
     model, sample = _half()
     unfolded, report = apply(UnfoldPatches(), model)
     assert report.changes
@@ -76,7 +76,7 @@ def test_sums_in_another_order_may_round_to_the_next_number_in_a_model_that_roun
     assert "for the model's own rounding" in check.summary
 
 
-def test_a_wrong_rewrite_of_a_model_that_rounds_is_none_of_its_rounding() -> None:
+def test_a_wrong_rewrite_of_a_model_that_rounds_still_fails() -> None:
     model, sample = _half()
     wrong = model.whole()
     weight = numpy_helper.to_array(wrong.graph.initializer[0]) * np.float16(1.01)
@@ -85,15 +85,15 @@ def test_a_wrong_rewrite_of_a_model_that_rounds_is_none_of_its_rounding() -> Non
     assert check.passed is False
 
 
-def test_what_is_bit_equal_is_held_to_it_in_a_model_that_rounds_too() -> None:
+def test_bit_equal_passes_must_be_bit_equal_in_a_model_that_rounds() -> None:
     model, sample = _half()
     unfolded, _ = apply(UnfoldPatches(), model)
     check = check_structure(expected_outputs(model, [sample]), unfolded, [], [sample])
     assert check.passed is False
 
 
-def test_the_summary_names_the_limit_of_the_output_that_is_nearest_to_its_own() -> None:
-    """Half of y's values change places where s is rounded; matched as sets they are allowed twice as much."""
+def test_the_summary_names_the_limit_of_the_output_closest_to_its_limit() -> None:
+    """Rounding s swaps half of y's values; values matched as sets have twice the allowance."""
     source = graph("""
         g (float[64] x) => (float[1,16,1] y, float[64] z)
         <int64[1] k = {16}, int64[2] axes = {0, 2}, float c = {1000.0}> {
@@ -114,7 +114,7 @@ def test_the_summary_names_the_limit_of_the_output_that_is_nearest_to_its_own() 
     assert check.summary.endswith(f"within {limits['y']:.2g}")
 
 
-def test_arithmetic_is_compared_with_exact_results_and_structure_with_what_is_written() -> None:
+def test_arithmetic_is_compared_with_exact_results_and_structure_with_rounded_ones() -> None:
     sample = {"x": np.ones(4, np.float32)}
     right, wrong = [{"y": np.full(4, 2.0, np.float32)}], [{"y": np.full(4, 6.0, np.float32)}]
     for exact, as_written in ((right, wrong), (wrong, right)):
@@ -124,21 +124,21 @@ def test_arithmetic_is_compared_with_exact_results_and_structure_with_what_is_wr
         assert check_structure(expected, doubled, [], [sample]).passed is (as_written is right)
 
 
-def test_what_rounding_may_add_is_relative_to_the_exact_result() -> None:
+def test_the_rounding_allowance_is_relative_to_the_exact_result() -> None:
     exact, as_written = [{"y": np.full(4, 2.0, np.float32)}], [{"y": np.full(4, 6.0, np.float32)}]
     sample = {"x": np.full(4, 3.0, np.float32)}
     check = check_structure(Expected(exact, as_written), graph(DOUBLED), [UnfoldPatches()], [sample])
     assert "and 4 for the model's own rounding" in check.summary
 
 
-def test_an_error_is_relative_to_what_is_expected() -> None:
+def test_an_error_is_relative_to_the_expected_value() -> None:
     sample = {"x": np.ones(4, np.float32)}
     expected = [{"y": np.full(4, 8.0, np.float32)}]
     check = check_structure(Expected(expected, expected), graph(DOUBLED), [], [sample])
     assert [output.relative_l2 for output in check.outputs] == [0.75]
 
 
-def test_what_is_written_is_rounded_and_what_is_exact_is_not() -> None:
+def test_the_written_outputs_are_rounded_and_the_exact_ones_are_not() -> None:
     model, sample = _half()
     expected = expected_outputs(model, [sample])
     for outputs, rounded in ((expected.as_written, True), (expected.exact, False)):

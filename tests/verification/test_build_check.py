@@ -1,8 +1,7 @@
-"""The build step: a real TensorRT build, held to what the model promises."""
+"""The build check: a real TensorRT build must have the types and norms of the model."""
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph, model
+from needs import needs_rtx
 from onnx import TensorProto
 from paths import MODELS
 
@@ -22,11 +22,6 @@ from rewriter.model.facts import infer
 from rewriter.verification import build_check
 from rewriter.verification.build_check import BuildExpectation, check_build, expectation, judged_report
 from rewriter.verification.verdict import Check, Verdict
-
-needs_rtx = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None, reason='needs pip install "rewriter[rtx]"'
-)
-
 
 NORM = """
     g (float16[2,8] x, float16[8] s, float16[8] b) => (float[2,8] y) {
@@ -58,10 +53,10 @@ def details(check: Check) -> str:
     return "\n".join(check.details)
 
 
-# -- what a model promises ---------------------------------------------------------------------
+# -- what a model expects ----------------------------------------------------------------------
 
 
-def test_float_types_and_norms_are_promised() -> None:
+def test_float_types_and_norms_are_expected() -> None:
     source = graph(NORM)
     assert expectation(source, infer(source)) == BuildExpectation(
         1,
@@ -72,7 +67,7 @@ def test_float_types_and_norms_are_promised() -> None:
     )
 
 
-def test_integers_and_names_with_two_types_are_not() -> None:
+def test_integers_and_names_with_two_types_are_not_expected() -> None:
     source = graph("""
         g (bool c, float[2] x, int64[2] i) => (float[2] y) {
             y = If (c) <
@@ -83,7 +78,7 @@ def test_integers_and_names_with_two_types_are_not() -> None:
     assert expectation(source, infer(source)).tensor_types.keys() == {"x", "y", "a", "b"}
 
 
-def test_names_inside_functions_are_not() -> None:
+def test_names_inside_functions_are_not_expected() -> None:
     source = model("""
         <ir_version: 8, opset_import: ["" : 17, "own" : 1]>
         g (float[2] x) => (float[2] y) { w = Neg(x) y = own.f(w) }
@@ -138,7 +133,7 @@ def test_norms_in_subgraphs_count_and_those_of_other_domains_do_not() -> None:
             """g (float16[2,8] x, float16[8] s) => (float16[2,8] y) { y = RMSNormalization(x, s) }""",
             23,
             0,
-            id="RMSNormalization, which the parser takes apart with Casts",
+            id="RMSNormalization, which the parser decomposes with Casts",
         ),
         pytest.param(
             """g (bfloat16[2,8] x, bfloat16[8] s) => (bfloat16[2,8] y) {
@@ -175,19 +170,21 @@ def test_dynamic_shapes_come_from_the_sample_or_a_span(tmp_path: Path) -> None:
 
 @needs_rtx
 @pytest.mark.parametrize(
-    ("tensor", "planned", "told"),
+    ("tensor", "planned", "words"),
     [
         pytest.param("n", TensorProto.FLOAT, "tensor n of node_of_n is HALF, planned FLOAT", id="a tensor"),
         pytest.param("x", TensorProto.BFLOAT16, "tensor x of an input is HALF, planned BF16", id="an input"),
     ],
 )
-def test_another_type_than_planned_fails(tensor: str, planned: int, told: str, tmp_path: Path) -> None:
+def test_a_type_that_differs_from_the_plan_fails(
+    tensor: str, planned: int, words: str, tmp_path: Path
+) -> None:
     source = graph(NORM)
     expected = expectation(source, infer(source))
     planned_types = {**expected.tensor_types, tensor: planned}
     check = checked(source, tmp_path, replace(expected, tensor_types=planned_types))
     assert check.passed is False
-    assert check.details == (told,)
+    assert check.details == (words,)
     assert check.summary.endswith("1 finding")
 
 
@@ -225,7 +222,9 @@ def test_a_decomposed_norm_in_fp16_fails_and_its_reductions_are_named(tmp_path: 
         pytest.param({"m"}, False, id="the variance was not"),
     ],
 )
-def test_a_warning_of_what_was_measured_is_no_finding(known: set[str], passed: bool, tmp_path: Path) -> None:
+def test_a_warning_about_measured_reductions_is_no_finding(
+    known: set[str], passed: bool, tmp_path: Path
+) -> None:
     source = graph(DECOMPOSED)
     check = checked(source, tmp_path, expectation(source, infer(source), frozenset(known)))
     assert check.passed is passed
@@ -278,19 +277,19 @@ def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
     assert "clamped" in details(check)
 
 
-# -- nothing learnt ----------------------------------------------------------------------------
+# -- no verdict --------------------------------------------------------------------------------
 
 
 @needs_rtx
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "words"),
     [
         pytest.param(
             """g (float[1,2,8,8] x, float[3,4] r, int64[3] i) => (float[3,2,2,2] y) {
                 y = RoiAlign<output_height = 2, output_width = 2>(x, r, i)
             }""",
             "RoiAlign",
-            id="RoiAlign, a plugin that TensorRT-RTX has not",
+            id="RoiAlign, a plugin that TensorRT-RTX lacks",
         ),
         pytest.param(
             """g (float[1,8,4] b, float[1,1,8] s) => (int64[n,3] y) <int64 k = {3}, float t = {0.5}> {
@@ -299,17 +298,15 @@ def test_warnings_are_listed_and_do_not_fail(tmp_path: Path) -> None:
             "no runners",
             id="NonMaxSuppression, which it parses but cannot build",
         ),
-        pytest.param(
-            "g (float[2] x) => (float[2] y) { y = com.acme.Foo(x) }", "Foo", id="an operator of the user's"
-        ),
+        pytest.param("g (float[2] x) => (float[2] y) { y = com.acme.Foo(x) }", "Foo", id="a custom operator"),
     ],
 )
-def test_an_operator_that_the_library_lacks_is_no_verdict(body: str, told: str, tmp_path: Path) -> None:
+def test_an_operator_that_the_library_lacks_is_no_verdict(body: str, words: str, tmp_path: Path) -> None:
     header = '<ir_version: 8, opset_import: ["" : 17, "com.acme" : 1]>\n'
     check = checked(load(onnx.parser.parse_model(header + body)), tmp_path)
     assert check.passed is None
     assert "lacks what this model needs" in check.summary
-    assert told in details(check)
+    assert words in details(check)
     assert "another TensorRT" in details(check)
 
 
@@ -330,7 +327,7 @@ def test_a_quantised_conv_is_built_or_no_verdict(tmp_path: Path) -> None:
     assert check.passed is True or (check.passed is None and check.summary.endswith("has no INT8 Conv"))
 
 
-def test_what_rtx_161_says_of_a_quantised_conv_is_no_verdict() -> None:
+def test_the_rtx_161_error_about_a_quantised_conv_is_no_verdict() -> None:
     said = (
         "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([myelin_graph.h:1259: "
         "attachExceptionMsgToGraph] MyelinCheckException: cudnn_impl.cpp:89: CHECK(dtype == myelinTypeFloat "
@@ -360,8 +357,10 @@ def test_an_unknown_shape_does_not_hide_a_wrong_type(tmp_path: Path) -> None:
     assert "planned HALF" in details(check)
 
 
-def test_without_a_library_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child's imports are shut off for real: an empty `tensorrt_rtx` that fails to import comes first."""
+def test_without_a_library_the_check_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child's imports really fail: a broken `tensorrt_rtx` is first in its path."""
     for name in ("tensorrt", "tensorrt_rtx"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('no libraries')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -371,11 +370,11 @@ def test_without_a_library_it_says_what_to_install(tmp_path: Path, monkeypatch: 
     assert 'pip install "rewriter[rtx]"' in details(check)
 
 
-# -- accidents ---------------------------------------------------------------------------------
+# -- crashes and hangs -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("fault", "passed", "told"),
+    ("fault", "passed", "words"),
     [
         pytest.param(
             "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", False, "SIGSEGV", id="a crash"
@@ -384,10 +383,10 @@ def test_without_a_library_it_says_what_to_install(tmp_path: Path, monkeypatch: 
         pytest.param("raise RuntimeError('odd build')", None, "odd build", id="a broken installation"),
     ],
 )
-def test_an_accident_is_reported_with_the_log(
-    fault: str, passed: bool | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_crash_or_hang_is_reported_with_the_log(
+    fault: str, passed: bool | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library is replaced by one that does what native code does on a bad day."""
+    """The library is replaced by one that fails like native code."""
     broken = f"import sys; sys.stderr.write('last words\\n'); sys.stderr.flush()\n{fault}\n"
     for name in ("tensorrt", "tensorrt_rtx"):
         (tmp_path / f"{name}.py").write_text(broken)
@@ -395,7 +394,7 @@ def test_an_accident_is_reported_with_the_log(
     path = save(graph(NORM), tmp_path / "model.onnx")
     check = check_build(path, BuildExpectation(), timeout_s=5 if "sleep" in fault else 60)
     assert check.passed is passed
-    assert told in check.summary
+    assert words in check.summary
     assert "log: last words" in check.details
 
 
@@ -410,14 +409,14 @@ def case(name: str) -> tuple[Model, dict[str, tuple[int, ...]], dict[str, list[i
 
 @needs_rtx
 @pytest.mark.parametrize("name", ["nafnet", "if_loop", "mixed_casts", "llama_block", "group_norm", "resnet"])
-def test_case_models_build_as_they_are(name: str, tmp_path: Path) -> None:
+def test_unchanged_case_models_build(name: str, tmp_path: Path) -> None:
     source, shapes, values = case(name)
     check = checked(source, tmp_path, shapes=shapes, values=values)
     assert check.passed is True, check
 
 
 @needs_rtx
-def test_a_naive_fp16_nafnet_is_caught(tmp_path: Path) -> None:
+def test_a_naive_fp16_nafnet_fails(tmp_path: Path) -> None:
     source, shapes, _ = case("nafnet")
     half = retype(source, infer(source), TypeRequest(lambda _scope, _node: TensorProto.FLOAT16))
     check = checked(half, tmp_path, shapes=shapes)
@@ -435,7 +434,7 @@ def test_a_quantised_bias_in_int32_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_build_runs_in_another_process() -> None:
-    """`rewriter` itself never imports a TensorRT: a crash there would be a crash here."""
+    """`rewriter` itself never imports TensorRT, because a crash there would be a crash here."""
     assert "import_module" not in Path(tensorrt_build.__file__).read_text()
 
 
@@ -449,14 +448,14 @@ def test_the_build_runs_in_another_process() -> None:
     ],
     ids=["overflow", "underflow", "subnormal", "clamped"],
 )
-def test_precision_warnings_of_the_builder_are_told_in_our_words(warning: str, meaning: str) -> None:
-    (told,) = precision_warnings([warning, "Int64 binding of x"])
-    assert told.startswith("precision: ")
-    assert meaning in told
-    assert warning in told
+def test_precision_warnings_of_the_builder_are_explained(warning: str, meaning: str) -> None:
+    (warned,) = precision_warnings([warning, "Int64 binding of x"])
+    assert warned.startswith("precision: ")
+    assert meaning in warned
+    assert warning in warned
     assert not list(other_warnings([warning, "Int64 binding of x"]))
 
 
-def test_other_warnings_stay_as_they_are() -> None:
+def test_other_warnings_are_unchanged() -> None:
     assert list(other_warnings(["something new"])) == ["warning: something new"]
     assert not list(precision_warnings(["something new"]))

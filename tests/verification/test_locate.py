@@ -1,4 +1,4 @@
-"""Where an engine starts to go wrong: the search by cuts, and planted faults on ONNX Runtime."""
+"""The first wrong tensor of an engine: bisection by cuts, and planted faults on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import without_gpu
 from onnx import numpy_helper
 from typer.testing import CliRunner
 
@@ -36,7 +37,7 @@ from rewriter.verification.locate.runs import EngineBuild, Run
 
 @st.composite
 def lineups(draw: st.DrawFn, most: int = 120) -> Lineup:
-    """Graphs as networks are: mostly chains, with skip connections and branches; all lead to the last."""
+    """Graphs like networks: mostly chains, with skip connections and branches; all lead to the last."""
     count = draw(st.integers(1, most))
     parents: list[set[int]] = [set() for _ in range(count)]
     for i in range(1, count):
@@ -53,7 +54,7 @@ def lineups(draw: st.DrawFn, most: int = 120) -> Lineup:
 
 
 def spoiled(lineup: Lineup, faults: set[int]) -> set[str]:
-    """What is wrong if the nodes `faults` are: they, and all that is computed from them."""
+    """Tensors that are wrong if the nodes `faults` are: those and all tensors computed from them."""
     bad: set[int] = set()
     for i, tensor in enumerate(lineup.tensors):
         if i in faults or not bad.isdisjoint(tensor.parents):
@@ -96,7 +97,9 @@ def test_the_first_of_several_faults_in_topological_order_is_found(
 
 @settings(max_examples=100, deadline=None)
 @given(lineups(), st.data(), st.integers(1, 8))
-def test_several_builds_at_a_time_find_the_same(lineup: Lineup, data: st.DataObject, marks: int) -> None:
+def test_several_builds_at_a_time_find_the_same_fault(
+    lineup: Lineup, data: st.DataObject, marks: int
+) -> None:
     count = len(lineup.tensors)
     fault, hiding = (
         data.draw(st.integers(0, count - 1)),
@@ -109,7 +112,7 @@ def test_several_builds_at_a_time_find_the_same(lineup: Lineup, data: st.DataObj
         assert (four.low, four.high, four.found) == (one.low, one.high, one.found)
 
 
-def test_four_builds_at_a_time_take_fewer_rounds() -> None:
+def test_four_builds_at_a_time_need_fewer_rounds() -> None:
     chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(1_000)))
     bad, rounds = spoiled(chain, {333}), []
     for jobs in (1, 4):
@@ -130,7 +133,7 @@ def _one(names: Sequence[str], bad: set[str]) -> Marked:
 
 @pytest.mark.parametrize("marks", [1, 8])
 @pytest.mark.parametrize("count", [10, 1_000, 10_000])
-def test_builds_grow_with_the_logarithm_of_the_tensors(count: int, marks: int) -> None:
+def test_the_number_of_builds_is_logarithmic_in_the_tensors(count: int, marks: int) -> None:
     chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(count)))
     for fault in (0, count // 3, count - 1):
         found = searched(chain, spoiled(chain, {fault}), marks)
@@ -140,20 +143,20 @@ def test_builds_grow_with_the_logarithm_of_the_tensors(count: int, marks: int) -
 
 @settings(max_examples=100, deadline=None)
 @given(lineups(60), st.data())
-def test_tensors_that_hide_the_fault_are_named_and_gone_round(lineup: Lineup, data: st.DataObject) -> None:
+def test_tensors_that_hide_the_fault_are_named_and_avoided(lineup: Lineup, data: st.DataObject) -> None:
     count = len(lineup.tensors)
     fault = data.draw(st.integers(0, count - 1))
     hiding = data.draw(st.frozensets(st.integers(0, max(0, count - 2)), max_size=3))
     bad = spoiled(lineup, {fault})
     found = searched(lineup, bad, 4, frozenset(f"t{i}" for i in hiding))
-    assert found.low < fault <= found.high  # the fault is in what is left
+    assert found.low < fault <= found.high  # the fault is in the remaining tensors
     assert f"t{found.high}" in bad
     assert set(found.hiding) <= {f"t{i}" for i in hiding}
     if not found.found:
         assert found.hiding
 
 
-def test_what_the_network_does_not_have_is_gone_round() -> None:
+def test_tensors_that_the_network_lacks_are_avoided() -> None:
     chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(20)))
 
     def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
@@ -166,7 +169,7 @@ def test_what_the_network_does_not_have_is_gone_round() -> None:
     assert "not in the built network" in search.hiding["t6"]
 
 
-def test_memory_is_bounded() -> None:
+def test_marks_are_limited_by_memory() -> None:
     large = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 2**26) for i in range(50)))
     seen = []
 
@@ -235,7 +238,7 @@ def located(original: Model, other: Model, options: LocateOptions | None = None)
     return locate_with(original, other, SAMPLES, OrtBuild(other, SAMPLES), options or LocateOptions())
 
 
-def test_equal_models_have_nothing_to_locate() -> None:
+def test_nothing_is_located_in_equal_models() -> None:
     build = OrtBuild(network(), SAMPLES)
     found = locate_with(network(), network(), SAMPLES, build, LocateOptions())
     assert (found.first, found.chain, found.builds) == (None, (), 0)
@@ -255,13 +258,13 @@ def test_a_planted_fault_is_found(layer: int) -> None:
     assert all(step.error is not None and step.error > 0 for step in found.chain)
 
 
-def test_of_several_faults_the_first_is_found() -> None:
+def test_the_first_of_several_planted_faults_is_found() -> None:
     found = located(network(), network(9, 4, 7), LocateOptions(marks=2))
     assert found.first is not None
     assert found.first.tensor == "m4"
 
 
-def test_a_wrong_output_that_is_no_float_is_told() -> None:
+def test_a_wrong_integer_output_is_reported() -> None:
     text = "g (float[2,8] x) => (int64[2,1] y) { ArgMax<axis = 1>(OF) }"
     same = graphs.graph(text.replace("ArgMax", "a = Abs(x) y = ArgMax").replace("OF", "a"))
     other = graphs.graph(text.replace("ArgMax", "a = Abs(x) b = Neg(a) y = ArgMax").replace("OF", "b"))
@@ -277,7 +280,7 @@ def test_nan_counts_as_wrong() -> None:
     assert (found.first.tensor, found.first.error) == ("a0", math.inf)
 
 
-def test_a_chain_is_thinned_out() -> None:
+def test_a_chain_is_shortened_to_the_requested_steps() -> None:
     found = located(network(), network(0), LocateOptions(steps=4))
     assert len(found.chain) == 4
     assert (found.chain[0].tensor, found.chain[-1].tensor) == ("m0", "y")
@@ -294,11 +297,11 @@ FOLDED = """
         h = Mul(b, small)
         y = Tanh(h)
     }"""
-"""ONNX Runtime's optimisations fold the BatchNormalization into the Conv, whose weights overflow then: a
-fault that is gone when the Conv's result is an output, for that keeps it from folding."""
+"""ONNX Runtime folds the BatchNormalization into the Conv, whose weights then overflow. Marking the Conv's
+result as an output prevents the folding and hides the fault."""
 
 
-def test_a_fault_of_a_fusion_that_marks_would_hide_is_narrowed_down() -> None:
+def test_a_fusion_fault_that_marks_hide_is_narrowed_down() -> None:
     source = graphs.graph(FOLDED)
     feeds = [{"x": np.ones((1, 2, 6, 6), np.float32)}]
     found = locate_with(source, source, feeds, OrtBuild(source, feeds, optimize=True), LocateOptions())
@@ -331,7 +334,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def test_the_engine_of_the_protocol_finds_it_in_child_processes(files: dict[str, Path]) -> None:
+def test_an_engine_in_child_processes_finds_the_fault(files: dict[str, Path]) -> None:
     found = locate(files["good"], files["bad"], SAMPLES, "onnxruntime", LocateOptions(builds=1))
     assert found.first is not None
     assert (found.first.tensor, found.exact) == ("m5", True)
@@ -347,7 +350,7 @@ def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path:
         locate(files["good"], path, SAMPLES, "onnxruntime", LocateOptions(builds=1))
 
 
-def test_the_emulation_answers_the_same_question_in_one_run() -> None:
+def test_the_emulation_finds_the_fault_in_one_run() -> None:
     original = graphs.graph("""
         g (float[2,8] x) => (float[2,8] y) <float big = {300.0}, float small = {1e-5}> {
             a = Mul(x, big)  b = Mul(a, a)  c = Mul(b, small)  y = Neg(c)
@@ -366,16 +369,16 @@ def as_fp16(source: Model) -> Model:
 
 
 def test_the_command_prints_the_chain_and_exits_with_1(files: dict[str, Path], tmp_path: Path) -> None:
-    told = tmp_path / "told.json"
+    report = tmp_path / "report.json"
     command = ["locate", str(files["good"]), str(files["bad"]), "--inputs", str(files["data"])]
-    result = CliRunner().invoke(app, [*command, "--engine", "onnxruntime", "--json", str(told)])
+    result = CliRunner().invoke(app, [*command, "--engine", "onnxruntime", "--json", str(report)])
     assert result.exit_code == 1, result.output
     assert "first wrong tensor is m5 of node" in result.output
-    written = json.loads(told.read_text())
+    written = json.loads(report.read_text())
     assert (written["first"]["tensor"], written["chain"][-1]["tensor"]) == ("m5", "y")
 
 
-def test_the_command_exits_with_0_if_nothing_is_wrong(files: dict[str, Path]) -> None:
+def test_the_command_exits_with_0_for_equal_models(files: dict[str, Path]) -> None:
     command = ["locate", str(files["good"]), str(files["good"]), "--engine", "onnxruntime"]
     result = CliRunner().invoke(app, command)
     assert (result.exit_code, "All outputs are within" in result.output) == (0, True)
@@ -391,8 +394,8 @@ def test_an_engine_builds_several_sets_of_marks_in_one_call(files: dict[str, Pat
     assert "no such tensor" in runs[2].problem and not runs[2].values
 
 
-@pytest.mark.skipif(this_machine.gpu() is not None, reason="there is a GPU here")
-def test_without_a_gpu_tensorrt_is_refused_and_auto_is_emulation(files: dict[str, Path]) -> None:
+@without_gpu
+def test_without_a_gpu_tensorrt_is_refused_and_auto_means_emulation(files: dict[str, Path]) -> None:
     command = ["locate", str(files["good"]), str(files["bad"])]
     refused = CliRunner().invoke(app, [*command, "--engine", "tensorrt-rtx"])
     assert (refused.exit_code, "GPU" in refused.output) == (2, True)
@@ -402,7 +405,7 @@ def test_without_a_gpu_tensorrt_is_refused_and_auto_is_emulation(files: dict[str
 @pytest.mark.skipif(
     this_machine.choose().engine is None, reason="needs a GPU with TensorRT: the engine runs there"
 )
-def test_on_a_gpu_tensorrt_finds_it(files: dict[str, Path]) -> None:
+def test_on_a_gpu_tensorrt_finds_the_fault(files: dict[str, Path]) -> None:
     engine = this_machine.choose().engine
     assert engine is not None
     found = locate(files["good"], files["bad"], SAMPLES, engine)
@@ -422,5 +425,5 @@ def test_on_a_gpu_tensorrt_finds_it(files: dict[str, Path]) -> None:
     ],
     ids=["what TensorRT-RTX 1.6.1 said on an H200 of builds with a mark", "anything else"],
 )
-def test_an_engine_that_makes_no_context_names_what_the_library_said(said: str, advice: str) -> None:
+def test_the_hint_for_a_missing_context_fits_the_message(said: str, advice: str) -> None:
     assert advice in context_hint(said)

@@ -1,4 +1,4 @@
-"""What `verify` compares with where ONNX Runtime cannot run the original: an operator that a plugin has."""
+"""The reference of `verify` if ONNX Runtime lacks an operator of the original that a plugin has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELD = Tolerance(5e-3, "relative-l2", "a test")
 
 
 def executed(folder: Path, original: str, fixed: str) -> Execution:
-    """With the engine of ONNX Runtime in TensorRT's place: the way of the outputs is the same."""
+    """Runs with the engine of ONNX Runtime in place of TensorRT: the outputs are handled in the same way."""
     models = [
         load(save(graph(text), folder / f"{name}.onnx"))
         for name, text in (("original", original), ("fixed", fixed))
@@ -34,20 +34,20 @@ def executed(folder: Path, original: str, fixed: str) -> Execution:
 
 
 @pytest.mark.parametrize(("factor", "passed"), [("2.0", True), ("2.1", False)], ids=["equal", "5 % off"])
-def test_the_engine_of_the_original_stands_in(tmp_path: Path, factor: str, passed: bool) -> None:
+def test_the_original_s_engine_replaces_the_reference(tmp_path: Path, factor: str, passed: bool) -> None:
     done = executed(tmp_path, PLAIN.replace("K", "2.0"), PLAIN.replace("K", factor))
     assert [(check.name, check.passed) for check in done.checks] == [("reference", None), ("run", passed)]
-    told = "not checked: no kernel for Acme; the fixed model is compared with the original's FP32 engine"
-    assert done.checks[0].summary == told
+    words = "not checked: no kernel for Acme; the fixed model is compared with the original's FP32 engine"
+    assert done.checks[0].summary == words
     assert done.judged.error == pytest.approx(float(factor) / 2.0 - 1.0, abs=1e-6)
 
 
-def test_if_that_does_not_run_either_nothing_is_compared(tmp_path: Path) -> None:
+def test_nothing_is_compared_if_the_original_s_engine_fails_too(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="nothing can be compared: no kernel for Acme, and the original"):
         executed(tmp_path, CUSTOM, CUSTOM)
 
 
-def test_without_a_gpu_it_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_gpu_a_plugin_operator_is_an_error_with_a_hint(tmp_path: Path) -> None:
     model = save(graph(CUSTOM), tmp_path / "custom.onnx")
     with pytest.raises(ArithmeticRunError, match="no kernel for Acme") as caught:
         rewriter.verify(model, model, engine="onnxruntime")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,19 @@ class Samples:
         some = copy(self)
         some._samples = self._samples[:count]
         return some
+
+    def split(self) -> tuple[Samples, Samples]:
+        """The samples to fit to, and one kept aside to judge by; both are the same if there is only one.
+
+        The source of both names the sample that was kept aside.
+        """
+        if len(self) < 2:
+            return self, self
+        fitting, judging, last = copy(self), copy(self), self._samples[-1]
+        fitting._samples, judging._samples = self._samples[:-1], (last,)
+        text = f"{self.source.text}; judged on {last.where}, which nothing was fitted to"
+        fitting.source = judging.source = replace(self.source, text=text)
+        return fitting, judging
 
     def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
         spans: dict[str, tuple[Shape, Shape, Shape]] = {}

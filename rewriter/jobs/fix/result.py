@@ -33,6 +33,7 @@ class FixResult:
         seconds: Wall time by stage, in order.
         searched: The plans that `search="gpu"` built and ran.
         constraints: The file of trtexec's arguments, with `weak_typing`.
+        repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
     """
 
     model: Model
@@ -48,6 +49,7 @@ class FixResult:
     seconds: dict[str, float] = field(default_factory=dict)
     constraints: Path | None = None
     searched: Searched | None = None
+    repairs: list[str] = field(default_factory=list)
 
     @property
     def verified(self) -> bool | None:

@@ -2,98 +2,108 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
-from rewriter.data.ranges import Ranges
+from rewriter.errors import ArithmeticRunError
+from rewriter.jobs.fix.attempt import Attempt, Given, attempt
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.phases import Phases
-from rewriter.jobs.fix.planning import Planning
-from rewriter.jobs.fix.proof import Proof
 from rewriter.jobs.fix.record import Record
+from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
-from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Model, load
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline import text as pipeline
 from rewriter.plan import Plan
 from rewriter.planning import plan_file, weak_typing
+from rewriter.verification.expected import expected_outputs
+from rewriter.verification.verdict import Check
+
+VERIFIED_SAMPLES = 1
+"""How many samples are compared: each costs three runs of the model. Ranges use the others."""
 
 
 def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
-    destination, phases, record = job.destination(), job.phases, Record(Stopwatch(job.progress))
-    job, original, samples = _loaded(job, record)
-    rewriting = Rewriting(job, record)
-    planning = Planning(job, record, rewriting, samples)
-    proof = Proof(job, record, rewriting, samples)
-    if job.request.verify:
-        proof.run_original(original)
-    structured, ranges = _structured(rewriting.rewrite(original, phases.structural), phases, planning)
-    if job.request.verify:
-        proof.check_structure(structured)
-    plan = planning.plan(structured, ranges) if phases.lowering else None
-    plan, structured = planning.fitted(original, structured, plan)
-    if plan is not None and job.plan is None:
-        plan = replace(plan, exponents=record.exponents())
-    fixed = rewriting.rewrite(structured, phases.lowering, plan)
-    if plan is not None and job.request.save_plan is not None:
-        plan_file.write(plan, Path(job.request.save_plan))
-    given = weak_typing.named(structured) if job.weak_typing else fixed
-    del original, structured  # their FP32 weights take as much memory as the rest of the run
-    search = record.search
-    if search is not None and search.check is not None:
-        proof.done.append(search.check)
-    proof.check_types(fixed, plan)
-    written = proof.write_and_build(given, destination, plan)
+    destination, _, stage = job.destination(), job.phases, Stopwatch(job.progress)  # may refuse the job
+    job, given = _given(job, stage)
+    made, repairs = attempt(job, given), list[str]()
+    if made.is_wrong and _can_be_repaired(job):
+        made, repairs = _repaired(made, given)
+    if made.plan is not None and job.request.save_plan is not None:
+        plan_file.write(made.plan, Path(job.request.save_plan))
+    fixed = weak_typing.named(made.structured) if job.weak_typing else made.fixed
+    if made.failed:
+        made.proof.explain(made.fixed)
+    record, proof, plan, search = made.record, made.proof, made.plan, made.record.search
+    steps, spans = made.job.steps, proof.spans
+    source = given.fitting.source
+    del made, given  # their FP32 weights take as much memory as the rest of the run
+    written = proof.write_and_build(fixed, destination, plan)
     constraints = None
     if job.weak_typing and written is not None and plan is not None:
-        constraints = _write_constraints(given, plan, written, record)
+        constraints = _write_constraints(fixed, plan, written, record)
     return FixResult(
-        given,
+        fixed,
         written,
-        pipeline.render(job.steps),
+        pipeline.render(steps),
         job.target,
         record.passes,
         plan,
-        replace(samples.source, spans=proof.spans),
+        replace(source, spans=spans),
         proof.verdict,
         search.frontier if search is not None else None,
         record.warnings,
-        record.stage.seconds,
+        stage.seconds,
         constraints,
         search.searched if search is not None else None,
+        repairs,
     )
 
 
-def _structured(model: Model, phases: Phases, planning: Planning) -> tuple[Model, Ranges]:
-    """Returns the model that a plan is made for, and its ranges unless the plan is given."""
-    given = planning.job.plan
-    if given is not None:  # it holds the results of the measuring passes
-        found = planning.rewriting.rewrite(model, phases.measuring, given) if phases.measuring else model
-        return found, Ranges()
-    ranges = planning.ranges(model) if phases.measuring or phases.lowering else Ranges()
-    return (
-        planning.rewritten_by_ranges(model, phases.measuring, ranges) if phases.measuring else (model, ranges)
-    )
+def _repaired(failed: Attempt, given: Given) -> tuple[Attempt, list[str]]:
+    """The best attempt, and what led to it."""
+    repair = Repair(given, partial(attempt, given=given), failed.job.request.repair_seconds)
+    best = repair.of(failed)
+    return best, [_summary(failed.failed), *repair.lines]
 
 
-def _loaded(job: FixJob, record: Record) -> tuple[FixJob, Model, Samples]:
-    """The model and its samples; a default opset becomes the one that the model needs."""
-    with record.stage("load"):
+def _can_be_repaired(job: FixJob) -> bool:
+    """True unless the user gave the plan, or asked for the rules' plan alone."""
+    return job.request.repair and job.plan is None and not job.weak_typing and job.wish.precision != "fp32"
+
+
+def _summary(failed: Sequence[Check]) -> str:
+    return "the rules' plan failed: " + "; ".join(f"{check.name}: {check.summary}" for check in failed)
+
+
+def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
+    """The model, its samples and its outputs; a default opset becomes the one that the model needs."""
+    with stage("load"):
         original = load(job.source)
-        samples = _samples(original, job, record)
         if job.free_opset:
             wanted = (step.opset_for(original, job.target) for step in job.steps)
             job = replace(job, opset=max(job.opset, *wanted))
-    return job, original, samples
+        samples, warnings = _samples(original, job)
+    fitting, kept = samples.split() if job.request.verify else (samples, samples)
+    judging, expected = list(islice(kept, VERIFIED_SAMPLES)), None
+    if job.request.verify:
+        with stage("reference"):
+            try:
+                expected = expected_outputs(original, judging)
+            except ArithmeticRunError as error:
+                warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
+    return job, Given(original, fitting, judging, expected, stage, tuple(warnings))
 
 
-def _samples(original: Model, job: FixJob, record: Record) -> Samples:
+def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
     samples = load_samples(
         job.request.inputs,
         original,
@@ -101,11 +111,11 @@ def _samples(original: Model, job: FixJob, record: Record) -> Samples:
         seed=job.request.seed,
         deployment=job.deployment,
     )
-    record.warnings.extend(data_warnings(original, samples))
+    warnings = list(data_warnings(original, samples))
     uses_data = job.request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in job.steps)
     if not samples.source.real and uses_data:
-        record.warnings.append(samples.source.text)
-    return samples
+        warnings.append(samples.source.text)
+    return samples, warnings
 
 
 def _write_constraints(model: Model, plan: Plan, path: Path, record: Record) -> Path:

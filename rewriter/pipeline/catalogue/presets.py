@@ -51,18 +51,18 @@ def migration_page() -> str:
         [
             "# From `trtexec --fp16` to TensorRT 11",
             "",
-            "Written by `python -m rewriter.pipeline.catalogue` from `pipeline/migration.py`: change that.",
+            "Written by `python -m rewriter.pipeline.catalogue`; edit `rewriter/pipeline/migration.py`.",
             "`rewriter presets show trt11-migrate` prints the same.",
             "",
             preset.about,
             "",
             f"The preset sets {_defaults(preset)}. Its pipeline is that of `trt-fp16` without\n"
-            "`merge-projections` and without what is in FP32 because it is free (docs/accuracy.md).",
+            "`merge-projections`, and without nodes that are in FP32 because it is free (docs/accuracy.md).",
             "",
             *table,
             "",
-            f"Which flags are gone: [NVIDIA's migration guide]({migration.SOURCE}).",
-            "NVIDIA's way is ModelOpt AutoCast: [benchmarks/README.md](../benchmarks/README.md) compares it.",
+            f"The removed flags: [NVIDIA's migration guide]({migration.SOURCE}).",
+            "NVIDIA's tool is AutoCast: [benchmarks/README.md](../benchmarks/README.md) compares it.",
             "",
         ]
     )

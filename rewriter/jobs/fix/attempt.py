@@ -1,0 +1,133 @@
+"""One attempt at a model: passes, plan, and the checks of its arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rewriter.base import Pass
+from rewriter.data.inputs import Samples
+from rewriter.data.ranges import Ranges
+from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.planning import Planning
+from rewriter.jobs.fix.proof import Proof
+from rewriter.jobs.fix.record import Record
+from rewriter.jobs.fix.rewriting import Rewriting
+from rewriter.model import Array, Model
+from rewriter.model.stopwatch import Stopwatch
+from rewriter.pipeline.driver import PassResult
+from rewriter.plan import Plan
+from rewriter.verification.expected import Expected
+from rewriter.verification.verdict import GOALS, Check
+
+
+@dataclass(frozen=True)
+class Given:
+    """What all attempts at a model share.
+
+    Attributes:
+        fitting: Samples for ranges, weights and searches.
+        judging: Samples that checks compare; nothing is fitted to them if there are several samples.
+        expected: Outputs of the original for `judging`; None if it cannot run, or nothing is verified.
+        warnings: Sentences about the model and its data.
+        measured: By the passes before the plan.
+    """
+
+    original: Model
+    fitting: Samples
+    judging: Sequence[Mapping[str, Array]]
+    expected: Expected | None
+    stage: Stopwatch
+    warnings: tuple[str, ...]
+    measured: dict[tuple[Pass, ...], Measured] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model that a plan is made for: a remedy that keeps the passes before the plan starts from it.
+
+    Attributes:
+        passes: What the passes did.
+        checks: The check of its structure.
+        warnings: What was said of it.
+    """
+
+    model: Model
+    ranges: Ranges
+    passes: tuple[PassResult, ...]
+    checks: tuple[Check, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A rewritten model with its plan and the checks of its arithmetic.
+
+    Attributes:
+        structured: The model in FP32, before its types changed.
+        fixed: The result.
+    """
+
+    job: FixJob
+    record: Record
+    proof: Proof
+    structured: Model
+    fixed: Model
+    plan: Plan | None
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.proof.done if check.passed is False)
+
+    @property
+    def is_wrong(self) -> bool:
+        """True if the arithmetic failed; a search that misses its goal is no reason to repair."""
+        return any(check.name not in GOALS for check in self.failed)
+
+    @property
+    def error(self) -> float:
+        """Largest error of a failed output, in units of its tolerance; 0.0 if no check failed."""
+        outputs = [o for check in self.failed for o in check.outputs]
+        sizes = [o.relative_l2 / o.tolerance if o.finite and o.tolerance else math.inf for o in outputs]
+        return max(sizes, default=math.inf if self.failed else 0.0)
+
+
+def attempt(job: FixJob, given: Given) -> Attempt:
+    """Runs the passes of a job and checks the arithmetic of their result."""
+    phases, record = job.phases, Record(given.stage, warnings=list(given.warnings))
+    rewriting = Rewriting(job, record)
+    planning = Planning(job, record, rewriting, given.fitting)
+    proof = Proof(job, record, rewriting, given.fitting.source, given.judging, given.expected)
+    key = (*phases.structural, *phases.measuring)
+    if key not in given.measured:
+        model, ranges = _measured(rewriting.rewrite(given.original, phases.structural), planning)
+        proof.check_structure(given.original, model)
+        given.measured[key] = Measured(
+            model, ranges, tuple(record.passes), tuple(proof.done), tuple(record.warnings)
+        )
+    known = given.measured[key]
+    record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
+    structured = known.model
+    plan = planning.plan(structured, known.ranges) if phases.lowering else None
+    plan, structured = planning.fitted(given.original, structured, plan)
+    if plan is not None and job.plan is None:
+        plan = replace(plan, exponents=record.exponents())
+    fixed = rewriting.rewrite(structured, phases.lowering, plan)
+    if record.search is not None and record.search.check is not None:
+        proof.done.append(record.search.check)
+    proof.check_types(given.original, structured, fixed, plan)
+    return Attempt(job, record, proof, structured, fixed, plan)
+
+
+def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:
+    """Returns the model that a plan is made for, and its ranges unless the plan is given."""
+    phases, plan = planning.job.phases, planning.job.plan
+    if plan is not None:  # it holds the results of the measuring passes
+        found = planning.rewriting.rewrite(model, phases.measuring, plan) if phases.measuring else model
+        return found, Ranges()
+    ranges = planning.ranges(model) if phases.measuring or phases.lowering else Ranges()
+    if not phases.measuring:
+        return model, ranges
+    return planning.rewritten_by_ranges(model, phases.measuring, ranges)

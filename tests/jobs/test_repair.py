@@ -1,0 +1,136 @@
+"""`fix` repairs a result that fails its checks, and judges on a sample that nothing was fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from graphs import graph
+
+import rewriter
+from rewriter.base import Change, Context, Event, Exactness, ModelPass
+from rewriter.data.inputs import load_samples
+from rewriter.jobs.fix import stages
+from rewriter.jobs.fix.job import FixJob
+from rewriter.model import Array, Model, load
+from rewriter.passes.simplify import Simplify
+from rewriter.verification.expected import conditioning, expected_outputs
+
+CANCELLING = """
+    g (float[4,64] x) => (float[4,64] y) <float offset = {300.0}, float share = {0.37}> {
+        a = Add(x, offset) t = Tanh(a) u = Mul(t, share) b = Sub(a, offset) c = Mul(b, share)
+        y = Add(c, u) }"""
+"""FP16 keeps two digits of x beside 300; no value leaves its range, so no rule about ranges sees it."""
+
+HOPELESS = "g (float[2,2] x) => (float[2,1] y) <float[2,1] w = {2049.0, -2048.0}> { y = MatMul(x, w) }"
+"""Neither FP16 nor TF32 holds 2049."""
+
+
+def samples(count: int = 3) -> list[dict[str, Array]]:
+    generator = np.random.default_rng(0)
+    return [{"x": generator.standard_normal((4, 64)).astype(np.float32)} for _ in range(count)]
+
+
+def test_islands_repair_what_the_rules_miss() -> None:
+    source = graph(CANCELLING).whole()
+    alone = rewriter.fix(source, inputs=samples(), build=False, repair=False)
+    assert alone.verified is False and not alone.repairs
+    result = rewriter.fix(source, inputs=samples(), build=False)
+    assert result.verified
+    assert result.repairs[0].startswith("the rules' plan failed: emulation")
+    assert "more nodes in FP32" in result.repairs[-1] and "every check passes" in result.repairs[-1]
+    assert result.plan is not None and result.plan.fp32
+
+
+def test_a_network_that_needs_more_than_tf32_is_not_verified_and_the_remedy_is_named() -> None:
+    data = {"x": np.ones((2, 2), np.float32)}
+    result = rewriter.fix(graph(HOPELESS).whole(), inputs=data, build=False)
+    assert result.verified is False
+    assert "TF32 off" in result.repairs[-1]
+    assert result.plan is None or result.plan.fp32
+
+
+def test_no_repair_starts_after_its_deadline() -> None:
+    result = rewriter.fix(graph(CANCELLING).whole(), inputs=samples(), build=False, repair_seconds=1e-9)
+    assert result.verified is False
+    assert any("--repair-seconds" in line for line in result.repairs)
+
+
+def test_a_given_plan_is_applied_and_not_repaired() -> None:
+    source = graph(CANCELLING).whole()
+    first = rewriter.fix(source, inputs=samples(), build=False, repair=False)
+    again = rewriter.fix(source, inputs=samples(), build=False, plan=first.plan)
+    assert again.verified is False and not again.repairs
+
+
+def test_the_last_of_several_samples_is_kept_for_the_checks() -> None:
+    given = load_samples(samples(), graph(CANCELLING))
+    fitting, judging = given.split()
+    assert (len(fitting), len(judging)) == (2, 1)
+    (kept,) = judging
+    np.testing.assert_array_equal(kept["x"], samples()[-1]["x"])
+    assert "judged on sample 2, which nothing was fitted to" in fitting.source.text
+    one = load_samples(samples(1), graph(CANCELLING))
+    assert one.split() == (one, one)
+
+
+class Shifting(Simplify):
+    """simplify, with a defect: it adds one to the result."""
+
+    def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
+        node = model.proto.graph.node[-1]
+        if node.op_type != "Sum":
+            one = model.proto.graph.initializer.add()
+            one.CopyFrom(onnx.numpy_helper.from_array(np.float32(1.0), "one"))
+            last = node.output[0]
+            node.output[0] = "before"
+            model.proto.graph.node.append(onnx.helper.make_node("Sum", ["before", "one"], [last]))
+            yield Change("y", "shifted")
+
+
+def test_a_pass_of_ours_that_breaks_the_result_is_found_by_name_and_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_defect(job: FixJob) -> FixJob:
+        return replace(job, steps=tuple(Shifting() if isinstance(s, Simplify) else s for s in job.steps))
+
+    original = stages.run
+    monkeypatch.setattr("rewriter.jobs.fix.api.run", lambda job: original(with_defect(job)))
+    source = graph("g (float[4,64] x) => (float[4,64] y) { a = Relu(x) y = Sqrt(a) }").whole()
+    result = rewriter.fix(source, inputs=samples(), build=False)
+    assert result.verified
+    assert "without simplify, which changed the result in FP32" in " ".join(result.repairs)
+    assert "simplify" not in result.pipeline
+
+
+def test_conditioning_is_what_another_order_of_sums_changes() -> None:
+    generator = np.random.default_rng(1)
+    wide = (generator.standard_normal((512, 512)) * 100).astype(np.float32)
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[8,512] x) => (float[8,512] y) '
+        "<float[512,512] w> { a = MatMul(x, w) b = Sigmoid(a) y = Mul(a, b) }"
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(wide, "w"))
+    model = load(proto)
+    feeds: list[Mapping[str, Array]] = [{"x": generator.standard_normal((8, 512)).astype(np.float32)}]
+    found = conditioning(model, feeds, expected_outputs(model, feeds).exact)
+    assert 0.0 <= found["y"] < 1e-5
+
+
+def test_the_defective_pass_is_a_pass() -> None:
+    assert issubclass(Shifting, ModelPass) and isinstance(Shifting.exactness, Exactness)
+
+
+def test_dimensions_that_only_say_unknown_become_unknown() -> None:
+    proto = graph("g (float[N,3] x) => (float[N,3] y) { y = Relu(x) }").whole()
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = -1
+        value.type.tensor_type.shape.dim[1].dim_param = "?"
+    model = load(proto)
+    assert model.signature.inputs[0].shape == (None, None)
+    result = rewriter.fix(proto, inputs={"x": np.ones((6, 3), np.float32)}, build=False)
+    assert result.verified
