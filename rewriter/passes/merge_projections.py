@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires
+from rewriter.base import Context, Event, Exactness, GraphPass, Merged, Refusal, Requires, refused
 from rewriter.graph import GraphEditor, constant_row, is_op, is_quantised, label
 from rewriter.graph.match import consumed, optional_input, other_operand
 from rewriter.graph.new_weights import (
@@ -89,9 +89,10 @@ class MergeProjections(GraphPass):
             members = [product for product in group if product.obstacle is None]
             yield from (Refusal(label(p.node), p.obstacle) for p in group if p.obstacle is not None)
             if len(members) > 1:
-                reason = _reason_against(context, members)
-                what = members[0].node
-                yield Refusal(label(what), reason) if reason else _merge(graph, context, members, weights)
+                reason = context.kept.reason(*(node for m in members for node in (m.node, m.end)))
+                apart = f"{len(members)} products of {members[0].node.input[0]} stay apart"
+                refusal = refused(members[0].node, apart, reason)
+                yield refusal or _merge(graph, context, members, weights)
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,6 @@ def _with_bias(graph: GraphEditor, product: _Product) -> _Product:
         return product
     row = constant_row(graph, other, columns, graph.rank(node.output[0]))
     return product if row is None else replace(product, end=add, bias=row)
-
-
-def _reason_against(context: Context, members: list[_Product]) -> str | None:
-    reason = context.kept.reason(*(node for member in members for node in (member.node, member.end)))
-    return f"{len(members)} products of {members[0].node.input[0]} stay apart: {reason}" if reason else None
 
 
 def _weight(members: list[_Product], weights: NewWeights) -> str:

@@ -140,7 +140,7 @@ def _forget_unread_mask(editor: GraphEditor, node: NodeProto) -> None:
 
 def _replace(editor: GraphEditor, node: NodeProto, replacement: GraphProto) -> None:
     """Replaces the node by the small graph. The node that writes its outputs keeps its name and metadata."""
-    names = {f"i{index}": name for index, name in reversed(list(enumerate(node.input)))}
+    names = {f"i{index}": name for index, name in enumerate(node.input)}
     names |= {f"o{index}": name for index, name in enumerate(node.output)}
     for tensor in replacement.initializer:
         names.setdefault(tensor.name, _add_constant(editor, node, tensor))

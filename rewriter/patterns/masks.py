@@ -279,11 +279,9 @@ def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, 
         return None
     if node.op_type in MOVES | {"Cast"}:
         return _integers(graph, node.input[0], depth - 1)
-    inputs = node.input[1:] if node.op_type == "Where" else node.input
     if node.op_type not in {"Add", "Sub", "Mul", "Where"}:
         return None
-    bounds = [_integers(graph, name, depth - 1) for name in inputs]
-    first, second = bounds
+    first, second = (_integers(graph, name, depth - 1) for name in node.input[-2:])
     return None if first is None or second is None else _combine(node.op_type, first, second)
 
 

@@ -132,16 +132,13 @@ def _moved(span: slice, shift: int) -> slice:
 
 def content(images: Array) -> Box:
     """The box of images [N, C, H, W] without borders that have one value per channel in all of them."""
-    first = images[..., :1, :1]
     height, width = images.shape[-2:]
-    rows = np.flatnonzero((images != first).any(axis=(0, 1, 3)))
-    last = images[..., -1:, -1:]
-    rows_back = np.flatnonzero((images != last).any(axis=(0, 1, 3)))
-    columns = np.flatnonzero((images != first).any(axis=(0, 1, 2)))
-    columns_back = np.flatnonzero((images != last).any(axis=(0, 1, 2)))
-    if not (rows.size and rows_back.size):
+    after = (images != images[..., :1, :1]).any(axis=(0, 1))
+    before = (images != images[..., -1:, -1:]).any(axis=(0, 1))
+    if not (after.any() and before.any()):
         return Box(0, height, 0, width)
-    return Box(int(rows[0]), int(rows_back[-1]) + 1, int(columns[0]), int(columns_back[-1]) + 1)
+    (top, left), (bottom, right) = np.argwhere(after).min(axis=0), np.argwhere(before).max(axis=0) + 1
+    return Box(int(top), int(bottom), int(left), int(right))
 
 
 def placements(ours: Array, theirs: Array) -> Iterator[Placement]:

@@ -217,11 +217,8 @@ class _Gather:
     constants: dict[tuple[object, ...], tuple[str, Taps | None]] = field(default_factory=dict)
 
     def rows(self, source: RowSource) -> tuple[str, Taps | None]:
-        if source.window is None:
-            return self._vectors(source), None
-        return self._windows(source, source.window)
-
-    def _vectors(self, source: RowSource) -> str:
+        if source.window is not None:
+            return self._windows(source, source.window)
         tensor = source.tensor
         if source.swapped:
             *first, last = range(source.swapped)
@@ -232,7 +229,7 @@ class _Gather:
         key = (prod(self.shapes[source.tensor]) // source.width, self.limits[source])
         if key not in self.constants:
             self.constants[key] = self._ints(_spread(*key, self.offsets)), None
-        return self.emit.add("Gather", [flat, self.constants[key][0]], axis=0)
+        return self.emit.add("Gather", [flat, self.constants[key][0]], axis=0), None
 
     def _windows(self, source: RowSource, window: Window) -> tuple[str, Taps]:
         batch, _, *sizes = self.shapes[source.tensor]
