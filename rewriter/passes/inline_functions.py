@@ -77,7 +77,9 @@ def inline(model: Model, tag: str) -> list[Event]:
     known = set(map(_node_key, walk_nodes(model.proto.graph)))
     model.proto = model.restore(_inlined(model, functions)).proto
     _drop_domains(model.proto, {key.domain for key in functions})
-    _tag_new(model.proto, known, tag)
+    for node in walk_nodes(model.proto.graph):
+        if _node_key(node) not in known:
+            node.metadata_props.add(key=TAG, value=tag)
     return [Change(key.name, _became(calls[key])) for key in functions]
 
 
@@ -152,9 +154,3 @@ def _drop_domains(proto: ModelProto, domains: set[str]) -> None:
 
 def _node_key(node: NodeProto) -> tuple[str, str, str]:
     return node.name, node.op_type, node.output[0] if node.output else ""
-
-
-def _tag_new(proto: ModelProto, known: set[tuple[str, str, str]], tag: str) -> None:
-    for node in walk_nodes(proto.graph):
-        if _node_key(node) not in known:
-            node.metadata_props.add(key=TAG, value=tag)

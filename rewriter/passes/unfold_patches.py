@@ -149,7 +149,9 @@ class _Unfolding:
         perm = [0, *range(2, end, 2), 1, *range(3, end, 2)]
         moved = new.add("Transpose", [split], new.tensor("moved"), perm=perm)
         patches = new.reshape(moved, (math.prod(counts), self.depth), new.tensor("patches"))
-        product = new.add("MatMul", [patches, self._weight()], new.tensor("product"), new.name)
+        # [C * window, O]
+        weight = self.weights.changed(self.conv.input[1], "unfolded", lambda w: w.reshape(len(w), -1).T)
+        product = new.add("MatMul", [patches, weight], new.tensor("product"), new.name)
         new.add("Add", [product, self._bias()], rows, f"{new.name}/Add")
 
     def _channels_first(self, rows: str) -> None:
@@ -158,12 +160,6 @@ class _Unfolding:
         turned = new.add("Transpose", [rows], result if flat else new.tensor("turned"), perm=[0, 2, 1])
         if not flat:
             new.reshape(turned, (self.windows.out, *self.windows.counts), result)
-
-    def _weight(self) -> str:
-        """Returns the name of the constant [C * window, O]."""
-        return self.weights.changed(
-            self.conv.input[1], "unfolded", lambda value: value.reshape(len(value), -1).T
-        )
 
     def _bias(self) -> str:
         if given := optional_input(self.conv, 2):
