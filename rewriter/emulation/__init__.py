@@ -15,6 +15,7 @@ from onnx import TensorProto
 from rewriter.emulation.accumulate import accumulate_in_fp16
 from rewriter.emulation.local_functions import FIRST_OPSET
 from rewriter.emulation.product_sums import find_product_sums
+from rewriter.emulation.reciprocals import multiply_by_reciprocals
 from rewriter.emulation.tf32 import round_to_tf32
 from rewriter.graph.casts import TypeRequest, retype
 from rewriter.model import Model
@@ -55,6 +56,7 @@ def emulation(
     """
     found = find_product_sums(model, facts)
     emulated = retype(model, facts, replace(_all_fp32(model, rounding=True), exact=found.exact))
+    multiply_by_reciprocals(emulated, model, facts)
     if tf32:
         round_to_tf32(emulated, model, facts)
     if accumulation == "fp16":

@@ -91,12 +91,7 @@ STRUCTURE: Steps = (
 )
 LOWER: Steps = (CompensateRounding(), MixedPrecision(), CleanCasts())
 FP16: Steps = (*STRUCTURE, Rescale(), *LOWER)
-FP16_NORMS: Steps = (
-    *STRUCTURE,
-    PostponeResize(),
-    Rescale(norms=True),
-    *inserted(LOWER, CompensateRounding, TransposeConvs()),
-)
+FP16_NORMS: Steps = (*STRUCTURE, PostponeResize(), Rescale(norms=True), *LOWER)
 DEFAULT: Steps = (
     *STRUCTURE,
     UnfoldPatches(),
@@ -107,12 +102,14 @@ DEFAULT: Steps = (
     Rescale(),
     MergeProjections(),
     KeepEpilogues(),
-    *replaced(inserted(LOWER, CompensateRounding, TransposeConvs()), MixedPrecision(epilogues=True)),
+    *replaced(LOWER, MixedPrecision(epilogues=True)),
 )
 ACCURATE: Steps = inserted(
     inserted(
-        replaced(
-            DEFAULT, UnfoldPatches(depth=1024), CompensateRounding(tf32=True), TransposeConvs(depth=192)
+        inserted(
+            replaced(DEFAULT, UnfoldPatches(depth=1024), CompensateRounding(tf32=True)),
+            CompensateRounding,
+            TransposeConvs(depth=192),
         ),
         KeepEpilogues,
         SplitProducts(),

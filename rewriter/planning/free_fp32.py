@@ -32,7 +32,8 @@ from rewriter.planning import dot_products
 RULE = "epilogue"
 NORM_RULE = "norm"
 SOFTMAX_RULE = "softmax"
-FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, dot_products.RULE})
+ROUNDED_RULE = "rounded-constant"
+FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, ROUNDED_RULE, dot_products.RULE})
 """Rules that keep nodes in FP32 because it costs nothing, not because of a hazard."""
 
 PROBE = "matmul-epilogue"
@@ -88,7 +89,7 @@ def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
     """
     if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
-    masked = {id(n) for softmax in _attention(survey) for n in _before(survey, softmax)}
+    masked = scores_of_attention(survey)
     queue = [node for node in survey.nodes if is_part(node) and id(node) in found]
     for product, first in _starts(survey, found.keys(), masked):
         if id(first) not in found:
@@ -144,6 +145,11 @@ def extend_over_softmax(survey: Survey, found: dict[int, Hazard]) -> None:
         return
     for softmax in _attention(survey):
         found.setdefault(id(softmax), Hazard(softmax, SOFTMAX_RULE, _SOFTMAX_REASON, softmax.input[0]))
+
+
+def scores_of_attention(survey: Survey) -> AbstractSet[int]:
+    """The identities of the nodes that scale and mask the scores of attention."""
+    return {id(node) for softmax in _attention(survey) for node in _before(survey, softmax)}
 
 
 def _starts(

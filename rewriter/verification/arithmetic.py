@@ -35,7 +35,7 @@ AS_FP32 = 1.2
 builds of one model were measured to differ by less."""
 
 USABLE = 0.1
-"""Largest error (relative L2) that is excused by the network's own FP32 engine: beyond it neither is of use."""
+"""Largest relative L2 error that the network's own FP32 engine excuses: beyond it neither is of use."""
 
 EXPLAINED = 3
 """Nodes that a failed emulation names, by the error that they add."""

@@ -85,7 +85,7 @@ class Shifting(Simplify):
         node = model.proto.graph.node[-1]
         if node.op_type != "Sum":
             one = model.proto.graph.initializer.add()
-            one.CopyFrom(onnx.numpy_helper.from_array(np.float32(1.0), "one"))
+            one.CopyFrom(onnx.numpy_helper.from_array(np.array(1.0, np.float32), "one"))
             last = node.output[0]
             node.output[0] = "before"
             model.proto.graph.node.append(onnx.helper.make_node("Sum", ["before", "one"], [last]))

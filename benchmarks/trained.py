@@ -1,0 +1,134 @@
+"""`fix` on networks with trained weights and real inputs: errors and latencies on a GPU, beside plain FP16 and FP32.
+
+    python benchmarks/trained_inputs.py FOLDER      # in an environment of its own: NAME.onnx, NAME/tool, NAME/kept
+    python benchmarks/trained.py FOLDER OUT.json    # on a GPU: makes all variants, runs and times them in turn
+
+Each network is judged on a sample that no tool saw. `plain` is the preset trt11-migrate; `islands` is the default plan
+without the rule rounded-constant, `transposed` the default pipeline with transpose-convs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.comparison import errors
+from rewriter.data.inputs import load_samples
+from rewriter.engines import this_machine
+from rewriter.engines.measure import measure
+from rewriter.engines.protocol import MeasureSettings, Variant
+from rewriter.engines.tensor_files import write_samples
+from rewriter.model import load
+from rewriter.passes.compensate_rounding import CompensateRounding
+from rewriter.passes.transpose_convs import TransposeConvs
+from rewriter.pipeline.preset_steps import inserted
+from rewriter.pipeline.presets import preset_named
+from rewriter.pipeline.text import render
+from rewriter.planning.free_fp32 import ROUNDED_RULE
+from rewriter.verification.expected import expected_outputs
+
+TARGET = ["--target", "tensorrt-rtx"]
+TRANSPOSED = render(inserted(preset_named("trt-fp16").steps, CompensateRounding, TransposeConvs()))
+VARIANTS: dict[str, list[str]] = {
+    "plain": ["--preset", "trt11-migrate", "--no-verify", *TARGET],
+    "rules": ["--no-verify", "--save-plan", "{folder}/rules.plan", *TARGET],
+    "fix": ["--no-build", "--accumulation", "fp16", *TARGET],
+    "accurate": ["--preset", "accurate", "--no-verify", *TARGET],
+    "transposed": ["--passes", TRANSPOSED, "--no-verify", *TARGET],
+}
+
+
+def make(model: Path, folder: Path, name: str) -> dict[str, Any]:
+    """Runs `rewriter fix` for one variant."""
+    out, start = folder / f"{name}.onnx", time.perf_counter()
+    extra = [text.replace("{folder}", str(folder)) for text in VARIANTS[name]]
+    command = [sys.executable, "-m", "rewriter", "fix", str(model), "-o", str(out), "-q", *extra]
+    done = subprocess.run(
+        [*command, "--inputs", str(model.with_suffix("") / "tool")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    line = (done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or [""])[-1]
+    return {"exit": done.returncode, "said": line, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def without_rounded_constants(model: Path, folder: Path) -> dict[str, Any]:
+    """The default plan without the rule rounded-constant."""
+    plan = json.loads((folder / "rules.plan").read_text())
+    kept = [node for node in plan["fp32"] if node["rule"] != ROUNDED_RULE]
+    (folder / "islands.plan").write_text(json.dumps(plan | {"fp32": kept}))
+    VARIANTS["islands"] = ["--plan", "{folder}/islands.plan", "--no-verify", *TARGET]
+    return make(model, folder, "islands") | {"removed": len(plan["fp32"]) - len(kept)}
+
+
+def prepare(model: Path, work: Path) -> dict[str, Any]:
+    """All variants of one network."""
+    folder = work / model.stem
+    folder.mkdir()
+    made = {name: make(model, folder, name) for name in VARIANTS if name != "islands"}
+    if made["rules"]["exit"] == 0:
+        made["islands"] = without_rounded_constants(model, folder)
+    return made
+
+
+def run(model: Path, work: Path, made: dict[str, Any]) -> dict[str, Any]:
+    """Errors and latencies of all variants that were made."""
+    original, folder = load(model), work / model.stem
+    sample = next(iter(load_samples(str(model.with_suffix("") / "kept"), original)))
+    expected = dict(expected_outputs(original, [sample]).exact[0])
+    stored = write_samples(folder / "sample", [sample])
+    paths = {name: folder / f"{name}.onnx" for name in made}
+    variants = [Variant("fp32", model, stored)]
+    variants += [Variant(name, path, stored) for name, path in paths.items() if path.exists()]
+    engine = this_machine.choose().engine
+    assert engine is not None, "this needs a GPU"
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as outputs:
+        for outcome in measure(variants, MeasureSettings(engine), Path(outputs)):
+            row: dict[str, Any] = dict(made.get(outcome.variant, {}))
+            if outcome.ran and outcome.latency is not None:
+                found = errors(original, expected, outcome.values(0))
+                row |= {"us": round(outcome.latency.median_us, 1), "errors": found}
+                row["error"] = max((e for e in found.values() if e is not None), default=None)
+                finite = all(np.isfinite(v).all() for v in outcome.values(0).values() if v.dtype.kind == "f")
+                row["finite"] = finite
+            else:
+                row["problem"] = outcome.problem
+            rows[outcome.variant] = row
+    return rows
+
+
+def main(folder: Path, out: Path) -> None:
+    models = sorted(folder.glob("*.onnx"))
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        with ThreadPoolExecutor(4) as pool:
+            made = dict(zip(models, pool.map(lambda m: prepare(m, work), models), strict=True))
+        found = {}
+        for model in models:
+            try:
+                found[model.stem] = run(model, work, made[model])
+            except Exception as error:  # one network must not stop the others
+                found[model.stem] = {"problem": f"{type(error).__name__}: {error}"}
+            out.write_text(json.dumps(found, indent=1) + "\n")
+            line = [
+                f"{n} {r.get('us', '-')} us {r.get('error') or 0:.2e}"
+                for n, r in found[model.stem].items()
+                if isinstance(r, dict)
+            ]
+            print(model.stem, "|", "; ".join(line), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
