@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime as ort
 from onnx import numpy_helper
 
-from rewriter.base import Context, Pass
+from rewriter.base import Context, Pass, with_header
 from rewriter.model import Array, Model, load
 from rewriter.pipeline.driver import Driver, PassResult
 
@@ -23,8 +23,8 @@ def graph(body: str, *, opset: int = 17, ir: int = 8) -> Model:
 
 
 def model(text: str) -> Model:
-    """A checked model from a whole text in the syntax of onnx.parser."""
-    return load(onnx.parser.parse_model(textwrap.dedent(text)))
+    """A checked model from a text in the syntax of onnx.parser, of opset 17 if it has no header."""
+    return load(onnx.parser.parse_model(with_header(text)))
 
 
 def with_constants(
