@@ -24,7 +24,7 @@ from rewriter.engines.tensor_files import write_samples
 from rewriter.engines.tensorrt_program import context_hint
 from rewriter.errors import EngineError, RewriterError, UsageError
 from rewriter.graph.casts import TypeRequest, retype
-from rewriter.model import Array, Model, save
+from rewriter.model import Array, Model, load, save
 from rewriter.model import facts as tensor_facts
 from rewriter.verification.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
 from rewriter.verification.locate.bisection import Bisection, Marked
