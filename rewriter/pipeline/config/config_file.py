@@ -16,8 +16,8 @@ TABLE = "[tool.rewriter]"
 
 
 @dataclass(frozen=True)
-class File:
-    """A file that was read, with its table; `notes` name the file beside it that was not read."""
+class ConfigFile:
+    """A file that was read, with its table; `notes` name a file beside it that was not read."""
 
     path: Path
     table: Mapping[str, Any]
@@ -28,37 +28,37 @@ class File:
         return f"{shown(self.path)} {TABLE}" if self.path.name == SHARED else shown(self.path)
 
 
-def find(near: Path) -> File | None:
+def find(near: Path) -> ConfigFile | None:
     """Returns the nearest file from the folder `near` upwards.
 
-    In one folder `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` does not count.
+    In one folder `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` is skipped.
 
     Raises:
         UsageError: a file on the way cannot be read.
     """
-    # without `..`, but with links: a linked model belongs where the link lies
+    # removes `..` but keeps links: a linked model belongs to the folder of the link
     start = Path(os.path.abspath(near))  # noqa: PTH100
     for folder in (start, *start.parents):
         own = read(folder / OWN) if _exists(folder / OWN) else None
         shared = _shared(folder / SHARED)
         if own and shared:
             note = f"{shared.title} is not read: {OWN} beside it comes first"
-            return File(own.path, own.table, (note,))
+            return ConfigFile(own.path, own.table, (note,))
         if own or shared:
             return own or shared
     return None
 
 
-def read(path: Path) -> File:
+def read(path: Path) -> ConfigFile:
     """Reads a named configuration file; a `pyproject.toml` without the table sets nothing.
 
     Raises:
-        UsageError: it cannot be read, is not TOML, or has no table where one belongs.
+        UsageError: it cannot be read, is not TOML, or `tool.rewriter` is no table.
     """
-    return (_shared(path) or File(path, {})) if path.name == SHARED else File(path, _toml(path))
+    return (_shared(path) or ConfigFile(path, {})) if path.name == SHARED else ConfigFile(path, _toml(path))
 
 
-def _shared(path: Path) -> File | None:
+def _shared(path: Path) -> ConfigFile | None:
     if not _exists(path):
         return None
     tool = _toml(path).get("tool")
@@ -69,7 +69,7 @@ def _shared(path: Path) -> File | None:
         raise UsageError(
             "tool.rewriter is not a table", where=shown(path), hint=f"write {TABLE} and keys below"
         )
-    return File(path, table)
+    return ConfigFile(path, table)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def shown(path: Path) -> str:
-    """The path, relative to the current folder if it lies below."""
+    """Returns the path, relative to the current folder if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -91,5 +91,5 @@ def shown(path: Path) -> str:
 def _exists(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a folder that may not be looked into
+    except OSError:  # no permission for the folder
         return False
