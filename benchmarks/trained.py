@@ -48,10 +48,10 @@ VARIANTS: dict[str, list[str]] = {
 }
 
 
-def make(model: Path, folder: Path, name: str) -> dict[str, Any]:
+def make(model: Path, folder: Path, name: str, arguments: list[str]) -> dict[str, Any]:
     """Runs `rewriter fix` for one variant."""
     out, start = folder / f"{name}.onnx", time.perf_counter()
-    extra = [text.replace("{folder}", str(folder)) for text in VARIANTS[name]]
+    extra = [text.replace("{folder}", str(folder)) for text in arguments]
     command = [sys.executable, "-m", "rewriter", "fix", str(model), "-o", str(out), "-q", *extra]
     done = subprocess.run(
         [*command, "--inputs", str(model.with_suffix("") / "tool")],
@@ -68,15 +68,15 @@ def without_rounded_constants(model: Path, folder: Path) -> dict[str, Any]:
     plan = json.loads((folder / "rules.plan").read_text())
     kept = [node for node in plan["fp32"] if node["rule"] != ROUNDED_RULE]
     (folder / "islands.plan").write_text(json.dumps(plan | {"fp32": kept}))
-    VARIANTS["islands"] = ["--plan", "{folder}/islands.plan", "--no-verify", *TARGET]
-    return make(model, folder, "islands") | {"removed": len(plan["fp32"]) - len(kept)}
+    arguments = ["--plan", "{folder}/islands.plan", "--no-verify", *TARGET]
+    return make(model, folder, "islands", arguments) | {"removed": len(plan["fp32"]) - len(kept)}
 
 
 def prepare(model: Path, work: Path) -> dict[str, Any]:
     """All variants of one network."""
     folder = work / model.stem
     folder.mkdir()
-    made = {name: make(model, folder, name) for name in VARIANTS if name != "islands"}
+    made = {name: make(model, folder, name, arguments) for name, arguments in VARIANTS.items()}
     if made["rules"]["exit"] == 0:
         made["islands"] = without_rounded_constants(model, folder)
     return made
@@ -113,7 +113,7 @@ def main(folder: Path, out: Path) -> None:
     models = sorted(folder.glob("*.onnx"))
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(6) as pool:
             made = dict(zip(models, pool.map(lambda m: prepare(m, work), models), strict=True))
         found = {}
         for model in models:

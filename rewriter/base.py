@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +65,11 @@ class Refusal:
 
 
 Event = Change | Refusal
+
+
+def refused(node: NodeProto, kept: str, reason: str | None) -> Refusal | None:
+    """Returns the refusal to change a node, with what stays as it is; None if there is no reason."""
+    return Refusal(label(node), f"{kept}: {reason}") if reason else None
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,12 @@ class Context:
     budget: float | None = None
 
 
+def with_header(example: str) -> str:
+    """Returns an example as a whole model for onnx.parser: one without a header is of opset 17."""
+    text = textwrap.dedent(example).strip()
+    return text if text.startswith("<") else f'<ir_version: 8, opset_import: ["" : 17]>\n{text}'
+
+
 @dataclass(frozen=True)
 class Pass(ABC):
     """A rewrite with a name. The class docstring says why it exists; its fields are its options.
@@ -257,8 +269,9 @@ class Pass(ABC):
     Class attributes:
         name: As in a pipeline's text, e.g. `fuse-layer-norm`.
         exactness: How closely FP32 results are kept; the tests and `fix` hold it to that.
-        before, after: A small example in the syntax of onnx.parser. The catalogue shows it and the
-            tests run it: `before` goes in and a graph with the operators of `after` comes out.
+        before, after: A small example in the syntax of onnx.parser; `with_header` completes it. The
+            catalogue shows it and the tests run it: `before` goes in and a graph with the operators of
+            `after` comes out.
         example: Options of the example; {}: the defaults.
         imported: True when a library rewrites the graph: what breaks the contract is rolled back
             and reported as a refusal, instead of being raised as a defect of ours.

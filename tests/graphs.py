@@ -11,7 +11,7 @@ import onnx.parser
 import onnxruntime as ort
 from onnx import numpy_helper
 
-from rewriter.base import Context, Pass
+from rewriter.base import Context, Pass, with_header
 from rewriter.model import Array, Model, load
 from rewriter.pipeline.driver import Driver, PassResult
 
@@ -23,24 +23,32 @@ def graph(body: str, *, opset: int = 17, ir: int = 8) -> Model:
 
 
 def model(text: str) -> Model:
-    """A checked model from a whole text in the syntax of onnx.parser."""
-    return load(onnx.parser.parse_model(textwrap.dedent(text)))
+    """A checked model from a text in the syntax of onnx.parser, of opset 17 if it has no header."""
+    return load(onnx.parser.parse_model(with_header(text)))
 
 
 def with_constants(
     body: str, shapes: Mapping[str, tuple[int, ...]], x: str, outputs: str, *, opset: int = 17
 ) -> Model:
-    """A graph with those of the constants that its body names, in FP32 and random."""
-    rng = np.random.default_rng(0)
+    """A graph with random FP32 initializers of these shapes, of those that its body names."""
     words = body.replace("(", " ").replace(")", " ").replace(",", " ").split()
-    held = [name for name in shapes if name in words]
-    constants = "".join(f", float[{','.join(map(str, shapes[name]))}] {name}" for name in held)
-    source = graph(f"g ({x}{constants}) => ({outputs}) {body}", opset=opset).proto
-    del source.graph.input[1:]
-    for name in held:
-        value = rng.standard_normal(shapes[name]).astype(np.float32)
-        source.graph.initializer.append(numpy_helper.from_array(value, name))
-    return load(source)
+    held = {name: shape for name, shape in shapes.items() if name in words}
+    constants = "".join(f", float[{','.join(map(str, shape))}] {name}" for name, shape in held.items())
+    return with_weights(f"g ({x}{constants}) => ({outputs}) {body}", random_weights(held), opset=opset)
+
+
+def with_weights(text: str, weights: Mapping[str, Array], *, opset: int = 17) -> Model:
+    """A graph with these initializers in place of its inputs after the first."""
+    proto = graph(text, opset=opset).proto
+    del proto.graph.input[1:]
+    proto.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    return load(proto)
+
+
+def random_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Normal FP32 values from a fixed seed."""
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def apply(step: Pass, source: Model, context: Context | None = None) -> tuple[Model, PassResult]:

@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import math
 
+import graphs
+
+from rewriter.emulation import Accumulation, reference
+from rewriter.model import Array, Model, facts
 from rewriter.plan import Plan
 from rewriter.search.effort import MOST
-from rewriter.search.evaluator import Problem
 from rewriter.search.goal import Budget, ErrorLimit, Found, Goal
+from rewriter.search.problem import Problem
 from rewriter.search.run import reach
 from rewriter.search.trials import Trials
+from rewriter.verification.expected import run_all
+
+CANCELLING = """
+    g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
+        p = Sin(x)
+        a = Add(p, big)
+        s = Sub(a, big)
+        b = Mul(s, k)
+        c = Tanh(b)
+        d = Exp(c)
+        e = Atan(d)
+        f = Cos(e)
+        y = Exp(f)
+    }"""
+"""The spacing of FP16 at 64 is 1/16: small numbers are lost in sums with it; other roundings are harmless."""
+
+
+def problem_of(
+    source: Model, accumulation: Accumulation = "fp16", feeds: dict[str, Array] | None = None
+) -> Problem:
+    """A problem with one sample, random unless it is given."""
+    known, samples = facts.infer(source), [feeds or graphs.random_feeds(source)]
+    return Problem(source, known, samples, run_all(reference(source, known), samples), accumulation)
 
 
 def begin(problem: Problem, plan: Plan, goal: Goal) -> Trials:

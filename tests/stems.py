@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-from graphs import graph, keeps_results
-from onnx import numpy_helper
+from graphs import keeps_results, with_constants
 
-from rewriter.model import Model, load
+from rewriter.model import Model
 from rewriter.passes.fold_strides import FoldStrides
 
 FOLDED = ["Reshape", "Transpose", "Reshape", "Conv"]
@@ -29,18 +27,8 @@ WEIGHTS: dict[str, tuple[int, ...]] = {
 def stem_model(
     body: str, outputs: str = "float[N,5,4,6] y", *, opset: int = 17, x: str = "float[N,3,8,12] x"
 ) -> Model:
-    """A graph with the random FP32 weights above, as far as it reads them."""
-    rng = np.random.default_rng(0)
-    constants = ", ".join(f"float[{','.join(map(str, s))}] {n}" for n, s in WEIGHTS.items())
-    source = graph(f"g ({x}, {constants}) => ({outputs}) {body}", opset=opset).proto
-    read = {name for node in source.graph.node for name in node.input}
-    del source.graph.input[1:]
-    source.graph.initializer.extend(
-        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-        for name, shape in WEIGHTS.items()
-        if name in read
-    )
-    return load(source)
+    """A graph with those of the random FP32 weights above that it reads."""
+    return with_constants(body, WEIGHTS, x, outputs, opset=opset)
 
 
 def same_results(before: Model, after: Model, step: FoldStrides | None = None) -> None:

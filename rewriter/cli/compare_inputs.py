@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rewriter.cli.exits import FAILED, exit_codes, reader_may_leave
+from rewriter.cli.exits import FAILED, exit_codes, show
 from rewriter.cli.parameters import check_extra, option
 from rewriter.pipeline.options import OUTCOME
 
@@ -29,17 +29,12 @@ def compare_inputs(
     """
     with exit_codes():
         from rewriter.jobs.compare_inputs import compare_inputs as job
-        from rewriter.model import write_json
         from rewriter.report import compare_inputs as report
         from rewriter.report.progress import progress
-        from rewriter.report.terminal import console
 
         check_extra("--json", json, [ours, theirs])
         with progress(shown=True) as shown:
             result = job(ours, theirs, samples=samples, progress=shown)
-        if json is not None:
-            write_json(report.as_dict(result), json)
-        with reader_may_leave():
-            report.print_comparison(result, console())
+        show(result, report, json)
         if result.differ:
             raise typer.Exit(FAILED)

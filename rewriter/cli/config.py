@@ -41,26 +41,21 @@ def config(
 
 def _table(configuration: Configuration, folder: Path) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    from rewriter.pipeline.config.files import shown
-    from rewriter.pipeline.config.values import to_text
+    from rewriter.pipeline.config.config_file import shown
+    from rewriter.pipeline.config.option_values import to_text
     from rewriter.pipeline.options import KEYS
+    from rewriter.report.terminal import new_table
 
     resolved = configuration.resolve()
-    table = Table(box=None, pad_edge=False, padding=(0, 1))
-    table.add_column("option", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("from", overflow="fold")
+    table = new_table("", "option", "value", "from", whole="option")
     for name, key in KEYS.items():
         origin = resolved.origins[name]
-        value = to_text(resolved.values[name])
-        table.add_row(key.key, value, origin.text, style="bold" if origin.source else None)
-    head = (
-        f"File: {shown(configuration.file)}"
-        if configuration.file
-        else f"No file from {folder.absolute()} up to the project's root"
-    )
+        style = "bold" if origin.source else None
+        table.add_row(key.key, to_text(resolved.values[name]), origin.text, style=style)
+    head = f"No file from {folder.absolute()} up to the project's root"
+    if configuration.file:
+        head = f"File: {shown(configuration.file)}"
     notes = [*resolved.ignored, *configuration.warnings]
     return Group(Text(head), "", table, *[Text(note) for note in (["", *notes] if notes else [])])

@@ -1,4 +1,4 @@
-"""Ends a command: its exit code, and its message on stderr.
+"""Ends a command: its report, its exit code, and its message on stderr.
 
 Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
 something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written;
@@ -12,7 +12,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
 
 import typer
 
@@ -50,3 +52,19 @@ def reader_may_leave() -> Iterator[None]:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+
+
+def show(result: Any, report: ModuleType, json: Path | None, **options: Any) -> None:
+    """Write a result as JSON if a file is named, and print it.
+
+    Args:
+        report: The module of `rewriter.report` for the command.
+        options: Of its `print_result`.
+    """
+    from rewriter.model import write_json
+    from rewriter.report.terminal import console
+
+    if json is not None:
+        write_json(report.as_dict(result), json)
+    with reader_may_leave():
+        report.print_result(result, console(), **options)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, reader_may_leave
+from rewriter.cli.exits import FAILED, show
 from rewriter.cli.parameters import ModelPath, Quiet, Verbose, check_extra, configured, option, with_options
 from rewriter.errors import UsageError
 from rewriter.pipeline.options import SEARCH, FixCommand, FixOptions
-
-if TYPE_CHECKING:
-    from rewriter.jobs.fix.result import FixResult
 
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="OUT", help="Where the fixed model goes")
@@ -36,7 +33,8 @@ def fix(
     """
     from rewriter.jobs.fix import api
     from rewriter.model import data_files
-    from rewriter.report.frontier import check_path
+    from rewriter.report import fix as report
+    from rewriter.report import frontier
     from rewriter.report.progress import progress
 
     in_place = given.get("in_place", False)
@@ -44,29 +42,18 @@ def fix(
         raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
     resolved = configured(model, given, quiet=quiet)
     values, save_plan = resolved.values, given.get("save_plan")
-    report, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
+    json, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
     check_extra("-o", output, read[1:])  # MODEL itself is a matter of --in-place
-    check_extra(resolved.where("report"), report, [*read, output, save_plan])
+    check_extra(resolved.where("report"), json, [*read, output, save_plan])
     check_extra("--save-plan", save_plan, [*read, output])
     check_extra("--pareto", pareto, [*read, output])
     if pareto is not None:
-        check_path(pareto)
+        frontier.check_path(pareto)
     options = FixOptions(**resolved.arguments("fix"), pareto=pareto is not None)
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
-    _show(result, report, pareto, verbosity=int(verbose) - int(quiet))
-    if result.verdict is not None and not result.verdict.passed:
-        raise typer.Exit(FAILED)
-
-
-def _show(result: FixResult, report: Path | None, pareto: Path | None, *, verbosity: int) -> None:
-    from rewriter.model import write_json
-    from rewriter.report import fix as report_fix
-    from rewriter.report import frontier, terminal
-
     if pareto is not None and result.frontier is not None:
         frontier.write(result.frontier, pareto)
-    if report is not None:
-        write_json(report_fix.as_dict(result), report)
-    with reader_may_leave():
-        report_fix.print_result(result, terminal.console(), verbosity=verbosity)
+    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    if result.verdict is not None and not result.verdict.passed:
+        raise typer.Exit(FAILED)

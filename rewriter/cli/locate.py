@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, reader_may_leave
+from rewriter.cli.exits import FAILED, show
 from rewriter.cli.parameters import check_extra, option, with_options
 from rewriter.pipeline.options import ENGINE, OUTCOME, VerifyOptions
 
@@ -39,23 +39,13 @@ def locate(
     Exits with 0 if nothing is wrong, with 1 if something is, with 2 on bad usage or model.
     """
     from rewriter.jobs.locate import locate as job
-    from rewriter.model import write_json
     from rewriter.report import locate as report
     from rewriter.report.progress import progress
-    from rewriter.report.terminal import console
 
     check_extra("--json", json, [original, other, given.get("inputs")])
-    limits: dict[str, Any] = {
-        "tolerance": tolerance,
-        "marks": marks,
-        "max_builds": max_builds,
-        "timeout": timeout,
-    }
+    given |= {"tolerance": tolerance, "marks": marks, "max_builds": max_builds, "timeout": timeout}
     with progress(shown=True) as shown:
-        found = job(original, other, **given, **limits, progress=shown)
-    if json is not None:
-        write_json(report.as_dict(found), json)
-    with reader_may_leave():
-        report.print_location(found, console())
+        found = job(original, other, **given, progress=shown)
+    show(found, report, json)
     if found.wrong:
         raise typer.Exit(FAILED)

@@ -16,7 +16,7 @@ from typer.models import ArgumentInfo
 from rewriter.cli.exits import exit_codes
 from rewriter.errors import OutputError, UsageError
 from rewriter.model.output_files import overwrites
-from rewriter.pipeline.config.values import shape_from_text
+from rewriter.pipeline.config.option_values import shape_from_text
 from rewriter.pipeline.declaration import Declaration, Names, Paths, Shapes, declarations
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
 

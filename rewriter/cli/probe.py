@@ -31,29 +31,26 @@ def probe(
         from rewriter.report.terminal import console
 
         check_extra("--json", json, [])
-        out = console()
-        choice = (
-            this_machine.choose() if engine == "auto" else this_machine.Choice(this_machine.require(engine))
-        )
+        choice = this_machine.choose(engine)
         if choice.engine is None:
-            _without_gpu(choice, json)
+            _without_gpu("; ".join(choice.reasons), json)
             return
         with progress(shown=True) as shown:
             found = job(choice.engine, again=again, progress=shown)
         if json is not None:
             write(found, json)
         with reader_may_leave():
-            report.print_answers(found, out, verbose=verbose)
+            report.print_answers(found, console(), verbose=verbose)
 
 
-def _without_gpu(choice: object, json: Path | None) -> None:
-    from rewriter.engines.probe import ask as probes
+def _without_gpu(reasons: str, json: Path | None) -> None:
+    from rewriter.engines.probe.answers import recorded
+    from rewriter.engines.probe.ask import build_all
     from rewriter.errors import EngineError
     from rewriter.report import probe as report
     from rewriter.report.progress import progress
     from rewriter.report.terminal import console
 
-    reasons = "; ".join(getattr(choice, "reasons", ()))
     if json is not None:
         raise EngineError(
             f"nothing was measured, so there is nothing to write: {reasons}",
@@ -61,13 +58,13 @@ def _without_gpu(choice: object, json: Path | None) -> None:
             hint="run it on a machine with a GPU",
         )
     out = console()
-    out.print(f"Nothing can be measured here: {reasons}", soft_wrap=True, markup=False)
+    out.print(f"Nothing can be measured here: {reasons}", soft_wrap=True)
     try:
         with progress(shown=True) as shown:
-            builds = list(probes.build_all(progress=shown))
+            builds = list(build_all(progress=shown))
         report.print_builds(builds, out)
     except EngineError as error:
-        out.print(f"The probes' models were not built: {error.what}", soft_wrap=True, markup=False)
+        out.print(f"The probes' models were not built: {error.what}", soft_wrap=True)
     with reader_may_leave():
-        for answers in probes.recorded():
+        for answers in recorded():
             report.print_answers(answers, out)

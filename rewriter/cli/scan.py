@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, reader_may_leave
+from rewriter.cli.exits import FAILED, show
 from rewriter.cli.parameters import FLAG, ModelPath, Verbose, check_extra, configured, option, with_options
 from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
-
-if TYPE_CHECKING:
-    from rewriter.jobs.findings import ScanResult
 
 
 @with_options(ScanCommand)
@@ -29,6 +26,9 @@ def scan(
     Exits with 0, with 1 if --fail-on says so, with 2 on bad usage or model.
     """
     from rewriter.jobs import scan as scanner
+    from rewriter.model import write_json
+    from rewriter.report import sarif as sarif_report
+    from rewriter.report import scan as report
     from rewriter.report.progress import progress
 
     resolved = configured(model, given, quiet=quiet)
@@ -37,21 +37,9 @@ def scan(
     options = ScanOptions(**resolved.arguments("scan"))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = scanner.scan(model, options, progress=shown)
-    _show_findings(result, json, sarif, verbosity=int(verbose) - int(quiet))
+    if sarif is not None:
+        write_json(sarif_report.as_sarif(result), sarif)
+    show(result, report, json, verbosity=int(verbose) - int(quiet))
     least = resolved.values["fail_on"]
     if least is not None and result.reaches(least):
         raise typer.Exit(FAILED)
-
-
-def _show_findings(result: ScanResult, json: Path | None, sarif: Path | None, *, verbosity: int) -> None:
-    from rewriter.model import write_json
-    from rewriter.report import sarif as sarif_report
-    from rewriter.report import scan as scan_report
-    from rewriter.report import terminal
-
-    if json is not None:
-        write_json(scan_report.as_dict(result), json)
-    if sarif is not None:
-        write_json(sarif_report.as_sarif(result), sarif)
-    with reader_may_leave():
-        scan_report.print_result(result, terminal.console(), verbosity=verbosity)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, reader_may_leave
+from rewriter.cli.exits import FAILED, show
 from rewriter.cli.parameters import Quiet, Verbose, check_extra, configured, option, with_options
 from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import OUTCOME, VerifyOptions
 
 if TYPE_CHECKING:
     from rewriter.pipeline.config import ResolvedOptions
-    from rewriter.verification.verify_result import VerifyResult
 
 
 @with_options(VerifyOptions)
@@ -33,6 +32,7 @@ def verify(
     Exits with 0 if it is within the tolerance, 1 if not, 2 on bad usage or model.
     """
     import rewriter
+    from rewriter.report import verify as report
     from rewriter.report.progress import progress
 
     resolved = configured(original, given, quiet=quiet)
@@ -40,7 +40,7 @@ def verify(
     options = VerifyOptions(**resolved.arguments("verify") | _tolerance(resolved, given.get("metric")))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = rewriter.verify(original, fixed, options, progress=shown)
-    _show(result, json, verbosity=int(verbose) - int(quiet))
+    show(result, report, json, verbosity=int(verbose) - int(quiet))
     if not result.passed:
         raise typer.Exit(FAILED)
 
@@ -56,14 +56,3 @@ def _tolerance(resolved: ResolvedOptions, metric: str | None) -> dict[str, Any]:
     return {
         "tolerance": Tolerance(given["tolerance"], given.get("metric", usual), resolved.where("tolerance"))
     }
-
-
-def _show(result: VerifyResult, json: Path | None, *, verbosity: int) -> None:
-    from rewriter.model import write_json
-    from rewriter.report import terminal
-    from rewriter.report import verify as report
-
-    if json is not None:
-        write_json(report.as_dict(result), json)
-    with reader_may_leave():
-        report.print_result(result, terminal.console(), verbosity=verbosity)

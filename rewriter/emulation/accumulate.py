@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
-from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired
+from rewriter.emulation.local_functions import declare, paired
 from rewriter.emulation.product_sums import ProductSums
 from rewriter.graph import attribute
+from rewriter.graph.match import optional_input
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Model
 from rewriter.model.facts import Facts, Shape, TensorFacts
@@ -26,8 +28,6 @@ from rewriter.model.graphs import refill
 
 ONE_ROUNDING = 2.1e-4
 """Relative L2 error of one rounding to FP16, as measured."""
-
-ACCUMULATING = TENSOR_CORE - {"ConvTranspose"}
 
 DOMAIN = "rewriter.fp16_accumulators"
 
@@ -112,16 +112,11 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Produ
         facts: Of `given`.
         found: How each product sums; None: all alike.
     """
-    if emulated.opset < FIRST_OPSET:
-        return
-    used = False
     for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
         chosen = _chosen(pairs, facts.main | facts.scopes[scope], scope, found or ProductSums())
         if chosen:
-            used = True
             _Writer().rewrite(graph, chosen)
-    if used:
-        declare(emulated, DOMAIN, _MATMUL, _CONV)
+    declare(emulated, DOMAIN, _MATMUL, _CONV)
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,7 @@ class _Writer:
         refill(graph.node, self.nodes)
 
     def _matmul(self, node: NodeProto, choice: _Choice) -> None:
-        self._call("MatMul", node.input, node.output[0], chunk=choice.chunk)
+        self._add("MatMul", node.input, node.output[0], domain=DOMAIN, chunk=choice.chunk)
 
     def _gemm(self, node: NodeProto, choice: _Choice) -> None:
         """alpha * A * B + beta * C; the products are what accumulates."""
@@ -188,7 +183,7 @@ class _Writer:
             self._add("Transpose", [name], f"{out}/{flag}", perm=[1, 0]) if attribute(node, flag, 0) else name
             for name, flag in zip(node.input[:2], ("transA", "transB"), strict=True)
         ]
-        result = self._call("MatMul", sides, f"{out}/product", chunk=choice.chunk)
+        result = self._add("MatMul", sides, f"{out}/product", domain=DOMAIN, chunk=choice.chunk)
         terms = [(result, "alpha"), *((name, "beta") for name in node.input[2:3] if name)]
         scaled = [
             self._scaled(name, attribute(node, factor, 1.0), f"{out}/{factor}") for name, factor in terms
@@ -215,11 +210,12 @@ class _Writer:
             **slices(chunks, sizes[1:], dilations, group),
         }
         operands = [*node.input[:2], *(self._constant(v, f"{out}/{n}") for n, v in tables.items())]
-        bias = node.input[2] if len(node.input) > 2 else ""
-        self._call(
+        bias = optional_input(node, 2)
+        self._add(
             "Conv",
             operands,
             f"{out}/product" if bias else out,
+            domain=DOMAIN,
             strides=attribute(node, "strides", [1] * spatial),
             dilations=dilations,
             group=group,
@@ -230,8 +226,7 @@ class _Writer:
     def _conv_transpose(self, node: NodeProto, choice: _Choice) -> None:
         """The sum, rounded to FP16, and its bias."""
         out, bias = node.output[0], node.input[2]
-        product = NodeProto()
-        product.CopyFrom(node)
+        product = deepcopy(node)
         del product.input[2:]
         product.output[0] = f"{out}/product"
         self.nodes.append(product)
@@ -244,9 +239,6 @@ class _Writer:
     def _with_bias(self, product: str, bias: str, spatial: int, out: str) -> None:
         shape = self._constant([-1, *[1] * spatial], f"{out}/shape")
         self._add("Add", [product, self._add("Reshape", [bias, shape], f"{out}/bias")], out)
-
-    def _call(self, function: str, inputs: Sequence[str], out: str, **attributes: Any) -> str:
-        return self._add(function, inputs, out, domain=DOMAIN, **attributes)
 
     def _add(self, op: str, inputs: Sequence[str], out: str, **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op, inputs, [out], name=f"{out}/{op}", **attributes))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rewriter.emulation import Accumulation, emulation, reference
-from rewriter.emulation.side_by_side import UNSCALED, Row, SideBySide
+from rewriter.emulation.side_by_side import UNSCALED, SideBySide
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
@@ -91,11 +91,12 @@ def diverge(
             norms = [[found.get(name, 0.0) for name in row.norms] for row in pair.rows]
             squares += np.square(np.asarray(norms, np.float64).reshape(-1, 3))
     rows = zip(pair.rows, np.sqrt(squares).tolist(), strict=True)
-    return Divergence(tuple(_node_error(row, *norms) for row, norms in rows))
-
-
-def _node_error(row: Row, scale: float, total: float, added: float) -> NodeError:
-    return NodeError(row.node, row.op, row.key, row.tensor, _ratio(added, scale), _ratio(total, scale))
+    return Divergence(
+        tuple(
+            NodeError(row.node, row.op, row.key, row.tensor, _ratio(added, scale), _ratio(total, scale))
+            for row, (scale, total, added) in rows
+        )
+    )
 
 
 def _ratio(error: float, scale: float) -> float:

@@ -6,14 +6,15 @@ The graph reduces the distances between them as soon as the tensors exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.graph import attribute, captured, label, reads
+from rewriter.graph import captured, casts_to, label, reads
 from rewriter.graph.float_types import logical_name
-from rewriter.model import Model, subgraphs
+from rewriter.model import Model, refill, subgraphs
 from rewriter.model.facts import Facts
 from rewriter.planning.planner import node_key
 
@@ -23,6 +24,8 @@ REFERENCE, EMULATED, LOCAL, DISTANCE, SCALED = (f"rewriter/{c}/" for c in "relds
 UNSCALED: Mapping[str, int] = {}
 
 ZERO = f"{DISTANCE}zero"
+
+LOW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16})
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class SideBySide:
         self.constants = {t.name for t in other.initializer}
         self.constants |= {n.output[0] for n in other.node if n.op_type == "Constant"}
         self.exponents = {name: k for name, k in exponents.items() if self.known.get(name, -1) >= 0}
-        self.narrowed = {n.output[0]: n.input[0] for n in other.node if _narrows(n)}
+        self.narrowed = {n.output[0]: n.input[0] for n in other.node if any(casts_to(n, t) for t in LOW)}
         self._begin()
         done = 0
         for node in other.node:
@@ -104,15 +107,15 @@ class SideBySide:
 
     def _emulate(self, node: NodeProto) -> None:
         """Add an emulated node, its distances and, if it may err by itself, a copy on exact operands."""
-        self.nodes.append(_renamed(node, _emulated, _emulated))
+        self.nodes.append(_renamed(node, EMULATED.__add__, EMULATED.__add__))
         if node.op_type == "Constant":
             return
         errs = self._errs(node)
         if errs:
-            self.nodes.append(_renamed(node, self._local, lambda name: LOCAL + name))
+            self.nodes.append(_renamed(node, self._local, LOCAL.__add__))
         for name in node.output:
             match = self._match(name)
-            if match and self._is_fp32(match) and (errs or node.op_type != "Cast"):
+            if match and self._dtype(match) == TensorProto.FLOAT and (errs or node.op_type != "Cast"):
                 self._compare(match, name, errs, op=self._border(node))
 
     def _errs(self, node: NodeProto) -> bool:
@@ -125,7 +128,7 @@ class SideBySide:
 
         A tensor that the original rounds on purpose is FP16 there and FP32 in the emulated model: no match.
         """
-        if name in self.narrowed or self._is_low(name):
+        if name in self.narrowed or self._dtype(name) in LOW:
             return ""
         if name in self.known:
             return name
@@ -145,13 +148,10 @@ class SideBySide:
         match = self._match(name)
         return self._expected(match) if match else LOCAL + name
 
-    def _is_low(self, name: str) -> bool:
+    def _dtype(self, name: str) -> int:
+        """Element type of a tensor of the original; 0 if it is not known."""
         found = self.facts.main.get(name)
-        return found is not None and found.dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-
-    def _is_fp32(self, name: str) -> bool:
-        found = self.facts.main.get(name)
-        return found is not None and found.dtype == TensorProto.FLOAT
+        return found.dtype if found is not None else 0
 
     def _border(self, node: NodeProto) -> str:
         """'Cast' if the node ends the rounding of a tensor that also exists unrounded; else ""."""
@@ -189,16 +189,13 @@ class SideBySide:
         both = ((graph, REFERENCE, self.original.weights), (other.graph, EMULATED, self.emulated.weights))
         tensors = [_named(t, prefix) for g, prefix, _ in both for t in g.initializer]
         model.weights = {prefix + name: a for _, prefix, weights in both for name, a in weights.items()}
-        for part in (graph.initializer, graph.node, graph.output, graph.value_info):
-            del part[:]
         given = {port.name for port in self.original.signature.inputs}
-        listed = [v for v in graph.input if v.name in given]
-        del graph.input[:]
-        graph.input.extend(listed)
-        graph.initializer.extend(tensors)
-        graph.node.extend(self.nodes)
         norms = (name for row in self.rows for name in row.norms if name)
-        graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, []) for name in norms)
+        del graph.value_info[:]
+        refill(graph.input, [v for v in graph.input if v.name in given])
+        refill(graph.initializer, tensors)
+        refill(graph.node, self.nodes)
+        refill(graph.output, (helper.make_tensor_value_info(n, TensorProto.FLOAT, []) for n in norms))
         self._import(model)
         return model
 
@@ -212,19 +209,10 @@ class SideBySide:
         proto.ir_version = max(proto.ir_version, other.ir_version)
 
 
-def _emulated(name: str) -> str:
-    return EMULATED + name
-
-
 def _named(tensor: TensorProto, prefix: str) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     copy.name = prefix + tensor.name
     return copy
-
-
-def _narrows(node: NodeProto) -> bool:
-    return node.op_type == "Cast" and attribute(node, "to") in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 Naming = Callable[[str], str]
@@ -232,8 +220,7 @@ Naming = Callable[[str], str]
 
 def _renamed(node: NodeProto, read: Naming, written: Naming) -> NodeProto:
     """A copy of the node with other names; tensors of its subgraphs keep theirs."""
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.name = written(node.name) if node.name else ""
     _rename_reads(copy, read, captured(node))
     for index, name in enumerate(node.output):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from rewriter.emulation.local_functions import FIRST_OPSET, declare, paired
+from rewriter.emulation.local_functions import declare, paired
 from rewriter.graph.fusion import is_depthwise
 from rewriter.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.model import Model, walk_graphs
@@ -51,17 +51,12 @@ def round_to_tf32(emulated: Model, given: Model, facts: Facts) -> None:
             order; changed in place.
         facts: Of `given`.
     """
-    if emulated.opset < FIRST_OPSET:
-        return
-    used = False
     graphs = list(walk_graphs(given.proto.graph))
     for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
         positions = _chosen(graphs[scope], pairs, facts.main | facts.scopes[scope])
         if positions:
-            used = True
             _rewrite(graph, positions)
-    if used:
-        declare(emulated, DOMAIN, _ROUND)
+    declare(emulated, DOMAIN, _ROUND)
 
 
 def _chosen(

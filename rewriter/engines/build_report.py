@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -77,20 +76,3 @@ class BuildReport:
         yield from ((name, dtype, "an input") for name, dtype in self.inputs)
         for layer in self.layers:
             yield from ((name, dtype, layer.node or layer.name) for name, dtype in layer.outputs)
-
-
-def report_of(result: Mapping[str, Any], log: str) -> BuildReport:
-    """The report from JSON, in which tuples are lists."""
-    structured = {
-        "layers": tuple(_layer(*layer) for layer in result["layers"]),
-        "inputs": tuple((name, dtype) for name, dtype in result["inputs"]),
-        "parser_errors": tuple(ParserError(*error) for error in result["parser_errors"]),
-        "warnings": tuple(result["warnings"]),
-        "errors": tuple(result["errors"]),
-        "notes": tuple(result.get("notes", ())),
-    }
-    return BuildReport(**{**result, **structured}, log=log)
-
-
-def _layer(name: str, kind: str, node: str, outputs: list[list[str]]) -> NetworkLayer:
-    return NetworkLayer(name, kind, node, tuple((tensor, dtype) for tensor, dtype in outputs))

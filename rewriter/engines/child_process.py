@@ -1,16 +1,16 @@
 """Runs a function in a child process, so that a crash, a hang or a lack of memory is a result.
 
 Native code (ONNX parsers, engine builders) may end its process, but must not end the user's. Order and
-answer are JSON files; the output of the child's Python and C++ is the log. The child ends when its stdin
-closes, which happens when the parent ends.
+answer are pickled into a folder of this user; the output of the child's Python and C++ is the log. The child
+ends when its stdin closes, which happens when the parent ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -18,11 +18,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 ChildStatus = Literal["ok", "error", "crashed", "timeout"]
 
@@ -36,7 +35,7 @@ POLL_S = 0.02
 """Interval of checks whether a child has ended; small against the start of an interpreter."""
 
 _BOOTSTRAP = (
-    "import json, sys; order = json.load(open(sys.argv[1])); sys.path[:] = order['path']; "
+    "import pickle, sys; order = open(sys.argv[1], 'rb'); sys.path[:] = pickle.load(order); "
     "from rewriter.engines.child_process import serve; serve(order)"
 )
 """The child has this process's import path, so that `rewriter` need not be installed."""
@@ -58,7 +57,7 @@ class ChildResult:
     """
 
     status: ChildStatus
-    result: dict[str, Any] | None
+    result: Any
     log: str
     seconds: float
     signal: str | None = None
@@ -71,7 +70,7 @@ class ChildResult:
             return f"done in {self.seconds:.1f} s"
         if self.status == "timeout":
             return f"no result after {self.seconds:.0f} s, so the process was killed"
-        if self.status == "error" and self.result is not None:
+        if self.status == "error":
             return f"{self.result['type']}: {self.result['message']}"
         cause = f"signal {self.signal}" if self.signal else f"exit code {self.exit_code}"
         hint = ", which the kernel sends when memory runs out" if self.signal == "SIGKILL" else ""
@@ -79,8 +78,8 @@ class ChildResult:
 
 
 def run_in_child(
-    job: Mapping[str, Any],
-    *,
+    function: Callable[..., Any],
+    *arguments: Any,
     timeout_s: float,
     env: Mapping[str, str] | None = None,
     memory_bytes: int | None = None,
@@ -88,8 +87,7 @@ def run_in_child(
     """Call a function in a child process that leads a process group of its own.
 
     Args:
-        job: `call` names the function as `package.module:function`; `arguments` is a dict of
-            keyword arguments. They and the returned dict must survive JSON.
+        function: A function of a module. Its arguments and its result are pickled.
         timeout_s: Wall time after which the child and its own children are killed.
         env: Environment variables on top of the caller's.
         memory_bytes: Limit on the child's address space (RLIMIT_AS; not on Windows). CUDA reserves
@@ -97,15 +95,15 @@ def run_in_child(
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rewriter-child-") as folder:
-        order, answer = Path(folder) / "order.json", Path(folder) / "answer.json"
-        around = {"answer": str(answer), "memory_bytes": memory_bytes, "path": sys.path}
-        order.write_text(json.dumps({**job, **around}))
+        order, answer = Path(folder) / "order", Path(folder) / "answer"
+        parts = sys.path, (answer, memory_bytes), (function, arguments)
+        order.write_bytes(b"".join(map(pickle.dumps, parts)))
         with _child(order, env) as process:
             tail = _Tail(process)
             ended = _wait(process, start + timeout_s)
             _end(process)
             log = tail.text()
-        answered = json.loads(answer.read_text()) if answer.exists() else None
+        answered = pickle.loads(answer.read_bytes()) if answer.exists() else None
     return _verdict(process.returncode, answered, ended, log, time.perf_counter() - start)
 
 
@@ -173,10 +171,10 @@ class _Tail:
 
 
 def _verdict(
-    returncode: int, answered: dict[str, Any] | None, ended: bool, log: str, seconds: float
+    returncode: int, answered: tuple[ChildStatus, Any] | None, ended: bool, log: str, seconds: float
 ) -> ChildResult:
     if answered is not None:
-        return ChildResult(answered["status"], answered["result"], log, seconds, exit_code=0)
+        return ChildResult(*answered, log, seconds, exit_code=0)
     name = _signal_name(-returncode) if returncode < 0 else None
     status: ChildStatus = "crashed" if ended else "timeout"
     return ChildResult(status, None, log, seconds, name, None if name else returncode)
@@ -189,30 +187,29 @@ def _signal_name(number: int) -> str:
 # -- in the child ------------------------------------------------------------------------------
 
 
-def serve(order: Mapping[str, Any]) -> None:
+def serve(order: BinaryIO) -> None:
     """Carry out one order and end the process, without the destructors of native libraries."""
     faulthandler.enable()
-    _limit_memory(order["memory_bytes"])
+    answer, memory_bytes = pickle.load(order)
+    _limit_memory(memory_bytes)
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    answer = Path(order["answer"])
     complete = answer.with_suffix(".part")
-    complete.write_text(_carry_out(order))
+    complete.write_bytes(_carry_out(order))
     complete.replace(answer)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def _carry_out(order: Mapping[str, Any]) -> str:
+def _carry_out(order: BinaryIO) -> bytes:
     try:
-        module, _, function = order["call"].partition(":")
-        result = getattr(import_module(module), function)(**order.get("arguments", {}))
-        return json.dumps({"status": "ok", "result": result})
+        function, arguments = pickle.load(order)
+        return pickle.dumps(("ok", function(*arguments)))
     except BaseException as error:
         traceback.print_exc()
         result = {"type": type(error).__name__, "message": getattr(error, "what", None) or str(error)}
         result |= {key: getattr(error, key, None) for key in ("where", "hint")}
-        return json.dumps({"status": "error", "result": result})
+        return pickle.dumps(("error", result))
 
 
 def _limit_memory(limit: int | None) -> None:

@@ -7,6 +7,7 @@ driver is enough. (`cuda.core` would read better; its names and signatures still
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -66,10 +67,6 @@ class Buffer:
         if array.nbytes:
             self._stream.copy(self.pointer, array.ctypes.data, array.nbytes, "cudaMemcpyHostToDevice")
 
-    def download(self, array: Array) -> None:
-        """Fill a C-contiguous array from the GPU."""
-        self._stream.download(self.pointer, array)
-
     def free(self) -> None:
         if self.pointer:
             self._stream.call("cudaFree", self.pointer)
@@ -121,8 +118,8 @@ class Stream:
         (milliseconds,) = self.call("cudaEventElapsedTime", self._start, self._end)
         return float(milliseconds) * 1000.0
 
-    def captured(self, work: Callable[[], None]) -> Graph:
-        """Captures the work that `work` puts on this stream as a graph.
+    def captured(self, work: Callable[[], None]) -> Callable[[], object]:
+        """Captures the work that `work` puts on this stream as a graph; returns a function that launches it.
 
         Raises:
             EngineError: it cannot be captured; the stream is usable again.
@@ -139,17 +136,4 @@ class Stream:
             self.cudart.cudaGetLastError()  # forget it: a capture that failed harms nothing else
             raise failure or EngineError(f"CUDA error {int(ended)} at the end of the capture")
         (executable,) = self.call("cudaGraphInstantiate", graph, 0)
-        return Graph(self, executable)
-
-    def launch(self, executable: Any) -> None:
-        self.call("cudaGraphLaunch", executable, self._stream)
-
-
-class Graph:
-    """A captured CUDA graph, ready to launch on its stream."""
-
-    def __init__(self, stream: Stream, executable: Any) -> None:
-        self._stream, self._executable = stream, executable
-
-    def launch(self) -> None:
-        self._stream.launch(self._executable)
+        return partial(self.call, "cudaGraphLaunch", executable, self._stream)

@@ -10,11 +10,11 @@ from typing import get_args
 
 from rewriter.engines import this_machine
 from rewriter.engines.protocol import EngineName, Shape, Span
-from rewriter.engines.this_machine import Choice
+from rewriter.engines.this_machine import AUTO, Choice
 from rewriter.errors import UsageError, did_you_mean
 from rewriter.model import Port, Signature
 
-AUTO, EMULATION = "auto", "emulation"
+EMULATION = "emulation"
 ENGINES = (AUTO, *get_args(EngineName), EMULATION)
 TENSORRT = (AUTO, "tensorrt", "tensorrt-rtx", EMULATION)
 """Those of `ENGINES` that build models with TensorRT, if they build them."""
@@ -45,7 +45,7 @@ class Deployment:
         """
         if self.engine == EMULATION:
             return Choice(None, (f"--engine {EMULATION}",))
-        return this_machine.choose() if self.engine == AUTO else Choice(this_machine.require(self.engine))
+        return this_machine.choose(self.engine)
 
     @property
     def usual(self) -> dict[str, Shape]:

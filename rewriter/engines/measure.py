@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.child_process import ChildResult, run_in_child
-from rewriter.engines.protocol import (
-    EngineLayer,
-    EngineOutcome,
-    Latency,
-    MeasureSettings,
-    RunOrder,
-    Status,
-    Variant,
-)
+from rewriter.engines.measure_in_child import run_here
+from rewriter.engines.protocol import EngineOutcome, MeasureSettings, RunOrder, Status, Variant
 from rewriter.engines.tensorrt_build import NO_TF32, BuildOptions, build
 from rewriter.errors import EngineError
 
 SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
-
-
-@dataclass(frozen=True)
-class _Built:
-    """A build of a variant, ready to run."""
-
-    variant: Variant
-    number: int
-    engine: Path
-    report: BuildReport | None
 
 
 def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path) -> list[EngineOutcome]:
@@ -54,18 +37,21 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
     if twice := {name for name in names if names.count(name) > 1}:
         raise EngineError(f"several variants are called {sorted(twice)[0]!r}", hint="give each its own name")
     folder.mkdir(parents=True, exist_ok=True)
-    built: list[_Built] = []
+    built: list[RunOrder] = []
     outcomes: dict[tuple[str, int], EngineOutcome] = {}
     for place, variant in enumerate(variants):
         for number in range(settings.builds):
-            found = build_variant(variant, settings, folder / f"{place:03d}-{number}.engine", number)
+            name = f"{place:03d}-{number}"
+            found = build_variant(variant, settings, folder / f"{name}.engine", number)
             if isinstance(found, EngineOutcome):
                 outcomes[variant.name, number] = found
             else:
-                built.append(_Built(variant, number, *found))
+                engine, report = found
+                results = folder / "outputs" / name
+                built.append(RunOrder(variant, number, engine, results, settings.plugins, report))
     for tf32 in (True, False):
         group = [one for one in built if one.variant.tf32 == tf32]
-        for outcome in _run_group(group, settings, folder) if group else ():
+        for outcome in _run_group(group, settings) if group else ():
             outcomes[outcome.variant, outcome.build] = outcome
     return [outcomes[variant.name, number] for variant in variants for number in range(settings.builds)]
 
@@ -134,106 +120,58 @@ def _refusal(name: str, number: int, report: BuildReport) -> EngineOutcome:
 def _accident(name: str, number: int, child: ChildResult, what: str) -> EngineOutcome:
     """The outcome of a child process without an answer, or with an unexpected exception."""
     status: Status = child.status if child.status in ("crashed", "timeout") else "error"
-    hint = (child.result or {}).get("hint") or ""
+    hint = (child.result["hint"] if child.status == "error" else None) or ""
     return EngineOutcome(name, number, status, f"{what}: {child.summary}", hint, child.log)
 
 
-def _run_group(group: Sequence[_Built], settings: MeasureSettings, folder: Path) -> Iterator[EngineOutcome]:
+def _run_group(group: Sequence[RunOrder], settings: MeasureSettings) -> Iterator[EngineOutcome]:
     """Run all together; if that process crashes or hangs, run each alone, and then the survivors together.
 
     Nothing is run again after `settings.until`.
     """
-    child = _run(group, settings, folder)
+    child = _run(group, settings)
     if child.status == "ok":
-        yield from _outcomes(group, child)
+        yield from _outcomes(child)
     elif len(group) == 1 or time.monotonic() >= settings.until:
         yield from (_failed(one, child) for one in group)
     else:
-        alone = [_alone(one, settings, folder) for one in group]
+        alone = [_alone(one, settings) for one in group]
         well = [one for one, outcome in zip(group, alone, strict=True) if outcome.ran]
-        again = list(_together(well, settings, folder))
+        again = list(_together(well, settings))
         timed = {(outcome.variant, outcome.build): outcome for outcome in again}
         yield from (timed.get((outcome.variant, outcome.build), outcome) for outcome in alone)
 
 
-def _alone(one: _Built, settings: MeasureSettings, folder: Path) -> EngineOutcome:
-    child = _run([one], replace(settings, timing=None), folder)
-    return next(_outcomes([one], child)) if child.status == "ok" else _failed(one, child)
+def _alone(one: RunOrder, settings: MeasureSettings) -> EngineOutcome:
+    child = _run([one], replace(settings, timing=None))
+    return next(_outcomes(child)) if child.status == "ok" else _failed(one, child)
 
 
-def _together(well: Sequence[_Built], settings: MeasureSettings, folder: Path) -> Iterator[EngineOutcome]:
+def _together(well: Sequence[RunOrder], settings: MeasureSettings) -> Iterator[EngineOutcome]:
     """Those that run alone, once more in one process, to be timed; nothing if that fails again."""
     if well and settings.timing is not None:
-        child = _run(well, settings, folder)
+        child = _run(well, settings)
         if child.status == "ok":
-            yield from _outcomes(well, child)
+            yield from _outcomes(child)
 
 
-def _run(group: Sequence[_Built], settings: MeasureSettings, folder: Path) -> ChildResult:
-    orders = [_plain(_order(one, settings, folder)) for one in group]
-    arguments = {
-        "engine": settings.engine,
-        "orders": orders,
-        "timing": asdict(settings.timing) if settings.timing else None,
-    }
+def _run(group: Sequence[RunOrder], settings: MeasureSettings) -> ChildResult:
     return run_in_child(
-        {"call": "rewriter.engines.measure_in_child:run_here", "arguments": arguments},
+        run_here,
+        settings.engine,
+        group,
+        settings.timing,
         timeout_s=settings.left(settings.run_timeout_s),
         env=None if group[0].variant.tf32 else NO_TF32,
         memory_bytes=settings.memory_bytes,
     )
 
 
-def _order(one: _Built, settings: MeasureSettings, folder: Path) -> RunOrder:
-    variant = one.variant
-    return RunOrder(
-        variant.name,
-        one.engine.resolve(),
-        tuple(path.resolve() for path in variant.samples.folders),
-        (folder / "outputs" / f"{one.engine.stem}-{variant.name}-{one.number}".replace("/", "_")).resolve(),
-        variant.outputs,
-        variant.debug,
-        variant.tf32,
-        settings.plugins,
-    )
-
-
-def _plain(order: RunOrder) -> dict[str, Any]:
-    """Its fields for JSON."""
-    several = {name: [str(path) for path in getattr(order, name)] for name in ("samples", "plugins")}
-    return {**asdict(order), **several, "engine": str(order.engine), "results": str(order.results)}
-
-
-def _failed(one: _Built, child: ChildResult) -> EngineOutcome:
+def _failed(one: RunOrder, child: ChildResult) -> EngineOutcome:
     return replace(_accident(one.variant.name, one.number, child, "the run"), report=one.report)
 
 
-def _outcomes(group: Sequence[_Built], child: ChildResult) -> Iterator[EngineOutcome]:
-    if child.result is None:
-        raise EngineError("the child answered nothing")
-    for one, answer in zip(group, child.result["outcomes"], strict=True):
-        yield _outcome(one, answer, child.log)
-
-
-def _outcome(one: _Built, answer: Mapping[str, Any], log: str) -> EngineOutcome:
-    latency, notes = answer.get("latency"), (one.report.notes if one.report else ())
-    return EngineOutcome(
-        one.variant.name,
-        one.number,
-        answer["status"],
-        answer.get("problem", ""),
-        answer.get("hint", ""),
-        "" if answer["status"] == "ok" else log,
-        answer.get("device", ""),
-        answer.get("library", ""),
-        one.report,
-        tuple(_layer(**layer) for layer in answer.get("layers", ())),
-        tuple(map(Path, answer.get("outputs", ()))),
-        tuple(map(Path, answer.get("debug", ()))),
-        Latency(**latency) if latency else None,
-        (*notes, *answer.get("notes", ())),
-    )
-
-
-def _layer(name: str, type: str, nodes: list[str], outputs: list[list[str]]) -> EngineLayer:  # noqa: A002
-    return EngineLayer(name, type, tuple(nodes), tuple((tensor, dtype) for tensor, dtype in outputs))
+def _outcomes(child: ChildResult) -> Iterator[EngineOutcome]:
+    """The outcomes of a child that ended well, with its log where one of them failed."""
+    outcomes: list[EngineOutcome] = child.result
+    return (one if one.ran else replace(one, log=child.log) for one in outcomes)

@@ -5,92 +5,79 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from rewriter.engines.cuda import CudaFault
-from rewriter.engines.protocol import Engine, Latency, Program, RunOrder, Timing
-from rewriter.engines.tensor_files import read_tensors, write_tensors
+from rewriter.engines.protocol import EngineName, EngineOutcome, Latency, Program, RunOrder, Timing
+from rewriter.engines.tensor_files import write_tensors
 from rewriter.errors import RewriterError
 
 LEAST_REPEATS = 10
 """Smallest number of timed rounds, however long they are: quartiles of fewer mean little."""
 
 
-def engine_named(name: str) -> Engine:
-    """The engine with this `EngineName`."""
-    if name.startswith("onnxruntime"):
-        from rewriter.engines.onnxruntime_program import OnnxRuntimeEngine
+def load_program(engine: EngineName, order: RunOrder) -> Program:
+    """Load what was built with the engine of this name."""
+    if engine.startswith("onnxruntime"):
+        from rewriter.engines.onnxruntime_program import OnnxRuntimeProgram
 
-        return OnnxRuntimeEngine(gpu=name == "onnxruntime-cuda")
-    from rewriter.engines.tensorrt_program import TensorRTEngine
+        return OnnxRuntimeProgram(order, gpu=engine == "onnxruntime-cuda")
+    from rewriter.engines.tensorrt_program import load_engine
 
-    return TensorRTEngine(name.replace("-", "_"))
+    return load_engine(engine.replace("-", "_"), order)
 
 
-@dataclass
 class _Lane:
-    """One engine of the measurement, with its results so far; `answer` is JSON."""
+    """One engine of the measurement, with its results so far."""
 
-    order: RunOrder
-    program: Program | None = None
-    times: list[float] = field(default_factory=list)
-    answer: dict[str, Any] = field(default_factory=lambda: {"status": "ok"})
+    def __init__(self, order: RunOrder) -> None:
+        self.order = order
+        self.program: Program | None = None
+        self.times: list[float] = []
+        notes = order.report.notes if order.report else ()
+        self.outcome = EngineOutcome(order.variant.name, order.number, "ok", report=order.report, notes=notes)
 
     @property
     def alive(self) -> bool:
-        return self.answer["status"] == "ok" and self.program is not None
+        return self.outcome.ran and self.program is not None
 
-    def fail(self, error: RewriterError) -> None:
-        self.answer |= {"status": "error", "problem": error.what, "hint": error.hint or ""}
+    def add(self, **fields: Any) -> None:
+        self.outcome = replace(self.outcome, **fields)
 
 
-def run_here(
-    engine: str, orders: Sequence[Mapping[str, Any]], timing: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def run_here(engine: EngineName, orders: Sequence[RunOrder], timing: Timing | None) -> list[EngineOutcome]:
     """Run all orders in this process.
 
     Args:
-        orders: Fields of `RunOrder`, paths as text.
-        timing: Fields of `Timing`; None: run, but time nothing.
-
-    Returns:
-        `outcomes`: for each order the fields of `Outcome` that a run gives.
+        timing: None: run, but time nothing.
 
     Raises:
         CudaFault: the GPU failed, so that results of other engines of this process would be unreliable.
     """
-    lanes = [_Lane(_order(fields)) for fields in orders]
-    maker = engine_named(engine)
+    lanes = [_Lane(order) for order in orders]
     for lane in lanes:
         with _failing(lane):
-            lane.program = maker.load(lane.order)
+            lane.program = load_program(engine, lane.order)
             _run_samples(lane, lane.program)
     if timing is not None:
-        _time([lane for lane in lanes if lane.alive], Timing(**timing))
-    return {"outcomes": [_closed(lane) for lane in lanes]}
-
-
-def _order(fields: Mapping[str, Any]) -> RunOrder:
-    paths = {name: Path(fields[name]) for name in ("engine", "results")}
-    several = {name: tuple(map(Path, fields[name])) for name in ("samples", "plugins")}
-    return RunOrder(**{**fields, **paths, **several, "outputs": tuple(fields["outputs"])})
+        _time([lane for lane in lanes if lane.alive], timing)
+    return [_closed(lane) for lane in lanes]
 
 
 def _run_samples(lane: _Lane, program: Program) -> None:
-    target = lane.order.results
-    lane.answer |= {"device": program.device, "library": program.library, "outputs": [], "debug": []}
-    for number, folder in enumerate(lane.order.samples):
-        sys.stderr.write(f"[INFO] {lane.order.name}: sample {number}\n")
-        debug = target / f"debug-{number:04d}" if lane.order.debug else None
-        outputs = program.run(read_tensors(folder), debug)
-        lane.answer["outputs"].append(str(write_tensors(target / f"{number:04d}", outputs)))
+    variant, target = lane.order.variant, lane.order.results
+    lane.add(device=program.device, library=program.library)
+    for number, feeds in enumerate(variant.samples):
+        sys.stderr.write(f"[INFO] {variant.name}: sample {number}\n")
+        debug = target / f"debug-{number:04d}" if variant.debug else None
+        written = write_tensors(target / f"{number:04d}", program.run(feeds, debug))
+        lane.add(outputs=(*lane.outcome.outputs, written))
         if debug is not None and debug.is_dir():
-            lane.answer["debug"].append(str(debug))
-    lane.answer["layers"] = [asdict(layer) for layer in program.layers()]
+            lane.add(debug=(*lane.outcome.debug, debug))
+    lane.add(layers=tuple(program.layers()))
 
 
 def _time(lanes: Sequence[_Lane], timing: Timing) -> None:
@@ -98,7 +85,7 @@ def _time(lanes: Sequence[_Lane], timing: Timing) -> None:
     for lane in lanes:
         with _failing(lane):
             assert lane.program is not None
-            lane.program.prepare(read_tensors(lane.order.samples[0]))
+            lane.program.prepare(next(iter(lane.order.variant.samples)))
     limit = None if timing.seconds is None else timing.seconds * len(lanes)
     _rounds(lanes, timing.warm_up, 1, limit)
     for lane in lanes:
@@ -126,18 +113,17 @@ def _failing(lane: _Lane) -> Iterator[None]:
     except CudaFault:
         raise
     except RewriterError as error:
-        lane.fail(error)
+        lane.add(status="error", problem=error.what, hint=error.hint or "")
 
 
-def _closed(lane: _Lane) -> dict[str, Any]:
-    if lane.program is None:
-        return lane.answer
-    lane.answer["notes"] = list(dict.fromkeys(lane.program.notes))
-    if lane.alive and lane.times:
-        lane.answer["latency"] = asdict(summary(lane.times, lane.program.cuda_graph))
-    with suppress(RewriterError), closing(lane.program):
-        pass
-    return lane.answer
+def _closed(lane: _Lane) -> EngineOutcome:
+    if lane.program is not None:
+        lane.add(notes=(*lane.outcome.notes, *dict.fromkeys(lane.program.notes)))
+        if lane.alive and lane.times:
+            lane.add(latency=summary(lane.times, lane.program.cuda_graph))
+        with suppress(RewriterError), closing(lane.program):
+            pass
+    return lane.outcome
 
 
 def summary(times: Sequence[float], cuda_graph: bool) -> Latency:

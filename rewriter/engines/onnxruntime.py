@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,8 @@ import onnx
 
 from rewriter.engines.deadline import stopped_at
 from rewriter.engines.onnxruntime_copies import protect_inputs, take_version
-from rewriter.engines.onnxruntime_errors import explain
+from rewriter.engines.onnxruntime_errors import explained
+from rewriter.engines.this_machine import cuda_obstacle
 from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
 from rewriter.graph import label
 from rewriter.model import Array, Model, walk_graphs
@@ -39,10 +41,9 @@ class Session:
     """A model, loaded and ready to run. A context manager; `close` frees its memory.
 
     Detached weights (`Model.weights`) are neither copied nor serialised: ONNX Runtime gets them as
-    inputs, by reference, so models over 2 GiB load like small ones. (As external initializers it
-    would copy them once, measured on 1.31.) Where they must be constants, for optimisations and for
-    operators of other domains, they are handed over as such. Operands that an operator writes to are
-    copied in each run, so that weights, memory maps and feeds never change.
+    inputs, by reference, so models over 2 GiB load like small ones. Where they must be constants, for
+    optimisations and for operators of other domains, they are external initializers, which it copies.
+    Operands that an operator writes to are copied in each run, so that weights and feeds never change.
 
     Args:
         model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
@@ -79,12 +80,11 @@ class Session:
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
         if constants:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
-        try:
+        providers = _providers(gpu, tf32)
+        with explained(self._file, "ONNX Runtime cannot load the model"):
             self._session: ort.InferenceSession | None = ort.InferenceSession(
-                proto.SerializeToString(), options, providers=_providers(gpu, tf32)
+                proto.SerializeToString(), options, providers=providers
             )
-        except Exception as error:  # its exception classes share no other base
-            explain(error, self._file, "ONNX Runtime cannot load the model")
         if gpu and self._session.get_providers()[0] != "CUDAExecutionProvider":
             raise EngineError(
                 "ONNX Runtime fell back to the CPU", hint="its log says which library is missing"
@@ -104,17 +104,16 @@ class Session:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
             TimeUpError: the deadline passed.
         """
-        if self._session is None:
-            raise ArithmeticRunError("the session is closed", where=self._file)
+        session = self._opened()
         names = list(self.outputs if outputs is None else outputs)
         try:
-            given = {name: _value(array) for name, array in feeds.items()}
-            with stopped_at(until) as options:
-                values = self._session.run_with_ort_values(names, self._inputs | given, options)
-        except Exception as error:
+            with self._running(), stopped_at(until) as options:
+                given = {name: _value(array) for name, array in feeds.items()}
+                values = session.run_with_ort_values(names, self._inputs | given, options)
+        except ArithmeticRunError as error:
             if time.monotonic() >= until:
                 raise TimeUpError("a run on ONNX Runtime was stopped at its deadline") from error
-            explain(error, self._file, "ONNX Runtime cannot run the model")
+            raise
         return {name: _array(value) for name, value in zip(names, values, strict=True)}
 
     def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
@@ -123,26 +122,28 @@ class Session:
         Raises:
             ArithmeticRunError: a feed does not fit; or, when it is called, a node failed.
         """
-        if self._session is None:
-            raise ArithmeticRunError("the session is closed", where=self._file)
-        session, device = self._session, "cuda" if self._gpu else "cpu"
+        session, device = self._opened(), "cuda" if self._gpu else "cpu"
         binding = session.io_binding()
-        try:
+        with self._running():
             for name, value in (self._inputs | {n: _value(a, device) for n, a in feeds.items()}).items():
                 binding.bind_ortvalue_input(name, value)
-        except Exception as error:
-            explain(error, self._file, "ONNX Runtime cannot run the model")
         for name in self.outputs:
             binding.bind_output(name, device)
 
         def run() -> None:
-            try:
+            with self._running():
                 session.run_with_iobinding(binding)
                 binding.synchronize_outputs()
-            except Exception as error:
-                explain(error, self._file, "ONNX Runtime cannot run the model")
 
         return run
+
+    def _opened(self) -> ort.InferenceSession:
+        if self._session is None:
+            raise ArithmeticRunError("the session is closed", where=self._file)
+        return self._session
+
+    def _running(self) -> AbstractContextManager[None]:
+        return explained(self._file, "ONNX Runtime cannot run the model")
 
     def close(self) -> None:
         """Free the session; the weights stay with the model."""
@@ -160,14 +161,10 @@ class Session:
 
 def _providers(gpu: bool, tf32: bool) -> list[Any]:
     """Execution providers, best first: nodes without a CUDA kernel run on the CPU."""
-    import onnxruntime as ort
-
     if not gpu:
         return ["CPUExecutionProvider"]
-    if "CUDAExecutionProvider" not in ort.get_available_providers():
-        raise EngineError(
-            f"this ONNX Runtime ({ort.__version__}) is built without CUDA", hint="pip install onnxruntime-gpu"
-        )
+    if problem := cuda_obstacle():
+        raise problem
     return [("CUDAExecutionProvider", {"use_tf32": str(int(tf32))}), "CPUExecutionProvider"]
 
 
@@ -183,7 +180,7 @@ def _options(optimize: bool, threads: int) -> ort.SessionOptions:
     options.enable_mem_pattern = False  # its one block comes on top of what the arena holds already
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Threads that wait would spin: on a machine that others use, too, a NAFNet took 0.8 s of CPU, not 0.5 s.
+    # Threads that wait would spin, at the cost of other programs (docs/engines.md#what-releases-do).
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = _QUIET
     return options

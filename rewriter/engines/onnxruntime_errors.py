@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from rewriter.errors import ArithmeticRunError
@@ -43,8 +45,16 @@ _FAILED = (
 )
 
 
-def explain(error: Exception, file: str | None, what: str) -> NoReturn:
-    """Turn a failure of ONNX Runtime into one that names the node and leaves its source paths out."""
+@contextmanager
+def explained(file: str | None, what: str) -> Iterator[None]:
+    """Turns a failure of ONNX Runtime into one that names the node and leaves its source paths out."""
+    try:
+        yield
+    except Exception as error:  # its exception classes share no other base
+        _explain(error, file, what)
+
+
+def _explain(error: Exception, file: str | None, what: str) -> NoReturn:
     text = str(error)
     for pattern in _NO_KERNEL:
         if match := pattern.search(text):

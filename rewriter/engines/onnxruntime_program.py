@@ -1,4 +1,4 @@
-"""ONNX Runtime as an `Engine` of the protocol, on CPU or GPU; used in child processes only."""
+"""ONNX Runtime as a `Program` of the protocol, on CPU or GPU; used in child processes only."""
 
 from __future__ import annotations
 
@@ -15,23 +15,12 @@ from rewriter.errors import EngineError
 from rewriter.model import Array, load
 
 
-class OnnxRuntimeEngine:
-    """Its "engine" is the ONNX file itself: there is nothing to build.
+class OnnxRuntimeProgram:
+    """A session on the ONNX file; optimisations are off, so that it computes what the file says.
 
     Args:
         gpu: CUDAExecutionProvider instead of the CPU.
     """
-
-    def __init__(self, *, gpu: bool) -> None:
-        self._gpu = gpu
-
-    def load(self, order: RunOrder) -> OnnxRuntimeProgram:
-        """See `Engine.load`."""
-        return OnnxRuntimeProgram(order, gpu=self._gpu)
-
-
-class OnnxRuntimeProgram:
-    """A session; optimisations are off, so that it computes what the file says."""
 
     cuda_graph = False
 
@@ -42,11 +31,11 @@ class OnnxRuntimeProgram:
         ports = {port.name for port in model.signature.outputs}
         # a name alone is enough for ONNX Runtime, which infers the type
         model.proto.graph.output.extend(
-            onnx.ValueInfoProto(name=name) for name in order.outputs if name not in ports
+            onnx.ValueInfoProto(name=name) for name in order.variant.outputs if name not in ports
         )
-        self._session = Session(model, gpu=gpu, tf32=order.tf32)
+        self._session = Session(model, gpu=gpu, tf32=order.variant.tf32)
         self.library = self._session.version
-        if order.debug:
+        if order.variant.debug:
             self.notes.append("ONNX Runtime has no unfused debug tensors")
         self._timed: Callable[[], object] | None = None
 

@@ -1,23 +1,20 @@
 """The protocol of the engines: their input, their results, and what an engine must implement.
 
-A caller writes its samples to disk (`tensor_files.write_samples`), describes `Variant`s of a model, and
-calls `measure.measure`. Every build runs in a child process of its own; then one child loads all engines,
-runs every sample, and times them interleaved. The result is one `EngineOutcome` for each variant and build,
-failures included. Arrays stay in files, which are memory-mapped for reading.
-
     samples = write_samples(folder / "samples", feeds)
     outcomes = measure([Variant("fixed", path, samples)], MeasureSettings("tensorrt-rtx"), folder)
     outcomes[0].values(0)["logits"], outcomes[0].latency.median_us
 
-To add an engine, write an `Engine` and a `Program` for it, name it in `EngineName`, and add it to
-`bench.engine_named`; if it has a build step of its own, add that to `measure.build_variant`. Both
-classes live in the child alone: they may import what they like, crash, hang, or raise `EngineError`; the
-parent turns all of that into an `EngineOutcome`. What they must keep:
+Every build runs in a child process of its own; then one child loads all engines, runs every sample, and times
+them interleaved. Arrays stay in files, which are memory-mapped for reading.
 
-- `Program.run` gives every output of the ONNX model under its ONNX name, in its ONNX type.
-- `Program.prepare` puts one sample where the device reads it; `Program.time_us` runs on it and
-  returns the device's own time of a run. Between the two nothing is copied.
-- FP32 stays FP32 if `RunOrder.tf32` is False; an engine that cannot guarantee that raises `EngineError`.
+To add an engine, write a `Program`, name it in `EngineName`, and add it to `measure_in_child.load_program`. A
+build step of its own goes to `measure.build_variant`. A `Program` lives in the child alone: it may import
+what it likes, crash, hang, or raise `EngineError`; all of that becomes an `EngineOutcome`. Its obligations:
+
+- `run` returns every output of the ONNX model under its ONNX name, in its ONNX type.
+- `prepare` puts one sample where the device reads it. `time_us` runs on it, copies nothing, and returns the
+  device's own time of the run.
+- FP32 stays FP32 if `Variant.tf32` is False; an engine that cannot guarantee that raises `EngineError`.
 - A failure after which the process cannot be trusted (a CUDA error) is a `CudaFault`: the parent then runs
   every variant in a process of its own, so that one does not spoil the others.
 """
@@ -81,14 +78,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Timing:
-    """MeasureSettings of the timing: on the first sample, all variants in turn, round by round.
+    """How to time: on the first sample, all variants in turn, round by round.
 
     Attributes:
         warm_up: Rounds that are not counted.
-        repeats: Rounds that are. 100 single runs of one CUDA graph gave medians that repeat to 0.5 % on
-            an H200.
+        repeats: Rounds that are; see docs/engines.md#how-it-is-measured.
         seconds: Wall time for each variant, of warm-up and of repeats, after which there are no more rounds
-            than `bench.LEAST_REPEATS`; None: all rounds.
+            than `measure_in_child.LEAST_REPEATS`; None: all rounds.
     """
 
     warm_up: int = 20
@@ -98,7 +94,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """MeasureSettings for building and running all variants of one measurement.
+    """How to build and run all variants of one measurement.
 
     Attributes:
         builds: How often each is built: builders choose kernels by timing them, so that two builds of
@@ -208,7 +204,10 @@ class EngineOutcome:
 
 
 class Program(Protocol):
-    """A built model in the child, loaded on its device; its buffers are its own."""
+    """A built model in the child, loaded on its device; its buffers are its own.
+
+    Its constructor raises `EngineError` if the device is missing, or the library does not load the engine.
+    """
 
     notes: list[str]
     """Filled while it works; see `EngineOutcome.notes`."""
@@ -246,28 +245,16 @@ class RunOrder:
     """One build of one variant for the child to load and run.
 
     Attributes:
-        engine: What the build wrote; the ONNX file if there is no build.
-        samples: Folders of the samples. `results`: folder for what comes out.
-        outputs, debug, tf32: As in `Variant`; `plugins` as in `MeasureSettings`.
+        number: Of the build, from 0.
+        engine: The file that the build wrote; the ONNX file if there is no build.
+        results: Folder for the outputs.
+        plugins: As in `MeasureSettings`.
+        report: As in `EngineOutcome`.
     """
 
-    name: str
+    variant: Variant
+    number: int
     engine: Path
-    samples: tuple[Path, ...]
     results: Path
-    outputs: tuple[str, ...] = ()
-    debug: bool = False
-    tf32: bool = True
     plugins: tuple[Path, ...] = ()
-
-
-class Engine(Protocol):
-    """Loads what was built, in the child."""
-
-    def load(self, order: RunOrder) -> Program:
-        """Load the engine onto its device.
-
-        Raises:
-            EngineError: no such device, or the library does not load it there.
-        """
-        ...
+    report: BuildReport | None = None

@@ -7,10 +7,11 @@ difference that callers see. Networks are always strongly typed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rewriter.engines.build_report import BuildReport, report_of
+from rewriter.engines.build_in_child import build_here
+from rewriter.engines.build_report import BuildReport
 from rewriter.engines.child_process import ChildResult, run_in_child
 from rewriter.engines.protocol import Span
 from rewriter.errors import EngineError
@@ -26,7 +27,7 @@ class BuildOptions:
         parse_only: Read the network, build nothing.
         library: `tensorrt` or `tensorrt_rtx`; None: `tensorrt` if a GPU is there, else `tensorrt_rtx`.
         compute_capability: Name in `ComputeCapability`, for TensorRT-RTX only; None: its default where there
-            is a GPU, which runs on that one, else `builder.PORTABLE_CAPABILITY`.
+            is a GPU, which runs on that one, else `build_in_child.PORTABLE_CAPABILITY`.
         optimization_level: 0 (quick) to 5; None: the library's default. Without a GPU it changes
             neither the time nor the engine of TensorRT-RTX 1.6.
         engine: Where to write the engine; None: nowhere.
@@ -55,8 +56,8 @@ class BuildOptions:
 
 
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
-"""Environment in which NVIDIA's libraries compute FP32 in FP32. Clearing BuilderFlag.TF32 changed nothing on
-TensorRT-RTX 1.6.1 (measured on an H200: relative error 2.9e-4), this did (3.8e-6)."""
+"""Environment in which NVIDIA's libraries compute FP32 in FP32; the builder's flag alone is not enough
+(docs/engines.md#what-releases-do)."""
 
 
 def build(
@@ -75,14 +76,18 @@ def build(
         EngineError: no library is installed, or it lacks what the options ask for.
     """
     chosen = options or BuildOptions()
-    arguments = {"path": str(path.resolve()), "options": asdict(chosen)}
-    call = {"call": "rewriter.engines.build_in_child:build_here", "arguments": arguments}
     child = run_in_child(
-        call, timeout_s=timeout_s, env=None if chosen.tf32 else NO_TF32, memory_bytes=memory_bytes
+        build_here,
+        path,
+        chosen,
+        timeout_s=timeout_s,
+        env=None if chosen.tf32 else NO_TF32,
+        memory_bytes=memory_bytes,
     )
-    if child.status == "ok" and child.result is not None:
-        return report_of(child.result, child.log)
-    if child.status == "error" and child.result is not None and child.result["type"] == "EngineError":
+    if child.status == "ok":
+        report: BuildReport = child.result
+        return replace(report, log=child.log)
+    if child.status == "error" and child.result["type"] == "EngineError":
         error = child.result
         raise EngineError(error["message"], where=error["where"], hint=error["hint"])
     return child

@@ -1,16 +1,16 @@
-"""TensorRT and TensorRT-RTX as an `Engine`: loads, runs and times; used in child processes only."""
+"""TensorRT and TensorRT-RTX as a `Program`: loads, runs and times; used in child processes only."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rewriter.engines import nvidia_driver
-from rewriter.engines.cuda import Buffer, Graph, Stream
+from rewriter.engines.cuda import Buffer, Stream
 from rewriter.engines.inspector import read_layers
 from rewriter.engines.protocol import EngineLayer, RunOrder
 from rewriter.engines.tensor_files import TensorWriter
@@ -22,8 +22,7 @@ from rewriter.errors import EngineError
 from rewriter.model import Array
 
 BATCH_US = 500.0
-"""Duration of the back-to-back runs of one timing. The GPU idles for some microseconds at each launch, which
-would be most of the time of a one-node model."""
+"""Duration of the back-to-back runs of one timing, against which the gaps between launches are short."""
 
 MOST_RUNS = 50
 """Back-to-back runs of one timing at most."""
@@ -32,7 +31,7 @@ WARM_RUNS = 2
 """Runs before a capture: the first one may allocate, compile or load, which cannot be captured."""
 
 NO_KERNEL = "cubin or ptx module for device target"
-"""Part of the error of TensorRT-RTX 1.6.1 on an H200 for engines that it had built and could not load."""
+"""Part of the error for engines that the library built and cannot load (docs/engines.md#what-releases-do)."""
 
 
 def context_hint(why: str) -> str:
@@ -42,24 +41,22 @@ def context_hint(why: str) -> str:
     return "it may lack memory: close other programs on the GPU"
 
 
-class TensorRTEngine:
-    """The `Engine` of one of the two modules."""
+def load_engine(module: str, order: RunOrder) -> TensorRTProgram:
+    """Load an engine with `tensorrt` or `tensorrt_rtx`.
 
-    def __init__(self, module: str) -> None:
-        self._module = module
-
-    def load(self, order: RunOrder) -> TensorRTProgram:
-        """See `Engine.load`."""
-        if not order.tf32 and any(os.environ.get(name) != value for name, value in NO_TF32.items()):
-            raise EngineError(
-                "FP32 without TF32 was requested, and this process allows TF32",
-                hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
-            )
-        trt = import_tensorrt(self._module)
-        for gpu in nvidia_driver.gpus()[:1]:
-            if problem := refusal(trt.__name__, trt.__version__, gpu):
-                raise problem
-        return TensorRTProgram(trt, order)
+    Raises:
+        EngineError: there is no such device or library, or it does not load the engine.
+    """
+    if not order.variant.tf32 and any(os.environ.get(name) != value for name, value in NO_TF32.items()):
+        raise EngineError(
+            "FP32 without TF32 was requested, and this process allows TF32",
+            hint="NVIDIA_TF32_OVERRIDE=0 must be set before it starts",
+        )
+    trt = import_tensorrt(module)
+    for gpu in nvidia_driver.gpus()[:1]:
+        if problem := refusal(trt.__name__, trt.__version__, gpu):
+            raise problem
+    return TensorRTProgram(trt, order)
 
 
 class TensorRTProgram:
@@ -82,12 +79,11 @@ class TensorRTProgram:
                 hint="build it on this machine, with this version",
             )
         self._context = self._created()
-        self._names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
         self._listening: Any = None  # the library keeps no reference to it
-        self._graph: Graph | None = None
+        self._graph: Callable[[], object] | None = None
         self._runs = 1
 
     @property
@@ -162,7 +158,7 @@ class TensorRTProgram:
 
     def _once(self) -> None:
         if self._graph is not None:
-            self._graph.launch()
+            self._graph()
         else:
             self._execute()
 
@@ -175,13 +171,15 @@ class TensorRTProgram:
             raise EngineError(f"{self._title} cannot run the engine: {self._why()}")
 
     def _feed(self, feeds: Mapping[str, Array]) -> None:
-        trt = self._trt
-        for name in self._names:
-            if self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
-                self._feed_one(name, feeds)
-        for name in self._names:
-            if self._engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT:
-                self._provide(name)
+        for name in self._names(self._trt.TensorIOMode.INPUT):
+            self._feed_one(name, feeds)
+        for name in self._names(self._trt.TensorIOMode.OUTPUT):
+            self._provide(name)
+
+    def _names(self, mode: Any) -> list[str]:
+        """The inputs or the outputs of the engine."""
+        names = map(self._engine.get_tensor_name, range(self._engine.num_io_tensors))
+        return [name for name in names if self._engine.get_tensor_mode(name) == mode]
 
     def _feed_one(self, name: str, feeds: Mapping[str, Array]) -> None:
         if name not in feeds:
@@ -225,23 +223,17 @@ class TensorRTProgram:
         return known
 
     def _outputs(self) -> dict[str, Array]:
-        outputs = {}
-        for name in self._names:
-            if self._engine.get_tensor_mode(name) == self._trt.TensorIOMode.OUTPUT:
-                outputs[name] = self._value(name)
-        return outputs
+        return {name: self._value(name) for name in self._names(self._trt.TensorIOMode.OUTPUT)}
 
     def _value(self, name: str) -> Array:
         if name in self._host:
             return self._host[name]
-        shape = tuple(self._context.get_tensor_shape(name))
         if name in self._allocators:
-            shape = self._allocators[name].shape
-        pointer = (
-            self._allocators[name].buffer.pointer if name in self._allocators else self._buffers[name].pointer
-        )
+            shape, buffer = self._allocators[name].shape, self._allocators[name].buffer
+        else:
+            shape, buffer = tuple(self._context.get_tensor_shape(name)), self._buffers[name]
         array: Array = np.empty(shape, self._dtype(name))
-        self._stream.download(pointer, array)
+        self._stream.download(buffer.pointer, array)
         return array
 
     def _on_host(self, name: str) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any, get_args
+from typing import get_args
 
 from rewriter.engines import nvidia_driver
 from rewriter.engines.child_process import run_in_child
@@ -18,8 +18,10 @@ ASK_S = 60.0
 """Time limit for the driver; a GPU that wakes up needs a few seconds."""
 
 REFUSES = (("tensorrt_rtx", (1, 7), (9, 0), "1.6.1"),)
-"""Library, first release that does not load engines on a compute capability, and last release that does.
-Measured on an H200: 1.7.1 builds there, and its runtime refuses; 1.4 to 1.6.1 run."""
+"""Library, first release that does not load engines on a compute capability, and last release that does
+(docs/engines.md#what-releases-do)."""
+
+AUTO = "auto"
 
 PREFERRED: tuple[EngineName, ...] = ("tensorrt", "tensorrt-rtx")
 """Engines that `auto` tries on a GPU, best first."""
@@ -47,26 +49,25 @@ class Choice:
 @lru_cache(maxsize=1)
 def gpu() -> Gpu | None:
     """The first GPU, or None; queried once, in a child process."""
-    child = run_in_child({"call": "rewriter.engines.this_machine:_gpus_here"}, timeout_s=ASK_S)
-    if child.status != "ok" or child.result is None or not child.result["gpus"]:
-        return None
-    first = child.result["gpus"][0]
-    return Gpu(first["name"], tuple(first["capability"]), tuple(first["driver_cuda"]), first["driver"])
+    child = run_in_child(nvidia_driver.gpus, timeout_s=ASK_S)
+    return next(iter(child.result), None) if child.status == "ok" else None
 
 
-def _gpus_here() -> dict[str, Any]:
-    return {"gpus": [asdict(found) for found in nvidia_driver.gpus()]}
+def choose(engine: str = AUTO) -> Choice:
+    """The engine of this name, or the best one that can run on this machine's GPU.
 
-
-def choose() -> Choice:
-    """The best engine that can run on this machine's GPU."""
+    Raises:
+        EngineError: the one that was named cannot run here.
+    """
+    if engine != AUTO:
+        return Choice(require(engine))
     if gpu() is None:
         return Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",))
     reasons: list[str] = []
-    for engine in PREFERRED:
-        problem = obstacle(engine)
+    for name in PREFERRED:
+        problem = obstacle(name)
         if problem is None:
-            return Choice(engine, tuple(reasons))
+            return Choice(name, tuple(reasons))
         reasons.append(problem.what)
     return Choice(None, tuple(reasons))
 
@@ -93,7 +94,7 @@ def obstacle(engine: EngineName) -> EngineError | None:
     if found is None:
         return nvidia_driver.no_gpu(f"{engine} runs on a GPU")
     if engine == "onnxruntime-cuda":
-        return _without_cuda()
+        return cuda_obstacle()
     module = engine.replace("-", "_")
     for needed in (module, "cuda.bindings"):
         if not _installed(needed):
@@ -101,7 +102,8 @@ def obstacle(engine: EngineName) -> EngineError | None:
     return refusal(module, _version(module), found)
 
 
-def _without_cuda() -> EngineError | None:
+def cuda_obstacle() -> EngineError | None:
+    """The error for an ONNX Runtime without CUDA."""
     import onnxruntime as ort
 
     if "CUDAExecutionProvider" in ort.get_available_providers():

@@ -17,6 +17,7 @@ from rewriter.graph.nodes import (
     fresh_name,
     is_op,
     label,
+    reached,
     reads,
     without_unread,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "label",
     "made_by",
     "open_graphs",
+    "reached",
     "reads",
     "without_unread",
 ]

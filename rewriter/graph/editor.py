@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, Self
 
+import numpy as np
 import onnx
-from onnx import NodeProto, helper, numpy_helper
+from numpy.typing import ArrayLike
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.graph.nodes import all_names, fresh_name, reads, rename_reads, topological
 from rewriter.graph.view import GraphView
-from rewriter.model import Array, Model, holds_graphs, subgraphs
+from rewriter.model import Model, holds_graphs, subgraphs
 from rewriter.model.facts import Facts, Shape, TensorFacts
 from rewriter.model.graphs import refill
 
@@ -63,9 +65,10 @@ class GraphEditor(GraphView):
         """A name made of `base` that is unique in the model."""
         return fresh_name(base, self._names)
 
-    def add_constant(self, base: str, value: Array) -> str:
-        """Add an initializer to this graph; returns its name, made of `base`."""
-        name = self.fresh(base)
+    def add_constant(self, base: str, value: ArrayLike, like: str = "") -> str:
+        """Add an initializer, in the float type of the tensor `like`; returns its name, made of `base`."""
+        name, dtype = self.fresh(base), self.dtype(like) or TensorProto.FLOAT
+        value = np.asarray(value, helper.tensor_dtype_to_np_dtype(dtype) if like else None)
         tensor = (
             self.model.detached_tensor(name, value) if self.is_main else numpy_helper.from_array(value, name)
         )
@@ -73,6 +76,10 @@ class GraphEditor(GraphView):
         self._facts[name] = TensorFacts(tensor.data_type, tuple(tensor.dims))
         self.edited = True
         return name
+
+    def add_ints(self, base: str, *values: int) -> str:
+        """Add an initializer of int64, such as the target of a Reshape; returns its name."""
+        return self.add_constant(base, np.asarray(values, np.int64))
 
     def make(
         self,
@@ -115,7 +122,7 @@ class GraphEditor(GraphView):
     ) -> str:
         """A fresh tensor name; its facts are those of `like`, with another `dtype` or `shape` if given."""
         name = self.fresh(base)
-        facts = self._lookup(like) if like else None
+        facts = self.facts(like) if like else None
         if facts or dtype:
             self._facts[name] = TensorFacts(
                 dtype or (facts.dtype if facts else 0), shape or (facts.shape if facts else None)

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph.editor import GraphEditor
-from rewriter.graph.float_types import EXCHANGEABLE
+from rewriter.graph.float_types import EXCHANGEABLE, NUMPY_TYPES
 from rewriter.graph.match import optional_input
 from rewriter.graph.nodes import attribute
 from rewriter.graph.view import GraphView
@@ -44,6 +44,13 @@ def layout_obstacle(graph: GraphView, weight: str) -> str | None:
     if graph.dtype(weight) not in EXCHANGEABLE:
         return "its weight is of a type that TensorRT has no product for"
     return None
+
+
+def float_matrix(graph: GraphView, tensor: str) -> Array | None:
+    """A constant matrix, of a float type that TensorRT multiplies in; None for other tensors."""
+    value = graph.constant(tensor)
+    fits = value is not None and value.ndim == 2 and value.dtype in NUMPY_TYPES.values()
+    return value if fits else None
 
 
 def is_transposed(node: NodeProto) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from rewriter.model import STANDARD_DOMAINS, Array, holds_graphs, subgraphs
+
+T = TypeVar("T", bound=Hashable)
 
 
 def is_op(node: NodeProto | None, *ops: str) -> TypeGuard[NodeProto]:
@@ -25,6 +27,17 @@ def fresh_name(base: str, taken: set[str]) -> str:
         name = f"{base}_{count}"
     taken.add(name)
     return name
+
+
+def reached(start: Iterable[T], onward: Callable[[T], Iterable[T]]) -> dict[T, None]:
+    """All that `onward` leads to from `start`, which is included; each once."""
+    found = dict.fromkeys(start)
+    stack = list(found)
+    while stack:
+        new = [item for item in dict.fromkeys(onward(stack.pop())) if item not in found]
+        found.update(dict.fromkeys(new))
+        stack.extend(new)
+    return found
 
 
 def without_unread(

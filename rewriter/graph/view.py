@@ -74,15 +74,25 @@ class GraphView:
         uses = self._uses.get(tensor, {})
         return next(iter(uses.values())) if len(uses) == 1 and tensor not in self._outputs else None
 
+    def facts(self, tensor: str) -> TensorFacts | None:
+        """Type and shape of a tensor of this graph or an enclosing one; None if they are not known."""
+        found = self._facts.get(tensor)
+        return found if found or self.parent is None else self.parent.facts(tensor)
+
     def dtype(self, tensor: str) -> int | None:
         """TensorProto.DataType of a tensor; None if it is not known."""
-        facts = self._lookup(tensor)
+        facts = self.facts(tensor)
         return facts.dtype if facts else None
 
     def shape(self, tensor: str) -> Shape | None:
         """Shape of a tensor (int, name or None for each axis); None if the rank is not known."""
-        facts = self._lookup(tensor)
+        facts = self.facts(tensor)
         return facts.shape if facts else None
+
+    def sizes(self, tensor: str) -> tuple[int, ...] | None:
+        """Shape of a tensor; None if a size is not known."""
+        facts = self.facts(tensor)
+        return facts.sizes if facts else None
 
     def rank(self, tensor: str) -> int | None:
         shape = self.shape(tensor)
@@ -122,10 +132,6 @@ class GraphView:
             constant = self.constant(node.input[1])
             return None if constant is None else tuple(int(a) for a in constant.reshape(-1))
         return ()
-
-    def _lookup(self, tensor: str) -> TensorFacts | None:
-        found = self._facts.get(tensor)
-        return found if found or self.parent is None else self.parent._lookup(tensor)
 
     def _index(self, node: NodeProto) -> None:
         for name in node.output:

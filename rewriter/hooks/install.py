@@ -131,8 +131,7 @@ def _remote_entry(hooks: Sequence[str], url: str, revision: str) -> list[str]:
 
 def _with_entry(text: str | None, entry: Sequence[str], folder: Path) -> str:
     """Returns the configuration with an item added to `repos`, indented like the others."""
-    if text is None or not text.strip():
-        return _appended(text, "repos:\n" + "".join(f"{line}\n" for line in entry))
+    text = text or ""
     opening = _REPOS.search(text)
     if opening is None:
         return _appended(text, "repos:\n" + "".join(f"{line}\n" for line in entry))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from types import MethodType
 from typing import Any, Literal
@@ -125,7 +125,7 @@ def _matching(name: str, module: Any, example: Any) -> Iterator[NormModule]:
             guess = NormModule(name, module, kind, axis, epsilon, weight, bias, 0.0)
             error = _difference(guess, example)
             if error <= SAME:
-                yield NormModule(name, module, kind, axis, epsilon, weight, bias, error)
+                yield replace(guess, error=error)
 
 
 def _roles(names: Sequence[str]) -> Iterator[tuple[Kind, str, str | None]]:

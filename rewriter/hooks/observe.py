@@ -59,7 +59,7 @@ def observe(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], selected
         torch.no_grad(),
         eval_mode(model),
         _tracked(model, stack, seen, selected),
-        _dispatch_mode(seen, stack),
+        _Observer(seen, stack),
     ):
         model(*args, **kwargs)
     return seen
@@ -105,20 +105,24 @@ def _tracked(model: Any, stack: list[str], seen: Observations, selected: Selecto
             handle.remove()
 
 
-class _Observer:
-    """Observes one operator after another; knowledge of a tensor is dropped with the tensor."""
+class _Observer(_python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
+    """Observes the operators below PyTorch's Python API, as exporters see them.
+
+    Knowledge of a tensor is dropped with the tensor.
+    """
 
     def __init__(self, seen: Observations, stack: list[str]) -> None:
+        super().__init__()
         self._seen, self._stack = seen, stack
         self._products, self._scaled = _weak.WeakIdKeyDictionary(), _weak.WeakIdKeyDictionary()
 
-    def read(self, operator: str, args: Sequence[Any], out: Any) -> None:
-        """Observe one call.
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        self._read(function.overloadpacket.__name__, (*args, *(kwargs or {}).values()), out)
+        return out
 
-        Args:
-            operator: ATen's name without the overload.
-            args: Positional and keyword arguments.
-        """
+    def _read(self, operator: str, args: Sequence[Any], out: Any) -> None:
+        """Observe one call of an ATen operator, without its overload, with all arguments."""
         if operator in _GUARDS:
             lost = (a for a in args if isinstance(a, float) and 0 < abs(a) < FP16_SMALLEST)
             self._seen.epsilons += [(self._stack[-1], epsilon) for epsilon in lost]
@@ -143,19 +147,6 @@ class _Observer:
                 for tensor in tensors:
                     if tensor in known:
                         known[out] = known[tensor]
-
-
-def _dispatch_mode(seen: Observations, stack: list[str]) -> Any:
-    """Returns a dispatch mode: it sees the operators below PyTorch's Python API, as exporters do."""
-    reader = _Observer(seen, stack)
-
-    class Mode(_python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = function(*args, **(kwargs or {}))
-            reader.read(function.overloadpacket.__name__, (*args, *(kwargs or {}).values()), out)
-            return out
-
-    return Mode()
 
 
 def _once(names: list[str], name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from rewriter.hazards.kinds import Severity
 from rewriter.hooks.fixing import Unverified
 from rewriter.model import Model, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.pipeline.config import ResolvedOptions
 from rewriter.pipeline.config import load as load_configuration
+from rewriter.pipeline.options import Command
 
 LFS = b"version https://git-lfs.github.com/spec/"
 """First line of a file that Git LFS has not fetched (Git LFS specification, v1)."""
@@ -36,22 +39,13 @@ class FileOutcome:
     detail: Any = None
 
 
+Work = Callable[[Path, ResolvedOptions, dict[str, Any]], FileOutcome]
+"""Processes a file with the options in force and the arguments of a verb."""
+
+
 def scan_file(path: Path, **options: Any) -> FileOutcome:
     """Scan a file for hazards; options and configuration are those of `rewriter scan`."""
-    from rewriter.jobs.scan import scan
-    from rewriter.report.scan import verdict_line
-
-    try:
-        reason = _skipped(path)
-        if reason:
-            return FileOutcome(path, f"{path}: {reason}")
-        resolved = load_configuration().resolve(**options)
-        with resolved.errors_name_sources():
-            result = scan(path, **{**_data(path), **resolved.arguments("scan")})
-        least: Severity = resolved.values["fail_on"] or "error"
-    except RewriterError as error:
-        return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
-    return FileOutcome(path, verdict_line(result).plain, not result.reaches(least), detail=result)
+    return _outcome(path, "scan", _scanned, options)
 
 
 def fix_file(path: Path, **options: Any) -> FileOutcome:
@@ -60,26 +54,42 @@ def fix_file(path: Path, **options: Any) -> FileOutcome:
     Args:
         options: Those of `rewriter fix`; `build` is off by default, since TensorRT's build is slow.
     """
-    from rewriter.jobs.fix.api import fix
+    return _outcome(path, "fix", _fixed, options)
 
+
+def _outcome(path: Path, verb: Command, work: Work, options: Mapping[str, Any]) -> FileOutcome:
+    """The outcome of `work` on a file, unless that is skipped or refused."""
     try:
-        reason = _skipped(path)
-        if reason:
+        if reason := _skipped(path):
             return FileOutcome(path, f"{path}: {reason}")
         resolved = load_configuration().resolve(**options)
-        arguments = {"build": False, **_data(path), **resolved.arguments("fix"), "strict": False}
-        with resolved.errors_name_sources():
-            result = fix(path, None, **arguments)
-        if result.verdict is not None and not result.verdict.passed:
-            raise Unverified("the fixed model failed its verification; the file is unchanged")
-        if _same(result.model, path):
-            return FileOutcome(path, f"{path}: nothing to do", detail=result)
-        save(result.model, path)
+        return work(path, resolved, {**_data(path), **resolved.arguments(verb)})
     except RewriterError as error:
         return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
-    return FileOutcome(
-        path, f"{path}: fixed; review it, and add it to the commit", passed=False, detail=result
-    )
+
+
+def _scanned(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -> FileOutcome:
+    from rewriter.jobs.scan import scan
+    from rewriter.report.scan import verdict_line
+
+    with resolved.errors_name_sources():
+        result = scan(path, **arguments)
+    least: Severity = resolved.values["fail_on"] or "error"
+    return FileOutcome(path, verdict_line(result).plain, not result.reaches(least), detail=result)
+
+
+def _fixed(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -> FileOutcome:
+    from rewriter.jobs.fix.api import fix
+
+    with resolved.errors_name_sources():
+        result = fix(path, None, **{"build": False, **arguments, "strict": False})
+    if result.verdict is not None and not result.verdict.passed:
+        raise Unverified("the fixed model failed its verification; the file is unchanged")
+    if _same(result.model, path):
+        return FileOutcome(path, f"{path}: nothing to do", detail=result)
+    save(result.model, path)
+    text = f"{path}: fixed; review it, and add it to the commit"
+    return FileOutcome(path, text, passed=False, detail=result)
 
 
 def _data(path: Path) -> dict[str, Any]:

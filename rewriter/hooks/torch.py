@@ -100,11 +100,18 @@ class patched(ContextDecorator):  # noqa: N801  # a context manager that reads a
         _PATCH.leave()
 
 
+class _Blocks(threading.local):
+    """The active blocks of each thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.stack: list[tuple[HookOptions, list[Exported]]] = []
+
+
 class _Patch:
     """Replaces `torch.onnx.export` while any block is active; each thread has its own stack of blocks."""
 
     def __init__(self) -> None:
-        self._lock, self._local = threading.Lock(), threading.local()
+        self._lock, self._local = threading.Lock(), _Blocks()
         self._blocks = 0
         self._function: Callable[..., Any] | None = None
         self.original: Callable[..., Any] | None = None
@@ -115,10 +122,10 @@ class _Patch:
                 self.original = torch.onnx.export
                 self._function = torch.onnx.export = self._dispatcher(torch.onnx.export)
             self._blocks += 1
-        self._stack().append((options, exports))
+        self._local.stack.append((options, exports))
 
     def leave(self) -> None:
-        self._stack().pop()
+        self._local.stack.pop()
         with self._lock:
             self._blocks -= 1
             if not self._blocks:
@@ -126,19 +133,12 @@ class _Patch:
                     torch.onnx.export = self.original
                 self._function = self.original = None
 
-    def _stack(self) -> list[tuple[HookOptions, list[Exported]]]:
-        if not hasattr(self._local, "stack"):
-            self._local.stack = []
-        stack: list[tuple[HookOptions, list[Exported]]] = self._local.stack
-        return stack
-
     def _dispatcher(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def dispatch(*args: Any, **kwargs: Any) -> Any:
-            stack = self._stack()
-            if not stack:
+            if not self._local.stack:
                 return original(*args, **kwargs)
-            options, exports = stack[-1]
+            options, exports = self._local.stack[-1]
             call = ExportCall.of(original, args, kwargs)
             if call.target is None:
                 return _fixed_when_saved(call, options, exports)

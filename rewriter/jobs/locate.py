@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
-from rewriter.engines.deployment import AUTO, deployment
+from rewriter.engines.deployment import deployment
 from rewriter.engines.protocol import MeasureSettings, Shape
+from rewriter.engines.this_machine import AUTO
 from rewriter.errors import UsageError
-from rewriter.model import Model, load, save
+from rewriter.model import Model, load
 from rewriter.model.stopwatch import Progress
 from rewriter.verification import locate as search
 from rewriter.verification.locate import TOLERANCE, LocateOptions, Location
@@ -72,11 +71,7 @@ def locate(
             chosen, plugins=deployed.plugins, build_timeout_s=timeout, run_timeout_s=timeout
         )
         report = progress or (lambda stage, done, total: None)
-        with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as folder:
-            first, second = (
-                one.path or save(one, Path(folder) / f"{place}.onnx") for place, one in enumerate(models)
-            )
-            found = search.locate(first, second, used, chosen, options, settings, deployed.profile, report)
+        found = search.locate(*models, used, settings, options, deployed.profile, report)
     return replace(found, notes=(*_notes(models[0], samples), *found.notes))
 
 

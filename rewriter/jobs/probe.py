@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rewriter.engines import this_machine
-from rewriter.engines.deployment import AUTO
 from rewriter.engines.probe import ask as probes
-from rewriter.engines.probe.answers import Answers
+from rewriter.engines.probe.answers import Answers, remember
+from rewriter.engines.this_machine import AUTO
 from rewriter.errors import EngineError
 from rewriter.model.stopwatch import Progress
 
@@ -20,7 +20,7 @@ def probe(engine: str = AUTO, *, again: bool = False, progress: Progress | None 
     Raises:
         EngineError: no such engine runs here.
     """
-    choice = this_machine.choose() if engine == AUTO else this_machine.Choice(this_machine.require(engine))
+    choice = this_machine.choose(engine)
     if choice.engine is None:
         raise EngineError(
             f"nothing can be measured here: {'; '.join(choice.reasons)}",
@@ -32,5 +32,5 @@ def probe(engine: str = AUTO, *, again: bool = False, progress: Progress | None 
     if found is None:
         found = probes.ask(choice.engine, progress=progress or (lambda stage, done, total: None))
         if not on_cpu:
-            probes.remember(found)
+            remember(found)
     return found

@@ -16,6 +16,7 @@ from rewriter.model.graphs import (
     refill,
     subgraphs,
     walk_graphs,
+    walk_nodes,
 )
 from rewriter.model.model import Model
 from rewriter.model.reading import check, load
@@ -41,6 +42,7 @@ __all__ = [
     "shape_of",
     "subgraphs",
     "walk_graphs",
+    "walk_nodes",
     "write_json",
     "write_text",
 ]

@@ -23,6 +23,12 @@ class TensorFacts:
     dtype: int
     shape: Shape | None
 
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        """The shape, if every size is known."""
+        sizes = tuple(size for size in self.shape or () if isinstance(size, int))
+        return sizes if self.shape is not None and len(sizes) == len(self.shape) else None
+
 
 @dataclass
 class Facts:

@@ -22,6 +22,14 @@ def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
             yield from walk_graphs(child)
 
 
+def walk_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph or function and of all subgraphs; a node comes before those that it holds."""
+    for node in graph.node:
+        yield node
+        for child in subgraphs(node):
+            yield from walk_nodes(child)
+
+
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs that a node holds as attributes (If, Loop, Scan, SequenceMap)."""
     if not _may_hold_graphs(node.op_type, node.domain):

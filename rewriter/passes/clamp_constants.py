@@ -11,8 +11,9 @@ from onnx import numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, label
+from rewriter.graph.match import produced
 from rewriter.model import Array
-from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Effect, Follower, Use, huge_uses
+from rewriter.patterns.masks import FP16_MAX, LARGEST_BIAS, Effect, Follower, Use, huge_uses, widened
 
 MASK = 16384.0
 """Magnitude of a clamped mask constant; the docstring of `ClampConstants` derives it."""
@@ -53,7 +54,6 @@ class ClampConstants(GraphPass):
         0.0, "exp(x) is 0 in FP32 below -103.98, half of the smallest subnormal number 2^-149 (IEEE 754)"
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,6,6] score, int64[2,1,6] mask) => (float[2,6,6] p)
         <float one = {1.0}, float lowest = {-3.4028235e38}> {
             open = Cast<to = 1>(mask)
@@ -63,7 +63,6 @@ class ClampConstants(GraphPass):
             p = Softmax<axis = -1>(masked)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,6,6] score, int64[2,1,6] mask) => (float[2,6,6] p)
         <float one = {1.0}, float low = {-16384.0}> {
             open = Cast<to = 1>(mask)
@@ -100,15 +99,14 @@ class ClampConstants(GraphPass):
 
 def _tamed(value: Array) -> Array:
     """Returns `value` with its huge entries replaced by +-MASK, in its own type."""
-    wide = value.astype(np.float32) if value.dtype.itemsize < 4 else value
+    wide = widened(value)
     return np.where(np.abs(wide) >= FP16_MAX, np.copysign(MASK, wide), wide).astype(value.dtype)
 
 
 def _clamped(graph: GraphEditor, tensor: str, value: Array) -> str:
     """Adds the clamped constant and returns its name."""
-    base = f"{tensor}/clamped"
-    node = graph.producer(tensor)
-    if node is None or node.op_type != "ConstantOfShape":
+    base, node = f"{tensor}/clamped", produced(graph, tensor, "ConstantOfShape")
+    if node is None:
         return graph.add_constant(base, _tamed(value))
     out = graph.tensor(base, like=tensor)
     fill = numpy_helper.from_array(_tamed(value))
@@ -117,5 +115,5 @@ def _clamped(graph: GraphEditor, tensor: str, value: Array) -> str:
 
 
 def _shown(value: Array) -> str:
-    extreme = value.reshape(-1)[int(np.argmax(np.abs(value.reshape(-1).astype(np.float64))))]
-    return f"{float(extreme):.4g}"
+    flat = value.astype(np.float64).reshape(-1)
+    return f"{flat[np.argmax(np.abs(flat))]:.4g}"

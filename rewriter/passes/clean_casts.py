@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
@@ -22,14 +23,8 @@ SIGNIFICAND: dict[int, tuple[int, int]] = {
 
 INTEGERS: dict[int, tuple[int, int]] = {
     TensorProto.BOOL: (0, 1),
-    TensorProto.UINT8: (0, 8),
-    TensorProto.UINT16: (0, 16),
-    TensorProto.UINT32: (0, 32),
-    TensorProto.UINT64: (0, 64),
-    TensorProto.INT8: (1, 7),
-    TensorProto.INT16: (1, 15),
-    TensorProto.INT32: (1, 31),
-    TensorProto.INT64: (1, 63),
+    **{TensorProto.DataType.Value(f"UINT{bits}"): (0, bits) for bits in (8, 16, 32, 64)},
+    **{TensorProto.DataType.Value(f"INT{bits}"): (1, bits - 1) for bits in (8, 16, 32, 64)},
 }
 """Sign bits and value bits."""
 
@@ -62,7 +57,6 @@ class CleanCasts(GraphPass):
 
     name = "clean-casts"
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float16[2,3] x) => (float16[2,3] y) {
             wide = Cast<to = 1>(x)
             same = Cast<to = 1>(wide)
@@ -70,7 +64,6 @@ class CleanCasts(GraphPass):
             y = Relu(narrow)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float16[2,3] x) => (float16[2,3] y) {
             y = Relu(x)
         }"""
@@ -143,27 +136,19 @@ def _only_rounds(start: int, middle: int, to: int) -> bool:
     return start == to or (start in SIGNIFICAND and to in SIGNIFICAND and embeds(middle, to))
 
 
-def _truncates(start: int, middle: int, to: int) -> bool:
-    return start in SIGNIFICAND and middle in INTEGERS and to in SIGNIFICAND
-
-
 def _drop(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
     """Removes a Cast to the type that its input has."""
     source, result = cast.input[0], cast.output[0]
     if graph.dtype(source) != to:
         return None
     if graph.is_output(result):
-        if not _can_rename(graph, source):
+        if graph.producer(source) is None or graph.is_output(source):
             return Refusal(label(cast), f"{result} is an output, and so is {source}, or an input")
         graph.rename(source, result)
     else:
         graph.redirect(result, source)
     graph.remove(cast)
     return Change(label(cast), f"a Cast of {_names(to)} to itself")
-
-
-def _can_rename(graph: GraphEditor, tensor: str) -> bool:
-    return graph.producer(tensor) is not None and not graph.is_output(tensor)
 
 
 def _fold(graph: GraphEditor, cast: NodeProto, to: int) -> Event | None:
@@ -224,16 +209,16 @@ def _refusals(graph: GraphEditor, cast: NodeProto) -> Iterator[Refusal]:
         return
     if _only_rounds(start, middle, to):
         yield Refusal(label(cast), f"{_names(start, middle, to)} rounds on the way: drop_rounding removes it")
-    elif _truncates(start, middle, to):
+    elif {start, to} <= SIGNIFICAND.keys() and middle in INTEGERS:
         yield Refusal(label(cast), f"{_names(start, middle, to)} truncates to integers: that is arithmetic")
 
 
 def _cast_before(graph: GraphEditor, cast: NodeProto) -> NodeProto | None:
     node = graph.producer(cast.input[0])
-    return node if node is not None and _is_cast(node) else None
+    return node if _is_cast(node) else None
 
 
-def _is_cast(node: NodeProto) -> bool:
+def _is_cast(node: NodeProto | None) -> TypeGuard[NodeProto]:
     """True for a Cast of opset 6 or later; before, `to` was a string."""
     return is_op(node, "Cast") and isinstance(attribute(node, "to"), int)
 

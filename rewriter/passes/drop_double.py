@@ -9,8 +9,10 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
-from rewriter.graph import GraphEditor, attribute, label, reads
+from rewriter.graph import GraphEditor, attribute, label, reached, reads
+from rewriter.graph.match import produced
 from rewriter.model import Array, holds_graphs
+from rewriter.model.facts import FLOATS
 from rewriter.model.schemas import ANY_TYPE_OPS, TYPE_ATTRIBUTES, schema_of
 
 DOUBLE, FLOAT = int(TensorProto.DOUBLE), int(TensorProto.FLOAT)
@@ -44,7 +46,6 @@ class DropDouble(GraphPass):
         1e-5, "float32 has 24 bits, 6e-8 for each operation; the sum over a deep network is below 1e-5"
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x) => (float[2,3] y)
         <double half = {0.5}> {
             d = Cast<to = 11>(x)
@@ -52,7 +53,6 @@ class DropDouble(GraphPass):
             y = Cast<to = 1>(m)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x) => (float[2,3] y)
         <float half = {0.5}> {
             m = Mul(x, half)
@@ -60,7 +60,7 @@ class DropDouble(GraphPass):
         }"""
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
-        if not any(_is_double(graph, name) for node in graph.nodes for name in (*node.input, *node.output)):
+        if not any(_has_double(graph, node) for node in graph.nodes):
             return
         kept = _index_arithmetic(graph)
         refused = list(_refusals(graph, kept))
@@ -80,49 +80,43 @@ def _is_double(graph: GraphEditor, tensor: str) -> bool:
     return bool(tensor) and graph.dtype(tensor) == DOUBLE
 
 
+def _has_double(graph: GraphEditor, node: NodeProto) -> bool:
+    return any(_is_double(graph, name) for name in (*node.input, *node.output))
+
+
 # -- what stays ----------------------------------------------------------------------------------
 
 
 def _index_arithmetic(graph: GraphEditor) -> set[int]:
     """Returns the nodes (by id) whose float64 results become an integer, a length or a scale."""
-    kept: set[int] = set()
-    stack = [name for node in graph.nodes for name in _deciding(graph, node)]
-    seen = set(stack)
-    while stack:
-        node = graph.producer(stack.pop())
-        if node is None:
-            continue
-        if any(_is_double(graph, name) for name in (*node.input, *node.output)):
-            kept.add(id(node))
-        new = [name for name in node.input if name and name not in seen and _is_floating(graph, name)]
-        seen.update(new)
-        stack += new
-    return kept | {id(n) for n in graph.nodes if n.op_type == "Range" and _is_double(graph, n.output[0])}
+
+    def operands(tensor: str) -> list[str]:
+        node = graph.producer(tensor)
+        return [] if node is None else [name for name in node.input if graph.dtype(name) in FLOATS]
+
+    deciding = reached((name for node in graph.nodes for name in _deciding(graph, node)), operands)
+    makers = (node for node in map(graph.producer, deciding) if node is not None)
+    ranges = (node for node in graph.nodes if node.op_type == "Range" and _is_double(graph, node.output[0]))
+    return {id(node) for node in makers if _has_double(graph, node)} | {id(node) for node in ranges}
 
 
 def _deciding(graph: GraphEditor, node: NodeProto) -> Iterable[str]:
     """Returns the inputs of a node that must not change in the last bit."""
-    if node.op_type == "Cast" and not _is_floating(graph, node.output[0]):
+    if node.op_type == "Cast" and graph.dtype(node.output[0]) not in FLOATS:
         return [name for name in node.input if _is_double(graph, name)]
     if node.op_type == "Range":
-        return [name for name in node.input if _is_floating(graph, name)]
+        return [name for name in node.input if graph.dtype(name) in FLOATS]
     return [node.input[i] for i in _SIZES.get(node.op_type, ()) if i < len(node.input) and node.input[i]]
-
-
-def _is_floating(graph: GraphEditor, tensor: str) -> bool:
-    return graph.dtype(tensor) in (DOUBLE, FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def _downstream(graph: GraphEditor, nodes: list[NodeProto]) -> set[int]:
     """Returns the nodes (by id) and all their float64 consumers, whose values need not fit float32 either."""
-    reached: set[int] = set()
-    stack = list(nodes)
-    while stack:
-        node = stack.pop()
-        if id(node) not in reached:
-            reached.add(id(node))
-            stack += [reader for o in node.output if _is_double(graph, o) for reader in graph.consumers(o)]
-    return reached
+
+    def doubles(nodes: Iterable[NodeProto]) -> list[str]:
+        return [name for node in nodes for name in node.output if _is_double(graph, name)]
+
+    tensors = reached(doubles(nodes), lambda tensor: doubles(graph.consumers(tensor)))
+    return {id(node) for node in (*nodes, *(n for tensor in tensors for n in graph.consumers(tensor)))}
 
 
 def _refusals(graph: GraphEditor, kept: set[int]) -> Iterator[tuple[NodeProto, str, str]]:
@@ -208,7 +202,7 @@ class _Walk:
             return False
         if schema_of(node.op_type, node.domain, self.graph.model.opset) is None:
             return False
-        return any(_is_double(self.graph, name) for name in (*node.input, *node.output))
+        return _has_double(self.graph, node)
 
     def _convert(self, node: NodeProto) -> None:
         for index, name in enumerate(node.input):
@@ -240,12 +234,10 @@ class _Walk:
         value = self.graph.constant(name)
         if value is not None:
             return self.graph.add_constant(f"{name}/float32", value.astype(np.float32))
-        source = name
-        producer = self.graph.producer(name)
-        if producer is not None and producer.op_type == "Cast":
-            source = str(producer.input[0])
-            if self.graph.dtype(source) == FLOAT:
-                return source
+        cast = produced(self.graph, name, "Cast")
+        source = name if cast is None else str(cast.input[0])
+        if self.graph.dtype(source) == FLOAT:
+            return source
         single = self.graph.tensor(f"{name}/float32", like=name, dtype=FLOAT)
         self.graph.insert(self._cast(source, single, FLOAT), before=reader)
         return single

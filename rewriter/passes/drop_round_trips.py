@@ -35,7 +35,6 @@ class DropRoundTrips(GraphPass):
     name = "drop-round-trips"
     exactness = Exactness(5e-3, "that of mixed-precision: it undoes roundings to FP16")
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x, float[3,4] w, float[4] b) => (float[2,4] y) {
             m = MatMul(x, w)
             a = Add(m, b)
@@ -43,7 +42,6 @@ class DropRoundTrips(GraphPass):
             y = Cast<to = 1>(h)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x, float[3,4] w, float[4] b) => (float[2,4] y) {
             m = MatMul(x, w)
             y = Add(m, b)

@@ -32,14 +32,12 @@ class FoldQuantizedBias(GraphPass):
 
     name = "fold-quantized-bias"
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,2,4,4] x, float[3,2,1,1] w) => (float[1,3,4,4] y)
         <int32[3] q = {100, -20, 3}, float[3] scale = {0.5, 0.25, 0.125}> {
             b = DequantizeLinear<axis = 0>(q, scale)
             y = Conv(x, w, b)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,2,4,4] x, float[3,2,1,1] w) => (float[1,3,4,4] y)
         <float[3] b = {50.0, -5.0, 0.375}> {
             y = Conv(x, w, b)
@@ -59,8 +57,7 @@ def _fold(graph: GraphEditor, node: NodeProto) -> Event | None:
     if reason is not None:
         return Refusal(label(node), reason) if reason else None
     data, scale = operands[0], operands[1]
-    assert data is not None
-    assert scale is not None
+    assert data is not None and scale is not None
     zero_point = operands[2] if len(operands) > 2 else None
     axis = int(attribute(node, "axis", 1))
     scale_of_each, zero_of_each = (_spread(v, data, axis) for v in (scale, zero_point))

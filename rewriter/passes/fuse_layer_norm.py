@@ -30,7 +30,7 @@ class FuseLayerNorm(GraphPass):
         - means over different axes, sums that are not means, a variance as E[x^2] - E[x]^2
         - an epsilon outside the root or as a lower bound, or more than one epsilon
         - a constant scale that varies along other axes, or that would add an axis
-        - axes of unknown size without a scale; computed axes; float64; a model below opset 17
+        - axes of unknown size without a scale; computed axes; float64
         - axes that are not the last ones, with `channel_axis=island`
         - a residual Add or a Mul by a computed modulation after the norm: they stay after the operator
     """
@@ -42,7 +42,6 @@ class FuseLayerNorm(GraphPass):
         "FP32 sums in another order: at most 4.3e-5 measured on models/ (vit_massive), 6e-7 on the others",
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,8,64] x, float[64] scale, float[64] bias) => (float[2,8,64] y)
         <float two = {2.0}, float epsilon = {0.00001}> {
             mean = ReduceMean <axes = [-1]> (x)
@@ -56,7 +55,6 @@ class FuseLayerNorm(GraphPass):
             y = Add(scaled, bias)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,8,64] x, float[64] scale, float[64] bias) => (float[2,8,64] y) {
             y = LayerNormalization <axis = -1, epsilon = 0.00001> (x, scale, bias)
         }"""

@@ -24,7 +24,7 @@ class FuseRmsNorm(GraphPass):
     island. So it does with an L2 normalisation (torch.nn.functional.normalize).
 
     Declines:
-        - a model or a run below opset 23
+        - a run below opset 23
         - an L2 normalisation, which divides by the root of a sum: no ONNX operator does
         - a norm of which an inner tensor is used elsewhere or is a graph output
         - an epsilon outside the root or as a lower bound, sums that are not means, float64

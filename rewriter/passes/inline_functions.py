@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from onnx import FunctionProto, ModelProto, NodeProto
@@ -11,7 +13,7 @@ from onnx.inliner import inline_local_functions
 
 from rewriter.base import Change, Context, Event, ModelPass, Refusal
 from rewriter.graph import TAG, label
-from rewriter.model import STANDARD_DOMAINS, Model, refill, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, Model, refill, walk_nodes
 from rewriter.model.schemas import schema_of
 
 
@@ -40,7 +42,6 @@ class InlineFunctions(ModelPass):
             b = Mul(a, s)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x) => (float[2,3] y) {
             s = Sigmoid(x)
             y = Mul(x, s)
@@ -72,12 +73,14 @@ def inline(model: Model, tag: str) -> list[Event]:
     refusals = [*_recursive(functions), *_other_opsets(model, functions)]
     if refusals:
         return list(refusals)
-    calls = _count_calls(model, functions)
-    known = _node_keys(model.proto)
+    calls = Counter(map(_key, walk_nodes(model.proto.graph)))
+    known = set(map(_node_key, walk_nodes(model.proto.graph)))
     model.proto = model.restore(_inlined(model, functions)).proto
     _drop_domains(model.proto, {key.domain for key in functions})
-    _tag_new(model.proto, known, tag)
-    return [Change(key.name, _became(calls.get(key, 0))) for key in functions]
+    for node in walk_nodes(model.proto.graph):
+        if _node_key(node) not in known:
+            node.metadata_props.add(key=TAG, value=tag)
+    return [Change(key.name, _became(calls[key])) for key in functions]
 
 
 def _became(calls: int) -> str:
@@ -99,10 +102,7 @@ def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
 
 def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> None:
     """Writes a function's attribute defaults into its calls: onnx.inliner (1.23) does not read them."""
-    nodes = [node for graph in walk_graphs(proto.graph) for node in graph.node]
-    for function in proto.functions:
-        nodes += _nodes_of(function)
-    for node in nodes:
+    for node in chain(walk_nodes(proto.graph), *map(walk_nodes, proto.functions)):
         called = functions.get(_key(node))
         if called is not None:
             given = {a.name for a in node.attribute}
@@ -113,22 +113,10 @@ def _key(node: NodeProto) -> _Key:
     return _Key(node.domain, node.op_type, node.overload)
 
 
-def _nodes_of(function: FunctionProto) -> Iterator[NodeProto]:
-    """Yields the nodes of a body and of its subgraphs."""
-    for node in function.node:
-        yield node
-        for child in subgraphs(node):
-            for graph in walk_graphs(child):
-                yield from graph.node
-
-
-def _calls(function: FunctionProto, functions: dict[_Key, FunctionProto]) -> set[_Key]:
-    return {_key(node) for node in _nodes_of(function)} & functions.keys()
-
-
 def _recursive(functions: dict[_Key, FunctionProto]) -> Iterator[Refusal]:
     """Refuses functions whose calls form a cycle: inlining them would never end."""
-    calls = {key: _calls(function, functions) for key, function in functions.items()}
+    called = {key: set(map(_key, walk_nodes(function))) for key, function in functions.items()}
+    calls = {key: keys & functions.keys() for key, keys in called.items()}
     settled: set[_Key] = set()
     while ready := {key for key in calls.keys() - settled if calls[key] <= settled}:
         settled |= ready
@@ -145,7 +133,7 @@ def _other_opsets(model: Model, functions: dict[_Key, FunctionProto]) -> Iterato
         )
         if version == model.opset:
             continue
-        for node in _nodes_of(function):
+        for node in walk_nodes(function):
             if node.domain in STANDARD_DOMAINS and _differs(node.op_type, version, model.opset):
                 reason = f"{label(node)} is written for opset {version}, the model for {model.opset}"
                 yield Refusal(key.name, reason)
@@ -157,32 +145,12 @@ def _differs(op_type: str, one: int, other: int) -> bool:
     return a is not None and b is not None and a.since_version != b.since_version
 
 
-def _count_calls(model: Model, functions: dict[_Key, FunctionProto]) -> dict[_Key, int]:
-    counts: dict[_Key, int] = {}
-    for graph in walk_graphs(model.proto.graph):
-        for node in graph.node:
-            if _key(node) in functions:
-                counts[_key(node)] = counts.get(_key(node), 0) + 1
-    return counts
-
-
 def _drop_domains(proto: ModelProto, domains: set[str]) -> None:
     """Removes the domains that only functions used: TensorRT has no such operator sets."""
-    used = {n.domain for g in walk_graphs(proto.graph) for n in g.node} | STANDARD_DOMAINS
+    used = {node.domain for node in walk_nodes(proto.graph)} | STANDARD_DOMAINS
     kept = [o for o in proto.opset_import if o.domain in used or o.domain not in domains]
     refill(proto.opset_import, kept)
 
 
-def _node_keys(proto: ModelProto) -> set[tuple[str, str, str]]:
-    return {_node_key(n) for g in walk_graphs(proto.graph) for n in g.node}
-
-
 def _node_key(node: NodeProto) -> tuple[str, str, str]:
     return node.name, node.op_type, node.output[0] if node.output else ""
-
-
-def _tag_new(proto: ModelProto, known: set[tuple[str, str, str]], tag: str) -> None:
-    for graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            if _node_key(node) not in known:
-                node.metadata_props.add(key=TAG, value=tag)

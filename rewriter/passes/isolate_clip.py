@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, GraphPass, Refusal, Target
 from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.match import produced
+from rewriter.graph.match import optional_input, produced
 from rewriter.graph.ops import TENSOR_CORE
-from rewriter.model import Array
 
 DEFECTS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
     ((10, 0), (10, 1)),  # Conv+Clip on L4, NVIDIA/TensorRT#3938, reported for 10.0.1
@@ -43,14 +41,12 @@ class IsolateClip(GraphPass):
 
     name = "isolate-clip"
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
         <float low = {0.0}, float high = {6.0}> {
             c = Conv(x, w)
             y = Clip(c, low, high)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)
         <float low = {0.0}, float high = {6.0}> {
             c = Conv(x, w)
@@ -102,12 +98,7 @@ def _isolate(graph: GraphEditor, clip: NodeProto) -> Event:
 
 def _bound(graph: GraphEditor, clip: NodeProto, index: int, name: str) -> str | None:
     """Returns the tensor that holds a bound; "" if there is none, None if it is computed."""
-    if len(clip.input) > index and clip.input[index]:
-        tensor = clip.input[index]
+    if tensor := optional_input(clip, index):
         return tensor if graph.constant(tensor) is not None else None
     value = attribute(clip, name)  # opset 6
-    if value is None:
-        return ""
-    dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(clip.input[0]) or 1)
-    bound: Array = np.asarray(value, dtype)
-    return graph.add_constant(f"{clip.output[0]}/{name}", bound)
+    return "" if value is None else graph.add_constant(f"{clip.output[0]}/{name}", value, like=clip.input[0])

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, refused
 from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label, made_by
-from rewriter.graph.match import optional_input
+from rewriter.graph.match import optional_input, produced
 from rewriter.graph.new_weights import NewWeights, layout_obstacle
 from rewriter.model import Array
 from rewriter.patterns.windows import Windows, pads_of, windows_of
+
+APART = "its Convs stay apart"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,6 @@ class MergeBranches(GraphPass):
         1e-5, "ONNX Runtime sums the same products in another order: 2.3e-6 measured on an RT-DETR's logits"
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,1,4,4] x) => (float[N,2,4,4] y)
         <float[2,1,3,3] w3 = {1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 8, 7, 6, 5, 4, 3, 2, 1},
          float[2] b3 = {0.5, 0.25}, float[2,1,1,1] w1 = {0.1, 0.2}, float[2] b1 = {1.0, 2.0}> {
@@ -63,7 +64,6 @@ class MergeBranches(GraphPass):
             y = Add(wide, narrow)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,1,4,4] x) => (float[N,2,4,4] y)
         <float[2,1,3,3] w = {1, 2, 3, 4, 5.1, 6, 7, 8, 9, 9, 8, 7, 6, 5.2, 4, 3, 2, 1},
          float[2] b = {1.5, 2.25}> {
@@ -76,11 +76,7 @@ class MergeBranches(GraphPass):
             found = _branches(graph, node)
             if found:
                 reason = _reason_against(graph, node, found, context.kept)
-                yield _refused(node, reason) if reason else _merge(graph, node, found, weights)
-
-
-def _refused(node: NodeProto, reason: str) -> Refusal:
-    return Refusal(label(node), f"its Convs stay apart: {reason}")
+                yield refused(node, APART, reason) or _merge(graph, node, found, weights)
 
 
 @dataclass(frozen=True)
@@ -111,15 +107,11 @@ def _branches(graph: GraphEditor, node: NodeProto) -> list[_Branch]:
         return []
     if not 1 < len(set(node.input)) == len(node.input):
         return []
-    convs = [conv for conv in map(graph.producer, node.input) if conv is not None and conv.op_type == "Conv"]
-    if len(convs) < len(node.input) or len({tuple(conv.input[:1]) for conv in convs}) > 1:
+    convs = [conv for tensor in node.input if (conv := produced(graph, tensor, "Conv")) is not None]
+    windows = [(conv, known) for conv in convs if (known := windows_of(graph, conv)) is not None]
+    if len(windows) < len(node.input) or len({conv.input[0] for conv in convs}) > 1:
         return []
-    found = []
-    for conv in convs:
-        windows = windows_of(graph, conv)
-        if windows is None:
-            return []
-        found.append(_Branch(conv, windows, pads_of(conv, windows) or ()))
+    found = [_Branch(conv, window, pads_of(conv, window) or ()) for conv, window in windows]
     return sorted(found, key=lambda branch: -branch.size)
 
 
@@ -127,12 +119,10 @@ def _reason_against(graph: GraphEditor, node: NodeProto, found: list[_Branch], k
     if (reason := kept.reason(node, *(branch.conv for branch in found))) is not None:
         return reason
     for branch in found:
-        reason = _reason_in_branch(graph, branch)
-        if reason:
+        if reason := _reason_in_branch(graph, branch):
             return f"{label(branch.conv)}: {reason}"
     for branch in found[1:]:
-        reason = _reason_to_differ(graph, found[0], branch)
-        if reason:
+        if reason := _reason_to_differ(graph, found[0], branch):
             return f"{label(branch.conv)} and {label(found[0].conv)} {reason}"
     return ""
 
@@ -198,7 +188,9 @@ def _merge(graph: GraphEditor, node: NodeProto, found: list[_Branch], weights: N
     """Replaces the sum by one Conv."""
     weight, bias = _weight(graph, found), _bias(graph, found)
     if not np.isfinite(weight).all() or (bias is not None and not np.isfinite(bias).all()):
-        return _refused(node, "the sum of their weights or biases is not finite in their type")
+        return Refusal(
+            label(node), f"{APART}: the sum of their weights or biases is not finite in their type"
+        )
     large, *others = found
     conv = large.conv
     inputs = [

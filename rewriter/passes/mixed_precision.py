@@ -40,13 +40,11 @@ class MixedPrecision(ModelPass):
     stage = Stage.LOWERING
     keeps_signature = False
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
             m = MatMul(x, w)
             y = Relu(m)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x, float[3,4] w) => (float[2,4] y) {
             a = Cast<to = 10>(x)
             b = Cast<to = 10>(w)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, refused
 from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
-from rewriter.graph.match import optional_input
+from rewriter.graph.match import optional_input, produced
 from rewriter.graph.new_weights import layout_obstacle
 from rewriter.graph.ops import RESIZES
+from rewriter.graph.replacement import Replacement
 from rewriter.patterns.resizes import inputs_for, reason_against, scales_of
 
 
@@ -52,7 +52,6 @@ class PostponeResize(GraphPass):
         "another order of sums, a mean of sums in place of a sum of means: 4.4e-7 measured on a SegFormer",
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
         <float[2,4,1,1] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[2] bias = {0.5, 0.25},
          float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
@@ -61,7 +60,6 @@ class PostponeResize(GraphPass):
             y = Conv(joined, w, bias)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
         <float[2,2,1,1] w0 = {1.0, 2.0, 0.1, 0.2}, float[2,2,1,1] w1 = {3.0, 4.0, 0.3, 0.4},
          float[2] bias = {0.5, 0.25}, float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
@@ -79,10 +77,8 @@ class PostponeResize(GraphPass):
             if not done and not reasons:
                 continue
             reason = _reason_against(graph, conv, context.kept) or ("" if done else reasons[0])
-            if reason:
-                yield Refusal(label(conv), f"it stays after the Resize: {reason}")
-            else:
-                yield _Postponing(graph, conv, parts).write()
+            refusal = refused(conv, "it stays after the Resize", reason)
+            yield refusal or _Postponing(graph, conv, parts).write()
 
 
 @dataclass(frozen=True)
@@ -108,10 +104,8 @@ class _Part:
 def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:
     if not is_op(node, "Conv"):
         return False
-    shape = graph.shape(node.input[1])
-    if shape is None or len(shape) < 3 or any(size != 1 for size in shape[2:]):
-        return False
-    if not all(isinstance(size, int) for size in shape) or attribute(node, "group", 1) != 1:
+    sizes = graph.sizes(node.input[1])
+    if sizes is None or len(sizes) < 3 or {*sizes[2:], attribute(node, "group", 1)} != {1}:
         return False
     pads = attribute(node, "auto_pad", "NOTSET") == "NOTSET" and any(attribute(node, "pads", [0]))
     return not pads and all(step == 1 for step in attribute(node, "strides", [1]))
@@ -120,8 +114,8 @@ def _is_pointwise(graph: GraphEditor, node: NodeProto) -> bool:
 def _parts(graph: GraphEditor, conv: NodeProto, kept: Kept) -> list[_Part]:
     """Returns the parts of a pointwise Conv's input if their channels are known; otherwise none."""
     tensors = [conv.input[0]]
-    source = graph.producer(conv.input[0])
-    if source is not None and source.op_type == "Concat":
+    source = produced(graph, conv.input[0], "Concat")
+    if source is not None:
         if attribute(source, "axis") not in {1, 1 - (graph.rank(source.output[0]) or 1)}:
             return []
         tensors = list(source.input)
@@ -133,7 +127,8 @@ def _parts(graph: GraphEditor, conv: NodeProto, kept: Kept) -> list[_Part]:
             return []
         if count is None:
             reason = f"the number of channels of {tensor} is unknown"
-            return [_Part(tensor, 0, 0, reason=reason)] if any(_resize(graph, t) for t in tensors) else []
+            resized = any(produced(graph, operand, *RESIZES) for operand in tensors)
+            return [_Part(tensor, 0, 0, reason=reason)] if resized else []
         parts.append(_part(graph, _Part(tensor, first, count), out, kept))
         first += count
     return parts
@@ -145,16 +140,9 @@ def _channels(graph: GraphEditor, tensor: str, axis: int = 1) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _resize(graph: GraphEditor, tensor: str) -> NodeProto | None:
-    """Returns the Resize that writes a tensor, if one does."""
-    node = graph.producer(tensor)
-    found = is_op(node, *RESIZES)
-    return node if found else None
-
-
 def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
     """Returns the part with the Resize that writes it, or with the reason why that stays."""
-    resize = _resize(graph, part.tensor)
+    resize = produced(graph, part.tensor, *RESIZES)
     if resize is None:
         return part
     reason = reason_against(graph, resize)
@@ -204,6 +192,10 @@ class _Postponing:
     conv: NodeProto
     parts: Sequence[_Part]
 
+    @property
+    def new(self) -> Replacement:
+        return Replacement(self.graph, self.conv)
+
     def write(self) -> Change:
         """Replaces the Conv by the sum of the parts; what is not enlarged comes last, with the bias."""
         late = [part for part in self.parts if part.resize]
@@ -228,43 +220,36 @@ class _Postponing:
         total = terms[0]
         for index, term in enumerate(terms[1:], start=2):
             out = result if index == len(terms) else self._tensor("sum", result)
-            total = self._add("Add", [total, term], out)
+            total = self.new.add("Add", [total, term], out)
 
     def _convolve(self, parts: Sequence[_Part], bias: str, places: str) -> str:
         """Adds one Conv of some of the parts; its result has as many places as the tensor `places`."""
         data = parts[0].tensor
         if len(parts) > 1:
             joined = self._tensor("joined", places, sum(part.count for part in parts))
-            data = self._add("Concat", [part.tensor for part in parts], joined, axis=1)
+            data = self.new.add("Concat", [part.tensor for part in parts], joined, axis=1)
         weight = self.graph.value(self.conv.input[1])
         columns = np.concatenate([weight[:, part.first : part.first + part.count] for part in parts], axis=1)
         name = self.graph.add_constant(f"{self.conv.input[1]}/part", columns)
         inputs = [data, name, bias] if bias else [data, name]
-        return self._add("Conv", inputs, self._tensor("part", places), kernel_shape=columns.shape[2:])
+        return self.new.add("Conv", inputs, self._tensor("part", places), kernel_shape=columns.shape[2:])
 
     def _enlarge(self, part: _Part, small: str, out: str) -> str:
         resize = part.resize
         inputs = inputs_for(self.graph, resize, self._out) if resize is not None else None
         assert resize is not None and inputs is not None  # checked by `_part`
         named = [i if isinstance(i, str) else self.graph.add_constant(f"{out}/size", i) for i in inputs]
-        attributes = {item.name: helper.get_attribute_value(item) for item in resize.attribute}
-        return self._add("Resize", [small, *named], out, **attributes)
+        node = self.graph.again(resize, [small, *named], [out], name=f"{self.new.name}/Resize")
+        self.graph.insert(node, before=self.conv)
+        return out
 
     @property
     def _out(self) -> int:
         """Number of channels of the result."""
-        count = _channels(self.graph, self.conv.input[1], axis=0)
-        assert count is not None  # checked by `_parts`
-        return count
+        return len(self.graph.value(self.conv.input[1]))
 
     def _tensor(self, what: str, places: str, channels: int | None = None) -> str:
         """Returns a tensor with the batch and places of another, and the channels of the result."""
         shape = self.graph.shape(places)
         made = None if shape is None else (shape[0], channels or self._out, *shape[2:])
-        dtype = self.graph.dtype(self.conv.input[1])
-        return self.graph.tensor(f"{self.conv.output[0]}/{what}", dtype=dtype, shape=made)
-
-    def _add(self, op: str, inputs: list[str], out: str, **attributes: Any) -> str:
-        node = self.graph.make(op, inputs, [out], name=f"{label(self.conv)}/{op}", **attributes)
-        self.graph.insert(node, before=self.conv)
-        return out
+        return self.new.tensor(what, made)

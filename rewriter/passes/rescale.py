@@ -59,7 +59,6 @@ class Rescale(ModelPass):
     requires = Requires(precisions=frozenset({"fp16"}))  # only FP16 has so few exponents
     norms: bool = False
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,2] x) => (float[2,2] y)
         <float[2,2] w = {100000.0, 2.0, 3.0, 400000.0}, float[2,2] v = {1.0, 0.5, 0.25, 2.0}> {
             m = MatMul(x, w)
@@ -67,7 +66,6 @@ class Rescale(ModelPass):
             y = MatMul(r, v)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,2] x) => (float[2,2] y)
         <float[2,2] w = {12500.0, 0.25, 0.375, 50000.0}, float[2,2] v = {8.0, 4.0, 2.0, 16.0}> {
             m = MatMul(x, w)

@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal
 from rewriter.graph import GraphEditor, attribute, label
-from rewriter.graph.match import operands, other_operand
+from rewriter.graph.match import operands, other_operand, produced
 from rewriter.graph.ops import LAYOUTS, SCALING
 
 LONGEST = 12
@@ -47,7 +46,6 @@ class ScaleQuery(GraphPass):
         "(Higham 2002, section 3.1), and Softmax's output by as much as the score does",
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,6,8] q, float[2,8,6] k, float[2,1,6] mask) => (float[2,6,6] p)
         <float scale = {0.35355338}> {
             score = MatMul(q, k)
@@ -56,7 +54,6 @@ class ScaleQuery(GraphPass):
             p = Softmax<axis = -1>(masked)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,6,8] q, float[2,8,6] k, float[2,1,6] mask) => (float[2,6,6] p)
         <float scale = {0.35355338}> {
             small = Mul(q, scale)
@@ -213,17 +210,15 @@ def _scale_query(graph: GraphEditor, matmul: NodeProto, scale: _Scale) -> NodePr
     elif not exact:
         operator, factor = "Div", 1 / factor
     out = graph.tensor(f"{query}/scaled", like=query)
-    constant = _constant(graph, query, factor)
+    constant = graph.add_constant(f"{query}/scale", factor, like=query)
     return graph.make(operator, [data, constant], [out], name=f"{label(scale.node)}/query")
 
 
 def _own_factor(graph: GraphEditor, matmul: NodeProto) -> tuple[str, float] | None:
     """Returns the operand and factor of a constant Mul that makes Q and that nothing else reads."""
     query = matmul.input[0]
-    node = graph.producer(query)
-    if node is None or node.op_type != "Mul" or matmul.input[1] == query:
-        return None
-    if graph.only_consumer(query) is not matmul:
+    node = produced(graph, query, "Mul")
+    if node is None or matmul.input[1] == query or graph.only_consumer(query) is not matmul:
         return None
     for tensor, constant in operands(node):
         factor = _factor(graph, node, tensor) if graph.scalar(tensor) is None else None
@@ -234,8 +229,3 @@ def _own_factor(graph: GraphEditor, matmul: NodeProto) -> tuple[str, float] | No
 
 def _power_of_two(value: float) -> bool:
     return math.frexp(abs(value))[0] == 0.5
-
-
-def _constant(graph: GraphEditor, query: str, value: float) -> str:
-    dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(query) or 1)
-    return graph.add_constant(f"{query}/scale", np.asarray(value, dtype))

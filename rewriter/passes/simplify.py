@@ -6,18 +6,19 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
-from rewriter.graph import TAG, attribute, reads
+from rewriter.graph import TAG, casts_to, reads
 from rewriter.graph.ops import QUANTISING
-from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Array, Model, refill, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, refill, subgraphs, walk_nodes
 from rewriter.model.schemas import schema_of
 
 OPTIMIZERS = frozenset(
@@ -81,7 +82,6 @@ class Simplify(ModelPass):
     )
     imported = True
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,6] x) => (float[N,2,3] y)
         <int64[1] head = {2}, int64[1] tail = {3}, int64[1] zero = {0}> {
             s = Concat<axis = 0>(zero, head, tail)
@@ -89,7 +89,6 @@ class Simplify(ModelPass):
             y = Reshape(i, s)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,6] x) => (float[N,2,3] y)
         <int64[3] s = {0, 2, 3}> {
             y = Reshape(x, s)
@@ -139,8 +138,7 @@ def _simplified(proto: ModelProto) -> ModelProto:
 
 def _skipped(proto: ModelProto) -> list[str]:
     """Returns `skipped_always()`, in a mixed model also the removal of FP32 Adds of zeros."""
-    casts = (node for graph in walk_graphs(proto.graph) for node in graph.node if node.op_type == "Cast")
-    mixed = any(attribute(cast, "to") == TensorProto.FLOAT16 for cast in casts)
+    mixed = any(casts_to(node, TensorProto.FLOAT16) for node in walk_nodes(proto.graph))
     return [*skipped_always(), *(["eliminate_nop_with_unit"] if mixed else [])]
 
 
@@ -234,28 +232,21 @@ def _with_weights(model: Model, needed: set[str]) -> ModelProto:
 def _same_ports(before: GraphProto, after: GraphProto) -> bool:
     """Compares inputs (weights among them) and outputs by name, order and element type."""
     constants = {t.name for t in before.initializer}
-    pairs = (
-        ([v for v in before.input if v.name not in constants], after.input),
-        (before.output, after.output),
-    )
-    return all(
-        [(v.name, v.type.tensor_type.elem_type) for v in old]
-        == [(v.name, v.type.tensor_type.elem_type) for v in new]
-        for old, new in pairs
-    ) and not _writes_inputs(after)
+    inputs = _ports(v for v in before.input if v.name not in constants)
+    same = inputs == _ports(after.input) and _ports(before.output) == _ports(after.output)
+    written = {name for node in after.node for name in node.output}
+    return same and written.isdisjoint(v.name for v in after.input)
 
 
-def _writes_inputs(graph: GraphProto) -> bool:
-    inputs = {v.name for v in graph.input}
-    return any(name in inputs for node in graph.node for name in node.output)
+def _ports(values: Iterable[ValueInfoProto]) -> list[tuple[str, int]]:
+    return [(value.name, value.type.tensor_type.elem_type) for value in values]
 
 
 def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
     """Adopts the result's nodes and constants; returns False, without a change, if the nodes are the same."""
-    for graph in walk_graphs(result.graph):
-        for node in graph.node:
-            if node.domain == UNKNOWN_DOMAIN:
-                node.ClearField("domain")
+    for node in walk_nodes(result.graph):
+        if node.domain == UNKNOWN_DOMAIN:
+            node.ClearField("domain")
     old = [_bare(node) for node in model.proto.graph.node]
     new = [_bare(node) for node in result.graph.node]
     if Counter(old) == Counter(new):
@@ -267,10 +258,9 @@ def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
 
 def _bare(node: NodeProto) -> bytes:
     """Serialises what a node computes: without its name and notes, and those of its subgraphs."""
-    copy = NodeProto.FromString(node.SerializeToString())
+    copy = deepcopy(node)
     _strip(copy)
-    content: bytes = copy.SerializeToString(deterministic=True)
-    return content
+    return bytes(copy.SerializeToString(deterministic=True))
 
 
 def _strip(node: NodeProto) -> None:
@@ -339,13 +329,10 @@ def _tensor(model: Model, name: str, own: TensorProto | None, computed: TensorPr
         assert own is not None
         return own
     array = numpy_helper.to_array(computed)
-    if own is not None and own.data_type == computed.data_type and _same_bytes(model.array(own), array):
+    alike = own is not None and (own.data_type, own.dims) == (computed.data_type, computed.dims)
+    if own is not None and alike and model.array(own).tobytes() == array.tobytes():
         return own
     return model.detached_tensor(name, array)
-
-
-def _same_bytes(one: Array, other: Array) -> bool:
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
 def _summary(before: Counter[str], after: Counter[str]) -> str:

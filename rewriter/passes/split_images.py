@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Refusal, Requires, Stage
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Requires, Stage, refused
 from rewriter.graph import GraphEditor, attribute, is_op, label
 from rewriter.graph.new_weights import layout_obstacle
 from rewriter.patterns.windows import IMAGE_CHANNELS
@@ -36,7 +36,6 @@ class SplitImages(GraphPass):
 
     Declines:
         - weights that are quantised, or that belong to an enclosing graph
-        - a model below opset 13
     """
 
     channels: int = IMAGE_CHANNELS
@@ -46,12 +45,10 @@ class SplitImages(GraphPass):
     exactness = Exactness(1e-6, "hi + lo is x; ONNX Runtime adds the same products in another order")
     stage = Stage.LOWERED
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,1,4,4] x) => (float[1,2,4,4] y) <float[2,1,1,1] w = {0.1, 0.2}> {
             y = Conv(x, w)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,1,4,4] x) => (float[1,2,4,4] y)
         <float[2,2,1,1] w = {0.1, 0.1, 0.2, 0.2}, float least = {-65504.0}, float largest = {65504.0}> {
             held = Clip(x, least, largest)
@@ -65,13 +62,9 @@ class SplitImages(GraphPass):
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         split: dict[str, str] = {}
         for node in graph.nodes:
-            if not self._accepts(graph, node):
-                continue
-            reason = _reason_against(graph, node)
-            if reason is not None:
-                yield Refusal(label(node), f"it reads the image as it is: {reason}")
-            else:
-                yield _split(graph, node, split)
+            if self._accepts(graph, node):
+                refusal = refused(node, "it reads the image as it is", layout_obstacle(graph, node.input[1]))
+                yield refusal or _split(graph, node, split)
 
     def _accepts(self, graph: GraphEditor, node: NodeProto) -> bool:
         if not is_op(node, "Conv") or not graph.is_input(node.input[0]):
@@ -83,32 +76,28 @@ class SplitImages(GraphPass):
         return bool(weight.shape[1] <= self.channels)
 
 
-def _reason_against(graph: GraphEditor, node: NodeProto) -> str | None:
-    return layout_obstacle(graph, node.input[1])
-
-
 def _split(graph: GraphEditor, node: NodeProto, split: dict[str, str]) -> Change:
     """Lets the Conv read both tensors; Convs of one image share them."""
     image = node.input[0]
-    if image not in split:
-        split[image] = _both(graph, node, image)
     weight = graph.value(node.input[1])
+    if image not in split:
+        split[image] = _both(graph, node, image, 2 * weight.shape[1])
     twice = graph.add_constant(f"{node.input[1]}/twice", np.concatenate([weight, weight], axis=1))
     graph.set_input(node, 0, split[image])
     graph.set_input(node, 1, twice)
     return Change(label(node), f"{weight.shape[1]} channels of an image as {2 * weight.shape[1]}")
 
 
-def _both(graph: GraphEditor, node: NodeProto, image: str) -> str:
-    """Returns the name of hi and lo, side by side."""
+def _both(graph: GraphEditor, node: NodeProto, image: str, channels: int) -> str:
+    """Returns the name of hi and lo, side by side: they have that many channels."""
     bounds = [
-        graph.add_constant(f"{image}/{name}", np.asarray(sign * LARGEST, np.float32))
+        graph.add_constant(f"{image}/{name}", sign * LARGEST, like=image)
         for name, sign in (("least", -1), ("largest", 1))
     ]
     names = {what: graph.tensor(f"{image}/{what}", like=image) for what in ("held", "hi", "lo")}
     half = graph.tensor(f"{image}/half", like=image, dtype=TensorProto.FLOAT16)
     shape = graph.shape(image)
-    wide = None if shape is None else (shape[0], 2 * _count(shape[1]), *shape[2:])
+    wide = None if shape is None else (shape[0], channels, *shape[2:])
     both = graph.tensor(f"{image}/both", like=image, shape=wide)
     graph.insert(
         graph.make("Clip", [image, *bounds], [names["held"]]),
@@ -119,8 +108,3 @@ def _both(graph: GraphEditor, node: NodeProto, image: str) -> str:
         before=node,
     )
     return both
-
-
-def _count(size: int | str | None) -> int:
-    assert isinstance(size, int), size  # the weight knows the number of channels
-    return size

@@ -11,9 +11,10 @@ from functools import partial
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires
+from rewriter.base import Context, Event, Exactness, GraphPass, Refusal, Requires, refused
 from rewriter.graph import GraphEditor, is_op, is_quantised, label
 from rewriter.graph.fusion import after_products, is_depthwise
+from rewriter.graph.match import produced
 from rewriter.graph.new_weights import NewWeights
 from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import facts
@@ -67,7 +68,6 @@ class SplitProducts(GraphPass):
         - one of several products of one tensor, which TensorRT merges and sums in FP16
         - a MatMul that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, that belong to an enclosing graph, or that FP16 cannot hold
-        - a model below opset 13
     """
 
     name = PASS
@@ -78,14 +78,12 @@ class SplitProducts(GraphPass):
     )
     tiles: int = PROCESSORS
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
         <float[2] scale = {1.5, 0.7}, float[2,2] w = {1.1, 2.2, 3.3, 4.4}> {
             n = LayerNormalization<axis = -1>(x, scale)
             y = MatMul(n, w)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[3,2] x) => (float[3,2] y)
         <float[2] scale = {1.5, 0.7}, int64[1] axis = {-3}, int64[3] twice = {2, 1, 1},
          float least = {-65504.0}, float most = {65504.0}, bool[2,1,1] second = {0, 1},
@@ -123,8 +121,8 @@ class SplitProducts(GraphPass):
                 continue
             split = Splitting(graph, node, source, weights)
             reason = split.reason_against(projected[node.input[0]], context.kept)
-            if reason is not None:
-                yield Refusal(label(node), f"it is not split: {reason}")
+            if refusal := refused(node, "it is not split", reason):
+                yield refusal
             elif split.tiles <= self.tiles:
                 found.append(split)
         reason = _reason_against_all(graph, found, context) if found else None
@@ -160,8 +158,7 @@ def _is_weighted(graph: GraphEditor, node: NodeProto) -> bool:
     if not is_op(node, *TENSOR_CORE):
         return False
     weight = node.input[1]
-    producer = graph.producer(weight)
-    made = producer is not None and producer.op_type in {"Constant", "DequantizeLinear"}
+    made = produced(graph, weight, "Constant", "DequantizeLinear") is not None
     return (made or graph.is_initializer(weight)) and not is_depthwise(node, graph.shape(weight) or ())
 
 

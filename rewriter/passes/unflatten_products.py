@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.graph import GraphEditor, is_op, is_own, label
-from rewriter.graph.float_types import EXCHANGEABLE
-from rewriter.graph.match import optional_input
-from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, row_obstacle
+from rewriter.graph.match import consumed, optional_input, produced
+from rewriter.graph.new_weights import NewWeights, float_matrix, gemm_obstacle, is_transposed, row_obstacle
 from rewriter.graph.ops import PRODUCTS
 from rewriter.model.facts import Shape
 
@@ -39,14 +38,12 @@ class UnflattenProducts(GraphPass):
         - a product that --keep-fp32, --keep-fp32-op or an edited plan names
         - Gemm with alpha or beta other than 1, a transposed A, or a C that is computed or no row
         - a transposed weight that belongs to an enclosing graph, or that is also the table of a Gather
-        - a model below opset 7
     """
 
     name = "unflatten-products"
     requires = Requires(opset=7)  # from there on Add broadcasts a row over any number of axes
     exactness = Exactness(1e-5, "ONNX Runtime may order the same sums differently, and adds C after them")
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3,2] x) => (float[1,3,2] y)
         <int64[2] flat = {3, 2}, float[2,2] w = {1.0, 2.0, 3.0, 4.0}, float[2] b = {0.5, 0.25},
          int64[3] back = {1, 3, 2}> {
@@ -55,7 +52,6 @@ class UnflattenProducts(GraphPass):
             y = Reshape(product, back)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3,2] x) => (float[1,3,2] y)
         <float[2,2] w = {1.0, 2.0, 3.0, 4.0}, float[2] b = {0.5, 0.25}> {
             product = MatMul(x, w)
@@ -66,13 +62,10 @@ class UnflattenProducts(GraphPass):
         weights, views = NewWeights(graph), Views()
         for node in graph.nodes:
             found = _flattened(graph, node)
-            if found is None:
-                continue
-            reason = _reason_against(graph, found, context.kept)
-            if reason is not None:
-                yield Refusal(label(node), f"it stays between Reshapes: {reason}")
-            else:
-                yield _write(graph, found, weights, views)
+            if found is not None:
+                reason = _reason_against(graph, found, context.kept)
+                refusal = refused(node, "it stays between Reshapes", reason)
+                yield refusal or _write(graph, found, weights, views)
 
 
 @dataclass(frozen=True)
@@ -106,17 +99,14 @@ class _Flattened:
 def _flattened(graph: GraphEditor, node: NodeProto) -> _Flattened | None:
     if not is_op(node, *PRODUCTS):
         return None
-    before, after = graph.producer(node.input[0]), graph.only_consumer(node.output[0])
-    if before is None or before.op_type not in {"Reshape", "Flatten"} or graph.rank(node.input[0]) != 2:
+    before = produced(graph, node.input[0], "Reshape", "Flatten")
+    after = consumed(graph, node.output[0], "Reshape")
+    if before is None or graph.rank(node.input[0]) != 2:
         return None
-    if after is None or after.op_type != "Reshape" or after.input[0] != node.output[0]:
+    if after is None or after.input[0] != node.output[0]:
         return None
-    weight = graph.constant(node.input[1])
-    if (
-        weight is None
-        or weight.ndim != 2
-        or helper.np_dtype_to_tensor_dtype(weight.dtype) not in EXCHANGEABLE
-    ):
+    weight = float_matrix(graph, node.input[1])
+    if weight is None:
         return None
     depth, columns = weight.shape[::-1] if is_transposed(node) else weight.shape
     split = graph.shape(after.output[0])
@@ -181,7 +171,7 @@ def _joined(graph: GraphEditor, found: _Flattened, target: tuple[int, ...], view
     source = found.before.input[0]
     if (source, target) not in views:
         base = found.node.input[0]
-        wanted = graph.add_constant(f"{base}/unflattened/shape", np.asarray(target, np.int64))
+        wanted = graph.add_ints(f"{base}/unflattened/shape", *target)
         shape = tuple(None if size < 0 else size for size in target)
         tensor = views[source, target] = graph.tensor(f"{base}/unflattened", like=base, shape=shape)
         graph.insert(graph.make("Reshape", [source, wanted], [tensor]), before=found.node)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
-from rewriter.graph import GraphEditor, is_op, label
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
+from rewriter.graph import GraphEditor, is_op
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
 from rewriter.graph.ops import PRODUCTS
+from rewriter.graph.replacement import Replacement
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,6 @@ class UnfoldDotProducts(GraphPass):
         - a product that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, or that belong to an enclosing graph
         - a Gemm that scales (alpha, beta) or transposes its input (transA)
-        - a model below opset 13
     """
 
     size: int = 4
@@ -43,13 +43,11 @@ class UnfoldDotProducts(GraphPass):
     requires = Requires(opset=13)  # from there on ReduceSum takes its axes as an input
     exactness = Exactness(1e-5, "ONNX Runtime adds the same products in another order")
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3] x) => (float[1,2] y)
         <float[2,3] w = {1.0, 2.0, 3.0, 0.1, 0.2, 0.3}, float[2] b = {0.5, 0.25}> {
             y = Gemm<transB = 1>(x, w, b)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[1,3] x) => (float[1,2] y)
         <float[2,3] w = {1.0, 2.0, 3.0, 0.1, 0.2, 0.3}, float[2] b = {0.5, 0.25},
          int64[1] axis = {1}, int64[2] row = {1, 2}> {
@@ -61,13 +59,10 @@ class UnfoldDotProducts(GraphPass):
 
     def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
         for node in graph.nodes:
-            if not _is_head(graph, node, self.size * 10**6):
-                continue
-            reason = _reason_against(graph, node, context.kept)
-            if reason is not None:
-                yield Refusal(label(node), f"it stays a {node.op_type}: {reason}")
-            else:
-                yield _write(graph, node)
+            if _is_head(graph, node, self.size * 10**6):
+                obstacle = gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
+                reason = context.kept.reason(node) or obstacle
+                yield refused(node, f"it stays a {node.op_type}", reason) or _write(graph, node)
 
 
 def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
@@ -82,32 +77,16 @@ def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
     return weight is not None and weight.size <= most and graph.is_output(node.output[0])
 
 
-def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:
-    return kept.reason(node) or gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
-
-
 def _write(graph: GraphEditor, node: NodeProto) -> Change:
     """Replaces the node by its sums of products."""
-    out, dtype, name = node.output[0], graph.dtype(node.input[0]), label(node)
-    weight = _rows(graph, node)
-    count, depth = graph.shape(weight) or (None, None)
-    axis = graph.add_constant(f"{out}/axis", np.asarray([1], np.int64))
-    row = graph.add_constant(f"{out}/row", np.asarray([1, count], np.int64))
-    products = graph.tensor(f"{out}/products", dtype=dtype, shape=(count, depth))
-    last = graph.tensor(f"{out}/sums", dtype=dtype, shape=(count,))
-    made = [
-        graph.make("Mul", [node.input[0], weight], [products], name=f"{name}/Mul"),
-        graph.make("ReduceSum", [products, axis], [last], name=f"{name}/ReduceSum", keepdims=0),
-    ]
+    out, weight, new = node.output[0], node.input[1], Replacement(graph, node)
+    if not is_transposed(node):
+        weight = NewWeights(graph).changed(weight, "turned", np.transpose)
+    count, depth = graph.value(weight).shape
+    axis, row = graph.add_ints(f"{out}/axis", 1), graph.add_ints(f"{out}/row", 1, count)
+    products = new.add("Mul", [node.input[0], weight], new.tensor("products", (count, depth)))
+    last = new.add("ReduceSum", [products, axis], new.tensor("sums", (count,)), keepdims=0)
     if bias := optional_input(node, 2):
-        biased = graph.tensor(f"{out}/biased", dtype=dtype)
-        made.append(graph.make("Add", [last, bias], [biased], name=f"{name}/Add"))
-        last = biased
-    graph.substitute(out, *made, graph.make("Reshape", [last, row], [out], name=f"{name}/Reshape"))
-    return Change(name, f"{count} sums of {depth} products")
-
-
-def _rows(graph: GraphEditor, node: NodeProto) -> str:
-    """Returns the name of the constant [results, depth]."""
-    weight = node.input[1]
-    return weight if is_transposed(node) else NewWeights(graph).changed(weight, "turned", np.transpose)
+        last = new.add("Add", [last, bias], new.tensor("biased"))
+    graph.substitute(out, graph.make("Reshape", [last, row], [out], name=f"{new.name}/Reshape"))
+    return Change(new.name, f"{count} sums of {depth} products")

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper
+from onnx import NodeProto
 
-from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Refusal, Requires
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
 from rewriter.graph import GraphEditor, attribute, label
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights
-from rewriter.model import Array
+from rewriter.graph.replacement import Replacement
 from rewriter.model.facts import Shape
-from rewriter.patterns.windows import IMAGE_CHANNELS, Replacement, Windows, reason_against, windows_of
+from rewriter.patterns.windows import IMAGE_CHANNELS, Windows, reason_against, windows_of
 
 MOST_AXES = 3
 """Patches of more spatial axes need a Transpose of more than 8 axes, TensorRT's Dims::MAX_DIMS."""
@@ -49,7 +49,7 @@ class UnfoldPatches(GraphPass):
         - padding, dilation, groups
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, or that belong to an enclosing graph
-        - a model below opset 7, a Conv of more than 3 spatial axes
+        - a Conv of more than 3 spatial axes
     """
 
     channels: int = IMAGE_CHANNELS
@@ -61,7 +61,6 @@ class UnfoldPatches(GraphPass):
         1e-5, "ONNX Runtime orders the same sums differently: 7.2e-7 measured on a SegFormer, 6.1e-7 on a ViT"
     )
     before = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,1,4,4] x) => (float[N,4,2] y)
         <float[2,1,2,2] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[2] bias = {0.5, 0.25},
          int64[3] flat = {0, 2, 4}> {
@@ -70,7 +69,6 @@ class UnfoldPatches(GraphPass):
             y = Transpose<perm = [0, 2, 1]>(f)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[N,1,4,4] x) => (float[N,4,2] y)
         <float[4,2] weight = {1.0, 0.1, 2.0, 0.2, 3.0, 0.3, 4.0, 0.4}, float[2] bias = {0.5, 0.25},
          int64[6] windows = {0, 1, 2, 2, 2, 2}, int64[3] rows = {0, 4, 4}> {
@@ -88,10 +86,8 @@ class UnfoldPatches(GraphPass):
             if windows is None or not self._accepts(windows):
                 continue
             reason = _reason_against(graph, node, windows, context.kept)
-            if reason is not None:
-                yield Refusal(label(node), f"it stays a Conv: {reason}")
-            else:
-                yield _Unfolding(graph, node, windows, weights).write(context.kept)
+            refusal = refused(node, "it stays a Conv", reason)
+            yield refusal or _Unfolding(graph, node, windows, weights).write(context.kept)
 
     def _accepts(self, windows: Windows) -> bool:
         places = math.prod(windows.kernel)
@@ -153,7 +149,9 @@ class _Unfolding:
         perm = [0, *range(2, end, 2), 1, *range(3, end, 2)]
         moved = new.add("Transpose", [split], new.tensor("moved"), perm=perm)
         patches = new.reshape(moved, (math.prod(counts), self.depth), new.tensor("patches"))
-        product = new.add("MatMul", [patches, self._weight()], new.tensor("product"), new.name)
+        # [C * window, O]
+        weight = self.weights.changed(self.conv.input[1], "unfolded", lambda w: w.reshape(len(w), -1).T)
+        product = new.add("MatMul", [patches, weight], new.tensor("product"), new.name)
         new.add("Add", [product, self._bias()], rows, f"{new.name}/Add")
 
     def _channels_first(self, rows: str) -> None:
@@ -163,18 +161,11 @@ class _Unfolding:
         if not flat:
             new.reshape(turned, (self.windows.out, *self.windows.counts), result)
 
-    def _weight(self) -> str:
-        """Returns the name of the constant [C * window, O]."""
-        return self.weights.changed(
-            self.conv.input[1], "unfolded", lambda value: value.reshape(len(value), -1).T
-        )
-
     def _bias(self) -> str:
         if given := optional_input(self.conv, 2):
             return given
-        dtype = helper.tensor_dtype_to_np_dtype(self.graph.dtype(self.conv.input[1]) or TensorProto.FLOAT)
-        zeros: Array = np.zeros(self.windows.out, dtype)
-        return self.graph.add_constant(f"{self.conv.input[1]}/unfolded/bias", zeros)
+        weight = self.conv.input[1]
+        return self.graph.add_constant(f"{weight}/unfolded/bias", np.zeros(self.windows.out), like=weight)
 
 
 def _channels_last(

@@ -49,7 +49,6 @@ class UpgradeOpset(ModelPass):
             y = Clip<min = 0.0, max = 6.0>(x)
         }"""
     after = """
-        <ir_version: 8, opset_import: ["" : 17]>
         g (float[2,3] x) => (float[2,3] y)
         <float low = {0.0}, float high = {6.0}> {
             y = Clip(x, low, high)
@@ -103,7 +102,7 @@ def _requests(editor: GraphEditor, converter: NodeConverter) -> list[Request]:
             continue
         if node.op_type == "Dropout":
             _forget_unread_mask(editor, node)
-        known = [_facts(editor, name) for name in node.input]
+        known = [editor.facts(name) for name in node.input]
         constants = [editor.constant(name) if name else None for name in node.input]
         requests.append(Request(node, known, constants))
     return requests
@@ -133,11 +132,6 @@ def _usual_float(known: facts.Facts) -> int:
     return 0 if found else int(TensorProto.FLOAT)
 
 
-def _facts(editor: GraphEditor, tensor: str) -> facts.TensorFacts | None:
-    dtype = editor.dtype(tensor) if tensor else None
-    return facts.TensorFacts(dtype, editor.shape(tensor)) if dtype else None
-
-
 def _forget_unread_mask(editor: GraphEditor, node: NodeProto) -> None:
     """Removes the mask that old exporters name in every Dropout and that nothing reads."""
     if len(node.output) > 1 and not editor.consumers(node.output[1]) and not editor.is_output(node.output[1]):
@@ -146,7 +140,7 @@ def _forget_unread_mask(editor: GraphEditor, node: NodeProto) -> None:
 
 def _replace(editor: GraphEditor, node: NodeProto, replacement: GraphProto) -> None:
     """Replaces the node by the small graph. The node that writes its outputs keeps its name and metadata."""
-    names = {f"i{index}": name for index, name in reversed(list(enumerate(node.input)))}
+    names = {f"i{index}": name for index, name in enumerate(node.input)}
     names |= {f"o{index}": name for index, name in enumerate(node.output)}
     for tensor in replacement.initializer:
         names.setdefault(tensor.name, _add_constant(editor, node, tensor))

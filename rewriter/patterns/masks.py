@@ -9,6 +9,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.graph import GraphEditor, attribute, label
+from rewriter.graph.match import produced
 from rewriter.graph.ops import VIEWS
 from rewriter.model import Array
 from rewriter.model.facts import FLOATS
@@ -49,10 +50,8 @@ def _float_constant(graph: GraphEditor, tensor: str) -> Array | None:
     """A floating-point constant, or the one element that a ConstantOfShape repeats."""
     if not tensor or graph.dtype(tensor) not in FLOATS:
         return None
-    node = graph.producer(tensor)
-    if node is not None and node.op_type == "ConstantOfShape":
-        return fill_value(node)
-    return graph.constant(tensor)
+    node = produced(graph, tensor, "ConstantOfShape")
+    return graph.constant(tensor) if node is None else fill_value(node)
 
 
 @dataclass(frozen=True)
@@ -123,6 +122,11 @@ def _together(effects: Sequence[Effect]) -> Effect:
     return Effect(relies=any(o.relies for o in effects)) if effects else Effect("it reaches no Softmax")
 
 
+def widened(value: Array) -> Array:
+    """A float array in a type that holds FP16_MAX exactly."""
+    return value.astype(np.float32) if value.dtype.itemsize < 4 else value
+
+
 def is_huge(value: Array) -> bool:
     """True if a float array has an entry of at least FP16_MAX, either way."""
     return bool(value.size) and bool(max(float(value.max()), -float(value.min())) >= FP16_MAX)
@@ -156,7 +160,7 @@ class _Flow:
 
 
 def _start(tensor: str, value: Array, largest_bias: float) -> _Flow | str:
-    wide = value.astype(np.float32) if value.dtype.itemsize < 4 else value
+    wide = widened(value)
     huge = np.abs(wide) >= FP16_MAX
     if bool(np.isnan(wide).any()):
         return "it holds NaN"
@@ -275,11 +279,9 @@ def _integers(graph: GraphEditor, tensor: str, depth: int = 16) -> tuple[float, 
         return None
     if node.op_type in MOVES | {"Cast"}:
         return _integers(graph, node.input[0], depth - 1)
-    inputs = node.input[1:] if node.op_type == "Where" else node.input
     if node.op_type not in {"Add", "Sub", "Mul", "Where"}:
         return None
-    bounds = [_integers(graph, name, depth - 1) for name in inputs]
-    first, second = bounds
+    first, second = (_integers(graph, name, depth - 1) for name in node.input[-2:])
     return None if first is None or second is None else _combine(node.op_type, first, second)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import GraphView, attribute, label
+from rewriter.graph.match import optional_input
 from rewriter.model import Array
 from rewriter.model.facts import Shape
 
@@ -63,7 +64,7 @@ def inputs_for(graph: GraphView, resize: NodeProto, channels: int) -> Sequence[s
 
 
 def _has_sizes(resize: NodeProto) -> bool:
-    return len(resize.input) > 3 and bool(resize.input[3])
+    return bool(optional_input(resize, 3))
 
 
 def _axes(resize: NodeProto, rank: int) -> list[int]:

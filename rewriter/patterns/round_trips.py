@@ -14,6 +14,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.graph import GraphView, casts_to
 from rewriter.graph.fusion import reduces
+from rewriter.graph.match import along, produced
 from rewriter.graph.ops import ELEMENTWISE, LAYOUTS, PRODUCTS, RESHAPES, SELECTIONS, TENSOR_CORE
 
 _INSIDE = ELEMENTWISE | {"Cast", "Identity"}
@@ -64,18 +65,14 @@ def _trip(graph: GraphView, down: NodeProto) -> RoundTrip | None:
     start = down.input[0] if down.input else ""
     if not casts_to(down, TensorProto.FLOAT16) or graph.dtype(start) != TensorProto.FLOAT:
         return None
-    source = graph.producer(start)
-    if (
-        source is not None
-        and source.op_type == "Cast"
-        and graph.dtype(source.input[0]) == TensorProto.FLOAT16
-    ):
+    source = produced(graph, start, "Cast")
+    if source is not None and graph.dtype(source.input[0]) == TensorProto.FLOAT16:
         return None  # nothing is rounded: the Casts are folded
     if graph.only_consumer(start) is not down:
         return None
-    up = graph.only_consumer(down.output[0])
-    while up is not None and up.op_type in RESHAPES:  # they vanish if the shape comes out as it went in
-        up = graph.only_consumer(up.output[0])
+    # views vanish if the shape comes out as it went in
+    _, end = along(graph, down.output[0], lambda node: node.op_type in RESHAPES)
+    up = graph.only_consumer(end)
     if up is None or not casts_to(up, TensorProto.FLOAT):
         return None
     known = graph.shape(start)

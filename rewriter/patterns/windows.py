@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Kept
-from rewriter.graph import GraphEditor, attribute, is_op, is_quantised, label
+from rewriter.graph import GraphEditor, attribute, is_op, is_quantised
 from rewriter.graph.new_weights import layout_obstacle
 
 IMAGE_CHANNELS = 4
@@ -55,9 +52,8 @@ def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
     """The windows of a Conv with a constant (or quantised) weight; None for other nodes."""
     if not is_op(node, "Conv"):
         return None
-    weight = graph.shape(node.input[1]) or ()
-    held = [size for size in weight if isinstance(size, int)]
-    if len(held) != len(weight) or len(held) < 3:
+    held = graph.sizes(node.input[1])
+    if held is None or len(held) < 3:
         return None
     if graph.constant(node.input[1]) is None and not is_quantised(graph, node.input[1]):
         return None
@@ -65,7 +61,7 @@ def windows_of(graph: GraphEditor, node: NodeProto) -> Windows | None:
     strides = tuple(attribute(node, "strides", [1] * len(kernel)))
     dilations = tuple(attribute(node, "dilations", [1] * len(kernel)))
     shape = graph.shape(node.input[0])
-    sizes = shape[2:] if shape is not None and len(shape) == len(weight) else (None,) * len(kernel)
+    sizes = shape[2:] if shape is not None and len(shape) == len(held) else (None,) * len(kernel)
     read = channels * attribute(node, "group", 1)
     return Windows(out, read, tuple(kernel), strides, dilations, sizes)
 
@@ -113,32 +109,3 @@ def _reason_in_windows(node: NodeProto, windows: Windows) -> str | None:
         if size < step or size % step:
             return f"steps of {step} leave a remainder of {size} elements along axis {axis}"
     return None
-
-
-@dataclass(frozen=True)
-class Replacement:
-    """Adds nodes before a Conv; their names begin with the Conv's and `suffix`."""
-
-    graph: GraphEditor
-    conv: NodeProto
-    suffix: str
-
-    @property
-    def name(self) -> str:
-        """Name of the node that replaces the Conv."""
-        return f"{label(self.conv)}/{self.suffix}"
-
-    def tensor(self, what: str) -> str:
-        """A fresh tensor of the Conv's type."""
-        return self.graph.tensor(f"{self.conv.output[0]}/{what}", dtype=self.graph.dtype(self.conv.input[1]))
-
-    def add(self, op: str, inputs: Sequence[str], out: str, name: str = "", **attributes: Any) -> str:
-        """Adds a node that writes `out`, and returns `out`."""
-        node = self.graph.make(op, inputs, [out], name=name or f"{self.name}/{op}", **attributes)
-        self.graph.insert(node, before=self.conv)
-        return out
-
-    def reshape(self, tensor: str, sizes: Sequence[int], out: str) -> str:
-        """Adds a Reshape of all axes after the batch, whose size is copied (0)."""
-        shape = self.graph.add_constant(f"{out}/shape", np.asarray((0, *sizes), np.int64))
-        return self.add("Reshape", [tensor, shape], out)

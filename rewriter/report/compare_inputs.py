@@ -11,14 +11,14 @@ from rich.text import Text
 
 from rewriter.data.parity.comparison import ArrayComparison, InputComparison
 from rewriter.report.json import document
+from rewriter.report.terminal import listed
 
 
-def print_comparison(result: InputComparison, out: Console) -> None:
+def print_result(result: InputComparison, out: Console) -> None:
     """Print each difference once, with its samples and the code that undoes it."""
     for (name, sentence), found in _groups(result).items():
         array = found[0][1]
-        where = "" if len(found) == len(result.samples) else f" (in {', '.join(w for w, _ in found[:3])}"
-        where += f" and {len(found) - 3} more)" if where and len(found) > 3 else ")" if where else ""
+        where = "" if len(found) == len(result.samples) else f" (in {listed([w for w, _ in found], 3)})"
         out.print(Text(f"{name}: {sentence}{where}", style="bold red" if array.differences else "green"))
         for detail in _details(array, [a for _, a in found]):
             out.print(Text(f"  {detail}"), soft_wrap=True)
@@ -52,10 +52,8 @@ def _summary(result: InputComparison) -> Iterator[Text]:
     compared = f"{len(result.samples)} sample{'s' * (len(result.samples) != 1)} compared"
     left = min(result.counts) - len(result.samples)
     compared += f" of {min(result.counts)} (--samples)" if left else ""
-    if not result.differ:
-        yield Text(f"{compared}: the two pipelines agree", style="green")
-    else:
-        yield Text(f"{compared}: the two pipelines differ", style="bold red")
+    verdict, style = ("differ", "bold red") if result.differ else ("agree", "green")
+    yield Text(f"{compared}: the two pipelines {verdict}", style=style)
 
 
 def as_dict(result: InputComparison) -> dict[str, Any]:

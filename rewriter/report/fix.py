@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -19,7 +20,6 @@ from rewriter.report.json import data_dict, document
 from rewriter.report.next_step import next_command, remark
 from rewriter.report.terminal import (
     MORE,
-    SHOWN,
     about_target,
     closing_lines,
     first_lines,
@@ -27,17 +27,14 @@ from rewriter.report.terminal import (
     grouped,
     listed,
     new_table,
+    print_report,
 )
 from rewriter.verification.verdict import Check
 
 
 def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None:
-    """Print the result; verbosity -1: the verdict line only, 0: the highlights, 1: everything."""
-    if verbosity >= 0:
-        limit = None if verbosity > 0 else SHOWN
-        for part in _sections(result, limit):
-            out.print(part)
-    out.print(verdict_line(result), soft_wrap=True)  # one line, for grep
+    """Print the result, and the next command; see `print_report`."""
+    print_report(partial(_sections, result), verdict_line(result), out, verbosity)
     if verbosity >= 0:
         _print_next(result, out)
 
@@ -219,11 +216,4 @@ def _plan_dict(plan: Plan) -> dict[str, Any]:
 
 
 def _decision_dict(decision: Decision) -> dict[str, Any]:
-    return {
-        "node": decision.node,
-        "op": decision.op,
-        "rule": decision.rule,
-        "reason": decision.reason,
-        "tensor": decision.tensor,
-        "range": asdict(decision.range) if decision.range else None,
-    }
+    return {name: value for name, value in asdict(decision).items() if name not in ("key", "repair")}

@@ -15,7 +15,7 @@ from rich.text import Text
 from rewriter.errors import UsageError
 from rewriter.model import write_text
 from rewriter.report.terminal import new_table
-from rewriter.search.result import Frontier, FrontierPoint
+from rewriter.search.pareto import Frontier, FrontierPoint
 
 COLUMNS, ROWS = 60, 12
 """Size of the drawing in characters, without its axes."""
@@ -42,16 +42,15 @@ def check_path(path: Path) -> None:
 
 def sections(found: Frontier) -> Iterator[RenderableType]:
     """The table and the drawing, for the terminal."""
-    table = new_table(
-        f"Frontier ({found.metric}; latency {found.origin})",
-        *("us", "more", found.metric, "FP32", "BF16", ""),
-        right=("us", "more", found.metric, "FP32", "BF16"),
-    )
-    for row in _rows(found):
-        table.add_row(*row)
-    yield table
+    *numbers, mark = _columns(found)
+    title = f"Frontier ({found.metric}; latency {found.origin})"
+    yield new_table(title, *numbers, mark, rows=_rows(found), right=numbers)
     yield Text(drawing(found))
     yield ""
+
+
+def _columns(found: Frontier) -> tuple[str, ...]:
+    return "us", "more", found.metric, "FP32", "BF16", ""
 
 
 def _rows(found: Frontier) -> list[tuple[str, ...]]:
@@ -184,7 +183,7 @@ def _cells(tag: str, texts: Iterable[str]) -> str:
 
 def _page(found: Frontier) -> str:
     """The drawing and the table as one HTML page."""
-    head = _cells("th", ("us", "more", found.metric, "FP32", "BF16", ""))
+    head = _cells("th", _columns(found))
     rows = "\n".join("<tr>" + _cells("td", row) for row in _rows(found))
     style = "body{font-family:sans-serif} td,th{padding:2px 12px;text-align:right}"
     return (

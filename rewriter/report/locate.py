@@ -15,7 +15,7 @@ from rewriter.report.terminal import new_table, shorten
 from rewriter.verification.locate.location import Location, Step
 
 
-def print_location(found: Location, out: Console) -> None:
+def print_result(found: Location, out: Console) -> None:
     """Print the verdict, the chain from the first wrong tensor to the output, and how it was found."""
     for part in _sections(found):
         out.print(part, soft_wrap=True)
@@ -23,16 +23,19 @@ def print_location(found: Location, out: Console) -> None:
 
 def _sections(found: Location) -> Iterator[RenderableType]:
     yield _table("Outputs", found.outputs, found.tolerance)
-    if found.first is None and found.wrong:
+    if found.first is not None:
+        yield from _chain(found, found.first)
+    elif found.wrong:
         names = ", ".join(step.tensor for step in found.wrong)
         yield Text(f"{names} is wrong, but is no float tensor that both models have.", style="bold red")
-        yield _how(found)
-        return
-    if found.first is None:
+    else:
         yield Text(f"All outputs are within {found.tolerance:.2g} of the original.", style="green")
-        yield _how(found)
-        return
-    yield Text(_verdict(found), style="bold red")
+    yield _how(found)
+
+
+def _chain(found: Location, first: Step) -> Iterator[RenderableType]:
+    """The first wrong tensor, the correct ones before it, and the way to the output."""
+    yield Text(_verdict(found, first), style="bold red")
     if found.right:
         names = ", ".join(f"{s.tensor} ({_error(s)})" for s in found.right)
         yield Text(f"Last correct tensors: {names}")
@@ -46,13 +49,9 @@ def _sections(found: Location) -> Iterator[RenderableType]:
     if found.jump is not None:
         jump = found.jump
         yield Text(f"The error grows most at {jump.tensor} of {jump.node} ({jump.op}).")
-    yield _how(found)
 
 
-def _verdict(found: Location) -> str:
-    first = found.first
-    if first is None:
-        return ""
+def _verdict(found: Location, first: Step) -> str:
     where = f"{first.tensor} of node {first.node} ({first.op}), error {_error(first)}"
     if found.exact:
         return f"The first wrong tensor is {where}: its operands are correct."

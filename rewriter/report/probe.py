@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
 from rewriter.base import Target
-from rewriter.engines.probe.ask import UNKNOWN, Answer, Answers, Buildable, questions
+from rewriter.engines.probe.answers import Answers
+from rewriter.engines.probe.ask import PROBES, Buildable
+from rewriter.engines.probe.question import UNKNOWN, Answer
 from rewriter.report.terminal import new_table
 
 
@@ -18,7 +20,8 @@ def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> Non
         "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
     )
     rows = new_table(f"{origin}: {found.title}", "question", "answer", "figures")
-    for probe, answer in questions(found.answers):
+    for probe in PROBES:
+        answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
         known = answer.value != UNKNOWN
         text = probe.values.get(answer.value, answer.value) if known else f"unknown: {answer.problem}"
         cells = [probe.question, text, _figures(answer, None if verbose else 3)]
@@ -53,8 +56,3 @@ def print_builds(builds: Sequence[Buildable], out: Console) -> None:
         out.print(Text(f"{build.probe}, {build.case}: {build.problem}", style="yellow"), soft_wrap=True)
     built = len(builds) - len(failed)
     out.print(f"TensorRT-RTX parses and builds {built} of {len(builds)} probe models here, without a GPU.")
-
-
-def differing(ours: Mapping[str, Answer], others: Mapping[str, Answer]) -> list[str]:
-    """Names of the probes with different answers in both sets."""
-    return [n for n, a in ours.items() if n in others and others[n].value != a.value != UNKNOWN]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,24 +14,21 @@ from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import data_dict, document
 from rewriter.report.terminal import (
-    SHOWN,
     about_target,
     closing_lines,
     first_lines,
     grouped,
     listed,
     new_table,
+    print_report,
 )
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
-    """Print the findings, worst first; verbosity -1: the verdict line, 0: the highlights, 1: everything."""
-    if verbosity >= 0:
-        for part in _sections(result, None if verbosity > 0 else SHOWN):
-            out.print(part)
-    out.print(verdict_line(result), soft_wrap=True)  # one line, for grep
+    """Print the findings, worst first; see `print_report`."""
+    print_report(partial(_sections, result), verdict_line(result), out, verbosity)
 
 
 def verdict_line(result: ScanResult) -> Text:

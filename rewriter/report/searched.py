@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from rewriter.report.terminal import MORE, new_table
-from rewriter.search.result import Searched, TriedPlan
+from rewriter.search.tried_plans import Searched, TriedPlan
 
 FEW = 12
 """Rows of the table without `-v`: the rules' plan, the applied one, and the fastest of the others."""
@@ -19,11 +19,8 @@ def sections(found: Searched, limit: int | None) -> Iterator[RenderableType]:
     shown = found.tried if limit is None else _few(found.tried)
     base = found.tried[0].latency_us
     numbers = (found.metric, "us", "+-", "more", "FP32")
-    table = new_table(f"Plans tried ({found.origin})", "plan", *numbers, "", right=numbers)
-    for one in shown:
-        note = "applied" if one.applied else one.problem.partition("\n")[0]
-        table.add_row(one.words, *_figures(one, base), note)
-    yield table
+    rows = ((one.words, *_figures(one, base), _note(one)) for one in shown)
+    yield new_table(f"Plans tried ({found.origin})", "plan", *numbers, "", rows=rows, right=numbers)
     if len(shown) < len(found.tried):
         yield f"... and {len(found.tried) - len(shown)} more plans: {MORE}"
     yield ""
@@ -33,6 +30,10 @@ def _few(tried: tuple[TriedPlan, ...]) -> list[TriedPlan]:
     """The most interesting plans, in the order of the trials."""
     order = sorted(range(len(tried)), key=lambda i: (i > 0, not tried[i].applied, _us(tried[i])))
     return [tried[i] for i in sorted(order[:FEW])]
+
+
+def _note(one: TriedPlan) -> str:
+    return "applied" if one.applied else one.problem.partition("\n")[0]
 
 
 def _us(one: TriedPlan) -> float:

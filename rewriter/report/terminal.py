@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import IO, TypeVar
+from typing import IO, Literal, TypeVar
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -46,25 +46,41 @@ def console(stream: IO[str] | None = None, *, stderr: bool = False) -> Console:
     return made
 
 
-def new_table(title: str, *columns: str, right: Iterable[str] = (), whole: str = "") -> Table:
+def new_table(
+    title: str,
+    *columns: str,
+    rows: Iterable[Sequence[RenderableType]] = (),
+    right: Iterable[str] = (),
+    whole: str = "",
+) -> Table:
     """Returns a table in the style of all reports.
 
     Args:
         right: Columns with numbers.
         whole: A column whose cells are not wrapped.
     """
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1)
-    )
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in columns:
         numeric = name in right
-        table.add_column(
-            name,
-            justify="right" if numeric else "left",
-            no_wrap=numeric or name == whole,
-            overflow="fold",
-        )
+        justify: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(name, justify=justify, no_wrap=numeric or name == whole, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def print_report(
+    sections: Callable[[int | None], Iterable[RenderableType]], verdict: Text, out: Console, verbosity: int
+) -> None:
+    """Print a report; verbosity -1: the verdict line only, 0: the highlights, 1: everything.
+
+    Args:
+        sections: Returns the parts before the verdict, with at most so many items of each kind.
+    """
+    if verbosity >= 0:
+        for part in sections(None if verbosity > 0 else SHOWN):
+            out.print(part)
+    out.print(verdict, soft_wrap=True)  # one line, for grep
 
 
 def about_target(target: Target) -> str:

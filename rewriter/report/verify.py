@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,7 +14,7 @@ from rewriter.engines.protocol import Latency
 from rewriter.figures.outputs import DECADES, OutputStatistics
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
-from rewriter.report.terminal import SHOWN, closing_lines, fitting, new_table
+from rewriter.report.terminal import closing_lines, fitting, new_table, print_report
 from rewriter.verification.verify_result import VerifyResult
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -43,16 +44,13 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
 
 
 def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
-    """Print the result; verbosity -1: the verdict line only, 0: the highlights, 1: everything."""
-    if verbosity >= 0:
-        for part in _sections(result, None if verbosity > 0 else SHOWN):
-            out.print(part)
-    out.print(verdict_line(result), soft_wrap=True)  # one line, for grep
+    """Print the result; see `print_report`."""
+    print_report(partial(_sections, result), verdict_line(result), out, verbosity)
 
 
 def verdict_line(result: VerifyResult) -> Text:
     """One line: passed or not, and the engine; a verdict without a GPU says so."""
-    on_gpu = result.engine not in ("emulation",) and result.device != "CPU"
+    on_gpu = result.engine != "emulation" and result.device != "CPU"
     where = f"{result.engine} on {result.device}" if on_gpu else f"{result.engine}, NO GPU"
     name = str(result.fixed or "the fixed model")
     if result.passed:
@@ -69,7 +67,8 @@ def _sections(result: VerifyResult, limit: int | None) -> Iterator[RenderableTyp
     if len(result.builds) > 1:
         yield _builds(result)
         yield ""
-    yield from _latencies(result)
+    yield from _latency("fixed", result.latency, result.device)
+    yield from _latency("original, FP32 without TF32", result.reference_latency, result.device)
     yield from closing_lines(result.data, result.warnings, result.seconds)
 
 
@@ -104,15 +103,8 @@ def _builds(result: VerifyResult) -> RenderableType:
     return table
 
 
-def _latencies(result: VerifyResult) -> Iterator[RenderableType]:
-    for name, latency in (
-        ("fixed", result.latency),
-        ("original, FP32 without TF32", result.reference_latency),
-    ):
-        if latency is not None:
-            yield Text(f"Latency of the {_latency(name, latency, result.device)}")
-
-
-def _latency(name: str, latency: Latency, device: str) -> str:
-    how = "wall clock" if device == "CPU" else "CUDA graph" if latency.cuda_graph else "plain launches"
-    return f"{name}: {latency.median_us:.1f} us (+- {latency.iqr_us:.1f}, {latency.repeats} repeats, {how})"
+def _latency(name: str, latency: Latency | None, device: str) -> Iterator[RenderableType]:
+    if latency is not None:
+        how = "wall clock" if device == "CPU" else "CUDA graph" if latency.cuda_graph else "plain launches"
+        figures = f"{latency.median_us:.1f} us (+- {latency.iqr_us:.1f}, {latency.repeats} repeats, {how})"
+        yield Text(f"Latency of the {name}: {figures}")

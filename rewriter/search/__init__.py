@@ -1,5 +1,5 @@
-"""Searches for plans: the cheapest that is accurate enough, the most accurate in a budget, the fastest.
+"""Searches for plans: the cheapest within a tolerance, the most accurate within a budget, the fastest.
 
-A search starts from the rules' plan. Without a GPU, `cheapest` and `within` judge candidates node by node, by
-emulation and recorded costs. With a GPU, `rounds` builds and runs candidates made of `groups` of nodes.
+A search starts from the rules' plan. Without a GPU, `cheapest` and `within` evaluate candidates by emulation
+and recorded costs. With a GPU, `rounds` builds and runs candidates made of `fp32_groups`.
 """

@@ -19,13 +19,13 @@ from rewriter.errors import RewriterError
 from rewriter.model import save
 from rewriter.plan import Plan
 from rewriter.search.clock import Clock
-from rewriter.search.evaluator import Problem
+from rewriter.search.problem import Problem
 from rewriter.verification.expected import as_declared
 
 TIME_UP = "not tried: the time was up"
 
 Made = tuple[int, "Variant | str"]
-"""A plan's place, and what can be run, or why nothing can."""
+"""The index of a plan, and its build or the reason why there is none."""
 
 
 @dataclass
@@ -33,20 +33,18 @@ class Builder:
     """Makes models of plans, and builds them.
 
     Attributes:
-        folder: For models and engines, a folder each.
-        timeout_s: For each build.
-        jobs: Builds at a time; 0: half of the cores, as far as memory allows.
-        seconds: What the longest way from a plan to its engine took so far; 0 if there was none.
-        lowering_s: What of it passes in this process, for one plan at a time.
+        folder: Holds a folder for each model and its engine.
+        timeout_s: Limit of each build, and of each run of the engine.
+        seconds: The longest time from a plan to its engine so far; 0 if there was none.
+        lowering_s: The part of it in this process, which handles one plan at a time.
     """
 
     problem: Problem
     engine: EngineName
     deployment: Deployment
     folder: Path
-    clock: Clock
-    timeout_s: float
-    jobs: int = 0
+    clock: Clock = field(default_factory=lambda: Clock(float("inf")))
+    timeout_s: float = 600.0
     seconds: float = 0.0
     lowering_s: float = 0.0
     _count: int = 0
@@ -54,16 +52,14 @@ class Builder:
     _lowering: threading.Lock = field(default_factory=threading.Lock)
 
     def workers(self) -> int:
-        """How many builds there are at a time."""
-        if self.jobs and self.engine not in TIMES_KERNELS:
-            return self.jobs
+        """Returns the number of builds at a time."""
         weights = sum(array.nbytes for array in self.problem.model.weights.values())
         return builds_at_a_time(self.engine, weights)
 
     def built(self, plans: Sequence[Plan]) -> Generator[list[Made], None, None]:
         """Yields the finished builds, in order, while others are still running.
 
-        Where builds time kernels, all are built first: whoever asks will use the GPU.
+        If builds time kernels, all are finished first, because the caller uses the GPU.
         """
         first, self._count = self._count, self._count + len(plans)
         with ThreadPoolExecutor(self.workers()) as pool:
@@ -82,7 +78,7 @@ class Builder:
                 pool.shutdown(cancel_futures=True)
 
     def forget(self, variant: Variant) -> None:
-        """Delete its model and engine."""
+        """Deletes the model and the engine of a build."""
         shutil.rmtree(self.folder / variant.name, ignore_errors=True)
 
     def _build(self, plan: Plan, name: str) -> Variant | str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Candidate:
-    """Nodes whose type differs from the rules' plan, by their keys, each in one set at most.
+    """Nodes whose type differs from the rules' plan, by their keys; no node is in two of the sets.
 
     Attributes:
-        added: Also in FP32.
-        released: No longer in FP32.
-        bf16: In BF16 instead of FP32.
+        added: Nodes moved to FP32.
+        released: Nodes taken out of FP32.
+        bf16: Nodes moved from FP32 to BF16.
     """
 
     added: frozenset[str] = frozenset()
@@ -23,7 +23,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes that are moved together: what a search on an engine tries as one.
+    """Nodes that a search on an engine moves together.
 
     Attributes:
         words: For people, e.g. `Resize in FP32`.
@@ -38,7 +38,7 @@ def added(keys: Iterable[str]) -> Candidate:
 
 
 def united(groups: Sequence[Group]) -> Candidate | None:
-    """All groups together; None if one would put into FP32 what another takes out of it."""
+    """Returns the union of the groups; None if one puts into FP32 what another takes out of it."""
     candidates = [group.candidate for group in groups]
     whole = Candidate(
         frozenset().union(*(c.added for c in candidates)),

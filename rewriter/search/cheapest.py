@@ -1,17 +1,17 @@
 """The cheapest plan that meets a tolerance.
 
-Nodes are ranked by the squared error that each adds by itself (`divergence`), over the estimated cost of
-keeping it in FP32, with those last that make engines worse there (`harmful`); bisection finds how many of the
-best are needed; what is not is given back in halves, dearest first. Then the plan is made cheaper in the same
-way: matrix products in FP32 go to BF16, and what rules kept for accuracy's sake goes back to FP16. That is
-O(k log n) evaluations, and never more than `most_emulations`.
+Nodes are ranked by the squared error that each adds (`divergence`) over its estimated cost in FP32. Nodes
+that make engines worse in FP32 (`node_sets`) come last. Bisection finds how many of the best nodes are
+needed. Of these, halves, quarters, ... that are not needed go back to FP16, most expensive first. In the same
+way matrix products in FP32 go to BF16, and nodes that rules keep for accuracy go back to FP16. That costs
+O(k log n) evaluations.
 
-A plan with most matrix products in FP32 is none for reduced precision. If rounding their weights alone, with
-all else in FP32, breaks the tolerance, no plan could do it with less: that is said, with the number. It is
-asked, too, where FP32 everywhere is not enough, since FP32 products are TF32 on a GPU.
+Some nodes stay in FP32 whatever was measured: they could be infinite, NaN or zero on other data (overflow, a
+mask, an epsilon, a norm's squares, partial sums), have no lower type, or were named by the user.
 
-What stays kept whatever was measured: a node that could be infinite, NaN or zero on other data (overflow, a
-mask, an epsilon, a norm's squares, partial sums), that has no lower type, or that the user named.
+A plan with most matrix products in FP32 defeats reduced precision. If rounding their weights alone breaks the
+tolerance, no cheaper plan meets it: the search reports that with the number. It also evaluates this if all
+nodes in FP32 are not enough, since FP32 products are TF32 on a GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from onnx import NodeProto
 
 from rewriter.graph.ops import COMPUTE_BOUND, TENSOR_CORE
 from rewriter.model import opsets_of
+from rewriter.planning.costs.node_times import ORIGIN
 from rewriter.planning.planner import SEARCHED, has_bf16, node_key
 from rewriter.search.candidate import Candidate, added
 from rewriter.search.goal import ErrorLimit, Found
@@ -32,25 +33,25 @@ from rewriter.search.trials import Trials
 RELEASABLE = frozenset(
     {"accumulation", "coordinates", "integers", "order", "phase", "positions", "underflow"}
 )
-"""Rules about accuracy: what FP16 does to their nodes is a rounding error, which samples show."""
+"""Rules about accuracy: FP16 adds rounding errors to their nodes, which samples show."""
 
 LEAST_SAVING = 1e-3
-"""Share of the latency that releasing a node must save: a hazard is not risked for less."""
+"""Share of the latency that releasing a node must save: less is not worth the risk."""
 
 IN_BF16 = TENSOR_CORE
-"""Operators cheaper in BF16 than in FP32: a MatMul is as fast as in FP16 (one H200, TensorRT-RTX 1.6.1)."""
+"""Operators that are cheaper in BF16: a MatMul is as fast as in FP16 (one H200, TensorRT-RTX 1.6.1)."""
 
 FOR_RANGE = frozenset({"overflow", "partial-sums", SEARCHED})
-"""Rules whose nodes BF16 repairs as FP32 does: it has FP32's range and accumulates in FP32."""
+"""Rules whose nodes BF16 repairs, too: it has FP32's range and accumulates in FP32."""
 
 MOST_PRODUCTS = 0.5
-"""Share of the matrix products' time in FP32 from which on the weights alone are evaluated."""
+"""Share of the matrix products' time in FP32 above which rounding the weights alone is evaluated."""
 
 Move = Callable[[Candidate, frozenset[str]], Candidate]
 
 
 def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
-    """Search from the rules' plan.
+    """Searches from the rules' plan.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
@@ -67,7 +68,7 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     kept = ranked[:needed]
     if goal.first_found:
         return _found(trials, goal, added(kept), before, None)
-    candidate = _halving(trials, goal, added(kept), kept, _give_back, len(kept) // 2)
+    candidate = _halving(trials, goal, added(kept), kept, _remove, len(kept) // 2)
     weights = trials.weights_alone() if _products_share(trials, candidate) > MOST_PRODUCTS else None
     if weights is not None and not goal.meets(weights):
         return replace(_found(trials, goal, rules, before, weights), met=False)
@@ -75,7 +76,7 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
 
 
 def _products_share(trials: Trials, candidate: Candidate) -> float:
-    """The share of the matrix products' time that is spent in FP32."""
+    """Returns the share of the matrix products' time that is spent in FP32."""
     base = trials.prices.base
     nodes = trials.problem.model.proto.graph.node
     products = {node_key(0, n) for n in nodes if n.op_type in COMPUTE_BOUND} & base.keys()
@@ -84,7 +85,7 @@ def _products_share(trials: Trials, candidate: Candidate) -> float:
 
 
 def _bisect(ranked: Sequence[str], trials: Trials, goal: ErrorLimit) -> int | None:
-    """How many of the best nodes are needed; None if all are not enough."""
+    """Returns how many of the best nodes are needed; None if all are not enough."""
     if not goal.meets(trials.value(added(ranked))):
         return None
     low, high = 0, len(ranked)
@@ -96,7 +97,7 @@ def _bisect(ranked: Sequence[str], trials: Trials, goal: ErrorLimit) -> int | No
 
 
 def _cheaper(trials: Trials, goal: ErrorLimit, candidate: Candidate) -> Candidate:
-    """The candidate with what the goal allows in BF16, and released."""
+    """Moves products to BF16, and releases nodes, as long as the goal is met."""
     products = in_range_products(trials, candidate)
     candidate = _halving(trials, goal, candidate, products, _to_bf16, len(products))
     release = _releasable(trials)
@@ -106,7 +107,7 @@ def _cheaper(trials: Trials, goal: ErrorLimit, candidate: Candidate) -> Candidat
 def _halving(
     trials: Trials, goal: ErrorLimit, candidate: Candidate, keys: Sequence[str], move: Move, size: int
 ) -> Candidate:
-    """Move all, halves, quarters, ... of the nodes, dearest first, as long as the goal is met."""
+    """Moves all, halves, quarters, ... of the nodes, most expensive first, as long as the goal is met."""
     left = sorted(keys, key=lambda key: -trials.prices.extra.get(key, 0.0))
     budget, start = 2 * math.ceil(math.log2(len(trials.prices.extra) + 1)), 0
     while size and budget > 0 and left:
@@ -121,7 +122,7 @@ def _halving(
     return candidate
 
 
-def _give_back(candidate: Candidate, keys: frozenset[str]) -> Candidate:
+def _remove(candidate: Candidate, keys: frozenset[str]) -> Candidate:
     return replace(candidate, added=candidate.added - keys)
 
 
@@ -134,7 +135,7 @@ def _release(candidate: Candidate, keys: frozenset[str]) -> Candidate:
 
 
 def in_range_products(trials: Trials, candidate: Candidate) -> list[str]:
-    """Matrix products in FP32 whose hazard BF16 repairs, too, where their operator has it."""
+    """Returns the matrix products in FP32 whose hazard BF16 repairs, if their operator supports BF16."""
     proto = trials.problem.model.proto
     opsets = opsets_of(proto)
     nodes: dict[str, NodeProto] = {node_key(0, n): n for n in proto.graph.node if n.op_type in IN_BF16}
@@ -155,4 +156,4 @@ def _found(
     plan, value, count = trials.plan_of(candidate), trials.value(candidate), trials.count
     base = trials.latency_us(Candidate())
     cost = trials.latency_us(candidate) - base
-    return Found(plan, True, value, before, weights, count, cost, base, goal, trials.judge.origin)
+    return Found(plan, True, value, before, weights, count, cost, base, goal, ORIGIN)

@@ -1,4 +1,4 @@
-"""The time that a search was given."""
+"""The time limit of a search."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Clock:
-    """Counts from the moment at which it is made.
+    """Counts from its creation.
 
     Attributes:
-        seconds: What the whole search may take, the original's outputs and the ranking of nodes included.
-        start: By time.monotonic().
+        seconds: Limit for the whole search, the original's outputs and the ranking of nodes included.
+        start: time.monotonic() at the start.
     """
 
     seconds: float
     start: float = field(default_factory=time.monotonic)
 
     def at(self, share: float) -> float:
-        """The time.monotonic() at which this share of the time is over."""
+        """Returns the time.monotonic() at which this share of the time is over."""
         return self.start + share * self.seconds
 
     @property

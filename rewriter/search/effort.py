@@ -1,6 +1,6 @@
-"""How much emulation a model can afford: large ones get FP32 sums, fewer samples and fewer plans.
+"""Limits the emulation of a model: large models get FP32 sums, fewer samples and fewer plans.
 
-By the size of the model and not by the clock, so that the same model gets the same plan everywhere.
+The size of the model decides, not the clock, so that a model gets the same plan on every machine.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from rewriter.graph.fusion import is_plain_transpose
 from rewriter.model import Model
 from rewriter.model.facts import Facts
 from rewriter.planning.costs.node_times import products
-from rewriter.search.evaluator import Problem
+from rewriter.search.problem import Problem
 
 FP16_SUMS = 8.0
-"""How many times longer an emulation with FP16 sums takes, at most (README.md)."""
+"""Largest ratio of the times of an emulation with FP16 sums and one with FP32 sums (README.md)."""
 
 FULL = 4e10
-"""Multiply-adds of one evaluation that are worth its time: some 10 s of one core, which emulates 4e9 (a ViT)
-to 1.5e10 (Whisper's encoder) a second."""
+"""Most multiply-adds of one evaluation: some 10 s of one core, which emulates 4e9 (a ViT) to 1.5e10 (a
+Whisper encoder) a second."""
 
 MOST, FEWER, FEWEST = 12, 5, 3
-"""Plans that a budget's search evaluates: of small models, of large ones, and beyond `HUGE`."""
+"""Plans that a search for a budget evaluates: for small models, for large ones, and beyond `HUGE`."""
 
 HUGE = 8 * FULL
-"""Multiply-adds of one evaluation with FP16 sums, from which on plans are `FEWEST`."""
+"""Multiply-adds of one evaluation with FP16 sums, above which only `FEWEST` plans are evaluated."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Effort:
     """Samples, sums and plans that a search by emulation evaluates.
 
     Attributes:
-        samples: How many.
-        accumulation: Type of the sums; of a budget's search those of the ranking alone.
+        samples: Number of samples.
+        accumulation: Type of the sums; for a budget, of the sums in the ranking.
         most: Plans that are evaluated for a budget.
-        reduced: What is less than requested, for the user; "" if nothing is.
+        reduced: Sentence for the user on the reductions; "" if there are none.
     """
 
     samples: int
@@ -45,17 +45,17 @@ class Effort:
     reduced: str = ""
 
     def of(self, problem: Problem) -> Problem:
-        """The problem with so many samples, and such sums."""
+        """Returns the problem with these samples and sums."""
         samples, expected = problem.samples[: self.samples], problem.expected[: self.samples]
         return replace(problem, samples=samples, expected=expected, accumulation=self.accumulation)
 
 
 def for_tolerance(model: Model, facts: Facts, given: int, requested: Accumulation) -> Effort:
-    """Give up samples first, all but one, then FP16 sums for samples: there are many plans to evaluate.
+    """Reduces the samples first, to one, then uses FP32 sums: a tolerance needs many evaluations.
 
     Args:
-        given: How many samples there are.
-        requested: How sums are to be emulated.
+        given: Number of samples.
+        requested: Type of the emulated sums.
     """
     exact, summed = _multiply_adds(model, facts), _multiply_adds(model, facts, FP16_SUMS)
     slow = requested == "fp16" and summed <= FULL
@@ -65,7 +65,7 @@ def for_tolerance(model: Model, facts: Facts, given: int, requested: Accumulatio
 
 
 def for_budget(model: Model, facts: Facts, given: int) -> Effort:
-    """Give up samples first, then FP16 sums in the ranking, then plans; plans are judged with FP16 sums."""
+    """Reduces samples first, then FP16 sums in the ranking, then plans; plans are judged with FP16 sums."""
     one = _multiply_adds(model, facts, FP16_SUMS)
     samples, small = _affordable(given, one), one <= FULL
     most = MOST if small else FEWER if one <= HUGE else FEWEST
@@ -74,7 +74,7 @@ def for_budget(model: Model, facts: Facts, given: int) -> Effort:
 
 
 def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
-    """Those of one inference; of products whose sums are emulated in FP16, `times` as many."""
+    """Returns the multiply-adds of one inference; products with emulated FP16 sums count `times` as much."""
     shapes = {name: found.shape for name, found in facts.main.items()}
     return sum(
         products(node, shapes)[1] * (1.0 if is_plain_transpose(node) else times)
@@ -84,7 +84,7 @@ def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
 
 
 def _affordable(given: int, one: float) -> int:
-    """Samples, of `one` multiply-adds each, that are worth the time; one at least."""
+    """Returns how many samples of `one` multiply-adds each fit into `FULL`; at least one."""
     return max(1, min(given, int(FULL // one))) if one else given
 
 

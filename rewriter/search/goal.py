@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rewriter.figures.metrics import Metric, named
 from rewriter.plan import Plan
-from rewriter.search.result import TriedPlan
+from rewriter.search.tried_plans import TriedPlan
 
 
-class _ByMetric:
-    """A goal whose plans are compared by a metric."""
+class _Goal:
+    """A goal whose plans are compared by a metric.
 
+    Attributes:
+        option: Name of the option, and of the check.
+    """
+
+    option: ClassVar[str]
     metric: str
 
     @property
     def measure(self) -> Metric:
         return named(self.metric)
 
+    def meets(self, value: float) -> bool:
+        """True if a plan with this error meets the goal; without a limit every plan does."""
+        return True
+
 
 @dataclass(frozen=True)
-class ErrorLimit(_ByMetric):
+class ErrorLimit(_Goal):
     """A limit for a metric, for every output and sample.
 
     Attributes:
-        first_found: Take the first plan that meets it, on one sample; a cheaper one is not searched.
+        first_found: Take the first plan that meets the limit on one sample; do not search for a cheaper one.
     """
 
+    option = "tolerance"
     tolerance: float
     metric: str = "relative-l2"
     first_found: bool = False
@@ -34,35 +45,22 @@ class ErrorLimit(_ByMetric):
     def meets(self, value: float) -> bool:
         return self.measure.meets(value, self.tolerance)
 
-    @property
-    def option(self) -> str:
-        """Name of the option, and of the check."""
-        return "tolerance"
-
     def __str__(self) -> str:
         return f"{self.metric} {'at least' if self.measure.least else 'at most'} {self.tolerance:.3g}"
 
 
 @dataclass(frozen=True)
-class Budget(_ByMetric):
-    """Latency that a plan may cost, as a share of the rules' plan, on top of it.
+class Budget(_Goal):
+    """Limit on the latency that a plan adds, as a share of the rules' plan.
 
     Attributes:
         requested: The user's share, if passes have spent a part of it.
     """
 
+    option = "max-latency-cost"
     share: float
     metric: str = "relative-l2"
     requested: float | None = None
-
-    @property
-    def option(self) -> str:
-        """Name of the option, and of the check."""
-        return "max-latency-cost"
-
-    def meets(self, value: float) -> bool:
-        """Any error will do: the rules' plan costs nothing more."""
-        return True
 
     def __str__(self) -> str:
         if self.requested is None:
@@ -71,19 +69,11 @@ class Budget(_ByMetric):
 
 
 @dataclass(frozen=True)
-class Fastest(_ByMetric):
+class Fastest(_Goal):
     """The fastest plan that is no less accurate than the rules', or the most accurate that is no slower."""
 
+    option = "search"
     metric: str = "relative-l2"
-
-    @property
-    def option(self) -> str:
-        """Name of the option, and of the check."""
-        return "search"
-
-    def meets(self, value: float) -> bool:
-        """Any error will do: the rules' plan is one of those to choose from."""
-        return True
 
     def __str__(self) -> str:
         return "no slower and no less accurate than the rules' plan"
@@ -97,18 +87,15 @@ class Found:
     """The outcome of a search.
 
     Attributes:
-        plan: The cheapest that meets the goal, or the most accurate in the budget; the rules' plan if
-            there is none.
-        value: The metric of `plan`, as evaluated.
-        before: That of the rules' plan.
-        weights: That of FP32 arithmetic with the rounded weights of MatMul, Conv and their like alone; None
-            if not measured.
-        emulations: How many whole emulations were run, the one for the errors of the nodes included; or, of a
-            search on an engine, plans built.
-        cost_us: Extra time of `plan` over that of the rules' plan; `base_us` is that one's time.
-        origin: Where the times come from, e.g. "recorded on an H200, not measured here".
+        plan: The best plan for the goal; the rules' plan if there is none.
+        value: The metric of `plan`, as evaluated; `before`: of the rules' plan.
+        weights: The metric with rounded weights of matrix products and all arithmetic in FP32; None if it was
+            not measured.
+        emulations: Number of whole emulations, the ranking included; on an engine, of plans that were built.
+        cost_us: Extra time of `plan` over `base_us`, the time of the rules' plan.
+        origin: Source of the times, e.g. "recorded on an H200, not measured here".
         tried: All plans that were built and run; empty for a search by emulation.
-        refused: The metric of the best plan that was evaluated, if it is too little better than the rules'.
+        refused: The best metric of the evaluated plans, if it is too little better than the rules' plan's.
     """
 
     plan: Plan
@@ -145,11 +132,11 @@ class Found:
 
     @property
     def _kept(self) -> str:
-        """Why nothing of what was tried on an engine was taken."""
+        """The reason why the rules' plan is kept after a search on an engine."""
         if self.tried[0].untried:
             return "the rules' plan is kept: the time was up before it was measured (--search-seconds)"
         figures = f"{self.goal.metric} {self.before:.3g}, {self.base_us:.1f} us, {self.origin}"
-        why = "no other was better" if self.emulations > 1 else "the time did for no other"
+        why = "no other was better" if self.emulations > 1 else "there was no time for another"
         return f"the rules' plan is kept, {why}: {figures}"
 
     @property

@@ -1,35 +1,54 @@
-"""The search on an engine: groups of nodes one by one, then together, then the best plan refined.
+"""The search on an engine: groups of nodes one by one, then combined, then the best plan refined.
 
-It tries some thirty plans, in batches. The rules' plan comes first: its time shows how many others fit. Then
-comes every group alone, the most promising first. Squared errors of independent changes add, and so do times,
-roughly. From these sums follow the groups to combine: those that save time, those that save error for their
-time, both, and the best two, three, and so on. Last comes the best plan with one group more or less. A plan
-that does not fit in the remaining time is not begun. The choice depends on the measurements alone.
+It tries some thirty plans in batches. The rules' plan comes first: its time shows how many others fit. Then
+comes every group alone, the most promising first. Squared errors of independent changes add up, and times do
+roughly. These sums select combinations: groups that save time, groups that save error for their time, both,
+and the best two, three, and so on. Last comes the best plan with one group more or less. A plan that does not
+fit in the remaining time is not started. The choice depends on the measurements alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from rewriter.plan import Plan
-from rewriter.search.candidate import Candidate, Group, united
-from rewriter.search.evaluator import Evaluator, Measured
+from rewriter.search.candidate import Group, united
 from rewriter.search.goal import ErrorLimit, Found, Goal
 from rewriter.search.select import LEAST_DIFFERENCE, Trial, chosen, objective
-from rewriter.search.trials import Trials
+from rewriter.search.trials import Trials, types_of
+from rewriter.search.tried_plans import Judged, Measured
 
 FIRST, SECOND, THIRD = 18, 7, 5
-"""Plans with one group, with several, and refined, at most; the rules' plan comes on top."""
+"""Most plans with one group, with several, and refined; the rules' plan is not counted."""
 
 SINGLES = 0.65
-"""Share of what the time does for that is plans with one group; the rest is combinations of what helped."""
+"""Share of the affordable plans that have one group; the rest are combinations of groups that helped."""
 
 DEEPEST = 5
-"""Groups in a row of the second batch, of those that make it faster and of those that make it better."""
+"""Most groups that save time, and most that save error, in a combination."""
 
 Progress = Callable[[str], None]
+Groups = tuple[Group, ...]
+
+
+class Evaluator(Protocol):
+    """Judges whole plans, many at a time."""
+
+    @property
+    def origin(self) -> str:
+        """Source of the latencies, for the report."""
+        ...
+
+    def measured(self, plans: Sequence[Plan]) -> Iterator[Judged]:
+        """Yields the evaluation of each plan as it becomes known. A plan that fails raises no error."""
+        ...
+
+    def affords(self) -> int:
+        """Returns how many more plans there should be time for."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -37,8 +56,8 @@ class Effect:
     """The effect of one group alone.
 
     Attributes:
-        faster: Share of the latency that it saved; what is within the noise is 0.
-        square: Change of the squared error over that of the rules' plan: -1 takes all of it away.
+        faster: Share of the latency that it saves; 0 within the noise.
+        square: Change of the squared error as a share of the rules' plan's: -1 removes all of it.
     """
 
     group: Group
@@ -56,65 +75,67 @@ def by_measurement(
     """Returns the best plan for `goal` of those that `judge` evaluated.
 
     Args:
-        trials: Whose `plan` is the rules'; it makes the plans.
-        batches: Batches of groups, likeliest first, in batches and in all; `FIRST` of them are tried. A
-            batch is generated after the one before it was judged. If the rules' plan is too inaccurate for
-            the goal, the last batch comes first: what makes plans more accurate.
-        report: Gets a line after each plan.
+        trials: Makes the plans from the rules' plan.
+        batches: Batches of groups, most promising first; `FIRST` groups are tried. A batch is generated after
+            the one before it was judged. If the rules' plan misses the goal, the last batch, which makes
+            plans more accurate, comes first.
+        report: Called with a line after each plan.
     """
     search = _Search(trials, judge, goal, report)
     search.batch([()])
     if not search.base.untried:
         met = goal.meets(search.base.worth.value)
-        _one_by_one(search, batches if met else reversed(list(batches)), judge)
+        _one_by_one(search, batches if met else reversed(list(batches)))
     for make, most in ((_combined, SECOND), (_refined, THIRD)):
         if not search.base.works:
             break
-        search.batch(make(search, goal)[: min(most, judge.affords())])
+        search.batch(make(search)[: min(most, judge.affords())])
     return search.found()
 
 
-def _one_by_one(search: _Search, batches: Iterable[Sequence[Group]], judge: Evaluator) -> None:
+def _one_by_one(search: _Search, batches: Iterable[Sequence[Group]]) -> None:
     left = FIRST
     for batch in batches:
-        most = min(left, math.ceil(SINGLES * judge.affords()))  # each run tells better what a plan costs
+        most = min(left, math.ceil(SINGLES * search.judge.affords()))  # each run improves this estimate
         search.batch([(group,) for group in batch[:most]])
         left -= len(batch[:most])
         if left <= 0 or most < len(batch):
             return
 
 
+@dataclass
 class _Search:
     """The plans tried so far."""
 
-    def __init__(self, trials: Trials, judge: Evaluator, goal: Goal, report: Progress) -> None:
-        self._trials, self._judge, self._goal, self._report = trials, judge, goal, report
-        self.tried: list[Trial] = []
+    trials: Trials
+    judge: Evaluator
+    goal: Goal
+    report: Progress
+    tried: list[Trial] = field(default_factory=list)
 
     @property
     def base(self) -> Trial:
         """The rules' plan."""
         return self.tried[0]
 
-    def batch(self, rows: Sequence[tuple[Group, ...]]) -> None:
-        """Judges unions of groups, each plan once, and keeps them in the order of `rows`."""
-        known = {one.types for one in self.tried}
-        new: list[tuple[tuple[Group, ...], Plan]] = []
-        for row in rows:
-            candidate = united(row) if row else Candidate()
-            plan = None if candidate is None else self._trials.plan_of(candidate)
-            if plan is not None and (plan.fp32, plan.bf16) not in known:
-                known.add((plan.fp32, plan.bf16))
-                new.append((row, plan))
+    def batch(self, combinations: Sequence[Groups]) -> None:
+        """Judges unions of groups, each plan once, and keeps them in their order."""
+        known = {types_of(one.plan) for one in self.tried}
+        new: list[tuple[Groups, Plan]] = []
+        for combination in combinations:
+            candidate = united(combination)
+            if candidate is not None and (types := self.trials.types(candidate)) not in known:
+                known.add(types)
+                new.append((combination, self.trials.plan_of(candidate)))
         before, found = list(self.tried), dict[int, Trial]()
-        for place, worth in self._judge.measured([plan for _, plan in new]):
-            found[place] = Trial(*new[place], worth, self._trials.metric.least)
+        for place, worth in self.judge.measured([plan for _, plan in new]):
+            found[place] = Trial(*new[place], worth, self.trials.metric.least)
             self.tried = [*before, *(found[at] for at in sorted(found))]
             if not worth.untried:
-                self._report(self.line())
+                self.report(self.line())
 
     def effects(self) -> list[Effect]:
-        """Of the groups that work alone, in the order in which they were tried."""
+        """Returns the effects of the groups whose plans work, in the order of the trials."""
         base, found = self.base, []
         for one in self.tried:
             if len(one.groups) == 1 and one.works:
@@ -124,17 +145,17 @@ class _Search:
         return found
 
     def line(self) -> str:
-        """How many plans were tried, and the best so far."""
-        best, count = chosen(self.tried, self._goal), sum(not one.untried for one in self.tried)
+        """Returns a line with the number of plans tried, and the best so far."""
+        best, count = chosen(self.tried, self.goal), sum(not one.untried for one in self.tried)
         plans = f"{count} plan{'s' if count > 1 else ''} tried"
         if not best.works:
             return f"{plans}, none of them works"
-        name, base = self._goal.metric, self.base
+        name, base = self.goal.metric, self.base
         more = f" ({best.us / base.us - 1.0:+.1%})" if base.works and best is not base else ""
         return f"{plans}; best so far: {best.words}, {name} {best.worth.value:.3g}, {best.us:.1f} us{more}"
 
     def found(self) -> Found:
-        best, base, goal = chosen(self.tried, self._goal), self.base, self._goal
+        best, base, goal = chosen(self.tried, self.goal), self.base, self.goal
         kept = base.untried and not isinstance(goal, ErrorLimit)  # the rules' plan is no slower and no worse
         return Found(
             best.plan,
@@ -146,85 +167,80 @@ class _Search:
             best.us - base.us if best.works and base.works else 0.0,
             base.us if base.works else 0.0,
             goal,
-            self._judge.origin,
+            self.judge.origin,
             tuple(one.as_row(best) for one in self.tried),
         )
 
 
 def _square(one: Trial, base: Trial) -> float:
-    """Change of the squared error as a share; metrics of which more is better are turned round."""
+    """Returns the change of the squared error as a share; metrics of which more is better are negated."""
     before, after = base.error, one.error
     if before > 0.0 and not one.least:
         return (after / before) ** 2 - 1.0
     return (after - before) / abs(before) if before else float(after > before)
 
 
-def _combined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
-    """The best two, the best three, ... of the groups that help; then what should be best together."""
-    base, effects = search.base, search.effects()
+def _combined(search: _Search) -> list[Groups]:
+    """Returns the best two, three, ... of the groups that help, then the best combinations by their sums."""
+    base, goal, effects = search.base, search.goal, search.effects()
     alone = [one for one in search.tried if len(one.groups) == 1 and one.works]
     rank = {one.groups: objective(one, base, goal) for one in alone}
     helping = [one for one in alone if rank[one.groups] < objective(base, base, goal)]
     helping.sort(key=lambda one: rank[one.groups])
-    row = tuple(group for one in helping for group in one.groups)
-    greedy = _new(search, (row[:length] for length in range(2, DEEPEST + 1)))[: SECOND // 2]
-    faster = _groups(sorted((e for e in effects if e.faster > 0.0), key=_loss))
-    better = _groups(sorted((e for e in effects if e.square < 0.0), key=lambda e: e.square / _cost(e)))
+    best = tuple(group for one in helping for group in one.groups)
+    greedy = _new(search, (best[:length] for length in range(2, DEEPEST + 1)))[: SECOND // 2]
+    faster = tuple(e.group for e in sorted((e for e in effects if e.faster > 0.0), key=_loss))
+    better = tuple(e.group for e in sorted((e for e in effects if e.square < 0.0), key=_gain))
     both = (faster[:f] + better[:b] for f in range(DEEPEST + 1) for b in range(DEEPEST + 1))
-    return _new(search, [*greedy, *_ranked(search, both, goal)])[:SECOND]
+    return _new(search, [*greedy, *_ranked(search, both)])[:SECOND]
 
 
 def _loss(effect: Effect) -> tuple[float, float]:
-    """Squared error for the latency that it saves; of those that lose nothing the fastest first."""
+    """Sorts by added squared error over saved latency; groups without a loss, the fastest first."""
     return max(effect.square, 0.0) / effect.faster, -effect.faster
 
 
-def _cost(effect: Effect) -> float:
-    """Share of the latency that a group costs, at least the noise."""
-    return max(-effect.faster, LEAST_DIFFERENCE)
+def _gain(effect: Effect) -> float:
+    """Sorts by saved squared error over the cost in latency, which counts as the noise at least."""
+    return effect.square / max(-effect.faster, LEAST_DIFFERENCE)
 
 
-def _groups(effects: Sequence[Effect]) -> tuple[Group, ...]:
-    return tuple(effect.group for effect in effects)
-
-
-def _refined(search: _Search, goal: Goal) -> list[tuple[Group, ...]]:
-    """The best plan with one group less, and with one more."""
-    best = chosen(search.tried, goal)
+def _refined(search: _Search) -> list[Groups]:
+    """Returns the groups of the best plan with one less, and with one more."""
+    best = chosen(search.tried, search.goal)
     alone = [effect.group for effect in search.effects() if effect.faster or effect.square]
     less = [tuple(g for g in best.groups if g != group) for group in best.groups]
     more = [(*best.groups, group) for group in alone if group not in best.groups]
-    return _ranked(search, [*less, *more], goal)[:THIRD]
+    return _ranked(search, [*less, *more])[:THIRD]
 
 
-def _new(search: _Search, rows: Iterable[tuple[Group, ...]]) -> list[tuple[Group, ...]]:
-    """The rows that have not been tried and whose groups go together, each once, in their order."""
+def _new(search: _Search, combinations: Iterable[Groups]) -> list[Groups]:
+    """Returns the possible combinations that have not been tried, each once, in their order."""
     before = {frozenset(one.groups) for one in search.tried}
-    new: dict[frozenset[Group], tuple[Group, ...]] = {}
-    for row in rows:
-        once = tuple(dict.fromkeys(row))
+    new: dict[frozenset[Group], Groups] = {}
+    for combination in combinations:
+        once = tuple(dict.fromkeys(combination))
         if frozenset(once) not in before and united(once) is not None:
             new.setdefault(frozenset(once), once)
     return list(new.values())
 
 
-def _ranked(search: _Search, rows: Iterable[tuple[Group, ...]], goal: Goal) -> list[tuple[Group, ...]]:
-    """The new ones of the rows by what they are expected to give; equal ones in their order."""
+def _ranked(search: _Search, combinations: Iterable[Groups]) -> list[Groups]:
+    """Returns the new combinations, the best by their estimate first."""
     base, effects = search.base, {effect.group: effect for effect in search.effects()}
+    return sorted(
+        _new(search, combinations),
+        key=lambda groups: objective(_expected(base, groups, effects), base, search.goal),
+    )
 
-    def expected(row: tuple[Group, ...]) -> tuple[float, ...]:
-        return objective(_expected(base, row, effects), base, goal)
 
-    return sorted(_new(search, rows), key=expected)
-
-
-def _expected(base: Trial, row: Sequence[Group], effects: dict[Group, Effect]) -> Trial:
-    """Estimates the groups together: squared errors add, and times."""
-    known = [effects[group] for group in row if group in effects]
+def _expected(base: Trial, groups: Groups, effects: dict[Group, Effect]) -> Trial:
+    """Estimates the groups together: squared errors and times add up."""
+    known = [effects[group] for group in groups if group in effects]
     faster, square = sum(e.faster for e in known), sum(e.square for e in known)
     if base.least or base.error <= 0.0:
         error = base.error + square * abs(base.error)
     else:
         error = base.error * math.sqrt(max(1.0 + square, 1e-4))
     worth = Measured(-error if base.least else error, max(base.us * (1.0 - faster), 0.0))
-    return Trial(tuple(row), base.plan, worth, base.least)
+    return Trial(groups, base.plan, worth, base.least)

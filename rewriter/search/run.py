@@ -22,17 +22,20 @@ from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
 from rewriter.model.stopwatch import LASTING, Progress
 from rewriter.plan import Plan
+from rewriter.planning.costs.node_times import ORIGIN
+from rewriter.search.builder import Builder
+from rewriter.search.candidate import Candidate, added
 from rewriter.search.cheapest import cheapest
 from rewriter.search.clock import Clock
 from rewriter.search.effort import Effort, for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
-from rewriter.search.evaluator import Problem, Sample
-from rewriter.search.frontier import frontier, of_points
+from rewriter.search.fp32_groups import groups
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
-from rewriter.search.groups import groups
-from rewriter.search.result import Frontier, FrontierPoint, Searched
+from rewriter.search.pareto import Frontier, FrontierPoint, frontier_of
+from rewriter.search.problem import Problem, Sample
 from rewriter.search.rounds import by_measurement
 from rewriter.search.trials import Trials
+from rewriter.search.tried_plans import Searched
 from rewriter.search.within import most_accurate
 from rewriter.verification.expected import Outputs, expected_outputs, selects_rows
 from rewriter.verification.verdict import Check
@@ -41,7 +44,7 @@ EMULATED_SAMPLES, RUN_SAMPLES = 4, 16
 """Samples that each plan is compared on: emulated, and on an engine."""
 
 EXPECTED_SHARE, RANKED_SHARE = 0.15, 0.4
-"""Shares of an engine's time after which the original runs on no more samples, and a ranking is given up."""
+"""Shares of the search's time after which the original runs on no more samples, and a ranking is given up."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class SearchInput:
     """A model whose plans are compared with its original.
 
     Attributes:
-        structured: The model, fitted to the rules' plan, and its facts.
+        structured: The model fitted to the rules' plan.
+        facts: Facts of `structured`.
         plan: The rules' plan.
         adapted: As for `Problem`.
     """
@@ -67,9 +71,9 @@ class SearchRequest:
     """The options of a search.
 
     Attributes:
-        goal: None: only the frontier is wanted.
+        goal: None for the frontier alone.
         engine: Builds and runs plans; None: emulation.
-        seconds: Time for a search on an engine, everything included.
+        seconds: Time limit of the whole search on an engine.
         deployment: Plugins and optimisation profile of the engine.
     """
 
@@ -85,17 +89,18 @@ class SearchRequest:
 
     @property
     def reason(self) -> str:
-        """Why a node is in FP32 that the search put there."""
+        """The reason in the plan for a node that the search puts in FP32."""
         return f"added by the search for {self.goal or self.metric}"
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """The result of a search: `plan` is the rules' plan where nothing better was found.
+    """The result of a search.
 
     Attributes:
-        check: Passed if the goal was reached; None if there was none.
-        warnings: Sentences that the user should read.
+        plan: The best plan; the rules' plan if no better one was found.
+        check: Passed if the goal was reached; None if there was no goal.
+        warnings: Sentences for the user.
     """
 
     plan: Plan
@@ -129,10 +134,25 @@ def reach(trials: Trials, goal: ErrorLimit | Budget, most: int) -> Found:
     return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, most)
 
 
+def frontier(trials: Trials, metric: str, chosen: Plan | None = None) -> Frontier:
+    """Tries 1, 2, 4, ... of the best nodes in FP32, and all; returns the frontier of all plans tried so far.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the model.
+    """
+    ranked, size = trials.all_nodes(), 1
+    trials.value(Candidate())
+    while size < 2 * len(ranked):
+        trials.value(added(ranked[:size]))
+        size *= 2
+    points = (FrontierPoint(trials.latency_us(c), trials.value(c), trials.plan_of(c)) for c in trials.tried())
+    return frontier_of(points, metric, trials.metric.least, ORIGIN, chosen)
+
+
 def _with_rows_as_sets(request: SearchRequest, original: Model) -> SearchRequest:
     """Returns the request with rows matched as sets if the model selects rows and the metric is the default.
 
-    Element by element, rows in another order differ by all that they hold.
+    Rows in another order differ in every element.
     """
     if request.metric != RELATIVE_L2 or not selects_rows(original):
         return request
@@ -158,7 +178,7 @@ def _by_emulation(given: SearchInput, request: SearchRequest) -> SearchOutcome:
     return SearchOutcome(
         plan,
         None if found is None else _check(found),
-        replace(frontier(trials, request.metric), chosen=plan) if request.pareto else None,
+        frontier(trials, request.metric, plan) if request.pareto else None,
         warnings=(effort.reduced,) if effort.reduced else (),
     )
 
@@ -174,7 +194,7 @@ def _problem(
 def _on_engine(
     given: SearchInput, request: SearchRequest, engine: EngineName, clock: Clock, progress: Progress
 ) -> SearchOutcome:
-    """One emulated sample ranks the nodes; the engine judges the plans."""
+    """Ranks the nodes by an emulation of one sample, and judges the plans on the engine."""
 
     def report(line: str) -> None:
         progress(f"{LASTING}{clock.spent:.0f} s of {clock.seconds:g}: {line}", 0, 0)
@@ -185,25 +205,27 @@ def _on_engine(
     try:
         exact = _exact(given.original, compared, clock)
     except TimeUpError:
-        return _too_late(given.plan, goal)
+        why = f"{goal}: the time was up before the original had run on one sample: --search-seconds"
+        met = not isinstance(goal, ErrorLimit)
+        return SearchOutcome(given.plan, Check(goal.option, met, f"{why}; the rules' plan is kept"))
     problem = _problem(given, request, compared[: len(exact)], exact)
     effort = for_tolerance(given.structured, given.facts, 1, request.accumulation)
     ranker, ranked_by = effort.of(problem), clock.at(RANKED_SHARE)
     trials = Trials(problem, given.plan, named(request.metric), request.reason, ranker, ranked_by)
     report("the rules' plan first")
     with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
-        judge = EngineEvaluator(
-            problem, trials.metric, engine, Path(folder), clock, request.deployment, request.build_timeout_s
-        )
+        deployment, timeout_s = request.deployment, request.build_timeout_s
+        builder = Builder(problem, engine, deployment, Path(folder), clock, timeout_s)
+        judge = EngineEvaluator(builder, trials.metric)
         found = by_measurement(trials, groups(trials, goal), goal, judge, report)
     return _engine_outcome(found, request, trials.metric.least, judge.failures)
 
 
 def _exact(original: Model, samples: Sequence[Sample], clock: Clock) -> list[Outputs]:
-    """Returns the original's outputs in FP32: for all samples, or those that there is time for, at least one.
+    """Returns the original's outputs in FP32 for as many samples as there is time for, at least one.
 
     Raises:
-        TimeUpError: the time is too short for one.
+        TimeUpError: there is no time for one sample.
     """
     found: list[Outputs] = []
     with Session(reference(original, tensor_facts.infer(original))) as session:
@@ -217,25 +239,18 @@ def _exact(original: Model, samples: Sequence[Sample], clock: Clock) -> list[Out
     return found
 
 
-def _too_late(plan: Plan, goal: Goal) -> SearchOutcome:
-    why = f"{goal}: the time was up before the original had run on one sample: --search-seconds"
-    met = not isinstance(goal, ErrorLimit)
-    return SearchOutcome(plan, Check(goal.option, met, f"{why}; the rules' plan is kept"))
-
-
 def _engine_outcome(
     found: Found, request: SearchRequest, least: bool, failures: Sequence[str]
 ) -> SearchOutcome:
-    points = [
+    points = (
         FrontierPoint(one.latency_us, one.value, one.plan)
         for one in found.tried
         if one.latency_us is not None
-    ]
-    drawn = of_points(points, request.metric, least, found.origin) if request.pareto else None
+    )
     return SearchOutcome(
         found.plan,
         _check(found),
-        drawn and replace(drawn, chosen=found.plan),
+        frontier_of(points, request.metric, least, found.origin, found.plan) if request.pareto else None,
         Searched(request.metric, found.origin, found.tried),
         tuple(f"--search gpu: {failure}" for failure in failures),
     )

@@ -1,4 +1,4 @@
-"""Chooses the best of the measured plans for an goal."""
+"""Chooses the best of the measured plans for a goal."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from dataclasses import dataclass
 
 from rewriter.plan import Plan
 from rewriter.search.candidate import Group
-from rewriter.search.evaluator import Measured
 from rewriter.search.goal import Budget, ErrorLimit, Goal
-from rewriter.search.result import TriedPlan
-from rewriter.search.trials import Types
+from rewriter.search.tried_plans import Measured, TriedPlan
 
 LEAST_DIFFERENCE = 0.01
-"""Share of the latency that two builds of one network differ by: less is noise (H200, TensorRT-RTX 1.6.1)."""
+"""Relative difference in latency of two builds of one network (H200, TensorRT-RTX 1.6.1): less is noise."""
 
 ALIKE = 0.05
-"""Share of an error that is noise: another build sums in another order."""
+"""Relative difference of two errors that is noise: another build sums in another order."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Trial:
     """A plan that was judged.
 
     Attributes:
-        groups: What it has on top of the rules' plan.
+        groups: Its differences from the rules' plan.
         least: True if more of the metric is better.
     """
 
@@ -35,21 +33,17 @@ class Trial:
     least: bool
 
     @property
-    def types(self) -> Types:
-        return self.plan.fp32, self.plan.bf16
-
-    @property
     def works(self) -> bool:
         return self.worth.latency_us is not None and math.isfinite(self.worth.value)
 
     @property
     def us(self) -> float:
-        """Its latency; infinity if it failed."""
+        """The latency; infinity if the plan failed."""
         return math.inf if self.worth.latency_us is None else self.worth.latency_us
 
     @property
     def error(self) -> float:
-        """The metric, turned so that less is better."""
+        """The metric, negated if more of it is better."""
         return -self.worth.value if self.least else self.worth.value
 
     @property
@@ -62,28 +56,18 @@ class Trial:
         return self.worth.untried
 
     def noise(self, other: Trial) -> float:
-        """Microseconds by which two latencies have to differ to be different."""
+        """Returns the largest difference of two latencies, in microseconds, that is noise."""
         return max(LEAST_DIFFERENCE * min(self.us, other.us), self.worth.spread_us, other.worth.spread_us)
 
     def as_row(self, best: Trial) -> TriedPlan:
-        worth = self.worth
-        return TriedPlan(
-            self.words,
-            worth.value,
-            worth.latency_us,
-            worth.spread_us,
-            worth.problem,
-            self.plan,
-            self is best,
-            worth.untried,
-        )
+        return TriedPlan(**vars(self.worth), words=self.words, plan=self.plan, applied=self is best)
 
 
 def chosen(tried: Sequence[Trial], goal: Goal) -> Trial:
-    """The best plan; the rules', which is the first, if no other works or all else is noise.
+    """Returns the best plan; the rules' plan, which comes first, if no other is better beyond the noise.
 
-    Of those that fulfil the goal best, within the noise, the one that is better in the other respect, and of
-    those that are equal within the noise that which was tried first: the rules', if it is one of them.
+    Of the plans that fulfil the goal equally well, the one with the better second figure wins, then the one
+    that was tried first.
     """
     base, working = tried[0], [one for one in tried if one.works]
     if not working:
@@ -99,20 +83,20 @@ def objective(one: Trial, base: Trial, goal: Goal) -> tuple[float, ...]:
 
 
 def _for_tolerance(one: Trial, base: Trial, goal: ErrorLimit) -> tuple[float, ...]:
-    """The fastest that meets it; if none does, the most accurate."""
+    """Prefers the fastest plan that meets the limit; if none does, the most accurate."""
     if not goal.meets(one.worth.value):
         return 1.0, one.error, one.us
     return 0.0, _steps(one, base), _error_steps(one, base)
 
 
 def _for_budget(one: Trial, base: Trial, share: float) -> tuple[float, ...]:
-    """The most accurate in the budget; if even the rules' plan does not work, the fastest."""
+    """Prefers the most accurate plan in the budget; if the rules' plan fails, the fastest."""
     limit = base.us * (1.0 + share) if base.works else math.inf
     return float(one.us > limit), _error_steps(one, base), _steps(one, base)
 
 
 def _for_speed(one: Trial, base: Trial) -> tuple[float, ...]:
-    """The fastest that is no less accurate than the rules' plan; if none is faster, the most accurate."""
+    """Prefers the fastest plan that is no less accurate; if none is faster, the most accurate."""
     if not base.works:
         return 0.0, one.us, one.error
     worse = _error_steps(one, base) > 0.0
@@ -121,7 +105,7 @@ def _for_speed(one: Trial, base: Trial) -> tuple[float, ...]:
 
 
 def _steps(one: Trial, base: Trial) -> float:
-    """A latency in steps of the noise, from that of the rules' plan on, so that what is noise is equal."""
+    """Returns the difference of a latency from the rules' plan's, in steps of the noise."""
     if not base.works or not math.isfinite(one.us):
         return one.us
     if abs(one.us - base.us) <= one.noise(base):
@@ -131,7 +115,7 @@ def _steps(one: Trial, base: Trial) -> float:
 
 
 def _error_steps(one: Trial, base: Trial) -> float:
-    """An error in steps of its noise, from that of the rules' plan on."""
+    """Returns the difference of an error from the rules' plan's, in steps of its noise."""
     if not base.works or one.least or base.error <= 0.0 or one.error <= 0.0:
         return one.error
     return float(math.trunc(math.log(one.error / base.error) / math.log1p(ALIKE)))

@@ -1,8 +1,9 @@
-"""The plans that a search by emulation tries: each is judged once, whatever asks for it."""
+"""The plans that a search by emulation tries; each is evaluated once."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,9 +16,8 @@ from rewriter.plan import Plan
 from rewriter.planning.costs.prices import Prices
 from rewriter.planning.planner import extend_plan, in_bf16, node_key
 from rewriter.search.candidate import Candidate
-from rewriter.search.evaluator import Emulator, Problem
-from rewriter.search.harmful import in_attention, taking_sums
-from rewriter.search.streams import residual_streams
+from rewriter.search.node_sets import in_attention, residual_streams, taking_sums
+from rewriter.search.problem import Problem
 
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
@@ -26,16 +26,20 @@ Types = tuple[frozenset[str], frozenset[str]]
 """The nodes of a plan in FP32, and those in BF16: plans that agree in them give the same model."""
 
 
+def types_of(plan: Plan) -> Types:
+    return plan.fp32, plan.bf16
+
+
 @dataclass
 class Trials:
-    """Plans about one problem, and what they were found to give.
+    """Plans for one problem, with their evaluations.
 
     Attributes:
-        plan: The rules' one.
-        reason: Why a node is in FP32 that the search put there.
-        ranker: The problem with the sums that the ranking has; None: those of `problem`.
-        ranked_by: time.monotonic() at which a ranking that has not ended is given up.
-        count: How many whole models were evaluated.
+        plan: The rules' plan.
+        reason: The reason in the plan for a node that the search puts in FP32.
+        ranker: The problem with the samples and sums of the ranking; None: those of `problem`.
+        ranked_by: time.monotonic() at which an unfinished ranking is given up.
+        count: Number of whole models that were evaluated.
     """
 
     problem: Problem
@@ -50,15 +54,11 @@ class Trials:
     _errors: Divergence | None = None
 
     @property
-    def judge(self) -> Emulator:
-        return Emulator(self.problem, self.metric)
-
-    @property
     def prices(self) -> Prices:
         return self.problem.prices
 
     def plan_of(self, candidate: Candidate) -> Plan:
-        """The rules' plan with the candidate's nodes, islands merged."""
+        """Returns the rules' plan with the changes of a candidate, islands merged."""
         if candidate not in self._plans:
             extra = dict.fromkeys(sorted(candidate.added), self.reason)
             problem, released = self.problem, candidate.released
@@ -66,25 +66,30 @@ class Trials:
             self._plans[candidate] = in_bf16(plan, candidate.bf16)
         return self._plans[candidate]
 
+    def types(self, candidate: Candidate) -> Types:
+        return types_of(self.plan_of(candidate))
+
     def value(self, candidate: Candidate) -> float:
-        """The metric of a candidate's plan."""
-        plan = self.plan_of(candidate)
-        if (key := (plan.fp32, plan.bf16)) not in self._values:
+        """Returns the metric of a candidate's plan."""
+        if (types := self.types(candidate)) not in self._values:
             self.count += 1
-            self._values[key] = self.judge.value(plan)
-        return self._values[key]
+            self._values[types] = self.problem.emulated(self.plan_of(candidate), self.metric)
+        return self._values[types]
 
     def latency_us(self, candidate: Candidate) -> float:
-        """The estimated time of a candidate's plan."""
-        return self.judge.latency_us(self.plan_of(candidate))
+        """Returns the estimated time of a candidate's plan."""
+        return self.prices.total_us(self.plan_of(candidate))
 
     def tried(self) -> list[Candidate]:
         """Returns the evaluated candidates in order; of equal plans the first."""
-        known: dict[Types, Candidate] = {}
-        for candidate, plan in self._plans.items():
-            if (key := (plan.fp32, plan.bf16)) in self._values:
-                known.setdefault(key, candidate)
-        return list(known.values())
+        return [c for c in self.different(list(self._plans), set()) if self.types(c) in self._values]
+
+    def different(self, candidates: Iterable[Candidate], seen: set[Types]) -> Iterator[Candidate]:
+        """Yields candidates whose plans differ from each other and from those in `seen`, which grows."""
+        for candidate in candidates:
+            if (types := self.types(candidate)) not in seen:
+                seen.add(types)
+                yield candidate
 
     @property
     def ranks_fp16_sums(self) -> bool:
@@ -92,17 +97,19 @@ class Trials:
         return (self.ranker or self.problem).accumulation == "fp16"
 
     def weights_alone(self) -> float:
-        """The metric if only the weights of MatMul, Conv and their like are rounded."""
+        """Returns the metric if only the weights of MatMul, Conv and their like are rounded."""
         self.count += 1
         graph = self.problem.model.proto.graph
         others = frozenset(node_key(0, n) for n in graph.node if n.op_type not in COMPUTE_BOUND)
-        return self.judge.weights_alone(self.plan_of(Candidate(others)))
+        return self.problem.with_rounded_constants(self.plan_of(Candidate(others)), self.metric)
 
     def ranking(self) -> list[str]:
-        """Keys of the nodes that add an error and are not kept yet, best first, for a judge that measures.
+        """Returns the keys of the nodes that add an error and are not kept yet, best first.
+
+        The order is that of the squared error over the estimated cost of FP32.
 
         Raises:
-            TimeUpError: it took longer than until `ranked_by`.
+            TimeUpError: it was not finished at `ranked_by`.
         """
         if self._errors is None:
             self.count += 1
@@ -116,12 +123,12 @@ class Trials:
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
 
     def useful_nodes(self, *, norms: bool = False) -> list[str]:
-        """The ranking without nodes that make an engine worse in FP32; `norms`: with those norms that may."""
+        """Returns the ranking without nodes that make an engine worse; `norms` keeps norms that take sums."""
         barred = self._in_attention if norms else self._in_attention | self._taking_sums
         return [key for key in self.ranking() if key not in barred]
 
     def streams(self) -> list[str]:
-        """The residual streams, without nodes that make an engine worse in FP32."""
+        """Returns the residual streams, without nodes that make an engine worse in FP32."""
         barred = self._in_attention | self._taking_sums
         return [key for key in residual_streams(self.problem, self.plan) if key not in barred]
 
@@ -135,9 +142,7 @@ class Trials:
 
     def all_nodes(self) -> list[str]:
         """Returns the useful nodes, then, as a last resort, the other nodes of the ranking."""
-        first = self.useful_nodes()
-        known = set(first)
-        return [*first, *(key for key in self.ranking() if key not in known)]
+        return list(dict.fromkeys((*self.useful_nodes(), *self.ranking())))
 
     def _sums(self) -> dict[str, float]:
         """Returns the error that FP16 sums add to each Conv, for a model too large to rank with them."""
@@ -151,7 +156,7 @@ class Trials:
         return sums
 
     def _added(self, found: Divergence) -> dict[str, float]:
-        """The error that each node adds; one that makes no floats, as Greater, has that of what it reads."""
+        """Returns the error that each node adds; nodes without float outputs have that of their inputs."""
         tensors: dict[str, float] = {}
         errors: dict[str, float] = {}
         for row in found.nodes:

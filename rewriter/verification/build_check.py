@@ -1,4 +1,4 @@
-"""Checks that TensorRT builds the file, and compares the parsed network with the model."""
+"""Checks that TensorRT builds a file, and compares the parsed network with the model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from rewriter.model.facts import Facts
 from rewriter.verification.verdict import Check, log_lines
 
 NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
-"""Operators that become one NORMALIZATION layer each, whose kernel computes in FP32. TensorRT-RTX 1.6
-decomposes RMSNormalization instead, with Casts to FP32 if its stash_type is FLOAT."""
+"""Operators that become one NORMALIZATION layer each (docs/engines.md#what-releases-do)."""
 
 NETWORK_TYPES = {
     int(TensorProto.FLOAT): "FLOAT",
@@ -37,7 +36,7 @@ NETWORK_TYPES = {
 """TensorRT's `DataType` for each float type that a plan gives."""
 
 NO_INT8_CONV = "dtype == myelinTypeBF16 || dtype == myelinTypeFP8E4M3) failed"
-"""Part of the error of TensorRT-RTX 1.6.1 for Convs that read an INT8 DequantizeLinear; 1.7.1 builds them."""
+"""Part of the error of TensorRT-RTX 1.6.1 for Convs that read an INT8 DequantizeLinear."""
 
 LACKING = (
     NO_INT8_CONV,
@@ -49,12 +48,12 @@ LACKING = (
     "is not supported in TensorRT",
     "Error Code 1: Cuda Runtime",
 )
-"""Parts of the messages of TensorRT-RTX 1.4 to 1.7 for an operator that another TensorRT may have
-(NonMaxSuppression, RoiAlign, NonZero, a plugin of the user's), or for a network that it cannot build
-without a GPU (1.4, quantised networks)."""
+"""Parts of the messages of TensorRT-RTX 1.4 to 1.7 for an operator that another TensorRT may support
+(NonMaxSuppression, RoiAlign, NonZero, a plugin), or for a network that it cannot build without a GPU (1.4,
+quantised networks)."""
 
 LISTED = 10
-"""Findings of one kind that are listed."""
+"""Most findings of one kind that are listed."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ class BuildExpectation:
 
     Attributes:
         layer_normalizations: Smallest number of NORMALIZATION layers.
-        tensor_types: TensorProto.DataType of float tensors by ONNX name. Names that stand for tensors of
-            different types in different graphs of the model are left out.
+        tensor_types: TensorProto.DataType of float tensors by ONNX name, without names that have different
+            types in different graphs.
         norms_in_range: As in the plan: a warning about these reductions is no finding.
     """
 
@@ -74,7 +73,7 @@ class BuildExpectation:
 
 
 def expectation(model: Model, facts: Facts, norms_in_range: frozenset[str] = frozenset()) -> BuildExpectation:
-    """Norms and tensor types of a model that its network must have."""
+    """Returns the norms and tensor types that the network of a model must have."""
     nodes = [node for graph in walk_graphs(model.proto.graph) for node in graph.node]
     norms = sum(is_op(n, *NORMALIZATIONS) for n in nodes)
     types: dict[str, set[int]] = {}
@@ -104,14 +103,14 @@ def check_build(
     engine: Path | None = None,
     library: str | None = None,
 ) -> Check:
-    """Build the file at `path` and compare the parsed network with `expected`.
+    """Builds the file at `path` and compares the parsed network with `expected`.
 
     Args:
         shapes: Shape, or smallest, usual and largest shape, of inputs with dynamic axes.
         values: Values of integer inputs that are shapes or trip counts.
-        timeout_s: Then the builder is killed, and the check has failed.
+        timeout_s: Limit after which the builder is killed and the check fails.
         plugins: Shared libraries with plugins.
-        engine: Where to write the engine, to run it afterwards; None: nowhere.
+        engine: File for the engine; None: it is not kept.
         library: As in `BuildOptions`.
 
     Returns:
@@ -153,13 +152,12 @@ def check_model_build(
     engine: Path | None = None,
     library: str | None = None,
 ) -> Check:
-    """Check the build of a model that was written to `path`.
+    """Checks the build of a model that was written to `path`, as `check_build`.
 
     Args:
-        sample: One sample, for the shapes of inputs and for the values of those that are shapes themselves.
-        spans: Smallest, usual and largest shape of inputs, where several samples show them.
+        sample: One sample, for the shapes of inputs and for the values of inputs that are shapes.
+        spans: Smallest, usual and largest shape of inputs, known from several samples.
         norms_in_range: As in the plan.
-        plugins, engine, library: As for `check_build`.
     """
     return check_build(
         path,
@@ -180,7 +178,7 @@ def _span(shape: Shape | Span) -> Span:
 
 
 def _plain(shape: Shape) -> Shape:
-    return tuple(int(axis) for axis in shape)  # NumPy's integers are not JSON's
+    return tuple(int(axis) for axis in shape)  # NumPy's integers become Python's
 
 
 def _advice(hint: str | None) -> tuple[str, ...]:
@@ -188,12 +186,12 @@ def _advice(hint: str | None) -> tuple[str, ...]:
 
 
 def _of_accident(child: ChildResult) -> Check:
-    """A crash or a hang counts against the model; an exception in the child's Python does not."""
+    """Fails the check after a crash or a hang, but not after an exception in the child's Python."""
     details = log_lines(child.log)
     if child.status == "error":
         return Check("build", None, f"not built: {child.summary}", details=details)
-    what = "did not end" if child.status == "timeout" else "crashed"
-    return Check("build", False, f"the TensorRT build {what}: {child.summary}", details=details)
+    end = "did not end" if child.status == "timeout" else "crashed"
+    return Check("build", False, f"the TensorRT build {end}: {child.summary}", details=details)
 
 
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
@@ -224,7 +222,7 @@ def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:
 
 
 def _refusals(report: BuildReport) -> Iterator[str]:
-    """Reasons of the parser or the builder for giving no engine."""
+    """Yields the reasons of the parser or the builder for building no engine."""
     yield from map(str, report.parser_errors)
     if report.parsed and report.engine_bytes is None and not report.obstacle:
         yield from (f"builder: {message}" for message in report.errors[-LISTED:])
@@ -246,12 +244,12 @@ def _lacks_int8_conv(report: BuildReport) -> bool:
 
 def _elsewhere(report: BuildReport) -> str:
     if _lacks_int8_conv(report):
-        return "`tensorrt`, or TensorRT-RTX from 1.7.1 on, may build it: the model's Q/DQ is no fault"
+        return "`tensorrt`, or TensorRT-RTX from 1.7.1 on, may build it: the model's Q/DQ is not at fault"
     return "another TensorRT, or this one on a GPU, may build it"
 
 
 def _network_faults(report: BuildReport, expected: BuildExpectation) -> Iterator[str]:
-    """Differences between the parsed network and the model."""
+    """Yields the differences between the parsed network and the model."""
     if not report.parsed:
         return
     norms, wanted = report.count("NORMALIZATION"), expected.layer_normalizations
@@ -279,7 +277,7 @@ def _mismatches(report: BuildReport, planned: Mapping[str, int]) -> Iterator[str
 
 
 def _halves(report: BuildReport, known: frozenset[str]) -> list[str]:
-    """FP16 reductions whose outputs are not `known`: the warning does not name its nodes."""
+    """Returns the FP16 reductions whose outputs are not `known`, as the warning does not name its nodes."""
     return [
         layer.node or layer.name
         for layer in report.layers

@@ -1,4 +1,4 @@
-"""Expected outputs: the original on ONNX Runtime, with every sample in the types that a model declares."""
+"""Runs the original on ONNX Runtime for the expected outputs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Expected:
     """Outputs of the user's model, one dict for each sample.
 
     Attributes:
-        exact: With every FP16 and BF16 tensor in FP32: the goal for the fixed model.
-        as_written: Rounded where the model rounds: structural passes must keep these. The same as `exact`
+        exact: With every FP16 and BF16 tensor in FP32: the reference for the fixed model.
+        as_written: Rounded where the model rounds: the reference for structural passes. The same as `exact`
             for an FP32 model.
     """
 
@@ -33,7 +33,7 @@ class Expected:
 
 
 def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
-    """Run the user's model on ONNX Runtime, without optimisations.
+    """Runs the user's model on ONNX Runtime, without optimisations.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
@@ -64,7 +64,7 @@ def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outpu
 
 
 def run_all(model: Model, samples: Iterable[Mapping[str, Array]]) -> list[dict[str, Array]]:
-    """Outputs of an FP32 model on ONNX Runtime for each sample, without optimisations."""
+    """Returns the outputs of an FP32 model on ONNX Runtime for each sample, without optimisations."""
     with Session(model) as session:
         return [session.run(sample) for sample in samples]
 

@@ -1,10 +1,9 @@
-"""Judges the outputs of builds, which are files, against the original's."""
+"""Compares the outputs of builds with those of the original."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from rewriter.engines.protocol import EngineOutcome, Latency
 from rewriter.figures.metrics import Metric, named
@@ -21,44 +20,13 @@ from rewriter.figures.tolerances import RELATIVE_L2, Tolerance
 from rewriter.verification.expected import Outputs
 
 
-class Reference(Protocol):
-    """Outputs of the original in FP32.
-
-    Attributes:
-        selects_rows: True if the rows of the outputs may come in another order.
-    """
-
-    @property
-    def selects_rows(self) -> bool: ...
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        ...
-
-    def expected(self, sample: int) -> Outputs: ...
-
-
-@dataclass(frozen=True)
-class ReferenceInMemory:
-    """A `Reference` of outputs that are in memory."""
-
-    outputs: Sequence[Outputs]
-    selects_rows: bool
-
-    def __len__(self) -> int:
-        return len(self.outputs)
-
-    def expected(self, sample: int) -> Outputs:
-        return self.outputs[sample]
-
-
 @dataclass(frozen=True)
 class BuildRun:
     """One build of the fixed model, run over all samples.
 
     Attributes:
         status, problem: As in `engines.protocol.EngineOutcome`.
-        error: Value of the tolerance's metric, the worst over outputs and samples; None if it did not run.
+        error: The tolerance's metric, the worst over outputs and samples; None if it did not run.
     """
 
     number: int
@@ -75,9 +43,9 @@ class Judged:
     Attributes:
         outputs: Statistics of the worst sample and build of each output.
         comparisons: Each output against the tolerance, in its worst sample and build.
-        error: The tolerance's metric in the worst build that ran; `best`: in the best. None if none ran.
+        error: The tolerance's metric in the worst build; `best`: in the best build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
-        passed: All builds ran, and all outputs are within the tolerance.
+        passed: True if all builds ran, and all outputs are within the tolerance.
     """
 
     outputs: tuple[OutputStatistics, ...]
@@ -89,20 +57,31 @@ class Judged:
     passed: bool
 
 
-def judge(reference: Reference, outcomes: Sequence[EngineOutcome], tolerance: Tolerance) -> Judged:
-    """Compare every sample of every build with the original's outputs; the worst counts."""
+def judge(
+    expected: Iterable[Outputs],
+    outcomes: Sequence[EngineOutcome],
+    tolerance: Tolerance,
+    *,
+    as_sets: bool = False,
+) -> Judged:
+    """Compares every sample of every build with the original's outputs; the worst counts.
+
+    Args:
+        expected: The original's outputs in FP32 for each sample; iterated once for each build.
+        as_sets: True if the rows of the outputs may be in another order.
+    """
     metric = named(tolerance.metric)
     figures: dict[str, list[OutputStatistics]] = {}
     rounds: list[tuple[OutputComparison, ...]] = []
     runs = []
     for outcome in outcomes:
         values = []
-        for sample in range(len(reference)) if outcome.ran else ():
-            expected, actual = reference.expected(sample), outcome.values(sample)
-            rounds.append(_compared(reference, expected, actual, tolerance))
-            values.append(_value(metric, expected, actual, rounds[-1], tolerance))
-            for name in expected:
-                pair = Pair(expected[name], actual[name])
+        for sample, exact in enumerate(expected) if outcome.ran else ():
+            actual = outcome.values(sample)
+            rounds.append(_compared(exact, actual, tolerance, as_sets))
+            values.append(_value(metric, exact, actual, rounds[-1], tolerance))
+            for name in exact:
+                pair = Pair(exact[name], actual[name])
                 if pair.same_shape:
                     one = statistics(name, pair, sample=sample, build=outcome.build)
                     figures.setdefault(name, []).append(one)
@@ -128,11 +107,10 @@ def judge(reference: Reference, outcomes: Sequence[EngineOutcome], tolerance: To
 
 
 def _compared(
-    reference: Reference, expected: Outputs, actual: Outputs, tolerance: Tolerance
+    expected: Outputs, actual: Outputs, tolerance: Tolerance, as_sets: bool
 ) -> tuple[OutputComparison, ...]:
-    """Each output against the tolerance; under another metric, an output fails only if it is not finite."""
-    limit = tolerance.of_each_output
-    found = compare(expected, actual, limit, as_sets=reference.selects_rows)
+    """Compares each output with the tolerance; under another metric, only non-finite outputs fail."""
+    found = compare(expected, actual, tolerance.of_each_output, as_sets=as_sets)
     if tolerance.metric == RELATIVE_L2:
         return found
     return tuple(replace(one, note=one.note or f"judged by {tolerance.metric}") for one in found)
@@ -145,7 +123,7 @@ def _value(
     compared: Sequence[OutputComparison],
     tolerance: Tolerance,
 ) -> float:
-    """The metric of the worst output; the worst value there is if an output has another shape."""
+    """Returns the metric of the worst output; the worst possible value if an output has another shape."""
     if tolerance.metric == RELATIVE_L2:  # as compared: rows of detections may be matched
         return max((c.relative_l2 if c.finite else metric.failed for c in compared), default=0.0)
     if any(expected[name].shape != actual[name].shape for name in expected):

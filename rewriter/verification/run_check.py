@@ -1,9 +1,9 @@
-"""Runs the fixed model, on an engine or emulated, and compares it with the original."""
+"""Runs the fixed model on an engine, or emulates it, and compares it with the original."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,14 +11,14 @@ from rewriter.emulation import Accumulation, emulation, sums
 from rewriter.engines.measure import measure
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
-from rewriter.engines.tensor_files import write_samples, write_tensors
+from rewriter.engines.tensor_files import StoredSamples, write_samples
 from rewriter.errors import ArithmeticRunError, EngineError
 from rewriter.figures.tolerances import TOLERANCES, Tolerance, default_tolerance
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
 from rewriter.verification.build_check import check_model_build, expectation, judged_report
 from rewriter.verification.expected import as_declared, selects_rows
-from rewriter.verification.judge import Judged, ReferenceInMemory, judge
+from rewriter.verification.judge import Judged, judge
 from rewriter.verification.verdict import Check, log_lines
 from rewriter.verification.workspace import Workspace
 
@@ -39,11 +39,11 @@ class Execution:
 def run_on_engine(
     workspace: Workspace, settings: MeasureSettings, tolerance: Tolerance, missing: str = ""
 ) -> Execution:
-    """Build and run the fixed model, and once the original in FP32 without TF32.
+    """Builds and runs the fixed model, and once the original in FP32 without TF32.
 
     Args:
-        missing: The reason why ONNX Runtime gave no reference, if so. The original's FP32 engine then is the
-            reference.
+        missing: The reason why ONNX Runtime gave no reference; "" if it did. Without one, the original's FP32
+            engine is the reference.
 
     Raises:
         EngineError: the library is not installed, or there is no reference.
@@ -53,7 +53,7 @@ def run_on_engine(
     (original,) = measure([workspace.reference_variant()], once, workspace.folder / "original")
     instead = [_engine_as_reference(workspace, original, missing)] if missing else []
     fixed = measure([workspace.fixed_variant()], settings, workspace.folder / "fixed")
-    judged = judge(workspace, fixed, tolerance)
+    judged = workspace.judge(fixed, tolerance)
     checks = instead or [_reference_check(workspace, original)]
     if fixed[0].report is not None:
         expected = expectation(workspace.fixed, workspace.fixed_facts)
@@ -80,7 +80,7 @@ def run_built(
     samples: Sequence[Mapping[str, Array]],
     expected: Sequence[Mapping[str, Array]],
 ) -> Check:
-    """Run an existing engine of the fixed model, and compare it with the original's outputs.
+    """Runs an existing engine of the fixed model, and compares it with the original's outputs.
 
     Args:
         path: The file of `fixed`. `engine`: built from it; its folder takes the outputs.
@@ -94,7 +94,7 @@ def run_built(
     stored = write_samples(folder / "samples", (as_declared(fixed, sample) for sample in samples))
     outcomes = measure([Variant("fixed", path, stored, engine=engine)], settings, folder)
     tolerance = default_tolerance(tensor_facts.infer(fixed), tf32=True)
-    judged = judge(ReferenceInMemory(expected, selects_rows(fixed)), outcomes, tolerance)
+    judged = judge(expected, outcomes, tolerance, as_sets=selects_rows(fixed))
     check = run_check(outcomes, judged, tolerance, time.perf_counter() - start)
     latency = outcomes[0].latency
     timed = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
@@ -102,14 +102,14 @@ def run_built(
 
 
 def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accumulation) -> Execution:
-    """Run the fixed model on ONNX Runtime's CPU, with a rounding after every tensor.
+    """Emulates the fixed model on ONNX Runtime's CPU, with a rounding after every tensor.
 
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run it.
     """
     start = time.perf_counter()
-    outcome = EngineOutcome("fixed", 0, "ok", outputs=tuple(_emulate(workspace, accumulation)))
-    judged = judge(workspace, [outcome], tolerance)
+    outcome = EngineOutcome("fixed", 0, "ok", outputs=_emulate(workspace, accumulation).folders)
+    judged = workspace.judge([outcome], tolerance)
     how = f"no GPU was used; emulated (sums of FP16 products in {sums(workspace.fixed, accumulation)})"
     check = Check(
         "emulation",
@@ -122,18 +122,18 @@ def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accum
     return Execution("emulation", "CPU", judged, (check,))
 
 
-def _emulate(workspace: Workspace, accumulation: Accumulation) -> Iterator[Path]:
+def _emulate(workspace: Workspace, accumulation: Accumulation) -> StoredSamples:
     try:
         with Session(emulation(workspace.fixed, workspace.fixed_facts, accumulation)) as session:
-            for number, feeds in enumerate(workspace.stored(workspace.fixed, "fixed")):
-                yield write_tensors(workspace.folder / "emulated" / str(number), session.run(feeds))
+            found = map(session.run, workspace.stored(workspace.fixed, "fixed"))
+            return write_samples(workspace.folder / "emulated", found)
     except ArithmeticRunError as error:
         error.hint = error.hint or "--engine tensorrt-rtx needs no emulation, but a GPU"
         raise
 
 
 def build_without_gpu(workspace: Workspace, timeout_s: float, plugins: Sequence[Path]) -> Check:
-    """Check that TensorRT-RTX builds the fixed model, which it does on a CPU, too."""
+    """Checks that TensorRT-RTX builds the fixed model, which needs no GPU."""
     variant = workspace.fixed_variant()
     sample = next(iter(variant.samples))
     profile = variant.samples.spans() | dict(variant.shapes)
@@ -148,17 +148,17 @@ def _engine_as_reference(workspace: Workspace, original: EngineOutcome, missing:
             where=str(workspace.original.path or "the original"),
             hint=original.hint or "--plugin-lib names the library of its plugins",
         )
-    workspace.use_reference(original.outputs)
+    workspace.expected = StoredSamples(original.outputs)
     summary = f"not checked: {missing}; the fixed model is compared with the original's FP32 engine"
     return Check("reference", None, summary)
 
 
 def _reference_check(workspace: Workspace, original: EngineOutcome) -> Check:
-    """Compares the original's FP32 engine with ONNX Runtime: the rewriting causes no difference here."""
+    """Compares the original's FP32 engine with ONNX Runtime, which shows errors of the library alone."""
     if not original.ran:
         problem = f"the original did not run here: {original.problem}"
         return Check("reference", None, problem, details=_log(original))
-    judged = judge(workspace, [original], TOLERANCES["fp32"])
+    judged = workspace.judge([original], TOLERANCES["fp32"])
     within = "agrees with" if judged.passed else "DIFFERS from"
     return Check(
         "reference",
@@ -172,7 +172,7 @@ def _reference_check(workspace: Workspace, original: EngineOutcome) -> Check:
 def run_check(
     outcomes: Sequence[EngineOutcome], judged: Judged, tolerance: Tolerance, seconds: float
 ) -> Check:
-    """The verdict on the fixed model's builds."""
+    """Returns the check of the fixed model's builds."""
     failed = [outcome for outcome in outcomes if not outcome.ran]
     details = [f"allowed: {tolerance.source}"]
     for outcome in failed:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from rewriter.figures.outputs import OutputComparison
 
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
-"""Checks of a search's goal; they verify nothing about the model that is written."""
+"""Checks of a search's goal, which verify nothing about the written model."""
 
 LOG_LINES = 15
-"""Lines of a dead child's log that are shown."""
+"""Lines of a dead child's log that are reported."""
 
 
 @dataclass(frozen=True)
 class Check:
     """One step of verification, such as `structure`, `emulation`, `build` and `run`, or a goal of `GOALS`.
 
-    `passed` is None if the step could not be done; `summary` then gives the reason.
+    `passed` is None if the step was impossible; `summary` then gives the reason.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def log_lines(log: str) -> tuple[str, ...]:
-    """The last lines of the library in a child's log, as details; the Python stack after them is left out."""
+    """Returns the library's last lines in a child's log, as details, without the Python stack after them."""
     native = re.split(r"Fatal Python error|Traceback \(most recent call last\)", log)[0]
     lines = [line for line in native.splitlines() if line.strip()]
     return tuple(f"log: {line}" for line in lines[-LOG_LINES:])

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from rewriter.data.inputs import Samples
 from rewriter.emulation import reference
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import Span, Variant
-from rewriter.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors
+from rewriter.engines.protocol import EngineOutcome, Span, Variant
+from rewriter.engines.tensor_files import StoredSamples, write_samples
 from rewriter.errors import UsageError
-from rewriter.figures.tolerances import precision_of
-from rewriter.model import Array, Model, save
+from rewriter.figures.tolerances import Tolerance, precision_of
+from rewriter.model import Model, save
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
 from rewriter.verification.expected import as_declared, selects_rows
+from rewriter.verification.judge import Judged, judge
 
 MOST_SAMPLES = 16
-"""Samples that are compared; a warning reports that the others are not."""
+"""Most samples that are compared; a warning reports that the others are not."""
 
 
 @dataclass
 class Workspace:
-    """Shared by all runs of one verification; the large arrays stay on disk. A `Reference` for `judge`.
+    """Models and arrays that all runs of one verification share, on disk.
 
     Attributes:
-        folder: For all files that are written.
+        folder: For all written files.
         shapes: The user's profile of inputs.
+        expected: The original's outputs in FP32 for each sample.
     """
 
     original: Model
@@ -37,52 +40,36 @@ class Workspace:
     folder: Path
     shapes: Mapping[str, Span] = field(default_factory=dict)
     fixed_facts: Facts = field(init=False)
-    _expected: list[Path] = field(default_factory=list)
+    expected: StoredSamples = field(default_factory=lambda: StoredSamples(()))
     _stored: dict[str, StoredSamples] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_same_ports(self.original, self.fixed)
         self.fixed_facts = tensor_facts.infer(self.fixed)
 
-    @property
-    def selects_rows(self) -> bool:
-        """True if the rows of the outputs may come in another order."""
-        return selects_rows(self.original)
-
-    def __len__(self) -> int:
-        return min(len(self.samples), MOST_SAMPLES)
-
     def compute_reference(self) -> None:
-        """Run the original in FP32 on ONNX Runtime's CPU, with one sample in memory at a time.
+        """Runs the original in FP32 on ONNX Runtime's CPU, with one sample in memory at a time.
 
         Raises:
             ArithmeticRunError: ONNX Runtime cannot run the original.
         """
-        wide = reference(self.original, tensor_facts.infer(self.original))
-        with Session(wide) as session:
-            for number, sample in zip(range(len(self)), self.samples, strict=False):
-                folder = self.folder / "expected" / str(number)
-                self._expected.append(write_tensors(folder, session.run(sample)))
+        with Session(reference(self.original, tensor_facts.infer(self.original))) as session:
+            found = map(session.run, islice(self.samples, MOST_SAMPLES))
+            self.expected = write_samples(self.folder / "expected", found)
 
-    def use_reference(self, folders: Sequence[Path]) -> None:
-        """Compare with an engine's outputs of the original: one folder of tensors for each sample."""
-        self._expected = list(folders)
-
-    def expected(self, sample: int) -> dict[str, Array]:
-        """The original's outputs in FP32, memory-mapped."""
-        return read_tensors(self._expected[sample])
+    def judge(self, outcomes: Sequence[EngineOutcome], tolerance: Tolerance) -> Judged:
+        """Compares builds with the original's outputs."""
+        return judge(self.expected, outcomes, tolerance, as_sets=selects_rows(self.original))
 
     def stored(self, model: Model, name: str) -> StoredSamples:
         """The samples on disk, in the types of the model's inputs."""
         if name not in self._stored:
-            fed = (
-                as_declared(model, feeds) for _, feeds in zip(range(len(self)), self.samples, strict=False)
-            )
+            fed = (as_declared(model, feeds) for feeds in islice(self.samples, MOST_SAMPLES))
             self._stored[name] = write_samples(self.folder / f"samples-{name}", fed)
         return self._stored[name]
 
     def fixed_variant(self) -> Variant:
-        """The fixed model as it would be deployed: with TF32 if the library uses it."""
+        """Returns the fixed model as it is deployed: with TF32 if the library uses it."""
         path = self._file(self.fixed, "fixed")
         return Variant("fixed", path, self.stored(self.fixed, "fixed"), shapes=self.shapes)
 
@@ -95,14 +82,14 @@ class Workspace:
         return Variant("original", path, samples, tf32=False, shapes=self.shapes)
 
     def _file(self, model: Model, name: str) -> Path:
-        """The file that the model was loaded from, or a new one if it was changed."""
+        """Returns the file that the model was loaded from, or a new file if it was changed."""
         if model.path is not None and (model is self.original or model is self.fixed):
             return model.path
         return save(model, self.folder / f"{name}.onnx")
 
 
 def require_same_ports(original: Model, fixed: Model) -> None:
-    """Check that both models have inputs and outputs of the same names; types may differ.
+    """Checks that both models have inputs and outputs of the same names; types may differ.
 
     Raises:
         UsageError: they are not two versions of one model.
@@ -112,7 +99,7 @@ def require_same_ports(original: Model, fixed: Model) -> None:
         missing, extra = ([n for n in names[i] if n not in names[1 - i]] for i in (0, 1))
         if missing or extra:
             found = [f"lacks {', '.join(missing)}"] if missing else []
-            found += [f"has {', '.join(extra)} on top"] if extra else []
+            found += [f"has {', '.join(extra)} in addition"] if extra else []
             raise UsageError(
                 f"it is not a version of {original.path or 'the original'}: of the {ports}, "
                 f"it {' and '.join(found)}",

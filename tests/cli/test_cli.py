@@ -82,9 +82,9 @@ def test_fixes_and_verifies(model: Path, tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout + done.stderr, "no colours and no bars in a pipe"
     types = {t.data_type for t in onnx.load(tmp_path / "fixed.onnx").graph.initializer}
     assert onnx.TensorProto.FLOAT16 in types
-    told = json.loads((tmp_path / "report.json").read_text())
-    assert told["verified"] is True
-    assert told["output"] == "fixed.onnx"
+    written = json.loads((tmp_path / "report.json").read_text())
+    assert written["verified"] is True
+    assert written["output"] == "fixed.onnx"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fixed.onnx", "model.onnx", "report.json"]
 
 

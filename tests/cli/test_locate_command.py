@@ -49,10 +49,10 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.parametrize("engine", ["emulation", "onnxruntime"])
 def test_what_is_rescaled_is_not_wrong(wrong: tuple[Path, str], engine: str, tmp_path: Path) -> None:
     path, tensor = wrong
-    told = tmp_path / "told.json"
-    result = run(NAFNET, path, "--inputs", DATA, "--engine", engine, "--json", told)
+    written = tmp_path / "found.json"
+    result = run(NAFNET, path, "--inputs", DATA, "--engine", engine, "--json", written)
     assert result.exit_code == 1, result.output
-    found = json.loads(told.read_text())
+    found = json.loads(written.read_text())
     assert (found["first"]["tensor"], found["exact"]) == (tensor, True)
     assert all(step["error"] < 5e-3 for step in found["right"])
 
@@ -96,7 +96,7 @@ BAD_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("options", "told"), BAD_OPTIONS.values(), ids=BAD_OPTIONS.keys())
-def test_bad_options_are_refused(model: Path, options: tuple[str, ...], told: str) -> None:
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS.values(), ids=BAD_OPTIONS.keys())
+def test_bad_options_are_refused(model: Path, options: tuple[str, ...], message: str) -> None:
     result = run(model, model, *options)
-    assert (result.exit_code, told in result.output) == (2, True), result.output
+    assert (result.exit_code, message in result.output) == (2, True), result.output

@@ -7,14 +7,13 @@ from itertools import product
 import graphs
 import numpy as np
 import pytest
-from onnx import numpy_helper
 
 import rewriter
 from rewriter.emulation import Accumulation, emulation
 from rewriter.emulation.accumulate import DOMAIN
 from rewriter.emulation.kernel_chunks import CHUNK, boxes
 from rewriter.figures.pair import relative_l2
-from rewriter.model import Array, Model, facts, load
+from rewriter.model import Array, Model, facts
 from rewriter.plan import Plan
 from rewriter.verification.expected import run_all
 
@@ -192,10 +191,7 @@ def test_an_fp32_bias_leaves_the_final_rounding_alone(op: str, depth: int) -> No
     rng = np.random.default_rng(0)
     x, w = low(rng, 64, depth), (rng.standard_normal((depth, 128)) / np.sqrt(depth)).astype(np.float16)
     b = rng.standard_normal(128).astype(np.float32)
-    proto = graphs.graph(EPILOGUE.format(op=op, depth=depth)).proto
-    del proto.graph.input[1:]
-    proto.graph.initializer.extend([numpy_helper.from_array(w, "w"), numpy_helper.from_array(b, "b")])
-    source = load(proto)
+    source = graphs.with_weights(EPILOGUE.format(op=op, depth=depth), {"w": w, "b": b})
     exact = x.astype(np.float64) @ w.astype(np.float64) + b
     both: tuple[Accumulation, ...] = ("fp16", "fp32")
     for accumulation in both:

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +78,7 @@ def refuse() -> None:
 
 
 def misbehave() -> dict[str, Any]:
-    return {"not json": object()}
+    return {"not to be pickled": lambda: None}
 
 
 def read_env(name: str) -> dict[str, str | None]:
@@ -89,8 +91,15 @@ def leave_grandchild(pid_file: str) -> dict[str, int]:
     return {}
 
 
-def call(function: str, timeout_s: float = 60.0, **arguments: Any) -> ChildResult:
-    return run_in_child({"call": f"{__name__}:{function}", "arguments": arguments}, timeout_s=timeout_s)
+class Unreadable:
+    """Arguments that the child cannot make again."""
+
+    def __reduce__(self) -> Any:
+        return import_module, ("rewriter.no_such_thing",)
+
+
+def call(function: Callable[..., object], *arguments: Any, timeout_s: float = 60.0) -> ChildResult:
+    return run_in_child(function, *arguments, timeout_s=timeout_s)
 
 
 def is_running(pid: int) -> bool:
@@ -116,7 +125,7 @@ def appears(path: Path) -> str:
 
 
 def test_the_result_and_the_log_are_returned() -> None:
-    result = call("add", a=2, b=3)
+    result = call(add, 2, 3)
     assert (result.status, result.result, result.exit_code) == ("ok", {"sum": 5}, 0)
     assert result.log == "adding\n"
     assert 0 < result.seconds < 60
@@ -124,46 +133,46 @@ def test_the_result_and_the_log_are_returned() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the fault needs glibc")
 def test_output_of_c_code_is_in_the_log() -> None:
-    assert "from C" in call("print_from_c", text="from C").log
+    assert "from C" in call(print_from_c, "from C").log
 
 
 def test_only_the_end_of_a_long_log_is_kept() -> None:
-    log = call("print_much", count=4 * child_process.LOG_BYTES).log
+    log = call(print_much, 4 * child_process.LOG_BYTES).log
     assert len(log) == child_process.LOG_BYTES
     assert log.endswith("the end")
 
 
 def test_environment_variables_are_added() -> None:
-    job = {"call": f"{__name__}:read_env", "arguments": {"name": "REWRITER_TEST"}}
-    assert run_in_child(job, timeout_s=60, env={"REWRITER_TEST": "7"}).result == {"value": "7"}
+    result = run_in_child(read_env, "REWRITER_TEST", timeout_s=60, env={"REWRITER_TEST": "7"}).result
+    assert result == {"value": "7"}
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "signal_name", "exit_code"),
     [
-        pytest.param("segfault", {}, "SIGSEGV", None, id="it kills itself with SIGSEGV"),
-        pytest.param("read_address_zero", {}, "SIGSEGV", None, id="C reads address zero"),
-        pytest.param("leave", {"code": 3}, None, 3, id="a library calls exit"),
+        pytest.param(segfault, (), "SIGSEGV", None, id="it kills itself with SIGSEGV"),
+        pytest.param(read_address_zero, (), "SIGSEGV", None, id="C reads address zero"),
+        pytest.param(leave, (3,), None, 3, id="a library calls exit"),
     ],
 )
 def test_a_crash_is_a_result(
-    function: str, arguments: dict[str, Any], signal_name: str | None, exit_code: int | None
+    function: Callable[..., None], arguments: tuple[int, ...], signal_name: str | None, exit_code: int | None
 ) -> None:
-    result = call(function, **arguments)
+    result = call(function, *arguments)
     assert (result.status, result.result) == ("crashed", None)
     assert (result.signal, result.exit_code) == (signal_name, exit_code)
     assert (signal_name or f"exit code {exit_code}") in result.summary
 
 
 def test_the_log_of_a_crash_has_the_output_and_the_python_stack() -> None:
-    log = call("segfault").log
+    log = call(segfault).log
     assert "about to crash" in log
     assert "in segfault" in log
 
 
 def test_a_hang_and_its_children_are_killed_at_the_time_limit(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    result = call("hang", timeout_s=3.0, pid_file=str(pids))
+    result = call(hang, str(pids), timeout_s=3.0)
     assert (result.status, result.signal) == ("timeout", "SIGKILL")
     assert 3.0 <= result.seconds < 30
     assert "hanging" in result.log
@@ -173,7 +182,7 @@ def test_a_hang_and_its_children_are_killed_at_the_time_limit(tmp_path: Path) ->
 
 def test_processes_left_by_a_finished_child_are_killed(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    result = call("leave_grandchild", pid_file=str(pid))
+    result = call(leave_grandchild, str(pid))
     assert result.status == "ok"
     assert result.seconds < 30  # the grandchild holds the log's pipe open
     assert gone(int(pid.read_text()))
@@ -182,24 +191,23 @@ def test_processes_left_by_a_finished_child_are_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "status", "words"),
     [
-        pytest.param("allocate", "error", "MemoryError", id="Python raises MemoryError"),
-        pytest.param("allocate_in_c", "crashed", "SIGABRT", id="C++ aborts"),
+        pytest.param(allocate, "error", "MemoryError", id="Python raises MemoryError"),
+        pytest.param(allocate_in_c, "crashed", "SIGABRT", id="C++ aborts"),
     ],
 )
-def test_memory_is_limited(function: str, status: str, words: str) -> None:
-    job = {"call": f"{__name__}:{function}", "arguments": {"count": 8 << 30}}
-    result = run_in_child(job, timeout_s=60, memory_bytes=4 << 30)
+def test_memory_is_limited(function: Callable[[int], object], status: str, words: str) -> None:
+    result = run_in_child(function, 8 << 30, timeout_s=60, memory_bytes=4 << 30)
     assert result.status == status
     assert words in result.summary
 
 
 def test_an_allocation_within_the_limit_succeeds() -> None:
-    job = {"call": f"{__name__}:allocate", "arguments": {"count": 1 << 20}}
-    assert run_in_child(job, timeout_s=60, memory_bytes=4 << 30).result == {"allocated": 1 << 20}
+    result = run_in_child(allocate, 1 << 20, timeout_s=60, memory_bytes=4 << 30).result
+    assert result == {"allocated": 1 << 20}
 
 
 def test_an_exception_is_returned_with_its_hint() -> None:
-    result = call("refuse")
+    result = call(refuse)
     assert result.status == "error"
     assert result.result == {
         "type": "EngineError",
@@ -211,14 +219,16 @@ def test_an_exception_is_returned_with_its_hint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "arguments", "words"),
     [
-        pytest.param("misbehave", "TypeError", id="a result that is not JSON"),
-        pytest.param("no_such_function", "AttributeError", id="a function that does not exist"),
+        pytest.param(misbehave, (), "pickle", id="a result that cannot be pickled"),
+        pytest.param(len, (Unreadable(),), "no_such_thing", id="an argument that cannot be read"),
     ],
 )
-def test_an_invalid_job_is_an_error(function: str, words: str) -> None:
-    result = call(function)
+def test_an_invalid_job_is_an_error(
+    function: Callable[..., object], arguments: tuple[object, ...], words: str
+) -> None:
+    result = call(function, *arguments)
     assert result.status == "error"
     assert words in result.summary
 
@@ -232,16 +242,13 @@ def test_ctrl_c_kills_the_child(tmp_path: Path) -> None:
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        call("hang", timeout_s=60, pid_file=str(pids))
+        call(hang, str(pids), timeout_s=60)
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
 def test_a_child_does_not_outlive_a_parent_that_was_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    program = (
-        f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as t; "
-        f"t.call('hang', pid_file={str(pids)!r})"
-    )
+    program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as t; t.call(t.hang, {str(pids)!r})"
     parent = subprocess.Popen([sys.executable, "-c", program])
     family = [int(pid) for pid in appears(pids).split()]
     assert all(is_running(pid) for pid in family)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from rewriter.engines.probe.answers import Answers, recorded
 from rewriter.engines.probe.arithmetic import convolved_back
-from rewriter.engines.probe.ask import PROBES, Answers, ask, build_all, recorded
+from rewriter.engines.probe.ask import PROBES, ask, build_all
 from rewriter.engines.probe.epilogue_rounding import SUM_UNROUNDED
 from rewriter.engines.probe.question import UNKNOWN, Case, Seen
 from rewriter.model import Array

@@ -18,17 +18,14 @@ from paths import ROOT
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.errors import ArithmeticRunError, TimeUpError
-from rewriter.model import Array, Model, load
+from rewriter.model import Array, Model
 
 
 def linear() -> tuple[Model, Array]:
     """relu(x @ w) with a weight that is large enough to be detached."""
     array = np.random.default_rng(0).standard_normal((64, 64), np.float32)
     body = "g (float[2,64] x, float[64,64] w) => (float[2,64] y) { [mm] t = MatMul(x, w) y = Relu(t) }"
-    proto = graphs.graph(body).proto
-    del proto.graph.input[1:]
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(array, "w"))
-    return load(proto), array
+    return graphs.with_weights(body, {"w": array}), array
 
 
 @pytest.mark.parametrize(

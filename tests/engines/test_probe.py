@@ -20,19 +20,9 @@ from rewriter.data.ranges import measure as measure_ranges
 from rewriter.engines import this_machine
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.probe import answers as store
-from rewriter.engines.probe.ask import (
-    PROBES,
-    UNKNOWN,
-    Answer,
-    Answers,
-    Probe,
-    ask,
-    build_all,
-    known_here,
-    recorded,
-    remember,
-)
-from rewriter.engines.probe.question import Case, Seen
+from rewriter.engines.probe.answers import Answers, recorded, remember
+from rewriter.engines.probe.ask import PROBES, ask, build_all, known_here
+from rewriter.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
 from rewriter.errors import OutputError
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.model import facts as tensor_facts

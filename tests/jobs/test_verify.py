@@ -19,7 +19,7 @@ from rewriter.errors import UsageError
 from rewriter.figures.tolerances import Tolerance
 from rewriter.model import Array, save
 from rewriter.report.verify import bars
-from rewriter.verification.judge import ReferenceInMemory, judge
+from rewriter.verification.judge import judge
 from rewriter.verification.workspace import MOST_SAMPLES
 
 ORIGINAL = """
@@ -71,7 +71,7 @@ def outcomes(folder: Path, *builds: list[dict[str, Array]]) -> list[EngineOutcom
 
 
 def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
-    truth = ReferenceInMemory([{"y": np.ones(4)}, {"y": np.ones(4)}], selects_rows=False)
+    truth = [{"y": np.ones(4)}, {"y": np.ones(4)}]
     builds = [[{"y": np.full(4, 1.01)}, {"y": np.full(4, 1.02)}], [{"y": np.full(4, 1.2)}, {"y": np.ones(4)}]]
     found = judge(truth, outcomes(tmp_path, *builds), Tolerance(0.1, "relative-l2", "a test"))
     assert not found.passed
@@ -82,7 +82,7 @@ def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
 
 
 def test_a_build_that_did_not_run_fails_the_others(tmp_path: Path) -> None:
-    truth = ReferenceInMemory([{"y": np.ones(4)}], selects_rows=False)
+    truth = [{"y": np.ones(4)}]
     made = [*outcomes(tmp_path, [{"y": np.ones(4)}]), EngineOutcome("fixed", 1, "crashed", "SIGSEGV")]
     found = judge(truth, made, Tolerance(0.1, "relative-l2", "a test"))
     assert not found.passed
@@ -93,12 +93,12 @@ def test_detections_in_another_order_are_matched(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(1, 40, 4))
     truth, same = {"boxes": rows}, outcomes(tmp_path, [{"boxes": rows[:, ::-1]}])
     tolerance = Tolerance(1e-3, "relative-l2", "a test")
-    assert judge(ReferenceInMemory([truth], selects_rows=True), same, tolerance).passed
-    assert not judge(ReferenceInMemory([truth], selects_rows=False), same, tolerance).passed
+    assert judge([truth], same, tolerance, as_sets=True).passed
+    assert not judge([truth], same, tolerance).passed
 
 
 def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
-    truth = ReferenceInMemory([{"y": np.ones(4)}], selects_rows=False)
+    truth = [{"y": np.ones(4)}]
     found = judge(truth, outcomes(tmp_path, [{"y": np.ones(5)}]), Tolerance(0.1, "relative-l2", "a test"))
     assert not found.passed
     assert found.error == math.inf
@@ -106,7 +106,7 @@ def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
 
 
 def test_a_metric_of_which_more_is_better(tmp_path: Path) -> None:
-    truth = ReferenceInMemory([{"y": np.arange(4.0)}], selects_rows=False)
+    truth = [{"y": np.arange(4.0)}]
     made = outcomes(tmp_path, [{"y": np.arange(4.0) + 0.03}])
     assert judge(truth, made, Tolerance(39.9, "psnr", "a test")).passed
     assert not judge(truth, made, Tolerance(40.1, "psnr", "a test")).passed
@@ -182,7 +182,7 @@ def test_models_that_are_not_versions_of_each_other_are_refused(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     other = save(graph("g (float[n,4] image) => (float[n,4] y) { y = Relu(image) }"), tmp_path / "other.onnx")
-    with pytest.raises(UsageError, match="it lacks x and has image on top"):
+    with pytest.raises(UsageError, match="it lacks x and has image in addition"):
         rewriter.verify(files[0], other)
 
 

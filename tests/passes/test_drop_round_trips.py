@@ -145,5 +145,5 @@ def test_when(when: str, target: str, answer: str, applies: bool) -> None:
     parsed = Target.parse(target)
     known = Target(parsed.library, parsed.version, {PROBE: answer} if answer else {})
     step = DropRoundTrips(when=when)  # type: ignore[arg-type]
-    _, report = apply(step, graph(DropRoundTrips.before.split("\n", 2)[2]), Context(target=known))
+    _, report = apply(step, graph(DropRoundTrips.before), Context(target=known))
     assert bool(report.changes) is applies

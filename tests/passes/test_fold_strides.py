@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import apply, graph, ops
+from graphs import apply, ops, with_weights
 from onnx import TensorProto, helper, numpy_helper
 from stems import FOLDED, STEM, same_results, stem_model
 
@@ -234,16 +234,14 @@ def test_an_old_opset_is_declined() -> None:
 
 
 def test_quantised_weights_stay_as_they_are() -> None:
-    source = graph(
+    before = with_weights(
         """
         g (float[1,1,8,8] x, int8[2,1,7,7] q) => (float[1,2,1,1] y) <float s = {0.5}> {
             w = DequantizeLinear(q, s)
             y = Conv<strides = [2, 2]>(x, w)
-        }"""
-    ).proto
-    del source.graph.input[1:]
-    source.graph.initializer.append(numpy_helper.from_array(np.ones((2, 1, 7, 7), np.int8), "q"))
-    before = load(source)
+        }""",
+        {"q": np.ones((2, 1, 7, 7), np.int8)},
+    )
     after, report = apply(FoldStrides(), before)
     assert after is before
     assert ["quantised" in refusal.reason for refusal in report.refusals] == [True]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from needs import needs_rtx
 from graphs import apply, ops
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 from stems import FOLDED, STEM, same_results, stem_model

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from needs import needs_rtx
-from graphs import apply, graph, ops, random_feeds, run
+from graphs import apply, ops, random_feeds, run, with_constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import helper, numpy_helper
 from paths import MODELS
 
@@ -38,15 +38,7 @@ def _model(
 ) -> Model:
     """A graph that projects `x` by random weights: `a` to 8 columns, `b` to 4, `e` to 12."""
     held = f"<{constants}>" if constants else ""
-    weights = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in WEIGHTS.items())
-    source = graph(f"g ({x}, {weights}) => ({outputs}) {held} {body}", opset=opset).proto
-    del source.graph.input[1:]
-    rng = np.random.default_rng(0)
-    source.graph.initializer.extend(
-        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-        for name, shape in WEIGHTS.items()
-    )
-    return load(source)
+    return with_constants(f"{held} {body}", WEIGHTS, x, outputs, opset=opset)
 
 
 def _heads(first: str, second: str, **options: Any) -> Model:

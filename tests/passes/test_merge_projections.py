@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, graph, ops, random_feeds, run
+from graphs import apply, graph, ops, random_feeds, run, with_constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
@@ -27,17 +27,7 @@ def _model(
     **weights: tuple[int, ...],
 ) -> Model:
     """A graph with random FP32 weights of the given shapes beside those that `body` writes out."""
-    rng = np.random.default_rng(0)
-    shapes = {"a": (8, 4), "b": (8, 3)} | weights
-    made = [
-        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-        for name, shape in shapes.items()
-    ]
-    constants = ", ".join(f"float[{','.join(map(str, s))}] {n}" for n, s in shapes.items())
-    source = graph(f"g ({x}, {constants}) => ({outputs}) {body}", opset=opset).proto
-    del source.graph.input[1:]
-    source.graph.initializer.extend(made)
-    return load(source)
+    return with_constants(body, {"a": (8, 4), "b": (8, 3)} | weights, x, outputs, opset=opset)
 
 
 def _holds(before: Model, after: Model) -> None:

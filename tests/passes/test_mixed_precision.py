@@ -16,8 +16,8 @@ from rewriter.base import Change, Context, Refusal
 from rewriter.data.ranges import measure
 from rewriter.emulation import emulation, reference
 from rewriter.errors import PassError
-from rewriter.figures.outputs import compare
 from rewriter.figures.metrics import METRICS
+from rewriter.figures.outputs import compare
 from rewriter.model import Array, Model, facts, load
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.driver import Driver

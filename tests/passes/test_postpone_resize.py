@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from needs import needs_rtx
 from graphs import apply, ops, random_feeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from resized import LINEAR, SHAPED, TWICE, holds, model
 

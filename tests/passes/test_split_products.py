@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, graph, ops, random_feeds, run
+from graphs import apply, ops, random_feeds, random_weights, run, with_constants, with_weights
 from onnx import TensorProto, numpy_helper
 
 import rewriter
@@ -19,9 +19,9 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Array, Model, facts, load
 from rewriter.passes.split_products import SplitProducts
 from rewriter.patterns.split_parts import RULE, is_made
-from rewriter.rewriting.product_splitting.latency import budget_left
 from rewriter.pipeline.presets import preset_named
 from rewriter.planning.free_fp32 import PROBE
+from rewriter.rewriting.product_splitting.latency import budget_left
 
 YES = Context(target=Target(answers={PROBE: "fp32"}))
 NORM = "n = LayerNormalization<axis = -1>(x, s)"
@@ -43,15 +43,9 @@ def _model(
     size: float = 1.0,
 ) -> Model:
     """A graph with random weights w [8,12], times `size`, v [12,8] and a scale s [8]."""
-    rng = np.random.default_rng(0)
-    shapes = {"w": (8, 12), "v": (12, 8), "s": (8,)}
-    listed = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in shapes.items())
-    source = graph(f"g ({x}, {listed}) => ({y}) {{ {body} }}", opset=opset).proto
-    del source.graph.input[1:]
-    for name, shape in shapes.items():
-        value = rng.standard_normal(shape) * (size if name == "w" else 1.0)
-        source.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
-    return load(source)
+    weights = random_weights({"w": (8, 12), "v": (12, 8), "s": (8,)})
+    text = f"g ({x}, float[8,12] w, float[12,8] v, float[8] s) => ({y}) {{ {body} }}"
+    return with_weights(text, weights | {"w": np.float32(size) * weights["w"]}, opset=opset)
 
 
 def _distance(found: Array, wanted: Array) -> float:
@@ -124,16 +118,10 @@ def test_skipped(body: str, step: SplitProducts, ports: tuple[str, str]) -> None
 
 def test_tiles_are_of_the_larger_product() -> None:
     """128 rows and columns are one tile, and two by two when they are split."""
-    rng = np.random.default_rng(0)
-    source = graph(
-        f"g (float[128,8] x, float[8,128] w, float[8] s) => (float[128,128] y) {{ {NORM} y = MatMul(n, w) }}"
-    ).proto
-    del source.graph.input[1:]
-    for name, shape in (("w", (8, 128)), ("s", (8,))):
-        value = rng.standard_normal(shape).astype(np.float32)
-        source.graph.initializer.append(numpy_helper.from_array(value, name))
+    body = f"{{ {NORM} y = MatMul(n, w) }}"
+    source = with_constants(body, {"w": (8, 128), "s": (8,)}, "float[128,8] x", "float[128,128] y")
     for allowed, changes in ((3, 0), (4, 1)):
-        _, report = apply(SplitProducts(tiles=allowed), load(source), YES)
+        _, report = apply(SplitProducts(tiles=allowed), source, YES)
         assert len(report.changes) == changes
 
 
@@ -192,24 +180,16 @@ def test_targets_not_known_to_sum_in_fp32_are_skipped(answers: dict[str, str]) -
 
 def _mlp() -> onnx.ModelProto:
     """64 rows of 48: norm, two products with a Relu between, and the residual sum."""
-    rng = np.random.default_rng(0)
-    weights = {"s": (48,), "w": (48, 96), "b": (96,), "v": (96, 48)}
-    listed = ", ".join(f"float[{','.join(map(str, shape))}] {name}" for name, shape in weights.items())
-    source = graph(
-        f"""
-        g (float[1,64,48] x, {listed}) => (float[1,64,48] y) {{
+    body = """{
             n = LayerNormalization<axis = -1>(x, s)
             m = MatMul(n, w)
             a = Add(m, b)
             r = Relu(a)
             p = MatMul(r, v)
             y = Add(p, x)
-        }}"""
-    ).proto
-    del source.graph.input[1:]
-    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
-    source.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
-    return source
+        }"""
+    shapes = {"s": (48,), "w": (48, 96), "b": (96,), "v": (96, 48)}
+    return with_constants(body, shapes, "float[1,64,48] x", "float[1,64,48] y").whole()
 
 
 def _samples() -> list[dict[str, Array]]:
@@ -292,7 +272,7 @@ def test_a_search_gets_the_rest_of_the_budget() -> None:
     assert result.verdict is not None
     told = next(check.summary for check in result.verdict.checks if check.name == "max-latency-cost")
     assert told.startswith("at most 4 more latency, of which split products left ")
-    assert budget_left(0.5, 120.0, 20.0) == pytest.approx(0.25)  # 150 us in place of 100 are 25 % more than 120
+    assert budget_left(0.5, 120.0, 20.0) == pytest.approx(0.25)  # 150 us for 120
     assert budget_left(0.1, 120.0, 20.0) == 0.0
 
 

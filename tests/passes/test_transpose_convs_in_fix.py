@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from needs import needs_rtx
 from graphs import apply, graph, ops, run
+from needs import needs_rtx
 from onnx import TensorProto, numpy_helper
 from paths import MODELS
 
@@ -21,7 +21,7 @@ from rewriter.passes.transpose_convs import NEEDED_ANSWERS, TransposeConvs
 from rewriter.pipeline.driver import Driver
 from rewriter.plan import Decision, Plan
 from rewriter.planning.planner import SEARCHED
-from rewriter.search.evaluator import Problem
+from rewriter.search.problem import Problem
 from rewriter.verification.expected import run_all
 
 PIPELINE = "compensate-rounding,transpose-convs{depth=1 work=0},mixed-precision,clean-casts"

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from needs import needs_rtx
-from graphs import apply, graph, keeps_results, ops
+from graphs import apply, graph, keeps_results, ops, with_constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
 
@@ -36,18 +36,9 @@ def _model(
     **weights: tuple[int, ...],
 ) -> Model:
     """A graph with random FP32 weights: `w` and `b` of a Conv with windows of 2 x 4, and more by shape."""
-    rng = np.random.default_rng(0)
+    targets = "<int64[3] flat = {0, 5, 6}, int64[3] other = {0, 10, 3}>"
     shapes = {"w": (5, 3, 2, 4), "b": (5,)} | weights
-    made = [
-        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-        for name, shape in shapes.items()
-    ]
-    constants = ", ".join(f"float[{','.join(map(str, s))}] {n}" for n, s in shapes.items())
-    shapes_of = "<int64[3] flat = {0, 5, 6}, int64[3] other = {0, 10, 3}>"
-    source = graph(f"g ({x}, {constants}) => ({outputs}) {shapes_of} {body}", opset=opset).proto
-    del source.graph.input[1:]
-    source.graph.initializer.extend(made)
-    return load(source)
+    return with_constants(f"{targets} {body}", shapes, x, outputs, opset=opset)
 
 
 def _holds(before: Model, after: Model) -> None:

@@ -23,7 +23,7 @@ from rewriter.jobs.fix import api
 from rewriter.model import save
 from rewriter.pipeline import keywords
 from rewriter.pipeline.config import Configuration, load
-from rewriter.pipeline.config.values import from_text, to_text
+from rewriter.pipeline.config.option_values import from_text, to_text
 from rewriter.pipeline.declaration import Names, Paths, Shapes, declarations
 from rewriter.pipeline.options import COMMANDS, JOBS, KEYS, Command, FixOptions, ScanOptions
 from rewriter.pipeline.presets import OTHERWISE

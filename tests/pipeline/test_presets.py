@@ -23,7 +23,7 @@ from rewriter.passes.clean_casts import CleanCasts
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.pipeline import migration
-from rewriter.pipeline.config.values import from_toml
+from rewriter.pipeline.config.option_values import from_toml
 from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import KEYS, FixOptions
 from rewriter.pipeline.preset_steps import STEPS, STRUCTURE, Steps, inserted, replaced, without

@@ -10,47 +10,26 @@ from xml.etree import ElementTree
 import graphs
 import numpy as np
 import pytest
-from searching import begin, most_emulations, reached
+from searching import CANCELLING, begin, most_emulations, problem_of, reached
 from typer.testing import CliRunner
 
 import rewriter
 from rewriter import cli
 from rewriter.cli import exits
-from rewriter.emulation import reference
 from rewriter.errors import UsageError
 from rewriter.model import Array, Model, facts, save
 from rewriter.plan import Decision, InputsOutputs, Plan
 from rewriter.planning.planner import extend_plan
-from rewriter.search.evaluator import Problem
-from rewriter.search.frontier import frontier
 from rewriter.search.goal import Budget, ErrorLimit, Found
+from rewriter.search.run import frontier
 from rewriter.search.trials import Trials
 from rewriter.search.within import most_accurate
-from rewriter.verification.expected import run_all
-
-CANCELLING = """
-    g (float[256] x) => (float[256] y) <float big = {64.0}, float k = {0.7}> {
-        p = Sin(x)
-        a = Add(p, big)
-        s = Sub(a, big)
-        b = Mul(s, k)
-        c = Tanh(b)
-        d = Exp(c)
-        e = Atan(d)
-        f = Cos(e)
-        y = Exp(f)
-    }"""
-"""FP16 has a spacing of 1/16 at 64: a small addend is lost there, and all other roundings are harmless."""
 
 
 def searched(
     source: Model, goal: ErrorLimit, plan: Plan | None = None, feeds: dict[str, Array] | None = None
 ) -> Found:
-    known = facts.infer(source)
-    samples = [feeds or graphs.random_feeds(source)]
-    expected = run_all(reference(source, known), samples)
-    problem = Problem(source, known, samples, expected)
-    return reached(begin(problem, plan or Plan("fp16"), goal), goal)
+    return reached(begin(problem_of(source, feeds=feeds), plan or Plan("fp16"), goal), goal)
 
 
 def test_only_the_inaccurate_node_goes_to_fp32() -> None:
@@ -190,9 +169,7 @@ def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
 
 
 def trials_of(source: Model, goal: ErrorLimit | Budget) -> Trials:
-    known, samples = facts.infer(source), [graphs.random_feeds(source)]
-    problem = Problem(source, known, samples, run_all(reference(source, known), samples))
-    return begin(problem, Plan("fp16"), goal)
+    return begin(problem_of(source), Plan("fp16"), goal)
 
 
 def test_a_budget_buys_the_most_accurate_plan() -> None:

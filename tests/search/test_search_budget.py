@@ -7,21 +7,20 @@ from dataclasses import replace
 import graphs
 import numpy as np
 import pytest
-from onnx import numpy_helper
 
 from rewriter.base import Target
 from rewriter.data.ranges import measure
 from rewriter.emulation import reference
 from rewriter.emulation.accumulate import sum_error
 from rewriter.jobs.fix import api
-from rewriter.model import Model, facts, load
+from rewriter.model import Array, Model, facts
 from rewriter.plan import Decision, InputsOutputs
 from rewriter.planning.planner import PlanRequest, make_plan
 from rewriter.search.candidate import added
 from rewriter.search.effort import MOST
-from rewriter.search.evaluator import Problem
 from rewriter.search.goal import Budget
-from rewriter.search.streams import residual_streams
+from rewriter.search.node_sets import residual_streams
+from rewriter.search.problem import Problem
 from rewriter.search.trials import Trials
 from rewriter.search.within import LEAST_GAIN, MOST_GAIN, most_accurate
 from rewriter.verification.expected import run_all
@@ -89,15 +88,13 @@ CONVS = """
 
 def weighted(text: str) -> Model:
     """A graph whose inputs after the first become random weights, with sums of variance 1."""
-    proto = graphs.graph(text).proto
     rng = np.random.default_rng(0)
-    for value in list(proto.graph.input)[1:]:
+    weights: dict[str, Array] = {}
+    for value in graphs.graph(text).proto.graph.input[1:]:
         shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
         depth = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
-        weight = (rng.standard_normal(shape) / np.sqrt(depth)).astype(np.float32)
-        proto.graph.initializer.append(numpy_helper.from_array(weight, value.name))
-    del proto.graph.input[1:]
-    return load(proto)
+        weights[value.name] = (rng.standard_normal(shape) / np.sqrt(depth)).astype(np.float32)
+    return graphs.with_weights(text, weights)
 
 
 def test_a_ranking_with_fp32_sums_includes_the_error_of_deep_convs() -> None:

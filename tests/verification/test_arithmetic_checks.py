@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import apply, graph
+from graphs import apply, graph, with_weights
 from onnx import numpy_helper
 
 from rewriter.base import Context
@@ -12,7 +12,7 @@ from rewriter.model import Array, Model, load
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.plan import Plan
-from rewriter.verification.arithmetic import check_emulation, check_structure, check_tf32
+from rewriter.verification.arithmetic_checks import check_emulation, check_structure, check_tf32
 from rewriter.verification.expected import Expected, expected_outputs
 
 DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
@@ -57,14 +57,11 @@ def _half() -> tuple[Model, dict[str, Array]]:
         "g (float16[1,3,64,64] x, float16[32,3,16,16] w, float16[32] b) => (float16[1,32,4,4] y) "
         "{ y = Conv<strides = [16, 16]>(x, w, b) }"
     )
-    source = graph(text).proto
-    del source.graph.input[1:]
     weight = (rng.standard_normal((32, 3, 16, 16)) / np.sqrt(DEPTH)).astype(np.float16)
     bias = rng.standard_normal(32).astype(np.float16)
-    source.graph.initializer.extend(
-        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(bias, "b")]
-    )
-    return load(source), {"x": rng.standard_normal((1, 3, 64, 64)).astype(np.float16)}
+    return with_weights(text, {"w": weight, "b": bias}), {
+        "x": rng.standard_normal((1, 3, 64, 64)).astype(np.float16)
+    }
 
 
 def test_sums_in_another_order_may_differ_by_one_rounding_in_a_model_that_rounds() -> None:

@@ -14,13 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import without_gpu
-from onnx import numpy_helper
 from typer.testing import CliRunner
 
 from rewriter.cli import app
 from rewriter.engines import this_machine
 from rewriter.engines.onnxruntime import Session
-from rewriter.engines.protocol import MeasureSettings
+from rewriter.engines.protocol import MeasureSettings, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.engines.tensorrt_program import context_hint
 from rewriter.errors import EngineError, RewriterError, UsageError
@@ -192,23 +191,22 @@ LAYERS = 12
 def network(*faults: int, op: str = "Tanh") -> Model:
     """A residual network; the layers `faults` have a wrong weight."""
     rng = np.random.default_rng(0)
-    weights = []
+    weights = {}
     for i in range(LAYERS):
         weight = rng.standard_normal((8, 8)).astype(np.float32) / 3
-        weights.append(numpy_helper.from_array(weight * (1.5 if i in faults else 1.0), f"w{i}"))
+        weights[f"w{i}"] = weight * (1.5 if i in faults else 1.0)
     lines = []
     for i in range(LAYERS):
         before = f"r{i - 1}" if i else "x"
         lines.append(f"m{i} = MatMul({before}, w{i})  a{i} = {op}(m{i})  r{i} = Add(a{i}, {before})")
-    source = graphs.graph(
-        f"g (float[2,8] x, {', '.join(f'float[8,8] w{i}' for i in range(LAYERS))}) => (float[2,8] y)"
-        f" {{ {' '.join(lines)} y = Identity(r{LAYERS - 1}) }}"
+    return graphs.with_weights(
+        f"g (float[2,8] x, {', '.join(f'float[8,8] {name}' for name in weights)}) => (float[2,8] y)"
+        f" {{ {' '.join(lines)} y = Identity(r{LAYERS - 1}) }}",
+        weights,
     )
-    proto = source.whole()
-    del proto.graph.input[1:]
-    proto.graph.initializer.extend(weights)
-    return load(proto)
 
+
+ORT = MeasureSettings("onnxruntime", timing=None)
 
 SAMPLES = [{"x": np.random.default_rng(i).standard_normal((2, 8)).astype(np.float32)} for i in range(2)]
 
@@ -335,7 +333,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_an_engine_in_child_processes_finds_the_fault(files: dict[str, Path]) -> None:
-    found = locate(files["good"], files["bad"], SAMPLES, "onnxruntime", LocateOptions(builds=1))
+    found = locate(load(files["good"]), load(files["bad"]), SAMPLES, ORT, LocateOptions(builds=1))
     assert found.first is not None
     assert (found.first.tensor, found.exact) == ("m5", True)
     assert "CPU" in found.engine
@@ -347,7 +345,7 @@ def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path:
     path = tmp_path / "broken.onnx"
     path.write_bytes(broken.whole().SerializeToString())
     with pytest.raises((EngineError, RewriterError)):
-        locate(files["good"], path, SAMPLES, "onnxruntime", LocateOptions(builds=1))
+        locate(load(files["good"]), load(path), SAMPLES, ORT, LocateOptions(builds=1))
 
 
 def test_the_emulation_finds_the_fault_in_one_run() -> None:
@@ -386,9 +384,7 @@ def test_the_command_exits_with_0_for_equal_models(files: dict[str, Path]) -> No
 
 def test_an_engine_builds_several_sets_of_marks_in_one_call(files: dict[str, Path], tmp_path: Path) -> None:
     fed = write_samples(tmp_path / "samples", SAMPLES)
-    build = EngineBuild(
-        files["bad"], fed, "onnxruntime", tmp_path / "builds", MeasureSettings("onnxruntime"), jobs=2
-    )
+    build = EngineBuild(Variant("other", files["bad"], fed), tmp_path / "builds", ORT, jobs=2)
     runs = build([["m1"], ["m2", "a2"], ["no such tensor"]], False)
     assert [sorted(run.values[1]()) for run in runs[:2]] == [["m1", "y"], ["a2", "m2", "y"]]
     assert "no such tensor" in runs[2].problem and not runs[2].values
@@ -408,7 +404,7 @@ def test_without_a_gpu_tensorrt_is_refused_and_auto_means_emulation(files: dict[
 def test_on_a_gpu_tensorrt_finds_the_fault(files: dict[str, Path]) -> None:
     engine = this_machine.choose().engine
     assert engine is not None
-    found = locate(files["good"], files["bad"], SAMPLES, engine)
+    found = locate(load(files["good"]), load(files["bad"]), SAMPLES, MeasureSettings(engine))
     assert found.first is not None
     assert found.first.tensor in ("m5", "a5", "r5")
 

@@ -102,8 +102,7 @@ def data_warnings(model: Model, samples: Samples) -> tuple[str, ...]:
 
 
 def _layers(graph: GraphEditor, name: str, dtype: int) -> FirstLayers | None:
-    floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-    return first_layers(graph, name) if dtype in (*floats, TensorProto.UINT8) else None
+    return first_layers(graph, name) if dtype in tensor_facts.FLOATS | {TensorProto.UINT8} else None
 
 
 def _gravest(expected: Expectation, seen: Sequence[Summary]) -> Iterator[Unexpected]:

@@ -8,6 +8,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute
+from rewriter.graph.match import other_operand
 from rewriter.graph.ops import SCALING
 from rewriter.model import Array
 
@@ -85,10 +86,8 @@ def _channels(graph: GraphEditor, conv: NodeProto) -> int | None:
 
 def _affine(graph: GraphEditor, node: NodeProto, name: str) -> tuple[Array, Array] | None:
     """Factor and offset of an operator with one constant; None for other operators."""
-    if node.op_type not in SCALING | {"Add", "Sub"} or list(node.input).count(name) != 1:
-        return None
-    first = node.input[0] == name
-    constant = graph.constant(node.input[1] if first else node.input[0])
+    other = other_operand(node, name) if node.op_type in SCALING | {"Add", "Sub"} else None
+    first, constant = node.input[0] == name, graph.constant(other) if other else None
     if constant is None or not _by_channel(constant):
         return None
     value = constant.astype(np.float64).reshape(-1)

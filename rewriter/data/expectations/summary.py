@@ -39,9 +39,8 @@ def summarize(array: Array, channel_axis: int | None) -> Summary:
     finite = np.isfinite(values)
     usable = values[finite]
     axis = channel_axis if channel_axis is not None and channel_axis < values.ndim else None
-    rows = (np.moveaxis(values, axis, 0) if axis is not None else values).reshape(
-        values.shape[axis] if axis is not None else 1, -1
-    )
+    channels = values[np.newaxis] if axis is None else np.moveaxis(values, axis, 0)
+    rows = channels.reshape(len(channels), -1)
     clean = np.where(np.isfinite(rows), rows, 0.0)
     few = np.unique(usable[:4096])
     levels = tuple(np.unique(usable).tolist()) if few.size <= 3 else None

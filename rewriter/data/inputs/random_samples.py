@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto, helper
 
 from rewriter.data.inputs.samples import Sample, Samples, no_such_input
 from rewriter.errors import InputsError
-from rewriter.graph import GraphEditor, attribute, open_graphs
+from rewriter.graph import GraphEditor, attribute, open_graphs, reached
 from rewriter.graph.ops import VIEWS
 from rewriter.model import Array, Model, Port
 from rewriter.model import facts as tensor_facts
@@ -150,17 +150,13 @@ def table_sizes(model: Model) -> dict[str, int]:
 
 def _gathers(graph: GraphEditor, name: str) -> list[NodeProto]:
     """Gathers that use values of `name` as indices."""
-    found, stack, seen = [], [name], {name}
-    while stack:
-        tensor = stack.pop()
-        for node in graph.consumers(tensor):
-            if node.op_type == "Gather" and node.input[1] == tensor:
-                found.append(node)
-            elif node.op_type in _INDEX_PATH and (node.op_type == "Concat" or node.input[0] == tensor):
-                new = [out for out in node.output if out not in seen]
-                seen.update(new)
-                stack.extend(new)
-    return found
+
+    def onward(tensor: str) -> list[str]:
+        passing = (n for n in graph.consumers(tensor) if n.op_type in _INDEX_PATH)
+        return [o for n in passing if n.op_type == "Concat" or n.input[0] == tensor for o in n.output]
+
+    uses = ((node, tensor) for tensor in reached([name], onward) for node in graph.consumers(tensor))
+    return [node for node, tensor in uses if node.op_type == "Gather" and node.input[1] == tensor]
 
 
 def _rows(graph: GraphEditor, gather: NodeProto) -> int:

@@ -147,12 +147,8 @@ def _typed(value: Any, port: Port, where: str) -> Array:
     if native == wanted:
         return array.astype(wanted, copy=False)
     what = "objects (pickled data)" if array.dtype.kind == "O" else str(array.dtype)
-    hint = f"convert it: array.astype({_numpy_text(wanted)})"
+    hint = f"convert it: array.astype({'np' if wanted.isbuiltin == 1 else 'ml_dtypes'}.{wanted})"
     raise InputsError(f"the model wants {wanted}, the data is {what}", where=where, hint=hint)
-
-
-def _numpy_text(dtype: np.dtype[Any]) -> str:
-    return f"np.{dtype}" if dtype.isbuiltin == 1 else f"ml_dtypes.{dtype}"
 
 
 def _check_shape(array: Array, port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:

@@ -39,8 +39,6 @@ __all__ = [
     "compare_samples",
 ]
 
-UNRELATED = "shows something else"
-
 
 def compare_arrays(ours: Array, theirs: Array, name: str = "array") -> ArrayComparison:
     """Compares one array of both pipelines: images in any layout, or any other numbers."""

@@ -52,7 +52,7 @@ def lines(relation: Relation) -> tuple[str, ...]:
     if flips:
         text = f"np.flip({text}, {tuple(flips) if len(flips) > 1 else flips[0]})"
     text = _resized(text, r, layout) if r.zoom else _placed(text, r, layout)
-    text = _reordered(text, r.fit.order, layout.axis("C"))
+    text = _reordered(text, r.fit, layout.axis("C"))
     if not r.same_values:
         text = _rescaled(text, r, layout)
     text = _typed(text, r)
@@ -105,12 +105,12 @@ def _placed(text: str, r: Relation, layout: Layout) -> str:
     return f"{text}[{', '.join(spans.get(a, ':') for a in layout.axes)}]"
 
 
-def _reordered(text: str, order: tuple[int, ...], axis: int | None) -> str:
-    if axis is None or order == tuple(range(len(order))):
+def _reordered(text: str, fit: Fit, axis: int | None) -> str:
+    if axis is None or fit.in_order:
         return text
-    if order == tuple(range(len(order)))[::-1]:
+    if fit.order == tuple(range(len(fit.order)))[::-1]:
         return f"np.flip({text}, {axis})"
-    return f"np.take({text}, {list(order)}, {axis})"
+    return f"np.take({text}, {list(fit.order)}, {axis})"
 
 
 def _rescaled(text: str, r: Relation, layout: Layout) -> str:
@@ -136,10 +136,8 @@ def _rescaled(text: str, r: Relation, layout: Layout) -> str:
 
 
 def _typed(text: str, r: Relation) -> str:
-    if r.dtype.kind in "iu":
+    if r.dtype.kind in "iu" and not r.same_values:
         bounds = np.iinfo(r.dtype)
-        if r.same_values:
-            return f"({text}).astype(np.{r.dtype})"
         return f"np.rint({text}).clip({bounds.min}, {bounds.max}).astype(np.{r.dtype})"
     return f"({text}).astype(np.{r.dtype})"
 

@@ -77,7 +77,7 @@ def _channels(found: Match) -> Iterator[Difference]:
     if order == (2, 1, 0):
         text = "the channels are in reverse order: if ours is RGB, theirs is BGR"
         yield Difference("channel-order", "is BGR (if ours is RGB)", text)
-    elif order != tuple(range(len(order))):
+    elif not found.fit.in_order:
         text = f"their channels are ours in the order {list(order)}"
         yield Difference("channel-order", f"has the channels in the order {list(order)}", text)
 

@@ -158,7 +158,8 @@ def _remaining(rest: Rest, relation: Relation, ours: Array) -> Iterator[Differen
         return
     relative = relative_l2(theirs, predicted)
     largest = float(np.max(np.abs(theirs - predicted)))
-    if relative > _noise(relation, ours):
+    noise = 2 * max(ROUNDING, _epsilon(relation.dtype, ours.dtype))  # of rounding to the element types
+    if relative > noise:
         step = max(_step(predicted), _step(theirs))
         whole = relation.dtype.kind in "iu"
         if largest <= STEP_SLACK * step:
@@ -173,11 +174,6 @@ def _remaining(rest: Rest, relation: Relation, ours: Array) -> Iterator[Differen
     if relative_l2(rest.theirs, rest.predicted) > max(1e-3, 4 * relative):
         text = "ours has a border of one value where theirs has an image"
         yield Difference("padding", "is not padded where ours is", text)
-
-
-def _noise(relation: Relation, ours: Array) -> float:
-    """Relative distance that rounding to the element types explains."""
-    return 2 * max(ROUNDING, _epsilon(relation.dtype, ours.dtype))
 
 
 def _epsilon(*dtypes: np.dtype[Any]) -> float:

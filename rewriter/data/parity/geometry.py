@@ -47,17 +47,15 @@ def layouts(shape: tuple[int, ...]) -> Iterator[Layout]:
     found = [Layout(axes) for axes in _CANDIDATES.get(len(shape), ()) if _possible(axes, shape)]
     if not found and len(shape) == 4:
         found = [Layout("NCHW")]
-    yield from (layout for layout in found if _side(layout, shape) >= LEAST_SIDE)
+    for layout in found:
+        if min(shape[layout.axes.index(letter)] for letter in "HW") >= LEAST_SIDE:
+            yield layout
 
 
 def _possible(axes: str, shape: tuple[int, ...]) -> bool:
     if axes == "NHW":  # planes without channels: neither end is an axis of channels
         return min(shape[0], shape[2]) > MOST_CHANNELS
     return "C" not in axes or shape[axes.index("C")] <= MOST_CHANNELS
-
-
-def _side(layout: Layout, shape: tuple[int, ...]) -> int:
-    return min(shape[layout.axes.index(letter)] for letter in "HW")
 
 
 def layout_pairs(ours: tuple[int, ...], theirs: tuple[int, ...]) -> list[tuple[Layout, Layout]]:
@@ -120,7 +118,7 @@ class Placement:
 
     @property
     def changes(self) -> int:
-        """The number of changes, by which the simplest explanation is chosen."""
+        """The number of changes."""
         return self.swap + self.flip_v + self.flip_h + bool(self.dy or self.dx)
 
 
@@ -134,16 +132,13 @@ def _moved(span: slice, shift: int) -> slice:
 
 def content(images: Array) -> Box:
     """The box of images [N, C, H, W] without borders that have one value per channel in all of them."""
-    first = images[..., :1, :1]
     height, width = images.shape[-2:]
-    rows = np.flatnonzero((images != first).any(axis=(0, 1, 3)))
-    last = images[..., -1:, -1:]
-    rows_back = np.flatnonzero((images != last).any(axis=(0, 1, 3)))
-    columns = np.flatnonzero((images != first).any(axis=(0, 1, 2)))
-    columns_back = np.flatnonzero((images != last).any(axis=(0, 1, 2)))
-    if not (rows.size and rows_back.size):
+    after = (images != images[..., :1, :1]).any(axis=(0, 1))
+    before = (images != images[..., -1:, -1:]).any(axis=(0, 1))
+    if not (after.any() and before.any()):
         return Box(0, height, 0, width)
-    return Box(int(rows[0]), int(rows_back[-1]) + 1, int(columns[0]), int(columns_back[-1]) + 1)
+    (top, left), (bottom, right) = np.argwhere(after).min(axis=0), np.argwhere(before).max(axis=0) + 1
+    return Box(int(top), int(bottom), int(left), int(right))
 
 
 def placements(ours: Array, theirs: Array) -> Iterator[Placement]:
@@ -168,11 +163,15 @@ def _flat(images: Array) -> Array:
     """
     box = content(images)
     flat = np.zeros(images.shape[-2:], np.float64)
-    inside = images[0][:, box.slices[0], box.slices[1]]
-    deviation = inside.std(axis=(1, 2), keepdims=True)
-    standard = (inside - inside.mean(axis=(1, 2), keepdims=True)) / np.where(deviation > 0, deviation, 1.0)
-    flat[box.slices] = standard.sum(axis=0)
+    inside = images[0][:, *box.slices]
+    flat[box.slices] = standard(inside.reshape(len(inside), -1)).sum(axis=0).reshape(inside.shape[1:])
     return flat
+
+
+def standard(rows: Array) -> Array:
+    """The rows at mean 0 and deviation 1; rows of one value at 0."""
+    deviation = rows.std(axis=1, keepdims=True)
+    return np.asarray((rows - rows.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1.0))
 
 
 def _shifts(source: Array, target: Array) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ from rewriter.data.parity.geometry import (
     content,
     layout_pairs,
     placements,
+    standard,
 )
 from rewriter.data.parity.scales import Fit, Scaling, named_pair, own_constants
 from rewriter.model import Array
@@ -66,6 +67,11 @@ class Match:
     def related(self) -> bool:
         return self.fit.unexplained <= RELATED
 
+    @property
+    def changes(self) -> int:
+        """The number of changes, by which the simplest explanation is chosen."""
+        return self.placement.changes + (not self.fit.in_order)
+
 
 def match(ours: Array, theirs: Array) -> Match | None:
     """The best relation of theirs to ours; None if they are no images, or differ in number or channels."""
@@ -74,11 +80,7 @@ def match(ours: Array, theirs: Array) -> Match | None:
         return None
     allowed = SIMPLER * min(m.fit.unexplained for m in found) + NOISE
     good = [m for m in found if m.fit.unexplained <= allowed]
-    return min(good, key=lambda m: (m.zoom, m.layouts[0] != m.layouts[1], _changes(m), m.fit.unexplained))
-
-
-def _changes(found: Match) -> int:
-    return found.placement.changes + (found.fit.order != tuple(range(len(found.fit.order))))
+    return min(good, key=lambda m: (m.zoom, m.layouts[0] != m.layouts[1], m.changes, m.fit.unexplained))
 
 
 def _matches(ours: Array, theirs: Array, pair: tuple[Layout, Layout]) -> Iterator[Match]:
@@ -139,11 +141,7 @@ def _glance(ours: Array, theirs: Array, place: Placement) -> float:
     step = max(1, int((parts[0][0, 0].size / PIXELS) ** 0.5))
     flat = []
     for part in parts:
-        some = part[0, :, ::step, ::step].reshape(part.shape[1], -1)
-        deviation = some.std(axis=1, keepdims=True)
-        flat.append(
-            ((some - some.mean(axis=1, keepdims=True)) / np.where(deviation > 0, deviation, 1)).sum(0)
-        )
+        flat.append(standard(part[0, :, ::step, ::step].reshape(part.shape[1], -1)).sum(0))
     norms = [float(np.linalg.norm(f)) for f in flat]
     return 1.0 - (float(flat[0] @ flat[1]) / (norms[0] * norms[1])) ** 2 if all(norms) else 1.0
 
@@ -228,13 +226,8 @@ def _order(mine: Array, other: Array) -> tuple[int, ...]:
 
 def _unexplained(mine: Array, other: Array) -> Array:
     """[theirs, ours]: share of the variance of a channel that a line through another leaves."""
-    parts = []
-    for side in (mine, other):
-        centred = side - side.mean(axis=1, keepdims=True)
-        norm = np.linalg.norm(centred, axis=1, keepdims=True)
-        parts.append(centred / np.where(norm > 0, norm, 1.0))
-    a, b = parts
-    found = 1.0 - (b @ a.T) ** 2
+    a, b = (standard(side) for side in (mine, other))
+    found = 1.0 - (b @ a.T / mine.shape[1]) ** 2
     flat = [np.ptp(side, axis=1) == 0 for side in (mine, other)]
     found[np.ix_(flat[1], flat[0])] = 0.0  # a constant explains a constant
     return np.asarray(np.maximum(found, 0.0))
@@ -261,6 +254,5 @@ def _least_squares(x: Array, y: Array) -> tuple[float, float]:
     centred = x - x_mean
     square = float(centred @ centred)
     a = float(centred @ (y - y_mean)) / square if square > 0 else 1.0
-    if not math.isfinite(a) or (square > 0 and a == 0.0):
-        a = 1.0 if not math.isfinite(a) else 0.0
+    a = a if math.isfinite(a) else 1.0
     return a, y_mean - a * x_mean

@@ -101,6 +101,11 @@ class Fit:
     offset: Array
     unexplained: float
 
+    @property
+    def in_order(self) -> bool:
+        """True if both sides have the channels in the same order."""
+        return self.order == tuple(range(len(self.order)))
+
 
 def named_pair(fit: Fit, spans: Array, tolerance: float) -> tuple[Scaling, Scaling] | None:
     """The scalings of ours and theirs that explain a fit within `tolerance`; None if there are none.
@@ -113,7 +118,7 @@ def named_pair(fit: Fit, spans: Array, tolerance: float) -> tuple[Scaling, Scali
     low, high = spans.T
     fitted = np.stack([low * fit.factor + fit.offset, high * fit.factor + fit.offset])
     width = float(np.max(np.abs(fitted[1] - fitted[0]))) or 1.0
-    for rank, (mine, other) in enumerate(_pairs(fit.order)):
+    for rank, (mine, other) in enumerate(_pairs(fit)):
         mine_factor, mine_offset = (part[list(fit.order)] for part in mine.affine(len(fit.order)))
         pixels = np.stack([low - mine_offset, high - mine_offset]) / mine_factor
         if not _is_pixels(pixels):
@@ -129,16 +134,12 @@ def named_pair(fit: Fit, spans: Array, tolerance: float) -> tuple[Scaling, Scali
     return best[1] if best else None
 
 
-def _pairs(order: tuple[int, ...]) -> Iterator[tuple[Scaling, Scaling]]:
+def _pairs(fit: Fit) -> Iterator[tuple[Scaling, Scaling]]:
     """All pairs of scalings, with constants in both orders; pairs that change nothing are left out."""
-    sides = [s for scaling in SCALINGS for s in _both_orders(scaling, len(order))]
-    pairs = [(a, b) for a, b in itertools.product(sides, sides) if a != b or order != _same(order)]
+    sides = [s for scaling in SCALINGS for s in _both_orders(scaling, len(fit.order))]
+    pairs = [(a, b) for a, b in itertools.product(sides, sides) if a != b or not fit.in_order]
     positions = {scaling.name: i for i, scaling in enumerate(SCALINGS)}
     yield from sorted(pairs, key=lambda p: sum(positions[s.name] + s.reversed for s in p))
-
-
-def _same(order: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(range(len(order)))
 
 
 def _both_orders(scaling: Scaling, channels: int) -> Iterator[Scaling]:

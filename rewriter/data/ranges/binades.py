@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import isfinite, log
 
 import numpy as np
-from onnx import GraphProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, NodeProto, helper
 
 from rewriter.data.ranges.instrument import unused_prefix
 from rewriter.data.ranges.reductions import Emitter, Names
 from rewriter.engines.onnxruntime import Session
 from rewriter.graph import reads
-from rewriter.model import Array, Model
+from rewriter.model import Array, Model, refill
 
 SAMPLED = 2**14
 """Elements that are sampled, evenly spaced: shares are then known to 0.4 %, the standard error of one half,
@@ -115,15 +115,10 @@ def _instrumented(model: Model, wanted: Sequence[str]) -> tuple[Model, list[_Pac
     counted: dict[str, tuple[str, str]] = {}
     missing = set(wanted)
     for node in leading_to(graph, wanted):
-        nodes.append(NodeProto.FromString(node.SerializeToString()))
+        nodes.append(node)
         counted.update((name, _count(emit, name)) for name in node.output if name in missing)
     packs = [_pack(emit, wanted[i : i + PACKED], counted) for i in range(0, len(wanted), PACKED)]
-    del graph.node[:], graph.output[:], graph.value_info[:]
-    graph.node.extend(nodes)
-    for pack in packs:
-        for name in (pack.exponents, pack.numbers, pack.lengths):
-            dtype = TensorProto.FLOAT if name == pack.exponents else TensorProto.INT64
-            graph.output.append(helper.make_tensor_value_info(name, dtype, [None]))
+    keep_only(result, nodes, [name for p in packs for name in (p.exponents, p.numbers, p.lengths)])
     return result, packs
 
 
@@ -144,6 +139,14 @@ def leading_to(
             missing.update(name for name in reads(node) if name not in held)
             found.append(node)
     return found[::-1]
+
+
+def keep_only(model: Model, nodes: Iterable[NodeProto], outputs: Iterable[str]) -> None:
+    """Reduce the main graph to these nodes and outputs; the outputs' types follow from the nodes."""
+    graph = model.proto.graph
+    refill(graph.node, nodes)
+    refill(graph.output, map(helper.make_empty_tensor_value_info, outputs))
+    del graph.value_info[:]
 
 
 def _count(emit: Emitter, tensor: str) -> tuple[str, str]:

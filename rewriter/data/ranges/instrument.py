@@ -16,7 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from rewriter.data.ranges.reductions import Emitter, Key, Names, Pack, Reductions, joined
 from rewriter.graph import attribute, reads
 from rewriter.graph.ops import SAME_VALUES
-from rewriter.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, Array, Model, holds_graphs, subgraphs, walk_graphs, walk_nodes
 from rewriter.model.facts import FLOATS, Facts
 from rewriter.model.graphs import refill
 
@@ -239,8 +239,7 @@ def _unreachable(graph: GraphProto, refuses: Refuses) -> set[int]:
 
 def unused_prefix(proto: ModelProto, prefix: str) -> str:
     """`prefix` with as many colons appended as make it unlike the beginning of any tensor's name."""
-    graphs = walk_graphs(proto.graph)
-    names = {name for g in graphs for n in g.node for name in (*n.input, *n.output)}
+    names = {name for node in walk_nodes(proto.graph) for name in (*node.input, *node.output)}
     while any(name.startswith(prefix) for name in names):
         prefix += ":"
     return prefix

@@ -141,7 +141,7 @@ class Reductions:
         source = key[1]
         if facts.dtype != TensorProto.FLOAT:
             source = self.emit.add("Cast", [source], to=TensorProto.FLOAT)
-        shape = _static(facts)
+        shape = facts.sizes
         if shape is None or not 0 < prod(shape) <= SMALL or self.emit.names.opset < _SEQUENCE_OPSET:
             self._reduce(key, source, shape)
             return
@@ -197,9 +197,3 @@ class Reductions:
         mean = self.emit.add("Div", [total, sizes])
         ran = self.emit.constant([1], np.float32)
         return Pack(tuple(keys), (0,) * len(keys), 1, (high, low, mean, ran))
-
-
-def _static(facts: TensorFacts) -> tuple[int, ...] | None:
-    """The shape, if it is fully known."""
-    sizes = tuple(d for d in facts.shape or () if isinstance(d, int))
-    return sizes if facts.shape is not None and len(sizes) == len(facts.shape) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,29 +15,13 @@ from rewriter.engines import this_machine
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.measure import measure
 from rewriter.engines.probe import arithmetic, epilogue_rounding, island_latency, operators
-from rewriter.engines.probe.answers import Answers, driver_text, known_target, measured, recorded, remember
-from rewriter.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
+from rewriter.engines.probe.answers import Answers, driver_text, measured
+from rewriter.engines.probe.question import Case, Probe, Seen
 from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.engines.tensorrt_build import BuildOptions, build
 from rewriter.model import Array
 from rewriter.model.stopwatch import Progress
-
-__all__ = [
-    "PROBES",
-    "UNKNOWN",
-    "Answer",
-    "Answers",
-    "Buildable",
-    "Probe",
-    "ask",
-    "build_all",
-    "known_here",
-    "known_target",
-    "measured",
-    "recorded",
-    "remember",
-]
 
 PROBES: tuple[Probe, ...] = (
     *arithmetic.PROBES,
@@ -154,9 +138,3 @@ def _problem(report: object) -> str:
         return ""
     errors: list[str] = [error.message for error in report.parser_errors]
     return "; ".join([*errors, report.obstacle, *report.errors[-1:]]).strip("; ") or "nothing was built"
-
-
-def questions(answers: Mapping[str, Answer]) -> Iterator[tuple[Probe, Answer]]:
-    """Every probe with its answer, `unknown` where there is none."""
-    for probe in PROBES:
-        yield probe, answers.get(probe.name, Answer(UNKNOWN, {}, "not measured"))

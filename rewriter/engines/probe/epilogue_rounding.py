@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from rewriter.engines.probe.arithmetic import DEPTHS, ROUNDED_ONCE, convolved_back, normal
-from rewriter.engines.probe.question import Case, Probe, Seen
+from rewriter.engines.probe.question import Case, Probe, by_error
 from rewriter.model import Array
 
 SUM_UNROUNDED = 2e-3
-"""Between what one rounding of each of two results costs, 2.9e-4 (6.3e-4 if Tensor Cores truncate the FP32
-sum after every 16 terms, the largest first), and what a rounding of the sums of `_after_transposed` to FP16
-costs, 1.8e-2 (all computed)."""
+"""Between the cost of one rounding of each of two results, and of a rounding of the sums of
+`_after_transposed` to FP16 (docs/engines.md#thresholds-of-probes)."""
 
 CANCELLED = 96.0
-"""In the middle of the binade of 64 to 128, where FP16's spacing is 2^-4: a rounding's standard error is
-2^-4 / sqrt(12) = 1.8e-2, FP32's is 2^-17 / sqrt(12) = 2.2e-6."""
+"""In the middle of the binade of 64 to 128, where FP16's spacing is 2^-4."""
 
 ACTIVATIONS = {"Relu": "a = Relu(c)", "SiLU": "g = Sigmoid(c) a = Mul(c, g)"}
 
@@ -25,34 +21,26 @@ ACTIVATIONS = {"Relu": "a = Relu(c)", "SiLU": "g = Sigmoid(c) a = Mul(c, g)"}
 def _after_matmul(depth: int) -> Case:
     return Case(
         f"depth {depth}",
-        f"g (float16[64,{depth}] x, float16[{depth},64] w, float[64] b) => (float16[64,64] y) "
-        "{ m = MatMul(x, w) c = Cast<to = 1>(m) a = Add(c, b) y = Cast<to = 10>(a) }",
+        "m = MatMul(x, w) c = Cast<to = 1>(m) a = Add(c, b) y = Cast<to = 10>(a)",
         {"x": normal(depth, 64, depth)},
         {"w": normal(depth + 1, depth, 64, scale=0.05), "b": normal(depth + 2, 64, dtype=np.float32)},
         lambda t: t["x"] @ t["w"] + t["b"],
+        (64, 64),
     )
 
 
 def _after_transposed(channels: int, kernel: int, size: int, activation: str) -> Case:
     """A ConvTranspose with an activation in FP32, and a ConvTranspose that reads it.
 
-    The bias cancels most of the sum: the first channel is 1 everywhere, the middle tap alone reads it, with
-    weights of 96 or -96, and the bias is their opposite. What is left has a standard deviation of 1. So a
-    sum that is rounded to FP16 before the bias is added errs by 1.8e-2 of the result. With a bias as small as
-    the result, that rounding is a factor of 1.4. After the bias it does not show: Relu keeps FP16 values.
-
-    The second ConvTranspose is there because the last activation of a graph differs from the others:
-    of chains of four layers whose result was cast to FP32, TensorRT-RTX 1.6.1 on one H200 computed the first
-    three activations in the kernels of their ConvTransposes, and the last one with the Casts after it.
+    The bias cancels most of the sum, so that a sum that is rounded before the bias is added shows. The second
+    ConvTranspose makes the activation an inner one. docs/engines.md#thresholds-of-probes has the reasons.
     """
-    shape, weight = f"[1,{channels},{size},{size}]", f"[{channels},{channels},{kernel},{kernel}]"
     margin = kernel // 2
     transposed = f"ConvTranspose<pads = [{', '.join([str(margin)] * 4)}]>"
     return Case(
         f"{activation}, depth {channels * kernel**2}",
-        f"g (float{shape} x, float16{weight} w, float16[{channels}] b, float16{weight} v) "
-        f"=> (float{shape} y) {{ h = Cast<to = 10>(x) t = {transposed}(h, w, b) c = Cast<to = 1>(t) "
-        f"{ACTIVATIONS[activation]} d = Cast<to = 10>(a) u = {transposed}(d, v) y = Cast<to = 1>(u) }}",
+        f"h = Cast<to = 10>(x) t = {transposed}(h, w, b) c = Cast<to = 1>(t) "
+        f"{ACTIVATIONS[activation]} d = Cast<to = 10>(a) u = {transposed}(d, v) y = Cast<to = 1>(u)",
         {"x": _with_ones(channels, size)},
         _cancelling(channels, kernel) | {"v": _weight(channels + 2, channels, kernel)},
         lambda t: convolved_back(_activated(convolved_back(t["x"], t["w"], t["b"]), activation), t["v"]),
@@ -82,18 +70,13 @@ def _activated(x: Array, activation: str) -> Array:
     return np.asarray(np.maximum(x, 0.0) if activation == "Relu" else x / (1.0 + np.exp(-x)))
 
 
-def _up_to(bound: float, seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
-    errors = {name: s.error for name, s in seen.items()}
-    return "fp32" if max(errors.values()) <= bound else "fp16", errors
-
-
 PROBES: tuple[Probe, ...] = (
     Probe(
         "matmul-epilogue",
         "Does an FP32 bias make an FP16 MatMul sum in FP32?",
         {"fp32": "yes, and it is rounded once", "fp16": "no"},
         tuple(map(_after_matmul, DEPTHS)),
-        lambda seen: _up_to(ROUNDED_ONCE, seen),
+        by_error(ROUNDED_ONCE, "fp32", "fp16"),
         "mixed-precision{epilogues=true} keeps nothing in FP32 where it does not",
     ),
     Probe(
@@ -106,7 +89,7 @@ PROBES: tuple[Probe, ...] = (
             _after_transposed(256, 1, 56, "Relu"),
             _after_transposed(256, 3, 40, "SiLU"),
         ),
-        lambda seen: _up_to(SUM_UNROUNDED, seen),
+        by_error(SUM_UNROUNDED, "fp32", "fp16"),
         "mixed-precision{epilogues=true} keeps activations after ConvTransposes in FP32 unless it is fp16",
     ),
 )

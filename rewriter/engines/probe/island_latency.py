@@ -1,36 +1,29 @@
-"""Probes of what FP32 islands cost, and which ones attention stays fused in. They need a GPU's clock."""
+"""Probes of the latency of FP32 islands, alone and in attention. They need a GPU's clock."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from rewriter.engines.probe.arithmetic import normal
 from rewriter.engines.probe.question import Case, Probe, Seen
+from rewriter.model import Array
 
 FUSED = 1.3
-"""Ratio of latencies up to which attention is still one kernel: 1.01 measured with an FP32 Softmax, 3.4 with
-an FP32 product before it (H200, TensorRT-RTX 1.6.1)."""
+"""Ratio of latencies up to which attention is still one kernel (docs/engines.md#thresholds-of-probes)."""
 
 CHEAP = 1.15
-"""Ratio up to which an island is cheap: large MatMuls took 1.035 to 1.085, Conv 1.13 (64 channels) to 2.1."""
-
-SHAPE = "1,12,1024,64"
+"""Ratio up to which an island is cheap (docs/engines.md#thresholds-of-probes)."""
 
 
-def _attention(name: str, body: str) -> Case:
-    return Case(
-        name,
-        f"g (float16[{SHAPE}] q, float16[1,12,64,1024] k, float16[{SHAPE}] v) => (float16[{SHAPE}] y)"
-        f" {{ {body} }}",
-        {
-            "q": normal(20, 1, 12, 1024, 64, scale=0.35),
-            "k": normal(21, 1, 12, 64, 1024, scale=0.35),
-            "v": normal(22, 1, 12, 1024, 64),
-        },
-        timed=True,
-    )
+def _attention(name: str, nodes: str) -> Case:
+    feeds = {
+        "q": normal(20, 1, 12, 1024, 64, scale=0.35),
+        "k": normal(21, 1, 12, 64, 1024, scale=0.35),
+        "v": normal(22, 1, 12, 1024, 64),
+    }
+    return Case(name, nodes, feeds, timed=True)
 
 
 def _fusion(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
@@ -40,31 +33,20 @@ def _fusion(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
     return ("any" if softmax and product else "softmax" if softmax else "none"), us
 
 
-def _matmul(size: int, *, island: bool) -> Case:
-    cast = "a = Cast<to = 1>(x) b = Cast<to = 1>(w) c = MatMul(a, b) y = Cast<to = 10>(c)"
-    shape = f"{size},{size}"
-    return Case(
-        f"{size}, {'FP32' if island else 'FP16'}",
-        f"g (float16[{shape}] x, float16[{shape}] w) => (float16[{shape}] y)"
-        f" {{ {cast if island else 'y = MatMul(x, w)'} }}",
-        {"x": normal(23, size, size)},
-        {"w": normal(24, size, size, scale=0.02)},
-        timed=True,
-    )
+def _pair(size: int, product: str, x: Array, w: Array) -> Iterator[Case]:
+    """A product in FP16, and in an FP32 island."""
+    island = f"a = Cast<to = 1>(x) b = Cast<to = 1>(w) c = {product}(a, b) y = Cast<to = 10>(c)"
+    for kind, nodes in (("FP16", f"y = {product}(x, w)"), ("FP32", island)):
+        yield Case(f"{size}, {kind}", nodes, {"x": x}, {"w": w}, timed=True)
 
 
-def _conv(channels: int, *, island: bool) -> Case:
-    conv = "Conv<pads = [1,1,1,1]>"
-    cast = f"a = Cast<to = 1>(x) b = Cast<to = 1>(w) c = {conv}(a, b) y = Cast<to = 10>(c)"
-    shape = f"1,{channels},56,56"
-    return Case(
-        f"{channels}, {'FP32' if island else 'FP16'}",
-        f"g (float16[{shape}] x, float16[{channels},{channels},3,3] w) => (float16[{shape}] y)"
-        f" {{ {cast if island else f'y = {conv}(x, w)'} }}",
-        {"x": normal(25, 1, channels, 56, 56)},
-        {"w": np.asarray(normal(26, channels, channels, 3, 3) * np.float16(0.02), np.float16)},
-        timed=True,
-    )
+def _matmul(size: int) -> Iterator[Case]:
+    return _pair(size, "MatMul", normal(23, size, size), normal(24, size, size, scale=0.02))
+
+
+def _conv(channels: int) -> Iterator[Case]:
+    weight = np.asarray(normal(26, channels, channels, 3, 3) * np.float16(0.02))
+    return _pair(channels, "Conv<pads = [1,1,1,1]>", normal(25, 1, channels, 56, 56), weight)
 
 
 def _ratio(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
@@ -105,7 +87,7 @@ PROBES: tuple[Probe, ...] = (
         "matmul-island",
         "What does an FP32 island round a MatMul cost?",
         COST,
-        tuple(_matmul(size, island=island) for size in (1024, 2048) for island in (False, True)),
+        tuple(case for size in (1024, 2048) for case in _matmul(size)),
         _ratio,
         "recorded costs of the plan",
     ),
@@ -113,7 +95,7 @@ PROBES: tuple[Probe, ...] = (
         "conv-island",
         "What does an FP32 island round a Conv cost?",
         COST,
-        tuple(_conv(channels, island=island) for channels in (64, 256, 512) for island in (False, True)),
+        tuple(case for channels in (64, 256, 512) for case in _conv(channels)),
         _ratio,
         "recorded costs of the plan",
     ),

@@ -8,49 +8,38 @@ import numpy as np
 
 from rewriter.engines.probe.arithmetic import convolved, normal
 from rewriter.engines.probe.cast_round_trips import CASES as ROUND_TRIPS
-from rewriter.engines.probe.question import Case, Probe, Seen
+from rewriter.engines.probe.question import Case, Probe, Seen, by_error
 from rewriter.model import Array
 
 RIGHT = 5e-3
-"""Relative L2 error of a right result in FP16, accumulators included. Lost bounds and coordinates cost 1e-2
-(GridSample in FP16, measured) or more."""
-
-CORRECT = {"right": "right", "wrong": "wrong"}
+"""Relative L2 error of a right result in FP16, accumulators included; lost bounds and coordinates cost more
+(docs/engines.md#thresholds-of-probes)."""
 
 
-def _all_right(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
-    errors = {name: s.error for name, s in seen.items() if s.value is not None}
-    return "right" if errors and all(e <= RIGHT for e in errors.values()) else "wrong", errors
+def _bounds(dtype: type, low: float, high: float) -> dict[str, Array]:
+    return {"low": np.asarray(low, dtype), "high": np.asarray(high, dtype)}
 
 
-def _conv_clip(kind: str, dtype: type) -> Case:
+def _conv_clip(dtype: type) -> Case:
     return Case(
         np.dtype(dtype).name,
-        f"""g ({kind}[1,16,32,32] x, {kind}[16,16,3,3] w, {kind} low, {kind} high) => ({kind}[1,16,30,30] y)
-        {{ c = Conv(x, w) y = Clip(c, low, high) }}""",
+        "c = Conv(x, w) y = Clip(c, low, high)",
         {"x": normal(3, 1, 16, 32, 32, dtype=dtype)},
-        {
-            "w": normal(4, 16, 16, 3, 3, dtype=dtype),
-            "low": np.asarray(-1.0, dtype),
-            "high": np.asarray(6.0, dtype),
-        },
-        lambda t: np.clip(convolved(t["x"], t["w"]), -1.0, 6.0),
+        {"w": normal(4, 16, 16, 3, 3, dtype=dtype), **_bounds(dtype, -1.0, 6.0)},
+        lambda t: np.clip(convolved(t["x"], t["w"]), t["low"], t["high"]),
+        (1, 16, 30, 30),
     )
 
 
-def _matmul_clip(kind: str, dtype: type) -> Case:
+def _matmul_clip(dtype: type) -> Case:
+    weights = {"w": normal(6, 128, 64, dtype=dtype), "b": normal(8, 64, dtype=dtype)}
     return Case(
         np.dtype(dtype).name,
-        f"""g ({kind}[64,128] x, {kind}[128,64] w, {kind}[64] b, {kind} low, {kind} high) => ({kind}[64,64] y)
-        {{ m = MatMul(x, w) a = Add(m, b) y = Clip(a, low, high) }}""",
+        "m = MatMul(x, w) a = Add(m, b) y = Clip(a, low, high)",
         {"x": normal(5, 64, 128, dtype=dtype)},
-        {
-            "w": normal(6, 128, 64, dtype=dtype),
-            "b": normal(8, 64, dtype=dtype),
-            "low": np.asarray(-2.0, dtype),
-            "high": np.asarray(3.0, dtype),
-        },
-        lambda t: np.clip(t["x"] @ t["w"] + t["b"], -2.0, 3.0),
+        {**weights, **_bounds(dtype, -2.0, 3.0)},
+        lambda t: np.clip(t["x"] @ t["w"] + t["b"], t["low"], t["high"]),
+        (64, 64),
     )
 
 
@@ -60,19 +49,20 @@ SIDE = 256
 def _grid_case(name: str, opset: int, *, island: bool = False) -> Case:
     mode = "bilinear" if opset < 20 else "linear"
     sample = f'GridSample<mode = "{mode}", align_corners = 1>'
-    body = f"h = Cast<to = 10>(g) y = {sample}(x, h)"
+    nodes = f"h = Cast<to = 10>(g) y = {sample}(x, h)"
     if island:
-        body = f"a = Cast<to = 1>(x) c = {sample}(a, g) y = Cast<to = 10>(c)"
+        nodes = f"a = Cast<to = 1>(x) c = {sample}(a, g) y = Cast<to = 10>(c)"
     rng = np.random.default_rng(11)
     return Case(
         name,
-        f"graph (float16[1,4,{SIDE},{SIDE}] x, float[1,64,64,2] g) => (float16[1,4,64,64] y) {{ {body} }}",
+        nodes,
         {
             "x": normal(9, 1, 4, SIDE, SIDE),
             "g": np.asarray(rng.uniform(-0.99, 0.99, (1, 64, 64, 2)), np.float32),
         },
         {},
         lambda t: bilinear(t["x"], t["g"]),
+        (1, 4, 64, 64),
         opset,
     )
 
@@ -98,12 +88,7 @@ def _grid(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
 def _softmax(name: str, masked: float) -> Case:
     bias = np.zeros((8, 64), np.float16)
     bias[0] = masked
-    return Case(
-        name,
-        "g (float16[8,64] x, float16[8,64] m) => (float16[8,64] y)"
-        " { a = Add(x, m) y = Softmax<axis = -1>(a) }",
-        {"x": normal(12, 8, 64), "m": bias},
-    )
+    return Case(name, "a = Add(x, m) y = Softmax<axis = -1>(a)", {"x": normal(12, 8, 64), "m": bias})
 
 
 def _mask(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
@@ -112,34 +97,32 @@ def _mask(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
     return ("finite" if seen["-inf"].finite else "nan"), {}
 
 
-def _simple(name: str, question: str, case: Case, used: str) -> Probe:
-    return Probe(name, question, CORRECT, (case,), _all_right, used)
+def _correct(name: str, question: str, used: str, *cases: Case) -> Probe:
+    """Asks if the results of all cases are right."""
+    values = {"right": "right", "wrong": "wrong"}
+    return Probe(name, question, values, cases, by_error(RIGHT, "right", "wrong"), used)
 
 
 PROBES: tuple[Probe, ...] = (
-    Probe(
+    _correct(
         "conv-clip",
         "Is Clip right after Conv?",
-        CORRECT,
-        (_conv_clip("float", np.float32), _conv_clip("float16", np.float16)),
-        _all_right,
         "isolate-clip runs, and scan warns, where it is wrong",
+        _conv_clip(np.float32),
+        _conv_clip(np.float16),
     ),
-    Probe(
+    _correct(
         "matmul-add-clip",
         "Is Clip right after MatMul and Add?",
-        CORRECT,
-        (_matmul_clip("float", np.float32), _matmul_clip("float16", np.float16)),
-        _all_right,
         "isolate-clip runs, and scan warns, where it is wrong",
+        _matmul_clip(np.float32),
+        _matmul_clip(np.float16),
     ),
-    Probe(
+    _correct(
         "cast-round-trip-output",
         "Is an FP32 result of a product right that is cast to FP16 and back, as an output and for a Conv?",
-        CORRECT,
-        ROUND_TRIPS,
-        _all_right,
         "drop-round-trips runs, and scan warns, where it is wrong",
+        *ROUND_TRIPS,
     ),
     Probe(
         "grid-sample",
@@ -158,30 +141,30 @@ PROBES: tuple[Probe, ...] = (
         "GridSample goes into an FP32 island",
         frozenset({"FP16, opset 20"}),
     ),
-    _simple(
+    _correct(
         "cumsum-twice",
         "Are two CumSum nodes in one graph right?",
+        "scan warns where it is wrong (NVIDIA/TensorRT#4551)",
         Case(
             "float32",
-            """g (float[4,32,32] x, int64 one, int64 two) => (float[4,32,32] y)
-            { a = CumSum(x, one) b = CumSum(x, two) c = CumSum(a, two) y = Add(b, c) }""",
+            "a = CumSum(x, one) b = CumSum(x, two) c = CumSum(a, two) y = Add(b, c)",
             {"x": normal(13, 4, 32, 32, dtype=np.float32)},
             {"one": np.asarray(1, np.int64), "two": np.asarray(2, np.int64)},
             lambda t: t["x"].cumsum(2) + t["x"].cumsum(1).cumsum(2),
         ),
-        "scan warns where it is wrong (NVIDIA/TensorRT#4551)",
     ),
-    _simple(
+    _correct(
         "reduce-log-sum-exp",
         "Is ReduceLogSumExp of FP16 values up to 20 right?",
+        "the plan keeps it in FP32 where the sum inside leaves FP16",
         Case(
             "float16",
-            "g (float16[64,256] x) => (float16[64] y) { y = ReduceLogSumExp<axes = [1], keepdims = 0>(x) }",
+            "y = ReduceLogSumExp<axes = [1], keepdims = 0>(x)",
             {"x": np.asarray(np.random.default_rng(14).uniform(0, 20, (64, 256)), np.float16)},
             {},
             lambda t: np.log(np.exp(t["x"]).sum(1)),
+            (64,),
         ),
-        "the plan keeps it in FP32 where the sum inside leaves FP16",
     ),
     Probe(
         "masked-softmax",

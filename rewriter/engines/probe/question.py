@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,18 +28,20 @@ class Case:
 
     Attributes:
         name: Within its probe.
-        graph: In the syntax of onnx.parser, without the header. Its inputs in `weights` become initializers.
-        feeds, weights: Arrays in the graph's types.
+        nodes: The body of the graph in the syntax of onnx.parser; its output is `y`.
+        feeds, weights: The inputs and the initializers, in the graph's types.
         exact: The result in float64, from `feeds` and `weights`; None if only time or NaN matters.
+        shape: Of `y`, whose type is that of the first input; None: its shape, too.
         opset: Of the model.
         tf32: Whether TF32 is allowed. `timed`: whether its latency answers the question.
     """
 
     name: str
-    graph: str
+    nodes: str
     feeds: Mapping[str, Array]
     weights: Mapping[str, Array] = field(default_factory=dict)
     exact: Callable[[Mapping[str, Array]], Array] | None = None
+    shape: tuple[int, ...] | None = None
     opset: int = OPSET
     tf32: bool = True
     timed: bool = False
@@ -46,11 +49,13 @@ class Case:
     def proto(self) -> onnx.ModelProto:
         """The model, weights included."""
         ir = IR_VERSION + (self.opset > 22)
-        header = f'<ir_version: {ir}, opset_import: ["" : {self.opset}]>\n'
-        model: onnx.ModelProto = onnx.parser.parse_model(header + self.graph)
-        kept = [value for value in model.graph.input if value.name not in self.weights]
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
+        header = f'<ir_version: {ir}, opset_import: ["" : {self.opset}]>'
+        feeds = {name: _type(array.dtype, array.shape) for name, array in self.feeds.items()}
+        first = next(iter(self.feeds.values()))
+        output = _type(first.dtype, first.shape if self.shape is None else self.shape)
+        inputs = ", ".join(f"{kind} {name}" for name, kind in feeds.items())
+        text = f"{header} g ({inputs}) => ({output} y) {{ {self.nodes} }}"
+        model: onnx.ModelProto = onnx.parser.parse_model(text)
         model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in self.weights.items())
         return model
 
@@ -61,6 +66,12 @@ class Case:
             return None
         given = {n: a.astype(np.float64) for n, a in {**self.feeds, **self.weights}.items()}
         return np.asarray(self.exact(given), np.float64)
+
+
+def _type(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    """The type of a tensor in the syntax of onnx.parser."""
+    name = "float" if dtype == np.float32 else dtype.name
+    return f"{name}[{','.join(map(str, shape))}]"
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,19 @@ class Answer:
 
 UNKNOWN = "unknown"
 
+Judge = Callable[[Mapping[str, Seen]], tuple[str, Mapping[str, float]]]
+"""Maps the results of the cases, by name, to an answer's value and figures."""
+
+
+def by_error(bound: float, good: str, bad: str) -> Judge:
+    """Judges by the errors of all cases that ran: `good` if each is at most `bound`, else `bad`."""
+
+    def judge(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
+        errors = {name: s.error for name, s in seen.items() if s.value is not None}
+        return good if errors and all(e <= bound for e in errors.values()) else bad, errors
+
+    return judge
+
 
 @dataclass(frozen=True)
 class Probe:
@@ -115,8 +139,7 @@ class Probe:
     Attributes:
         name: Key of the answer for passes and rules.
         values: The possible answers, with their meanings.
-        judge: Maps the results of the cases, by name, to a value and its figures. Called only if all cases
-            but the `optional` ones ran.
+        judge: Called only if all cases but the `optional` ones ran.
         used: The use of the answer.
     """
 
@@ -124,7 +147,7 @@ class Probe:
     question: str
     values: Mapping[str, str]
     cases: tuple[Case, ...]
-    judge: Callable[[Mapping[str, Seen]], tuple[str, Mapping[str, float]]]
+    judge: Judge
     used: str = ""
     optional: frozenset[str] = frozenset()
 

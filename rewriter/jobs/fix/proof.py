@@ -17,7 +17,7 @@ from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Array, Model, save
 from rewriter.plan import Plan
-from rewriter.verification.arithmetic import (
+from rewriter.verification.arithmetic_checks import (
     AS_FP32,
     REORDERED,
     allowing,

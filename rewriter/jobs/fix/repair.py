@@ -19,7 +19,7 @@ from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model.stopwatch import LASTING
 from rewriter.search.goal import ErrorLimit
-from rewriter.verification.arithmetic import check_structure
+from rewriter.verification.arithmetic_checks import check_structure
 
 CLOSER = 0.5
 """A plan that meets a limit on the samples of the search may miss it on others: the next search asks for

@@ -12,7 +12,8 @@ from rewriter.data.source import DataSource
 from rewriter.model import Model
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan
-from rewriter.search.result import Frontier, Searched
+from rewriter.search.pareto import Frontier
+from rewriter.search.tried_plans import Searched
 from rewriter.verification.verdict import GOALS, Verdict
 
 

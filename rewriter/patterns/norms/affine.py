@@ -101,15 +101,13 @@ def follow(
 
 def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | None:
     """The constant of `tensor` in the shape of `tensor`, and the nodes that reshape it."""
-    shape = graph.shape(tensor)
+    sizes = graph.sizes(tensor)
     path, name = back(graph, tensor, lambda n: n.op_type in RESHAPES and graph.constant(n.output[0]) is None)
     value = graph.constant(name)
     if value is None or not path:
         return None if value is None else (value, path)
-    static = [d for d in shape or () if isinstance(d, int)]
-    if shape is None or len(static) != len(shape) or np.prod(static, dtype=np.int64) != value.size:
-        return None
-    return value.reshape(static), path
+    fits = sizes is not None and np.prod(sizes, dtype=np.int64) == value.size
+    return (value.reshape(sizes), path) if fits else None
 
 
 def _narrow(graph: GraphEditor, tail: Tail, outer: frozenset[int]) -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 from onnx import NodeProto
 
 from rewriter.graph import GraphEditor, attribute, is_op
-from rewriter.graph.match import operands, with_scalar
+from rewriter.graph.match import operands, optional_input, with_scalar
 from rewriter.graph.ops import RESHAPES, SCALING
 from rewriter.patterns.norms.values import narrows, same_value, transparent
 
@@ -334,8 +334,8 @@ def _bound(graph: GraphEditor, node: NodeProto) -> tuple[str, float] | None:
 
 def _clip_bound(graph: GraphEditor, clip: NodeProto, index: int, name: str) -> float | None:
     """A constant bound; infinity if it is computed, which no epsilon is."""
-    if len(clip.input) > index and clip.input[index]:
-        value = graph.scalar(clip.input[index])
+    if tensor := optional_input(clip, index):
+        value = graph.scalar(tensor)
         return math.inf if value is None else value
     value = attribute(clip, name)  # opset 6
     return None if value is None else float(value)

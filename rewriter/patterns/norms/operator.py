@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
 from rewriter.graph import GraphEditor
 from rewriter.patterns.norms import Frame, Norm
 from rewriter.patterns.norms.affine import weight
 
 
-@dataclass(frozen=True)
-class _Unknown:
-    """The reason why the operator cannot be written: a normalised axis has no known size."""
-
-    reason: str
+class _UnknownSizeError(Exception):
+    """The operator cannot be written, as a normalised axis has no known size."""
 
 
 def frame(graph: GraphEditor, norm: Norm) -> Frame:
@@ -35,9 +30,12 @@ def replace(graph: GraphEditor, norm: Norm, op_type: str) -> str | None:
         The reason against it, with the graph unchanged; None if it was done.
     """
     where = frame(graph, norm)
-    parts = _parts(graph, norm, where)
-    if isinstance(parts, _Unknown):
-        return parts.reason
+    try:
+        parts = [_ones(graph, norm, where) if norm.scale is None else _shaped(graph, norm.scale, where)]
+        if norm.bias is not None:
+            parts.append(_shaped(graph, norm.bias, where))
+    except _UnknownSizeError as error:
+        return str(error)
     perm = _last(where)
     source, output = norm.input, norm.output
     before: list[NodeProto] = []
@@ -59,26 +57,16 @@ def _last(where: Frame) -> list[int]:
     return [i for i in range(where.rank) if i not in where.axes] + list(where.axes)
 
 
-def _parts(graph: GraphEditor, norm: Norm, where: Frame) -> list[str] | _Unknown:
-    """Scale, and bias if there is one, in the shape of the normalised axes."""
-    scale = _ones(graph, norm, where) if norm.scale is None else _shaped(graph, norm.scale, where)
-    if isinstance(scale, _Unknown) or norm.bias is None:
-        return scale if isinstance(scale, _Unknown) else [scale]
-    bias = _shaped(graph, norm.bias, where)
-    return bias if isinstance(bias, _Unknown) else [scale, bias]
-
-
-def _ones(graph: GraphEditor, norm: Norm, where: Frame) -> str | _Unknown:
+def _ones(graph: GraphEditor, norm: Norm, where: Frame) -> str:
     sizes = [s for s in where.sizes if s is not None]
     if len(sizes) != len(where.axes):
-        return _Unknown(
+        raise _UnknownSizeError(
             "it has no scale, and a scale of ones needs the sizes of its axes, which are not known"
         )
-    dtype = helper.tensor_dtype_to_np_dtype(graph.dtype(norm.input) or 1)
-    return graph.add_constant(f"{norm.output}/scale", np.ones(sizes, dtype))
+    return graph.add_constant(f"{norm.output}/scale", np.ones(sizes), like=norm.input)
 
 
-def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | _Unknown:
+def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str:
     """A scale or bias with exactly the shape of the normalised axes: `tensor` itself if it has it."""
     known = weight(graph, tensor)
     if known is None:
@@ -89,7 +77,7 @@ def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str | _Unknown:
     sizes = [d if s is None and d > 1 else s for d, s in zip(own, where.sizes, strict=True)]
     target = [s for s in sizes if s is not None]
     if len(target) != len(sizes):
-        return _Unknown(f"{tensor} is broadcast along an axis whose size is not known")
+        raise _UnknownSizeError(f"{tensor} is broadcast along an axis whose size is not known")
     if list(value.shape) == target:
         return tensor
     return graph.add_constant(f"{tensor}/normalised", np.broadcast_to(value.reshape(own), target).copy())

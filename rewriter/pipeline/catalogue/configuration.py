@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rewriter.pipeline.config.values import expected, to_text
+from rewriter.pipeline.config.option_values import expected, to_text
 from rewriter.pipeline.declaration import Declaration
 from rewriter.pipeline.options import KEYS, readers
 from rewriter.pipeline.presets import OTHERWISE

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rewriter.base import Exactness, Pass
+from rewriter.base import Exactness, Pass, with_header
 from rewriter.errors import UsageError
 from rewriter.pipeline.declaration import entries
 from rewriter.pipeline.pass_options import Option, options_of
@@ -59,6 +59,8 @@ def page(kind: type[Pass]) -> str:
             "\n".join(_option_line(option, texts.get(option.name, "")) for option in options.values())
         )
     declines = sections.get("Declines") or _bullets(refusals(kind))
+    if floor := kind.requires.opset:
+        declines = "\n".join([*declines.splitlines(), f"- a model below opset {floor}"])
     if declines:
         parts.append("It declines, and says on which node:\n\n" + declines)
     using = f" (`{render([kind(**kind.example)])}`)" if kind.example else ""
@@ -156,7 +158,7 @@ def _bullets(texts: list[str]) -> str:
 
 
 def _fenced(text: str) -> str:
-    return f"```\n{textwrap.dedent(text).strip()}\n```"
+    return f"```\n{with_header(text)}\n```"
 
 
 def _presets() -> str:

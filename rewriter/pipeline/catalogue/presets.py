@@ -6,7 +6,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from rewriter.pipeline import migration
-from rewriter.pipeline.config.values import to_text
+from rewriter.pipeline.config.option_values import to_text
 from rewriter.pipeline.presets import PRESETS, Preset
 
 if TYPE_CHECKING:

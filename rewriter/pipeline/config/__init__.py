@@ -3,8 +3,8 @@
     resolved = load().resolve(preset="accurate")
     rewriter.fix(model_path, output, **resolved.arguments("fix"))
 
-An option comes from the first of these that sets it: the command line, the environment (`REWRITER_*`), the
-file of the project that one works in, the preset, and the default of `rewriter.fix`.
+The first of these sources that sets an option decides: the command line, the environment (`REWRITER_*`), the
+file of the project one works in, the preset, and the default of `rewriter.fix`.
 `rewriter.fix` and `rewriter.scan` themselves read neither files nor the environment.
 """
 

@@ -1,4 +1,4 @@
-"""Resolves every option to one value from the sources in their order, and says where each came from."""
+"""Resolves every option to one value from the sources in their order, and records its origin."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewriter.errors import UsageError
-from rewriter.pipeline.config import files
+from rewriter.pipeline.config import config_file
+from rewriter.pipeline.config.option_values import from_text, from_toml, to_text
 from rewriter.pipeline.config.trust import require_own
-from rewriter.pipeline.config.values import from_text, from_toml, to_text
 from rewriter.pipeline.declaration import PREFIX, Declaration, declarations
 from rewriter.pipeline.options import JOBS, KEYS, Command
 from rewriter.pipeline.pass_options import nearest
 from rewriter.pipeline.presets import DEFAULT_OPSETS, preset_named
 
 CONFIG = f"{PREFIX}CONFIG"
-"""Variable that names the file to read in place of the one that would be found; `none` reads none."""
+"""Variable that names the configuration file, in place of the nearest one; with `none`, no file is read."""
 
 OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "preset": ("passes",),
@@ -30,10 +30,10 @@ OVERRIDES: Mapping[str, tuple[str, ...]] = {
     "max_latency_cost": ("tolerance",),
     "input_shapes": ("inputs",),
 }
-"""Options that stand for others: where one is set, the listed options of later sources are ignored."""
+"""Options that replace others: if one is set, the listed options of later sources are ignored."""
 
 SIMILAR = 0.75
-"""Similarity (`difflib`) from which an unknown variable is a misspelling, and not another program's."""
+"""Similarity (`difflib`) above which an unknown variable is a misspelling, and not another program's."""
 
 SourceKind = Literal["command line", "environment", "file"]
 
@@ -47,15 +47,20 @@ class OptionSource:
     values: Mapping[str, Any]
 
     def where(self, name: str) -> str:
-        """The option as the user wrote it there."""
+        """Returns the option as the user wrote it there."""
         key = KEYS[name]
         places = {"environment": key.variable, "file": f"{self.title}, key {key.key!r}"}
         return places.get(self.kind, f"--{key.key}")
 
+    def origin(self, name: str) -> Origin:
+        return Origin(
+            f"environment ({KEYS[name].variable})" if self.kind == "environment" else self.title, self
+        )
+
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from.
+    """The origin of a value.
 
     Attributes:
         text: For people: `environment (REWRITER_OPSET)`, `pyproject.toml [tool.rewriter]`, `preset accurate`.
@@ -71,7 +76,7 @@ class ResolvedOptions:
     """Every option with its value and its origin, by name.
 
     Attributes:
-        values: Those of the preset and the defaults included.
+        values: Includes values of the preset and defaults.
         origins: The origin of each value.
         ignored: A sentence for each value that another option overrides.
         one_run: Values of the command line for options that no file may set.
@@ -83,10 +88,10 @@ class ResolvedOptions:
     one_run: dict[str, Any]
 
     def arguments(self, command: Command) -> dict[str, Any]:
-        """Keyword arguments of `rewriter.fix`, `scan` or `verify`.
+        """Returns keyword arguments of `rewriter.fix`, `scan` or `verify`.
 
-        For `fix` and `verify`, the values that the user set: the preset and the function decide the rest.
-        For `scan`, which has no presets, every value; the preset's precision counts if it can be scanned for.
+        For `fix` and `verify` these are the values that the user set; the preset and the function decide the
+        rest. For `scan`, which has no presets, they are all values but a precision that it cannot scan for.
         """
         values = {name: self.values[name] for name in declarations(JOBS[command]) if name in KEYS}
         if command != "scan":
@@ -94,12 +99,12 @@ class ResolvedOptions:
         return {n: v for n, v in values.items() if v is not None and (n, v) != ("precision", "fp32")}
 
     def where(self, name: str) -> str:
-        """The option as the user wrote it; as on the command line for presets and defaults."""
+        """Returns the option as the user wrote it, or as on the command line for presets and defaults."""
         source = self.origins[name].source
         return source.where(name) if source else f"--{KEYS[name].key}"
 
     def messages(self) -> Iterator[str]:
-        """A sentence for each source but the command line that sets something, and for each ignored value."""
+        """Yields a sentence for each source but the command line, and for each ignored value."""
         by_source: dict[str, list[str]] = {}
         for name, origin in self.origins.items():
             if origin.source and origin.source.kind != "command line":
@@ -109,7 +114,7 @@ class ResolvedOptions:
 
     @contextmanager
     def errors_name_sources(self) -> Iterator[None]:
-        """An error about an option names the file or variable that set it."""
+        """Makes errors about an option name the file or variable that set it."""
         try:
             yield
         except UsageError as error:
@@ -138,15 +143,15 @@ class Configuration:
     warnings: tuple[str, ...] = ()
 
     def resolve(self, **given: Any) -> ResolvedOptions:
-        """Resolves all options; `given` are those of the command line, where None and empty set nothing."""
+        """Resolves all options; `given` holds those of the command line, where None and empty set nothing."""
         own = {name: value for name, value in given.items() if value not in (None, [], (), {})}
         sources = (OptionSource("command line", "command line", own), *self.sources)
-        found = {name: _first(sources, name) for name in KEYS}
+        found = {name: next((s for s in sources if name in s.values), None) for name in KEYS}
         ignored = tuple(_override(sources, found))
         set_by = {name: source for name, source in found.items() if source}
         values = {name: source.values[name] for name, source in set_by.items()}
         preset = preset_named(values.get("preset", KEYS["preset"].default))
-        origins = {name: Origin(_text(source, KEYS[name]), source) for name, source in set_by.items()}
+        origins = {name: source.origin(name) for name, source in set_by.items()}
         for name, key in KEYS.items():
             if name not in values:
                 values[name] = key.default if key.default is not None else preset.choose(name)
@@ -179,12 +184,12 @@ def load(folder: Path | None = None, environment: Mapping[str, str] | None = Non
     return Configuration(tuple(sources), file.path if file and file.read else None, warnings)
 
 
-def _file(folder: Path, named: str) -> files.File | None:
+def _file(folder: Path, named: str) -> config_file.ConfigFile | None:
     if named == "none":
         return None
     if named and not Path(named).is_file():
         raise UsageError(f"there is no file {named}", where=CONFIG, hint="name a file, or none")
-    return files.read(Path(named).absolute()) if named else files.find(folder)
+    return config_file.read(Path(named).absolute()) if named else config_file.find(folder)
 
 
 def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -194,7 +199,7 @@ def _from_environment(variables: Mapping[str, str]) -> Iterator[tuple[str, Any]]
             yield name, _checked(key, key.variable, text, partial(from_text, key, text))
 
 
-def _from_file(file: files.File, *, named: bool) -> Iterator[tuple[str, Any]]:
+def _from_file(file: config_file.ConfigFile, *, named: bool) -> Iterator[tuple[str, Any]]:
     keys = {key.key: key for key in KEYS.values()}
     for word, value in file.table.items():
         if word not in keys:
@@ -206,7 +211,7 @@ def _from_file(file: files.File, *, named: bool) -> Iterator[tuple[str, Any]]:
 
 
 def _checked(key: Declaration, where: str, given: Any, read: Callable[[], Any]) -> Any:
-    """The value that `read` returns, if it makes sense."""
+    """Returns the value from `read` after the option's own check."""
     try:
         value = read()
         if key.check:
@@ -235,12 +240,8 @@ def _misspelt(variables: Mapping[str, str]) -> Iterator[str]:
                 yield f"the variable {name} is unknown and not used: did you mean {PREFIX}{close[0]}?"
 
 
-def _first(sources: tuple[OptionSource, ...], name: str) -> OptionSource | None:
-    return next((source for source in sources if name in source.values), None)
-
-
 def _override(sources: tuple[OptionSource, ...], found: dict[str, OptionSource | None]) -> Iterator[str]:
-    """Removes from `found` the options that `OVERRIDES` names, with a sentence for each."""
+    """Removes overridden options from `found`, and yields a sentence for each."""
     for name, others in OVERRIDES.items():
         over = found[name]
         for other in others if over else ():
@@ -248,7 +249,3 @@ def _override(sources: tuple[OptionSource, ...], found: dict[str, OptionSource |
             if over and under and sources.index(over) < sources.index(under):
                 found[other] = None
                 yield f"{under.where(other)} is not used: {over.where(name)} takes its place"
-
-
-def _text(source: OptionSource, key: Declaration) -> str:
-    return f"environment ({key.variable})" if source.kind == "environment" else source.title

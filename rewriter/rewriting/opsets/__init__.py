@@ -8,6 +8,7 @@ rest of the model is unchanged, and errors name the node. `rules` corrects its a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper, version_converter
@@ -88,8 +89,23 @@ class NodeConverter:
         return None if _same(draft.graph.node[0], result) else result
 
     def _draft(self, request: Request) -> ModelProto:
-        known = [f or TensorFacts(self.unknown, None) for f in request.facts]
-        return _draft(request.node, known, request.constants, self.source)
+        """The node as a model of its own, with the types and shapes of what it reads."""
+        node = request.node
+        names = {name: f"i{index}" for index, name in reversed(list(enumerate(node.input))) if name}
+        copy = NodeProto(op_type=node.op_type)
+        copy.input.extend(names.get(name, "") for name in node.input)
+        copy.output.extend(f"o{index}" if name else "" for index, name in enumerate(node.output))
+        copy.attribute.extend(sorted(node.attribute, key=lambda a: a.name))
+        facts = dict(zip(copy.input, request.facts, strict=True))
+        known = {name: facts[name] or TensorFacts(self.unknown, None) for name in facts if name}
+        inputs = [helper.make_tensor_value_info(name, f.dtype, f.shape) for name, f in known.items()]
+        outputs = [helper.make_tensor_value_info(name, 0, None) for name in copy.output if name]
+        graph = helper.make_graph([copy], "node", inputs, outputs)
+        if node.op_type == "Resize":  # the only operator whose conversion depends on the value of an input
+            values = dict(zip(copy.input, request.constants, strict=True)).items()
+            small = ((name, v) for name, v in values if name and v is not None and v.nbytes < DETACH_BYTES)
+            graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in small)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.source)])
 
     def _run(self, draft: ModelProto) -> GraphProto | str:
         op_type = draft.graph.node[0].op_type
@@ -119,8 +135,7 @@ def _joined(drafts: Iterable[ModelProto], opset: int) -> ModelProto:
     """Joins drafts in one graph; the names of draft n get the prefix `n/`."""
     whole = helper.make_graph([], "nodes", [], [])
     for index, draft in enumerate(drafts):
-        copy = GraphProto()
-        copy.CopyFrom(draft.graph)
+        copy = deepcopy(draft.graph)
         for value in (*copy.input, *copy.output):
             value.name = f"{index}/{value.name}"
         for names in (copy.node[0].input, copy.node[0].output):
@@ -157,9 +172,7 @@ def _index(name: str, owner: dict[str, int]) -> int | None:
 
 def _to(proto: ModelProto, version: int) -> ModelProto:
     if proto.opset_import[0].version == version:
-        copy = ModelProto()
-        copy.CopyFrom(proto)
-        return copy
+        return deepcopy(proto)
     return version_converter.convert_version(proto, version)
 
 
@@ -180,34 +193,6 @@ def _reason(text: str) -> str:
 def _keeps_meaning(node: NodeProto) -> bool:
     """True for nodes that hold graphs or data: their operators only gained types over the versions."""
     return node.op_type == "Constant" or holds_graphs(node)
-
-
-def _draft(
-    node: NodeProto,
-    facts: Sequence[TensorFacts],
-    constants: Sequence[Array | None],
-    opset: int,
-) -> ModelProto:
-    names = {name: f"i{index}" for index, name in reversed(list(enumerate(node.input))) if name}
-    copy = NodeProto(op_type=node.op_type)
-    copy.input.extend(names.get(name, "") for name in node.input)
-    copy.output.extend(f"o{index}" if name else "" for index, name in enumerate(node.output))
-    copy.attribute.extend(sorted(node.attribute, key=lambda a: a.name))
-    known = dict(zip(copy.input, facts, strict=True))
-    inputs = [
-        helper.make_tensor_value_info(name, known[name].dtype, known[name].shape)
-        for name in dict.fromkeys(copy.input)
-        if name
-    ]
-    outputs = [helper.make_tensor_value_info(name, 0, None) for name in copy.output if name]
-    graph = helper.make_graph([copy], "node", inputs, outputs)
-    if node.op_type == "Resize":  # the only operator whose conversion depends on the value of an input
-        graph.initializer.extend(
-            numpy_helper.from_array(value, name)
-            for name, value in dict(zip(copy.input, constants, strict=True)).items()
-            if name and value is not None and value.nbytes < DETACH_BYTES
-        )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
 
 
 def _same(node: NodeProto, graph: GraphProto) -> bool:

@@ -44,13 +44,14 @@ def _set_default(node: NodeProto, name: str, value: object) -> None:
 
 
 def _constant(graph: GraphProto, name: str) -> Array | None:
-    for tensor in graph.initializer:
-        if tensor.name == name:
-            return numpy_helper.to_array(tensor)
-    for node in graph.node:
-        if node.op_type == "Constant" and node.output[0] == name:
-            return numpy_helper.to_array(node.attribute[0].t)
-    return None
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    held |= {output: node.attribute[0].t for output, node in _made(graph).items()}
+    return numpy_helper.to_array(held[name]) if name in held else None
+
+
+def _made(graph: GraphProto) -> dict[str, NodeProto]:
+    """The Constant nodes by their output."""
+    return {node.output[0]: node for node in graph.node if node.op_type == "Constant"}
 
 
 def _input(graph: GraphProto, name: str) -> onnx.TypeProto.Tensor:
@@ -91,7 +92,7 @@ def _upsample_enlarges(graph: GraphProto, node: NodeProto) -> None:
 def _drop_unread_roi(graph: GraphProto, node: NodeProto) -> None:
     """The adapter writes a roi for Resize 11, which only one coordinate mode reads."""
     mode = next((a.s for a in node.attribute if a.name == "coordinate_transformation_mode"), b"")
-    made = {n.output[0]: n for n in graph.node if n.op_type == "Constant"}
+    made = _made(graph)
     if node.op_type == "Resize" and mode != b"tf_crop_and_resize" and node.input[1] in made:
         graph.node.remove(made[node.input[1]])
         node.input[1] = ""
@@ -100,10 +101,8 @@ def _drop_unread_roi(graph: GraphProto, node: NodeProto) -> None:
 def _type_bounds(graph: GraphProto, node: NodeProto) -> None:
     """Clip and Pad need bounds and value in the type of the data; the adapter writes float32."""
     wanted = _input(graph, node.input[0]).elem_type
-    for name in node.input[1:]:
-        for source in graph.node:
-            if source.op_type == "Constant" and source.output[0] == name:
-                _retype(source.attribute[0].t, wanted)
+    for name in _made(graph).keys() & set(node.input[1:]):
+        _retype(_made(graph)[name].attribute[0].t, wanted)
 
 
 def _retype(tensor: TensorProto, wanted: int) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from onnx import NodeProto
 
-from rewriter.graph import GraphEditor, attribute
+from rewriter.graph import GraphEditor, attribute, reached
+from rewriter.graph.match import back, produced
 from rewriter.graph.ops import ELEMENTWISE, LAYOUTS, ROW_NORMS
 
 _LIFTING = frozenset({"Squeeze", "Unsqueeze", "Identity"})
@@ -37,11 +38,8 @@ def operand_of(graph: GraphEditor, tensor: str, epilogues: AbstractSet[str]) -> 
     Args:
         epilogues: As `fusion.after_products` returns them.
     """
-    node, read, plain = graph.producer(tensor), tensor, True
-    while node is not None and node.op_type in LAYOUTS:
-        plain = plain and node.op_type in _LIFTING
-        read = node.input[0]
-        node = graph.producer(read)
+    views, read = back(graph, tensor, lambda n: n.op_type in LAYOUTS)
+    node, plain = graph.producer(read), all(view.op_type in _LIFTING for view in views)
     if node is not None and node.op_type in ROW_NORMS:
         return SplitOperand(_lowered(graph, node.input[0]), node, plain and _is_last(graph, node))
     elementwise = read in epilogues and node is not None and node.op_type != "MatMul"
@@ -50,8 +48,8 @@ def operand_of(graph: GraphEditor, tensor: str, epilogues: AbstractSet[str]) -> 
 
 def _lowered(graph: GraphEditor, tensor: str) -> str:
     """The tensor before the view of one more axis that a norm may read."""
-    node = graph.producer(tensor)
-    return node.input[0] if node is not None and node.op_type == "Unsqueeze" else tensor
+    node = produced(graph, tensor, "Unsqueeze")
+    return tensor if node is None else node.input[0]
 
 
 def _is_last(graph: GraphEditor, norm: NodeProto) -> bool:
@@ -62,13 +60,11 @@ def _is_last(graph: GraphEditor, norm: NodeProto) -> bool:
 
 def feeds_attention(graph: GraphEditor, node: NodeProto) -> bool:
     """True if a product of computed tensors reads the result, as it is, rearranged or elementwise."""
-    stack, seen = [node.output[0]], set[str]()
-    while stack:
-        for reader in graph.consumers(stack.pop()):
-            if reader.op_type == "MatMul" and not any(graph.constant(n) is not None for n in reader.input):
-                return True
-            if reader.op_type in ELEMENTWISE | _ARRANGING:
-                fresh = [name for name in reader.output if name not in seen]
-                seen.update(fresh)
-                stack.extend(fresh)
-    return False
+
+    def onward(tensor: str) -> list[str]:
+        passing = (n for n in graph.consumers(tensor) if n.op_type in ELEMENTWISE | _ARRANGING)
+        return [name for reader in passing for name in reader.output]
+
+    readers = (reader for tensor in reached(node.output[:1], onward) for reader in graph.consumers(tensor))
+    products = (reader for reader in readers if reader.op_type == "MatMul")
+    return any(all(graph.constant(name) is None for name in product.input) for product in products)

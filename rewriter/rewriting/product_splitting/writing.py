@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,24 +26,17 @@ MOST_AXES = 3
 
 @dataclass(frozen=True)
 class Splitting:
-    """Replaces one product.
-
-    Attributes:
-        nodes: The new nodes so far.
-    """
+    """Replaces one product."""
 
     graph: GraphEditor
     node: NodeProto
     source: SplitOperand
     weights: NewWeights
-    nodes: list[NodeProto] = field(default_factory=list)
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Shape of the data; () if it is unknown."""
-        shape = self.graph.shape(self.node.input[0]) or ()
-        sizes = tuple(size for size in shape if isinstance(size, int))
-        return sizes if len(sizes) == len(shape) else ()
+        return self.graph.sizes(self.node.input[0]) or ()
 
     @property
     def columns(self) -> int:
@@ -93,8 +86,7 @@ class Splitting:
         top, bottom = self._halves(summed, -2, self.sizes[-2], ("top", "bottom"))
         added = self._add("Add", [bottom, top], "added")
         large, small = self._halves(added, -1, self.columns, ("large", "small"))
-        self.nodes.append(self.graph.make("Add", [small, large], [out], name=label(self.node)))
-        self.graph.substitute(out, *self.nodes)
+        self.graph.substitute(out, self.graph.make("Add", [small, large], [out], name=label(self.node)))
         return Spent(label(self.node), "data and weight split", us)
 
     def _stacked(self) -> str:
@@ -104,7 +96,7 @@ class Splitting:
         data = self._add("Expand", [up, self._ints("twice", 2, 1, 1)], "repeated")
         if (norm := self.source.norm) is not None:
             normed = self._tensor("normed")
-            self.nodes.append(self.graph.again(norm, [data, *norm.input[1:]], [normed], axis=-1))
+            self._insert(self.graph.again(norm, [data, *norm.input[1:]], [normed], axis=-1))
             data = normed
         limited = self._add("Clip", [data, self._limit("least", -1.0), self._limit("most", 1.0)], "limited")
         half = self._add("Cast", [limited], "half", to=TensorProto.FLOAT16)
@@ -116,8 +108,7 @@ class Splitting:
 
     def _limit(self, name: str, sign: float) -> str:
         """FP16's largest number: a larger value goes into lo, which is right if the product stays FP32."""
-        value = np.float32(sign) * FP16.largest
-        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(value))
+        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.float32(sign) * FP16.largest)
 
     def _weight(self) -> str:
         """Name of the constant [depth, columns of hi, columns of lo], FP32 with values of FP16."""
@@ -131,16 +122,19 @@ class Splitting:
     def _halves(self, tensor: str, axis: int, size: int, names: tuple[str, str]) -> tuple[str, str]:
         first, second = (self._tensor(name) for name in names)
         sizes = self._ints(f"{names[0]}/sizes", size, size)
-        self.nodes.append(self.graph.make("Split", [tensor, sizes], [first, second], axis=axis))
+        self._insert(self.graph.make("Split", [tensor, sizes], [first, second], axis=axis))
         return first, second
 
     def _add(self, op_type: str, inputs: list[str], name: str, **attributes: Any) -> str:
         made = self._tensor(name, attributes.get("to", TensorProto.FLOAT))
-        self.nodes.append(self.graph.make(op_type, inputs, [made], **attributes))
+        self._insert(self.graph.make(op_type, inputs, [made], **attributes))
         return made
+
+    def _insert(self, node: NodeProto) -> None:
+        self.graph.insert(node, before=self.node)
 
     def _tensor(self, name: str, dtype: int = TensorProto.FLOAT) -> str:
         return self.graph.tensor(f"{self.node.output[0]}/{name}", dtype=dtype)
 
     def _ints(self, name: str, *values: int) -> str:
-        return self.graph.add_constant(f"{self.node.output[0]}/{name}", np.asarray(values, np.int64))
+        return self.graph.add_ints(f"{self.node.output[0]}/{name}", *values)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rewriter.data.ranges.binades import Binades
-from rewriter.graph import GraphEditor
+from rewriter.graph import GraphEditor, reached
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
 from rewriter.rewriting.rescaling.apply import apply, apply_planned
@@ -138,22 +138,18 @@ def _chosen(
     root = constraints.classes.root
     free = {root(use.number) for use in constraints.constants}
     free -= {root(number) for number in constraints.tensors.values()}
-    reached = {number for number, demand in found.classes.items() if demand.needs_scaling} - {ZERO}
-    free -= reached  # a constant that needs scaling itself cannot take up a difference
+    needing = {number for number, demand in found.classes.items() if demand.needs_scaling} - {ZERO}
+    free -= needing  # a constant that needs scaling itself cannot take up a difference
     neighbours: dict[int, set[int]] = {}
     for terms in equations:
         if not free & terms.keys():
             for number in terms:
                 neighbours.setdefault(number, set()).update(terms)
-    queue = list(reached)
-    while queue:
-        new = neighbours.get(queue.pop(), set()) - reached
-        reached |= new
-        queue.extend(new)
+    chosen = set(reached(needing, lambda number: neighbours.get(number, ())))
     for terms in equations:
-        if reached & terms.keys():
-            reached |= free & terms.keys()
-    return {number: found.classes.get(number) or Demand() for number in sorted(reached)}
+        if chosen & terms.keys():
+            chosen |= free & terms.keys()
+    return {number: found.classes.get(number) or Demand() for number in sorted(chosen)}
 
 
 def _outcomes(found: _Solution) -> tuple[RescaledClass, ...]:

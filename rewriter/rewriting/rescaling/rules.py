@@ -71,14 +71,14 @@ def _compared(_: GraphEditor, node: NodeProto) -> Relations:
     return Relations(_tied(list(range(len(node.input)))))
 
 
-def _invisible(_graph: GraphEditor, _node: NodeProto) -> Relations:
-    """The result does not depend on a positive factor."""
-    return Relations(free=frozenset({0}))
+def _fixed(*equations: Equation, free: tuple[Slot, ...] = ()) -> Rule:
+    """Returns the rule of an operator whose relations are the same for all its nodes."""
+    return lambda graph, node: Relations(equations, frozenset(free))
 
 
-def _power(factor: int, root: int = 1) -> Rule:
-    """Returns a rule: `root` times the output's exponent is `factor` times the input's."""
-    return lambda graph, node: Relations((((OUT, root), (0, -factor)),))
+def _unless(refuses: Callable[[NodeProto], bool], *slots: Slot) -> Rule:
+    """Returns a rule: these slots have one exponent, and nodes that `refuses` is true for allow none."""
+    return lambda graph, node: None if refuses(node) else Relations(_tied(list(slots)))
 
 
 def _pow(graph: GraphEditor, node: NodeProto) -> Relations | None:
@@ -93,15 +93,6 @@ def _product(_: GraphEditor, node: NodeProto) -> Relations:
     return Relations((((OUT, 1), *((index, -1) for index in range(len(node.input)))),))
 
 
-def _quotient(_graph: GraphEditor, _node: NodeProto) -> Relations:
-    return Relations((((OUT, 1), (0, -1), (1, 1)),))
-
-
-def _weighted(_graph: GraphEditor, _node: NodeProto) -> Relations:
-    """Conv, ConvTranspose and Gemm: a product, and a bias that scales with the result."""
-    return Relations((((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1))))
-
-
 def _normalised(_: GraphEditor, node: NodeProto) -> Relations | None:
     """The input may have any exponent if epsilon follows; scale and bias set the output's."""
     if any(node.output[1:]):
@@ -109,37 +100,11 @@ def _normalised(_: GraphEditor, node: NodeProto) -> Relations | None:
     return Relations((((OUT, 1), (1, -1)), ((OUT, 1), (2, -1))), frozenset({0}), epsilon=True)
 
 
-def _quantised(_graph: GraphEditor, _node: NodeProto) -> Relations:
-    """x / scale is rounded to an integer: if both scale together, no integer changes."""
-    return Relations(_tied([0, 1]))
-
-
 def _batch_norm(_: GraphEditor, node: NodeProto) -> Relations | None:
     """(x - mean) * scale / sqrt(var + epsilon) + bias: the scale takes up the factor, the variance stays."""
     if any(node.output[1:]) or attribute(node, "training_mode", 0):
         return None
     return Relations((((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1)), ((0, 1), (3, -1))))
-
-
-def _clip(_: GraphEditor, node: NodeProto) -> Relations | None:
-    if node.attribute:  # opset 6 has the bounds as attributes
-        return None
-    return Relations(_tied([OUT, 0, 1, 2]))
-
-
-def _pad(_: GraphEditor, node: NodeProto) -> Relations | None:
-    return None if attribute(node, "value") else Relations(_tied([OUT, 0, 2]))
-
-
-def _resize(_: GraphEditor, node: NodeProto) -> Relations | None:
-    extrapolates = attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize"
-    return None if extrapolates else Relations(_tied([OUT, 0]))
-
-
-def _scatter(_: GraphEditor, node: NodeProto) -> Relations | None:
-    if attribute(node, "reduction", "none") == "mul":
-        return None
-    return Relations(_tied([OUT, 0, 2]))
 
 
 _FIRST = (
@@ -154,24 +119,33 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_FIRST.split(), _same(0)),
     **dict.fromkeys("Concat Add Sub Sum Mean Max Min".split(), _all_same),
     **dict.fromkeys("Equal Less Greater LessOrEqual GreaterOrEqual".split(), _compared),
-    **dict.fromkeys("Shape Size IsNaN IsInf Sign".split(), _invisible),
+    # their results do not depend on a positive factor
+    **dict.fromkeys("Shape Size IsNaN IsInf Sign LpNormalization".split(), _fixed(free=(0,))),
     **dict.fromkeys("Mul MatMul Einsum".split(), _product),
-    **dict.fromkeys("Conv ConvTranspose Gemm".split(), _weighted),
+    # a product, and a bias that scales with the result
+    **dict.fromkeys(
+        "Conv ConvTranspose Gemm".split(), _fixed(((OUT, 1), (0, -1), (1, -1)), ((OUT, 1), (2, -1)))
+    ),
     **dict.fromkeys("LayerNormalization RMSNormalization".split(), _normalised),
     **dict.fromkeys("InstanceNormalization GroupNormalization".split(), _normalised),
-    **dict.fromkeys("ScatterElements ScatterND".split(), _scatter),
-    "LpNormalization": _invisible,
+    **dict.fromkeys(
+        "ScatterElements ScatterND".split(),
+        _unless(lambda node: attribute(node, "reduction") == "mul", OUT, 0, 2),
+    ),
     "BatchNormalization": _batch_norm,
-    "QuantizeLinear": _quantised,
+    # x / scale is rounded to an integer: if both scale together, no integer changes
+    "QuantizeLinear": _fixed(*_tied([0, 1])),
     "DequantizeLinear": _same(1),
     "Where": _same(1, 2),
-    "Pad": _pad,
-    "Clip": _clip,
-    "Resize": _resize,
-    "Div": _quotient,
-    "Sqrt": _power(1, root=2),
-    "Reciprocal": _power(-1),
-    "ReduceSumSquare": _power(2),
+    "Pad": _unless(lambda node: bool(attribute(node, "value")), OUT, 0, 2),
+    "Clip": _unless(lambda node: bool(node.attribute), OUT, 0, 1, 2),  # opset 6 has the bounds as attributes
+    "Resize": _unless(
+        lambda node: attribute(node, "coordinate_transformation_mode") == "tf_crop_and_resize", OUT, 0
+    ),
+    "Div": _fixed(((OUT, 1), (0, -1), (1, 1))),
+    "Sqrt": _fixed(((OUT, 2), (0, -1))),
+    "Reciprocal": _fixed(((OUT, 1), (0, 1))),
+    "ReduceSumSquare": _fixed(((OUT, 1), (0, -2))),
     "Pow": _pow,
 }
 """By operator of the default domain."""

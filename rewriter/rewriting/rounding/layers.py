@@ -11,7 +11,10 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.graph import GraphEditor, attribute, is_op, label
 from rewriter.graph.fusion import is_depthwise
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import is_transposed
 from rewriter.model import Array
+from rewriter.patterns.windows import pads_of, windows_of
 
 PRODUCTS = {"MatMul": (0, 1), "Gemm": (0, 1), "Conv": (1,)}
 """Inputs of an operator that may be the weight."""
@@ -136,11 +139,9 @@ def _layer(graph: GraphEditor, node: NodeProto, weight: str, types: Types) -> La
     if isinstance(first, Skipped):
         return first
     sources: list[RowSource] = []
+    layout = first.transposed, first.groups
     for other in found:
-        if isinstance(other, Skipped) or (other.transposed, other.groups) != (
-            first.transposed,
-            first.groups,
-        ):
+        if isinstance(other, Skipped) or (other.transposed, other.groups) != layout:
             return Skipped(label(node), "the consumers of the weight use it in different layouts")
         sources.extend(other.sources)
     bias = _bias(graph, readers, weight) if dtype != TensorProto.FLOAT else ""
@@ -149,7 +150,7 @@ def _layer(graph: GraphEditor, node: NodeProto, weight: str, types: Types) -> La
 
 def _bias(graph: GraphEditor, readers: Sequence[NodeProto], weight: str) -> str:
     """The bias that all consumers of a weight add and no other node reads; "" if there is none."""
-    name = readers[0].input[2] if len(readers[0].input) > 2 else ""
+    name = optional_input(readers[0], 2)
     if not name or not graph.is_initializer(name) or graph.is_output(name) or graph.is_input(name):
         return ""
     own = {id(reader) for reader in readers}
@@ -158,31 +159,26 @@ def _bias(graph: GraphEditor, readers: Sequence[NodeProto], weight: str) -> str:
     value, shape = graph.constant(name), graph.shape(weight)
     if value is None or shape is None or not all(_adds(reader, weight, name) for reader in readers):
         return ""
-    return name if value.dtype == np.float32 and value.size == _outputs(readers[0], shape) else ""
+    outputs = shape[0 if readers[0].op_type == "Conv" or is_transposed(readers[0]) else 1]
+    return name if value.dtype == np.float32 and value.size == outputs else ""
 
 
 def _adds(node: NodeProto, weight: str, bias: str) -> bool:
     """True if the node adds the unscaled bias to each row of x W."""
-    if len(node.input) < 3 or node.input[1] != weight or node.input[2] != bias:
+    if list(node.input[1:]) != [weight, bias]:
         return False
     return node.op_type == "Conv" or all(attribute(node, name, 1.0) == 1.0 for name in ("alpha", "beta"))
-
-
-def _outputs(node: NodeProto, shape: Sequence[int | str | None]) -> int | str | None:
-    """Output channels of a Conv or Gemm with a weight of this shape."""
-    return shape[0 if node.op_type == "Conv" or attribute(node, "transB", 0) else 1]
 
 
 def _read(graph: GraphEditor, node: NodeProto, weight: str) -> Layer | Skipped:
     """The layer from the view of one consumer."""
     if _weight(graph, node) != weight or list(node.input).count(weight) != 1:
         return Skipped(label(node), "a consumer of the weight is no product with a computed operand")
-    shape = graph.shape(weight) or ()
-    sizes = tuple(d for d in shape if isinstance(d, int))
-    if 0 in sizes or len(sizes) != len(shape):
+    sizes = graph.value(weight).shape
+    if 0 in sizes:
         return Skipped(label(node), "the weight is empty")
     if node.op_type == "Conv":
-        return _convolution(graph, node, sizes)
+        return _convolution(graph, node)
     if len(sizes) != 2:
         return Skipped(label(node), f"the weight has {len(sizes)} axes instead of 2")
     return _matrix_product(graph, node, weight, sizes)
@@ -206,37 +202,15 @@ def _matrix_product(
     return Layer(weight, label(node), (source,), transposed)
 
 
-def _convolution(graph: GraphEditor, node: NodeProto, sizes: tuple[int, ...]) -> Layer | Skipped:
-    axes, groups = len(sizes) - 2, int(attribute(node, "group", 1))
-    strides = tuple(attribute(node, "strides", (1,) * axes))
-    dilations = tuple(attribute(node, "dilations", (1,) * axes))
-    window = Window(sizes[2:], strides, dilations, tuple(attribute(node, "pads", (0,) * 2 * axes)), groups)
-    pads = _pads(attribute(node, "auto_pad", "NOTSET"), window, graph.shape(node.input[0]))
+def _convolution(graph: GraphEditor, node: NodeProto) -> Layer | Skipped:
+    windows = windows_of(graph, node)
+    assert windows is not None  # its weight is constant
+    pads, groups = pads_of(node, windows), int(attribute(node, "group", 1))
     if pads is None:
         return Skipped(label(node), "it has auto_pad, and the shape of its input is unknown")
-    window = Window(sizes[2:], strides, dilations, pads, groups)
-    source = RowSource(node.input[0], groups * prod(sizes[1:]), window)
+    window = Window(windows.kernel, windows.strides, windows.dilations, pads, groups)
+    source = RowSource(node.input[0], windows.channels * prod(windows.kernel), window)
     return Layer(node.input[1], label(node), (source,), groups=groups)
-
-
-def _pads(mode: str, window: Window, shape: Sequence[int | str | None] | None) -> tuple[int, ...] | None:
-    """Explicit pads, begins before ends; an odd element goes to the end, with SAME_LOWER to the begin."""
-    axes = len(window.kernel)
-    if mode in ("NOTSET", "VALID", ""):
-        return window.pads if mode != "VALID" else (0,) * 2 * axes
-    sizes = [size for size in (shape or ())[2:] if isinstance(size, int)]
-    if len(sizes) != axes:
-        return None
-    begins, ends = [], []
-    for size, kernel, stride, dilation in zip(
-        sizes, window.kernel, window.strides, window.dilations, strict=True
-    ):
-        span = (kernel - 1) * dilation + 1
-        total = max(0, (-(-size // stride) - 1) * stride + span - size)
-        small, large = total // 2, total - total // 2
-        begins.append(large if mode == "SAME_LOWER" else small)
-        ends.append(small if mode == "SAME_LOWER" else large)
-    return (*begins, *ends)
 
 
 def by_sources(found: Sequence[Layer]) -> Mapping[tuple[RowSource, ...], list[Layer]]:

@@ -15,11 +15,12 @@ from math import prod
 import numpy as np
 from onnx import helper
 
+from rewriter.data.ranges.binades import keep_only
 from rewriter.data.ranges.reductions import Emitter
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array, Model
 from rewriter.rewriting.rounding.layers import RowSource, Window
-from rewriter.rewriting.rounding.segments import Segment, Shapes, emitter, keep_only, segment, shapes
+from rewriter.rewriting.rounding.segments import Segment, Shapes, emitter, segment, shapes
 
 OPSET = 5
 """First operator set whose Reshape takes the shape as an input; rows of older models are not read."""
@@ -176,7 +177,8 @@ def _instrumented(
     result = model.copy()
     graph = result.proto.graph
     emit = emitter(result)
-    gather = _Gather(emit, limits, shapes, _offsets(seed, max(limits.values())))
+    offsets = np.random.default_rng(seed).integers(FRACTIONS, size=max(limits.values()))
+    gather = _Gather(emit, limits, shapes, offsets)
     wanted: dict[str, list[RowSource]] = {}
     for source in limits:
         wanted.setdefault(source.tensor, []).append(source)
@@ -204,6 +206,7 @@ class _Gather:
     """Appends nodes that choose rows.
 
     Attributes:
+        offsets: Random offsets of rows within their strata, int64 below `FRACTIONS`.
         constants: Names of index tensors, shared by sources of equal shapes, and of shapes.
     """
 
@@ -214,11 +217,8 @@ class _Gather:
     constants: dict[tuple[object, ...], tuple[str, Taps | None]] = field(default_factory=dict)
 
     def rows(self, source: RowSource) -> tuple[str, Taps | None]:
-        if source.window is None:
-            return self._vectors(source), None
-        return self._windows(source, source.window)
-
-    def _vectors(self, source: RowSource) -> str:
+        if source.window is not None:
+            return self._windows(source, source.window)
         tensor = source.tensor
         if source.swapped:
             *first, last = range(source.swapped)
@@ -229,7 +229,7 @@ class _Gather:
         key = (prod(self.shapes[source.tensor]) // source.width, self.limits[source])
         if key not in self.constants:
             self.constants[key] = self._ints(_spread(*key, self.offsets)), None
-        return self.emit.add("Gather", [flat, self.constants[key][0]], axis=0)
+        return self.emit.add("Gather", [flat, self.constants[key][0]], axis=0), None
 
     def _windows(self, source: RowSource, window: Window) -> tuple[str, Taps]:
         batch, _, *sizes = self.shapes[source.tensor]
@@ -250,11 +250,6 @@ class _Gather:
 
     def _ints(self, values: object) -> str:
         return self.emit.constant(values, np.int64)
-
-
-def _offsets(seed: int, most: int) -> Array:
-    """Random offsets of `most` rows within their strata, int64 below `FRACTIONS`."""
-    return np.random.default_rng(seed).integers(FRACTIONS, size=most)
 
 
 def _spread(total: int, limit: int, offsets: Array) -> Array:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
 import numpy as np
-from onnx import GraphProto, NodeProto, helper
+from onnx import GraphProto, NodeProto
 
-from rewriter.data.ranges.binades import leading_to
+from rewriter.data.ranges.binades import keep_only, leading_to
 from rewriter.data.ranges.instrument import unused_prefix
 from rewriter.data.ranges.reductions import Emitter, Names
 from rewriter.engines.onnxruntime import Session
@@ -76,12 +76,7 @@ def inferred_shapes(model: Model, feeds: Mapping[str, Array]) -> Shapes:
             dims = value.type.tensor_type.shape.dim
             for dim, size in zip(dims, np.shape(feeds[value.name]), strict=False):
                 dim.dim_value = size
-    found: dict[str, tuple[int, ...]] = {}
-    for name, known in infer(model).main.items():
-        sizes = tuple(size for size in known.shape or () if isinstance(size, int))
-        if known.shape is not None and len(sizes) == len(known.shape):
-            found[name] = sizes
-    return found
+    return {name: facts.sizes for name, facts in infer(model).main.items() if facts.sizes is not None}
 
 
 def shapes(model: Model, tensors: Collection[str], feeds: Mapping[str, Array]) -> Shapes:
@@ -107,12 +102,3 @@ def shapes(model: Model, tensors: Collection[str], feeds: Mapping[str, Array]) -
 def emitter(model: Model) -> Emitter:
     """Returns an emitter of new nodes for the main graph."""
     return Emitter(Names(unused_prefix(model.proto, "rows:"), model.opset), [])
-
-
-def keep_only(model: Model, nodes: Iterable[NodeProto], outputs: Iterable[str]) -> None:
-    """Reduce the main graph to these nodes and outputs; the outputs' types follow from the nodes."""
-    graph, kept = model.proto.graph, [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:], graph.output[:], graph.value_info[:]
-    graph.node.extend(kept)
-    for name in outputs:
-        graph.output.append(helper.make_empty_tensor_value_info(name))

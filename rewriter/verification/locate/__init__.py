@@ -11,17 +11,17 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rewriter.emulation import Accumulation, reference
 from rewriter.emulation.divergence import diverge
 from rewriter.engines.parallel_builds import builds_at_a_time
-from rewriter.engines.protocol import EngineName, MeasureSettings, Span
+from rewriter.engines.protocol import MeasureSettings, Span, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.errors import UsageError
 from rewriter.figures.tolerances import TOLERANCES
-from rewriter.model import Array, Model, load
+from rewriter.model import Array, Model, save
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import LASTING, Progress
 from rewriter.rewriting.rescaling.record import between
@@ -30,7 +30,6 @@ from rewriter.verification.locate.bisection import MARKS, MAX_BUILDS, Bisection,
 from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.verification.locate.location import Location, Step
 from rewriter.verification.locate.runs import (
-    NO_PROFILE,
     Build,
     EngineBuild,
     Exact,
@@ -42,11 +41,11 @@ from rewriter.verification.locate.runs import (
 __all__ = ["LocateOptions", "Location", "Step", "locate", "locate_by_emulation", "locate_with"]
 
 TOLERANCE = TOLERANCES["fp16"].value
-"""Relative L2 error up to which a tensor is right: well-conditioned networks stay below it in FP16."""
+"""Relative L2 error above which a tensor is wrong: well-conditioned networks stay below it in FP16."""
 
 FAULT_SHARE = 0.1
-"""Share of an output's error by which marks may move it. Another kernel rounds in another way, and the fault
-is still there; a build with a larger change is discarded."""
+"""Share of an output's error by which marks may move it. With another kernel the rounding differs, but the
+fault stays; a build with a larger change is discarded."""
 
 JOBS = 4
 """Most builds at a time: their engines run together and share the GPU's memory."""
@@ -77,20 +76,19 @@ class LocateOptions:
 
 
 def locate(
-    original: Path,
-    other: Path,
+    original: Model,
+    other: Model,
     samples: Iterable[Mapping[str, Array]],
-    engine: EngineName,
+    settings: MeasureSettings,
     options: LocateOptions | None = None,
-    settings: MeasureSettings | None = None,
-    profile: Mapping[str, Span] = NO_PROFILE,
+    profile: Mapping[str, Span] | None = None,
     progress: Progress = lambda *_: None,
 ) -> Location:
-    """Find the first tensor of `other` that differs from `original` when an engine runs it.
+    """Finds the first tensor of `other` that differs from `original` when an engine runs it.
 
     Args:
         samples: Inputs of the original, iterated once for every build.
-        settings: Time limits and plugins; its engine, builds and timing are ignored.
+        settings: Engine, time limits and plugins; its builds and timing are ignored.
         profile: Optimisation profile of inputs with dynamic axes; the others' come from the samples.
 
     Raises:
@@ -98,16 +96,19 @@ def locate(
         ArithmeticRunError: ONNX Runtime cannot run the original.
         UsageError: the models have no tensor in common.
     """
-    mine, yours = load(original), load(other)
+    weights = sum(array.nbytes for array in other.weights.values())
+    jobs = min(JOBS, builds_at_a_time(settings.engine, weights))
+    limits = replace(options or LocateOptions(), jobs=jobs)
     with tempfile.TemporaryDirectory(prefix="rewriter-locate-") as name:
         folder = Path(name)
-        fed = write_samples(folder / "samples", (as_declared(yours, sample) for sample in samples))
-        chosen = settings or MeasureSettings(engine)
-        jobs = min(JOBS, builds_at_a_time(engine, sum(array.nbytes for array in yours.weights.values())))
-        build = EngineBuild(other, fed, engine, folder / "builds", chosen, profile, jobs)
-        return locate_with(
-            mine, yours, samples, build, replace(options or LocateOptions(), jobs=jobs), progress
+        path = other.path or save(other, folder / "other.onnx")
+        fed = write_samples(folder / "samples", (as_declared(other, sample) for sample in samples))
+        variant, once = (
+            Variant("other", path, fed, shapes=profile or {}),
+            replace(settings, timing=None, builds=1),
         )
+        build = EngineBuild(variant, folder / "builds", once, jobs)
+        return locate_with(original, other, samples, build, limits, progress)
 
 
 def locate_with(
@@ -118,7 +119,7 @@ def locate_with(
     options: LocateOptions,
     progress: Progress = lambda *_: None,
 ) -> Location:
-    """`locate` with any engine: `build` runs the other model with some of its tensors marked."""
+    """Locates with any engine: `build` runs the other model with some of its tensors marked."""
     start = time.monotonic()
 
     def report(line: str) -> None:
@@ -136,13 +137,14 @@ def locate_with(
         (before.distance(first_run(build, debug=False)) for _ in range(options.builds - 1)), default=0.0
     )
     allowed = max(spread, _room(errors.values(), options.tolerance))
-    measure = Measurement(build, exact, before, allowed, lineup.tensors)
-    baseline = _Baseline(run.engine, options.tolerance, lineup, errors, spread, run.notes)
-    return replace(_searched(baseline, known, measure, options, report), moved=measure.moved)
+    measure = Measurement(build, exact, before, allowed, {t.name: t.exact for t in lineup.tensors})
+    location = Location(run.engine, options.tolerance, (), spread=spread, notes=run.notes)
+    found = _searched(location, _Errors(lineup, errors, known), measure, options, report)
+    return replace(found, moved=measure.moved)
 
 
 def _room(errors: Iterable[float], tolerance: float) -> float:
-    """Change of the outputs by marks that leaves the fault recognisable."""
+    """Returns the largest change of the outputs by marks that leaves the fault recognisable."""
     wrong = [error for error in errors if not error <= tolerance]
     return min((FAULT_SHARE * e if math.isfinite(e) else tolerance for e in wrong), default=0.0)
 
@@ -154,7 +156,7 @@ def locate_by_emulation(
     options: LocateOptions | None = None,
     accumulation: Accumulation = "fp16",
 ) -> Location:
-    """`locate` with the emulation of `other` on the CPU, which shows every tensor in one run."""
+    """Locates by the emulation of `other` on the CPU, which shows every tensor in one run."""
     options = options or LocateOptions()
     exact, lineup = _prepared(original, other, samples)
     exponents = between(original, other)
@@ -163,8 +165,8 @@ def locate_by_emulation(
     added = {t.name: found[t.exact].added for t in lineup.tensors if t.exact in found}
     errors = {name: known[name] for name in exact.outputs if name in known}
     engine = f"emulation on ONNX Runtime, {accumulation.upper()} accumulators"
-    baseline = _Baseline(engine, options.tolerance, lineup, errors, 0.0, (), added)
-    return _searched(baseline, known, _nothing, options, lambda line: None)
+    location = Location(engine, options.tolerance, ())
+    return _searched(location, _Errors(lineup, errors, known, added), _nothing, options, lambda line: None)
 
 
 def _nothing(sets: Sequence[Sequence[str]]) -> list[Marked]:
@@ -184,54 +186,52 @@ def _prepared(original: Model, other: Model, samples: Iterable[Mapping[str, Arra
 
 
 @dataclass(frozen=True)
-class _Baseline:
-    """Errors that are known before the search."""
+class _Errors:
+    """Errors of the outputs, and of all tensors that are known before the search."""
 
-    engine: str
-    tolerance: float
     lineup: Lineup
-    errors: Mapping[str, float]
-    spread: float
-    notes: tuple[str, ...]
-    added: Mapping[str, float] | None = None
+    outputs: Mapping[str, float]
+    known: dict[str, float]
+    added: Mapping[str, float] = field(default_factory=dict)
 
-    def step(self, tensor: SharedTensor, known: Mapping[str, float], note: str = "") -> Step:
-        added = (self.added or {}).get(tensor.name)
-        return Step(tensor.name, tensor.node, tensor.op, known.get(tensor.name), added, note)
+    def step(self, tensor: SharedTensor, note: str = "") -> Step:
+        name = tensor.name
+        return Step(name, tensor.node, tensor.op, self.known.get(name), self.added.get(name), note)
 
 
 def _searched(
-    baseline: _Baseline, known: dict[str, float], measure: Measure, options: LocateOptions,
+    location: Location, errors: _Errors, measure: Measure, options: LocateOptions,
     report: Callable[[str], None],
 ) -> Location:  # fmt: skip
-    by_name = {t.name: t for t in baseline.lineup.tensors}
+    """Adds the results of a search to the location."""
+    by_name = {t.name: t for t in errors.lineup.tensors}
     outputs = tuple(
-        baseline.step(by_name[n], baseline.errors) if n in by_name else Step(n, n, "Output", e)
-        for n, e in baseline.errors.items()
+        errors.step(by_name[name]) if name in by_name else Step(name, name, "Output", error)
+        for name, error in errors.outputs.items()
     )
-    wrong = [n for n, e in baseline.errors.items() if not e <= options.tolerance and n in by_name]
-    count = len(baseline.lineup.tensors)
+    location = replace(location, outputs=outputs, tensors=len(by_name))
+    wrong = [n for n, e in errors.outputs.items() if not e <= options.tolerance and n in by_name]
     if not wrong:
-        return Location(
-            baseline.engine,
-            options.tolerance,
-            outputs,
-            tensors=count,
-            spread=baseline.spread,
-            notes=baseline.notes,
-        )
+        return location
     # only tensors before a wrong output: the others cannot be the cause
-    lineup = baseline.lineup.leading_to(wrong)
+    lineup = errors.lineup.leading_to(wrong)
     search = Bisection(
-        lineup, measure, options.tolerance, known, options.marks, options.max_builds, options.jobs, report
+        lineup,
+        measure,
+        options.tolerance,
+        errors.known,
+        options.marks,
+        options.max_builds,
+        options.jobs,
+        report,
     )
     search.run()
-    chain = _chain(search, max(wrong, key=lambda n: baseline.errors[n]), options.steps)
-    return _location(baseline, search, outputs, chain)
+    chain = _chain(search, max(wrong, key=lambda n: errors.outputs[n]), options.steps)
+    return _located(location, errors, search, chain)
 
 
 def _chain(search: Bisection, end: str, steps: int) -> list[int]:
-    """Positions from the first wrong tensor to a wrong output, at most `steps`; measures those it can."""
+    """Returns positions from the first wrong tensor to a wrong output, at most `steps`, and measures them."""
     tensors = search.lineup.tensors
     last = next(i for i, t in enumerate(tensors) if t.name == end)
     path = search.lineup.path(search.high, last)
@@ -249,7 +249,7 @@ def _chain(search: Bisection, end: str, steps: int) -> list[int]:
 
 
 def _after(search: Bisection) -> set[int]:
-    """Positions of the first wrong tensor and its descendants."""
+    """Returns the positions of the first wrong tensor and its descendants."""
     found = {search.high}
     for position, tensor in enumerate(search.lineup.tensors):
         if not found.isdisjoint(tensor.parents):
@@ -257,34 +257,28 @@ def _after(search: Bisection) -> set[int]:
     return found
 
 
-def _location(
-    baseline: _Baseline, search: Bisection, outputs: tuple[Step, ...], chain: list[int]
-) -> Location:
+def _located(location: Location, errors: _Errors, search: Bisection, chain: list[int]) -> Location:
     tensors, known = search.lineup.tensors, search.known
 
-    def step(position: int) -> Step:
-        name = tensors[position].name
-        return baseline.step(
-            tensors[position], known, "" if name in known else search.hiding.get(name, "not measured")
+    def steps(positions: Iterable[int]) -> tuple[Step, ...]:
+        return tuple(
+            errors.step(t, "" if t.name in known else search.hiding.get(t.name, "not measured"))
+            for t in (tensors[position] for position in positions)
         )
 
-    right = tensors[search.high].parents if search.found else ()
+    right: Iterable[int] = tensors[search.high].parents if search.found else ()
     if not search.found and search.low >= 0:
         places = {t.name: i for i, t in enumerate(tensors)}
-        right = tuple(places[name] for name in search.cut(search.low))
+        right = (places[name] for name in search.cut(search.low))
     between = range(search.low + 1, search.high)
-    return Location(
-        baseline.engine,
-        baseline.tolerance,
-        outputs,
-        first=step(search.high),
+    (first,) = steps([search.high])
+    return replace(
+        location,
+        first=first,
         exact=search.found,
-        right=tuple(step(i) for i in right),
-        chain=tuple(step(i) for i in chain),
-        hiding=tuple(step(i) for i in between if tensors[i].name in search.hiding),
-        tensors=len(baseline.lineup.tensors),
+        right=steps(right),
+        chain=steps(chain),
+        hiding=steps(i for i in between if tensors[i].name in search.hiding),
         builds=search.builds,
         discarded=search.discarded,
-        spread=baseline.spread,
-        notes=baseline.notes,
     )

@@ -1,10 +1,10 @@
-"""Finds the first tensor that goes wrong by cuts through the graph, with a few marked tensors in a build.
+"""Finds the first wrong tensor by bisection over cuts through the graph, with a few marks in a build.
 
 The cut after tensor i consists of the tensors up to i that later nodes still read. If a wrong tensor always
-makes the tensors computed from it wrong, some tensor up to i is wrong exactly if one of the cut is. So
-bisection over cuts finds the first wrong tensor in O(log n) builds, with as many marks as a cut is wide. Cuts
-of real networks are narrow, as their residual streams are one tensor. Several builds run at a time, each with
-cuts from its part of the graph.
+makes its descendants wrong, some tensor up to i is wrong exactly if one of the cut is. So bisection finds the
+first wrong tensor in O(log n) builds, each with as many marks as a cut is wide. Cuts of real networks are
+narrow, as their residual streams are one tensor. Several builds run at a time, each with cuts from its part
+of the graph.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Bisection:
     _room: int = 0
 
     def run(self) -> None:
-        """Narrow `low` and `high` until they are neighbours, or no cut is left that can be marked."""
+        """Narrows `low` and `high` until they are neighbours, or no cut is left that can be marked."""
         self._room = self.marks
         self.high = len(self.lineup.tensors) - 1
         self._learn()
@@ -100,14 +100,14 @@ class Bisection:
         return not self.known[name] <= self.tolerance
 
     def mark(self, sets: Sequence[Sequence[str]]) -> None:
-        """Make a build for each set, up to `max_builds`."""
+        """Makes a build for each set, up to `max_builds`."""
         sets = sets[: self.max_builds - self.builds]
         for names, shown in zip(sets, self.measure(sets), strict=True):
             self.builds += 1
             self._take(names, shown)
 
     def _take(self, names: Sequence[str], shown: Marked) -> None:
-        """Record the result of a build. If its outputs changed, the next build marks fewer tensors."""
+        """Records the result of a build. If its outputs changed, the next build marks fewer tensors."""
         if shown.unchanged and not shown.problem:
             self.known.update(shown.errors)
             self.hiding.update({name: ABSENT for name in names if name not in shown.errors})
@@ -120,7 +120,7 @@ class Bisection:
         self._room = self.marks
 
     def fitting(self, names: Sequence[str]) -> list[str]:
-        """The first names, as many as one build may mark."""
+        """Returns the first names, as many as one build may mark."""
         sizes = {t.name: 4 * t.size for t in self.lineup.tensors}
         kept: list[str] = []
         total = 0
@@ -132,16 +132,22 @@ class Bisection:
         return kept
 
     def cut(self, position: int) -> list[str]:
-        """The tensor at `position`, and the earlier ones that are read after it."""
-        last, tensors = self.lineup.last_use, self.lineup.tensors
-        return [tensors[i].name for i in self._live.get(position, ()) if i == position or last[i] > position]
+        """Returns the tensor at `position`, and the earlier ones that are read after it."""
+        return [self.lineup.tensors[i].name for i in self._live[position]]
 
     @cached_property
-    def _live(self) -> Mapping[int, Sequence[int]]:
-        return _live(self.lineup)
+    def _live(self) -> list[list[int]]:
+        """Positions of the tensors of every cut."""
+        last = self.lineup.last_use
+        found: list[list[int]] = []
+        alive: list[int] = []
+        for position in range(len(last)):
+            alive = [*(i for i in alive if last[i] > position), position]
+            found.append(alive)
+        return found
 
     def _learn(self) -> None:
-        """Update `low` and `high` from the known errors."""
+        """Updates `low` and `high` from the known errors."""
         tensors = self.lineup.tensors
         self.high = next(
             (i for i, t in enumerate(tensors[: self.high]) if t.name in self.known and self.wrong(t.name)),
@@ -163,7 +169,7 @@ class Bisection:
         return found
 
     def _next_sets(self) -> list[list[str]]:
-        """Tensors for each build of a round: each gets a part of the remaining cuts, and no tensor twice."""
+        """Returns tensors for each build: each gets a part of the remaining cuts, and no tensor twice."""
         positions = [p for p in range(self.low + 1, self.high) if not self._hidden(p)]
         jobs = min(self.jobs, len(positions))
         sets: list[list[str]] = []
@@ -176,7 +182,7 @@ class Bisection:
         return sets
 
     def _next_marks(self, positions: Sequence[int]) -> list[str]:
-        """Tensors of evenly spaced cuts, as many as fit; if none fits, the first tensors of one cut."""
+        """Returns tensors of evenly spaced cuts, as many as fit; if none fits, the first of one cut."""
         for count in range(min(self._room, len(positions)), 0, -1):
             chosen = [self._narrowest(positions, (j + 1) / (count + 1)) for j in range(count)]
             names = list(dict.fromkeys(name for p in chosen for name in self._unknown(p)))
@@ -191,20 +197,9 @@ class Bisection:
         return [name for name in self.cut(position) if name not in self.known]
 
     def _narrowest(self, positions: Sequence[int], share: float) -> int:
-        """The position near `share` of the way whose cut has fewest unknown tensors."""
+        """Returns the position near `share` of the way whose cut has fewest unknown tensors."""
         centre = min(len(positions) - 1, int(share * len(positions)))
         reach = max(1, len(positions) // 16)
         near = range(max(0, centre - reach), min(len(positions), centre + reach + 1))
         best = min(near, key=lambda i: (len(self._unknown(positions[i])), abs(i - centre)))
         return positions[best]
-
-
-def _live(lineup: Lineup) -> dict[int, list[int]]:
-    """The tensors of every cut, by position."""
-    last = lineup.last_use
-    found: dict[int, list[int]] = {}
-    alive: list[int] = []
-    for position in range(len(lineup.tensors)):
-        alive = [*(i for i in alive if last[i] > position), position]
-        found[position] = alive
-    return found

@@ -38,13 +38,13 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class Lineup:
-    """SharedTensor tensors in topological order."""
+    """Shared tensors in topological order."""
 
     tensors: tuple[SharedTensor, ...]
 
     @cached_property
     def last_use(self) -> tuple[int, ...]:
-        """Position of the last tensor computed from each; past the end if there is none (an output)."""
+        """Position of the last tensor computed from each tensor; past the end for an output."""
         last = [len(self.tensors)] * len(self.tensors)
         for position, tensor in enumerate(self.tensors):
             for parent in tensor.parents:
@@ -52,7 +52,7 @@ class Lineup:
         return tuple(last)
 
     def leading_to(self, names: Iterable[str]) -> Lineup:
-        """The lineup of the named tensors and their ancestors."""
+        """Returns the lineup of the named tensors and their ancestors."""
         wanted = {i for i, t in enumerate(self.tensors) if t.name in set(names)}
         for position in range(len(self.tensors) - 1, -1, -1):
             if position in wanted:
@@ -66,7 +66,7 @@ class Lineup:
         )
 
     def path(self, start: int, end: int) -> list[int]:
-        """A shortest chain of positions from one tensor to a descendant."""
+        """Returns a shortest chain of positions from one tensor to a descendant."""
         came: dict[int, int] = {end: end}
         queue = [end]
         for position in queue:
@@ -83,12 +83,12 @@ class Lineup:
 
 
 def line_up(original: Model, other: Model, facts: tuple[Facts, Facts]) -> Lineup:
-    """Match tensors of the main graphs by name, or by the name before their type changed.
+    """Matches tensors of the main graphs by name, or by the name before their type changed.
 
-    Constants, and tensors computed from constants alone, are left out.
+    Constants, and tensors computed from constants alone, are skipped.
 
     Args:
-        facts: Of `original` and of `other`.
+        facts: Facts of `original` and of `other`.
     """
     exact = {name for node in original.proto.graph.node for name in node.output if name}
     varying: dict[str, frozenset[int]] = {port.name: frozenset() for port in other.signature.inputs}

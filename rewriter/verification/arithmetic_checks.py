@@ -1,4 +1,4 @@
-"""Checks of arithmetic on ONNX Runtime: structure in FP32, then the emulated reduced precision."""
+"""Checks arithmetic on ONNX Runtime: structure in FP32, then the emulated reduced precision."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rewriter.verification.expected import Expected, Outputs, as_declared, run_a
 from rewriter.verification.verdict import Check
 
 BOTH_ROUND = 2.0
-"""Distance of two models of the same arithmetic that both round every tensor, in units of the distance of
-one of them from the exact results: by the triangle inequality."""
+"""Largest distance of two models that both round every tensor, in units of the distance of one from the exact
+results, by the triangle inequality."""
 
 REORDERED = 2.0
 """Errors that a check allows where the network's own conditioning exceeds a tolerance, in units of what
@@ -38,7 +38,7 @@ USABLE = 0.1
 """Largest relative L2 error that the network's own FP32 engine excuses: beyond it neither is of use."""
 
 EXPLAINED = 3
-"""Nodes that a failed emulation names, by the error that they add."""
+"""Nodes with the largest added errors that a failed emulation names."""
 
 
 def check_structure(
@@ -47,15 +47,15 @@ def check_structure(
     passes: Sequence[Pass],
     samples: Iterable[Mapping[str, Array]],
 ) -> Check:
-    """Check the structural passes together, against the sum of their tolerances; all EXACT means bit-equal.
+    """Checks the structural passes together against the sum of their tolerances; all EXACT means bit-equal.
 
-    Their tolerances hold for FP32 sums in another order. If the user's model rounds to FP16 or BF16, such
-    sums may round to the next number. So the error of the model's own rounding is added to the tolerance.
+    The tolerances hold for FP32 sums in another order. If the user's model rounds to FP16 or BF16, such sums
+    may round to the next number, so the error of the model's own rounding is added.
 
     Args:
         expected: Outputs of the original for the same samples.
         rewritten: The model after the structural passes.
-        passes: Those that changed something.
+        passes: Passes that changed something.
     """
     tolerance = sum(step.exactness.tolerance for step in passes)
     noise = _own_rounding(expected, rewritten) if tolerance else {}
@@ -71,7 +71,7 @@ def check_structure(
 
 
 def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
-    """Error that rounding as written may add to each output; 0 if it leaves nothing finite."""
+    """Returns the error that rounding as written may add to each output; 0 if nothing finite is left."""
     found = compare_samples(expected.exact, expected.as_written, 0.0, as_sets=selects_rows(model))
     return {o.name: BOTH_ROUND * o.relative_l2 if np.isfinite(o.relative_l2) else 0.0 for o in found}
 
@@ -83,7 +83,7 @@ def check_emulation(
     samples: Iterable[Mapping[str, Array]],
     accumulation: Accumulation = "fp32",
 ) -> Check:
-    """Compare the emulated reduced-precision model with the original in FP32.
+    """Compares the emulated reduced-precision model with the original in FP32.
 
     Products in FP32 are emulated in TF32, as in an engine built with TensorRT's defaults.
 
@@ -93,15 +93,20 @@ def check_emulation(
     tolerance = TOLERANCES["tf32" if precision == "fp32" else precision].value
     emulate = partial(emulation, accumulation=accumulation, tf32=True)
     check = _compare_run("emulation", expected.exact, fixed, samples, tolerance, emulate)
-    how = f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
-    return _with_largest(check, f"{precision.upper()} emulated{how}", tolerance)
+    if check.passed is None:
+        return check
+    how = precision.upper() + " emulated"
+    how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
+    # the tolerance differs between outputs whose rows are matched as sets and others
+    known = [(c.relative_l2, c.tolerance) for c in check.outputs if c.tolerance]
+    error, allowed = max(known, key=lambda pair: pair[0] / pair[1], default=(0.0, tolerance))
+    relation = "within" if check.passed else "NOT within"
+    return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {allowed:.2g}")
 
 
 def check_tf32(expected: Expected, fixed: Model, samples: Iterable[Mapping[str, Array]]) -> Check:
-    """Compare an FP32 model with the original, with the TF32 products of TensorRT's FP32 engines."""
-    tolerance = TOLERANCES["tf32"].value
-    check = _compare_run("tf32", expected.exact, fixed, samples, tolerance, partial(emulation, tf32=True))
-    check = _with_largest(check, "TF32 emulated", tolerance)
+    """Compares an FP32 model with the original, with the TF32 products of TensorRT's FP32 engines."""
+    check = replace(check_emulation(expected, fixed, "tf32", samples), name="tf32")
     if check.passed is not False:
         return check
     hint = "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
@@ -123,16 +128,6 @@ def allowing(check: Check, errors: Mapping[str, float], reason: str, factor: flo
     passed = all(o.passed for o in outputs)
     summary = f"{check.summary}; {reason} {max(errors.values()):.2g}"
     return replace(check, passed=passed, outputs=outputs, summary=summary)
-
-
-def _with_largest(check: Check, how: str, tolerance: float) -> Check:
-    """Summarises a check by its largest error relative to the tolerance, which differs for rows as sets."""
-    if check.passed is None:
-        return check
-    known = [(c.relative_l2, c.tolerance) for c in check.outputs if c.tolerance]
-    error, allowed = max(known, key=lambda pair: pair[0] / pair[1], default=(0.0, tolerance))
-    relation = "within" if check.passed else "NOT within"
-    return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {allowed:.2g}")
 
 
 def explained(
@@ -171,7 +166,7 @@ def _compare_run(
     fp32_form: Callable[[Model, Facts], Model],
     noise: Mapping[str, float] | None = None,
 ) -> Check:
-    """Run a model on ONNX Runtime and compare it with the expected outputs.
+    """Runs a model on ONNX Runtime and compares it with the expected outputs.
 
     Args:
         fp32_form: Makes the FP32 model that ONNX Runtime computes.

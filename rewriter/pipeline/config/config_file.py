@@ -17,7 +17,7 @@ TABLE = "[tool.rewriter]"
 
 
 @dataclass(frozen=True)
-class File:
+class ConfigFile:
     """A file with its table; `notes` name a file that was not read, `read` is False if that is this one."""
 
     path: Path
@@ -30,12 +30,12 @@ class File:
         return f"{shown(self.path)} {TABLE}" if self.path.name == SHARED else shown(self.path)
 
 
-def find(start: Path) -> File | None:
+def find(start: Path) -> ConfigFile | None:
     """Returns the configuration file of the project that the folder `start` belongs to.
 
     The first folder from `start` upwards with such a file or with `.git` is the project's root. In one folder
-    `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` does not count. A file of
-    another user above `start` is not read.
+    `rewriter.toml` comes first. A `pyproject.toml` without `[tool.rewriter]` is skipped. A file of another
+    user above `start` is not read.
 
     Raises:
         UsageError: a file on the way cannot be read.
@@ -48,29 +48,29 @@ def find(start: Path) -> File | None:
         shared = _shared(folder / SHARED) if not foreign else None
         if own and shared:
             note = f"{shared.title} is not read: {OWN} beside it comes first"
-            return File(own.path, own.table, (note,))
+            return ConfigFile(own.path, own.table, (note,))
         if own or shared:
             return own or shared
         if foreign:
             note = (
                 f"{shown(foreign[0])} is not read: it belongs to another user (REWRITER_CONFIG can name it)"
             )
-            return File(foreign[0], {}, (note,), read=False)
+            return ConfigFile(foreign[0], {}, (note,), read=False)
         if _exists(folder / ".git", folder=True):
             return None
     return None
 
 
-def read(path: Path) -> File:
+def read(path: Path) -> ConfigFile:
     """Reads a named configuration file; a `pyproject.toml` without the table sets nothing.
 
     Raises:
-        UsageError: it cannot be read, is not TOML, or has no table where one belongs.
+        UsageError: it cannot be read, is not TOML, or `tool.rewriter` is no table.
     """
-    return (_shared(path) or File(path, {})) if path.name == SHARED else File(path, _toml(path))
+    return (_shared(path) or ConfigFile(path, {})) if path.name == SHARED else ConfigFile(path, _toml(path))
 
 
-def _shared(path: Path) -> File | None:
+def _shared(path: Path) -> ConfigFile | None:
     if not _exists(path):
         return None
     tool = _toml(path).get("tool")
@@ -81,7 +81,7 @@ def _shared(path: Path) -> File | None:
         raise UsageError(
             "tool.rewriter is not a table", where=shown(path), hint=f"write {TABLE} and keys below"
         )
-    return File(path, table)
+    return ConfigFile(path, table)
 
 
 def _toml(path: Path) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _toml(path: Path) -> dict[str, Any]:
 
 
 def shown(path: Path) -> str:
-    """The path, relative to the current folder if it lies below."""
+    """Returns the path, relative to the current folder if it is inside."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -104,5 +104,5 @@ def _exists(path: Path, *, folder: bool = False) -> bool:
     """True for a file, or for anything where `folder` is set: `.git` is a file in a worktree."""
     try:
         return path.exists() if folder else path.is_file()
-    except OSError:  # a folder that may not be looked into
+    except OSError:  # no permission for the folder
         return False

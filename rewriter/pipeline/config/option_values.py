@@ -25,7 +25,7 @@ EXPECTED: dict[Any, str] = {
 
 
 def expected(key: Declaration) -> str:
-    """The type as a user reads it: `true or false`, `fp16, bf16 or fp32`, `a list of texts`."""
+    """Returns the type for people: `true or false`, `fp16, bf16 or fp32`, `a list of texts`."""
     if get_origin(key.kind) is Literal:
         *most, last = get_args(key.kind)
         return f"{', '.join(most)} or {last}"
@@ -35,10 +35,10 @@ def expected(key: Declaration) -> str:
 
 
 def from_toml(key: Declaration, value: Any, folder: Path) -> Any:
-    """The value of an option as TOML gave it; `folder` is what paths are relative to.
+    """Returns the value of an option from TOML; paths are relative to `folder`.
 
     Raises:
-        ValueError: it has another type; the message says what is expected.
+        ValueError: it has another type; the message names the expected type.
     """
     kind = key.kind
     if key.name == "passes" and _texts(value):
@@ -61,37 +61,31 @@ def from_toml(key: Declaration, value: Any, folder: Path) -> Any:
 
 
 def from_text(key: Declaration, text: str) -> Any:
-    """The value of an option from the environment; paths are relative to the current folder.
+    """Returns the value of an option from the environment; paths are relative to the current folder.
 
     Raises:
-        ValueError: its type does not take the text; the message says what is expected.
+        ValueError: the text does not fit the type; the message names the expected type.
     """
     kind = key.kind
     if key.read is not None:
         return key.read(text)
-    if kind is bool:
-        if text.lower() not in TRUTH:
-            raise ValueError(f"it takes {expected(key)}")
-        return TRUTH[text.lower()]
-    if kind == Names:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    if kind == Paths:
+    if kind in (Names, Paths):
         return from_toml(key, [part.strip() for part in text.split(",") if part.strip()], Path())
     if kind == Shapes:
         return dict(shape_from_text(part) for part in text.split(","))
-    if kind in (int, float):
+    if kind in (bool, int, float):
         try:
-            return kind(text)
-        except ValueError:
+            return TRUTH[text.lower()] if kind is bool else kind(text)
+        except (KeyError, ValueError):
             raise ValueError(f"it takes {expected(key)}") from None
     return from_toml(key, text, Path())
 
 
 def shape_from_text(text: str) -> tuple[str, tuple[int, ...]]:
-    """`image:1x3x224x224`: the name may hold colons, the shape may be empty for a scalar.
+    """Reads `image:1x3x224x224`: the name may contain colons, the shape of a scalar is empty.
 
     Raises:
-        ValueError: it is no shape.
+        ValueError: the text is no shape.
     """
     name, colon, dims = text.strip().rpartition(":")
     try:
@@ -103,7 +97,7 @@ def shape_from_text(text: str) -> tuple[str, tuple[int, ...]]:
 
 
 def to_text(value: Any) -> str:
-    """The value as it stands in a file; `-` for none."""
+    """Returns the value as written in a file; `-` for none."""
     if value is None or value in ((), {}):
         return "-"
     if isinstance(value, Mapping):

@@ -1,0 +1,53 @@
+"""`rewriter passes` and `rewriter presets`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rewriter.cli.exits import exit_codes, reader_may_leave
+from rewriter.cli.plain import Command, Group
+from rewriter.pipeline import completion
+
+passes, presets = typer.Typer(cls=Group), typer.Typer(cls=Group)
+
+
+@passes.callback(invoke_without_command=True)
+@presets.callback(invoke_without_command=True)
+def _overview(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        with exit_codes(), reader_may_leave():
+            from rewriter.pipeline.catalogue import passes, presets
+            from rewriter.report.terminal import console
+
+            console().print(passes.overview() if context.info_name == "passes" else presets.overview())
+
+
+@passes.command("show", cls=Command)
+def _show_pass(
+    name: Annotated[
+        str, typer.Argument(help="As `rewriter passes` lists it.", autocompletion=completion.passes)
+    ],
+) -> None:
+    """Show why a pass exists, its options, an example before and after, and what it declines."""
+    with exit_codes(), reader_may_leave():
+        from rewriter.pipeline.catalogue.passes import page
+        from rewriter.pipeline.registry import find
+
+        typer.echo(page(find(name, "passes show")).rstrip())
+
+
+@presets.command("show", cls=Command)
+def _show_preset(
+    name: Annotated[
+        str, typer.Argument(help="As `rewriter presets` lists it.", autocompletion=completion.presets)
+    ],
+) -> None:
+    """Show the pipeline of a preset, its defaults, and when to use it."""
+    with exit_codes(), reader_may_leave():
+        from rewriter.pipeline.catalogue.presets import page
+        from rewriter.pipeline.presets import preset_named
+        from rewriter.report.terminal import console
+
+        console().print(page(preset_named(name)))
