@@ -4,7 +4,7 @@
     python benchmarks/trained.py FOLDER OUT.json    # on a GPU: makes all variants, runs and times them in turn
 
 Each network is judged on a sample that no tool saw. `plain` is the preset trt11-migrate; `islands` is the default plan
-without the rule rounded-constant, `transposed` the default pipeline with transpose-convs.
+without the rule rounded-reciprocal, `transposed` the default pipeline with transpose-convs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.pipeline.preset_steps import inserted
 from rewriter.pipeline.presets import preset_named
 from rewriter.pipeline.text import render
-from rewriter.planning.free_fp32 import ROUNDED_RULE
+from rewriter.planning.free_fp32 import RECIPROCAL_RULE
 from rewriter.verification.expected import expected_outputs
 
 TARGET = ["--target", "tensorrt-rtx"]
@@ -63,10 +63,10 @@ def make(model: Path, folder: Path, name: str, arguments: list[str]) -> dict[str
     return {"exit": done.returncode, "said": line, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def without_rounded_constants(model: Path, folder: Path) -> dict[str, Any]:
-    """The default plan without the rule rounded-constant."""
+def without_reciprocals(model: Path, folder: Path) -> dict[str, Any]:
+    """The default plan without the rule rounded-reciprocal."""
     plan = json.loads((folder / "rules.plan").read_text())
-    kept = [node for node in plan["fp32"] if node["rule"] != ROUNDED_RULE]
+    kept = [node for node in plan["fp32"] if node["rule"] != RECIPROCAL_RULE]
     (folder / "islands.plan").write_text(json.dumps(plan | {"fp32": kept}))
     arguments = ["--plan", "{folder}/islands.plan", "--no-verify", *TARGET]
     return make(model, folder, "islands", arguments) | {"removed": len(plan["fp32"]) - len(kept)}
@@ -78,7 +78,7 @@ def prepare(model: Path, work: Path) -> dict[str, Any]:
     folder.mkdir()
     made = {name: make(model, folder, name, arguments) for name, arguments in VARIANTS.items()}
     if made["rules"]["exit"] == 0:
-        made["islands"] = without_rounded_constants(model, folder)
+        made["islands"] = without_reciprocals(model, folder)
     return made
 
 

@@ -1,7 +1,7 @@
 """Division by a constant in an emulation: TensorRT multiplies by the reciprocal, rounded to FP16.
 
 It divides exactly where nothing but the graph's output reads the quotient (one H200, TensorRT-RTX 1.6.1;
-docs/accuracy.md#rounded-constants).
+docs/accuracy.md#rounded-reciprocals).
 """
 
 from __future__ import annotations
@@ -25,13 +25,22 @@ def multiply_by_reciprocals(emulated: Model, given: Model, facts: Facts) -> None
     for scope, graph, pairs in paired(given, emulated, frozenset({"Div"})):
         known = facts.main | facts.scopes[scope]
         constants = _constants(graphs[scope])
-        read = {name for node in graphs[scope].node for name in node.input}
+        read = _computed_with(graphs[scope])
         for node, position in pairs:
             result, divisor = known.get(node.output[0]), constants.get(node.input[1])
             if result is None or result.dtype != TensorProto.FLOAT16 or divisor is None:
                 continue
             if node.output[0] in read:
                 _multiply(graph, graph.node[position], divisor)
+
+
+def _computed_with(graph: GraphProto) -> set[str]:
+    """The tensors that a node reads, apart from Casts whose results are outputs alone."""
+    read: set[str] = set()
+    for node in reversed(graph.node):
+        if node.op_type != "Cast" or node.output[0] in read:
+            read.update(node.input)
+    return read
 
 
 def _constants(graph: GraphProto) -> dict[str, Array]:

@@ -90,9 +90,7 @@ _ALL = (
         "TensorRT-RTX then sums the products in FP32 at the same latency or less (docs/accuracy.md; one\n"
         "H200). That is why projections of one tensor are merged, views stand round norms, and there are\n"
         "many FP32 nodes. Convs of images are written for faster kernels (`unfold-patches`, `fold-strides`;\n"
-        "the same page and GPU), and a 1x1 Conv after a Resize that enlarges is done before it. Where the\n"
-        "target was probed to sum FP16 Convs in FP16 and ConvTransposes in FP32, Convs of stride 1 become\n"
-        "ConvTransposes.",
+        "the same page and GPU), and a 1x1 Conv after a Resize that enlarges is done before it.",
     ),
     Preset(
         "trt-fp16-rescaled",
@@ -125,9 +123,10 @@ _ALL = (
             "metric": "relative-l2",
             "accumulation": "fp16",
         },
-        "The passes of `trt-fp16`, with deep Convs of patches of any channels as products and more Convs as\n"
-        "ConvTransposes, then a search that keeps in FP32 what lowers the error most for its cost; weights\n"
-        "of such products are rounded together to what TF32 keeps of them, and an image that a Conv in FP32\n"
+        "The passes of `trt-fp16`, with deep Convs of patches of any channels as products, and Convs of\n"
+        "stride 1 as ConvTransposes where the target was probed to sum those alone in FP32. Then a search\n"
+        "keeps in FP32 what lowers the error most for its cost. Weights of products in FP32 are rounded\n"
+        "together to what TF32 keeps of them, and an image that a Conv in FP32\n"
         "reads is split in two. Errors are emulated with sums as\n"
         "Tensor Cores do them in FP16, and costs are recorded ones; for large models, which would take too\n"
         "long, nodes are ranked with FP32 sums and what the depth of a Conv adds, and fewer plans are\n"

@@ -32,8 +32,8 @@ from rewriter.planning import dot_products
 RULE = "epilogue"
 NORM_RULE = "norm"
 SOFTMAX_RULE = "softmax"
-ROUNDED_RULE = "rounded-constant"
-FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, ROUNDED_RULE, dot_products.RULE})
+RECIPROCAL_RULE = "rounded-reciprocal"
+FREE = frozenset({RULE, NORM_RULE, SOFTMAX_RULE, RECIPROCAL_RULE, dot_products.RULE})
 """Rules that keep nodes in FP32 because it costs nothing, not because of a hazard."""
 
 PROBE = "matmul-epilogue"

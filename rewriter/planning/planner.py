@@ -27,7 +27,7 @@ from rewriter.planning.free_fp32 import (
     extend_over_splits,
 )
 from rewriter.planning.islands import BETWEEN, absorb, grow, keep_adjacent
-from rewriter.planning.rounded_constants import extend_over_rounded_constants
+from rewriter.planning.rounded_reciprocals import extend_over_rounded_reciprocals
 
 LOW_TYPES: dict[Precision, int] = {
     "fp32": TensorProto.FLOAT,
@@ -215,7 +215,7 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
         extend_over_softmax(survey, found)
     absorb(survey, found)
     if wish.epilogues:
-        extend_over_rounded_constants(survey, found)  # alone: with its neighbours it would not be free
+        extend_over_rounded_reciprocals(survey, found)  # alone: with its neighbours it would not be free
     return _decisions(survey, found)
 
 

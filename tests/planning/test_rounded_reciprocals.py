@@ -1,0 +1,80 @@
+"""Divisions by constants: which stay FP32 alone, and how the emulation computes those that do not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import graph, run
+from onnx import TensorProto
+
+import rewriter
+from rewriter.emulation import emulation
+from rewriter.graph.casts import TypeRequest, retype
+from rewriter.model import Model, facts
+from rewriter.planning.rounded_reciprocals import LEAST_BIAS, reciprocal_bias
+
+FEEDS = {"x": np.linspace(1.0, 2.0, 64, dtype=np.float32).reshape(1, 64)}
+
+
+def divided(divisor: str, end: str = "y = Relu(b)") -> Model:
+    return graph(
+        f"g (float[1,64] x) => (float[1,64] y) <float c = {{{divisor}}}, float t = {{3.0}}> "
+        f"{{ a = Add(x, t) b = Div(a, c) {end} }}"
+    )
+
+
+def kept(source: Model, **options: object) -> dict[str, str]:
+    """The nodes that `fix` keeps in FP32, by their rules."""
+    result = rewriter.fix(source.whole(), inputs=FEEDS, verify=False, skip=["simplify"], **options)  # type: ignore[arg-type]
+    assert result.plan is not None
+    return {decision.op: decision.rule for decision in result.plan.decisions}
+
+
+def test_a_division_by_six_stays_fp32_alone() -> None:
+    assert kept(divided("6.0")) == {"Div": "rounded-reciprocal"}
+
+
+@pytest.mark.parametrize("divisor", ["8.0", "0.25", "1.0"])
+def test_powers_of_two_are_exact(divisor: str) -> None:
+    assert kept(divided(divisor)) == {}
+
+
+def test_a_quotient_that_only_the_output_reads_stays_fp16() -> None:
+    source = graph(
+        "g (float[1,64] x) => (float[1,64] y) <float c = {6.0}, float t = {3.0}> {"
+        " a = Add(x, t) y = Div(a, c) }"
+    )
+    assert kept(source) == {}
+
+
+def test_plain_fp16_has_no_such_rule() -> None:
+    assert kept(divided("6.0"), preset="trt11-migrate") == {}
+
+
+def test_the_bias_of_one_sixth_is_the_measured_one() -> None:
+    assert reciprocal_bias(6.0) == pytest.approx(2.35e-4, rel=0.05)
+    assert reciprocal_bias(6.0) > LEAST_BIAS > reciprocal_bias(4.0) == 0.0
+    assert reciprocal_bias(0.0) == 0.0
+
+
+def emulated(source: Model) -> np.ndarray:
+    """The result of the model in FP16, emulated."""
+    low = retype(source, facts.infer(source), TypeRequest(lambda _scope, _node: TensorProto.FLOAT16))
+    (result,) = run(emulation(low, facts.infer(low)), {"x": FEEDS["x"].astype(np.float32)})
+    return np.asarray(result, np.float64)
+
+
+def test_the_emulation_multiplies_by_the_rounded_reciprocal() -> None:
+    exact = (FEEDS["x"].astype(np.float64) + 3.0) / 6.0
+    slope = float(np.mean(emulated(divided("6.0")) / exact)) - 1.0
+    assert slope == pytest.approx(-2.35e-4, rel=0.2)
+    assert abs(float(np.mean(emulated(divided("8.0")) / (exact * 6.0 / 8.0))) - 1.0) < 5e-5
+
+
+def test_the_emulation_divides_exactly_for_an_output() -> None:
+    source = graph(
+        "g (float[1,64] x) => (float[1,64] y) <float c = {6.0}, float t = {3.0}> {"
+        " a = Add(x, t) y = Div(a, c) }"
+    )
+    exact = (FEEDS["x"].astype(np.float64) + 3.0) / 6.0
+    assert abs(float(np.mean(emulated(source) / exact)) - 1.0) < 5e-5
