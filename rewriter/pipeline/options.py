@@ -234,12 +234,8 @@ class FixOptions(DataOptions, EngineOptions):
     accumulation: Literal["fp32", "fp16"] | None = option(
         None, "Emulated sums: fp32 or fp16", OUTCOME, "TYPE"
     )
-    repair: bool = option(
-        True, "Repair a result that fails its checks [on]", OUTCOME, flags=("--repair/--no-repair",)
-    )
-    repair_seconds: float = option(
-        300.0, "No repair starts after this [300]", OUTCOME, "SECONDS", check=checks.positive
-    )
+    repair: bool = option(True, "Repair what fails [on]", OUTCOME, flags=("--repair/--no-repair",))
+    repair_seconds: float = option(300.0, "For repairs [300]", OUTCOME, "SECONDS", check=checks.positive)
     strict: bool = option(False, "Write nothing if a check fails", OUTCOME, flags=("--strict/--no-strict",))
     build_timeout: float = option(
         600.0, "For TensorRT's build [600]", OUTCOME, "SECONDS", check=checks.positive

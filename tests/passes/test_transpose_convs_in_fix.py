@@ -88,8 +88,8 @@ def test_the_emulation_sums_it_in_fp32() -> None:
     assert errors[1] == pytest.approx(2.07e-4, rel=0.2)
 
 
-def test_the_presets_for_fp16_have_it_and_a_plain_target_does_nothing() -> None:
-    result = api.fix(MODELS / "resnet.onnx", inputs=MODELS / "resnet.npz", verify=False)
+def test_accurate_has_it_and_a_plain_target_does_nothing() -> None:
+    result = api.fix(MODELS / "resnet.onnx", inputs=MODELS / "resnet.npz", preset="accurate", verify=False)
     assert "ConvTranspose" not in ops(load(result.proto))
     report = next(found for found in result.passes if found.name == "transpose-convs")
     assert (report.changes, report.refusals) == ((), ())
@@ -127,7 +127,7 @@ def test_a_kept_conv_stays_by_the_saved_plan_too(option: dict[str, Any], tmp_pat
     told = next(found for found in first.passes if found.name == "transpose-convs").refusals
     assert "Conv(c)" in {refusal.node for refusal in told}
     assert all("kept in FP32 by" in refusal.reason for refusal in told)
-    again = _fixed(source, _samples(), build=False, plan=plan)
+    again = _fixed(source, _samples(), verify=False, plan=plan)
     assert again.proto.SerializeToString() == first.proto.SerializeToString()
 
 
@@ -135,12 +135,12 @@ def test_a_plan_of_a_search_gives_the_same_again(tmp_path: Path) -> None:
     """It judges ConvTransposes; the plan names the Convs that they were, and those in FP32 stay Convs."""
     plan = tmp_path / "plan.json"
     source = _deep()
-    first = _fixed(source, _samples(), build=False, save_plan=plan, tolerance=5.2e-4)
+    first = _fixed(source, _samples(), verify=False, save_plan=plan, tolerance=5.2e-4)
     assert first.plan is not None
     searched = [d for d in first.plan.decisions if d.rule == SEARCHED]
     assert "Conv" in {d.op for d in searched}
     assert "ConvTranspose" in ops(load(first.proto))
-    again = _fixed(source, _samples(), build=False, plan=plan)
+    again = _fixed(source, _samples(), verify=False, plan=plan)
     assert again.proto.SerializeToString() == first.proto.SerializeToString()
 
 
@@ -189,7 +189,7 @@ def test_nodes_that_a_search_puts_in_fp32_are_convs_in_the_model_and_in_its_tria
     conv = next(n for n in tried.proto.graph.node if n.op_type == "Conv")
     (found,) = (tried.array(t) for t in tried.proto.graph.initializer if t.name == conv.input[1])
     np.testing.assert_array_equal(found, wanted)
-    result = _fixed(_deep(), samples, build=False, tolerance=5.2e-4)
+    result = _fixed(_deep(), samples, verify=False, tolerance=5.2e-4)
     assert result.plan is not None
     searched = {d.key for d in result.plan.decisions if d.rule == SEARCHED and d.op == "Conv"}
     assert searched

@@ -329,6 +329,6 @@ def test_all_samples_count() -> None:
     )
     exact: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 16}
     lost: dict[str, Array] = {"x": np.arange(64, dtype=np.float32) / 1600}
-    for samples, kept in (([exact], False), ([exact, lost], True)):
+    for samples, kept in (([exact], False), ([exact, lost, exact], True)):
         result = rewriter.fix(source.whole(), inputs=samples, tolerance=1e-3, build=False, skip=("simplify",))
         assert result.plan is not None and bool(result.plan.fp32) == kept

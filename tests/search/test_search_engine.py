@@ -440,7 +440,7 @@ def test_the_command_prints_and_reports_the_tried_plans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ONNX Runtime's CPU replaces the GPU: it is an engine like the others, only slow."""
-    monkeypatch.setattr(this_machine, "choose", lambda: this_machine.Choice("onnxruntime"))
+    monkeypatch.setattr(this_machine, "choose", lambda *_: this_machine.Choice("onnxruntime"))
     path, report = save(graphs.graph(WEIGHTED), tmp_path / "m.onnx"), tmp_path / "report.json"
     arguments = ["fix", path, "--dry-run", "--no-build", "--search", "gpu", "--report", report]
     done = CliRunner().invoke(cli.app, [*map(str, arguments), "--skip", "simplify", "--tolerance", "1e-5"])

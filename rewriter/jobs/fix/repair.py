@@ -84,6 +84,8 @@ class Repair:
                 yield f"weights rounded to nearest (without {step.name})", _without(job, step)
                 if self._latest.error < GAIN * error:
                     job, error = self._latest.job, self._latest.error
+        if isinstance(first.job.goal, ErrorLimit):
+            return  # the user's own limit was searched for; another one would not be what was asked
         for share in (1.0, CLOSER):
             wanted = ErrorLimit(limit * share, job.metric, first_found=True)
             yield f"more nodes in FP32, for {wanted}", replace(job, goal=wanted, search_engine=None)
