@@ -15,7 +15,7 @@ from rewriter.engines.tensorrt_module import Log, import_tensorrt, load_plugins,
 from rewriter.errors import EngineError
 
 if TYPE_CHECKING:
-    from rewriter.engines.tensorrt_build import BuildOptions
+    from rewriter.engines.build_options import BuildOptions
 
 PORTABLE_CAPABILITY = "SM80"
 """Compute capability that TensorRT-RTX builds for without a GPU: a single one, so one set of kernels. 8.0 is

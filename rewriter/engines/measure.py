@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.child_process import ChildResult, run_in_child
 from rewriter.engines.measure_in_child import run_here
 from rewriter.engines.protocol import EngineOutcome, MeasureSettings, RunOrder, Status, Variant
-from rewriter.engines.tensorrt_build import NO_TF32, BuildOptions, build
+from rewriter.engines.tensorrt_build import NO_TF32, build
 from rewriter.errors import EngineError
 
 SHAPE_LIKE = 16

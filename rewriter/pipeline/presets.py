@@ -6,7 +6,7 @@ What a preset sets holds where the user sets nothing: `pipeline.config` gives th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,3 +167,21 @@ def preset_named(name: str) -> Preset:
         hint = f"{nearest(name, PRESETS)}; `rewriter presets` lists them"
         raise UsageError(f"unknown preset {name!r}", where="--preset", hint=hint)
     return PRESETS[name]
+
+
+def select(
+    preset: str = DEFAULT_PRESET,
+    passes: str | None = None,
+    skip: Iterable[str] = (),
+) -> tuple[Pass, ...]:
+    """Returns the passes of `preset`, or `passes` in its place, without those named in `skip`.
+
+    Raises:
+        UsageError: an unknown preset, pass or option.
+    """
+    from rewriter.pipeline.registry import check_name
+    from rewriter.pipeline.text import parse
+
+    chosen = preset_named(preset).steps if passes is None else parse(passes)
+    dropped = {check_name(name.strip(), "--skip") for name in skip}
+    return tuple(step for step in chosen if step.name not in dropped)

@@ -17,7 +17,6 @@ from rewriter.base import Pass
 from rewriter.errors import UsageError
 from rewriter.pipeline import registry
 from rewriter.pipeline.pass_options import parse_option, render_options
-from rewriter.pipeline.presets import DEFAULT_PRESET, preset_named
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _OPTION = re.compile(r"[A-Za-z0-9_-]+\s*=")
@@ -37,21 +36,6 @@ def parse(text: str) -> tuple[Pass, ...]:
 def render(passes: Iterable[Pass]) -> str:
     """Writes the shortest text of a pipeline: options at their defaults are left out."""
     return ",".join(step.name + render_options(step) for step in passes)
-
-
-def select(
-    preset: str = DEFAULT_PRESET,
-    passes: str | None = None,
-    skip: Iterable[str] = (),
-) -> tuple[Pass, ...]:
-    """Returns the passes of `preset`, or `passes` in its place, without those named in `skip`.
-
-    Raises:
-        UsageError: an unknown preset, pass or option.
-    """
-    chosen = preset_named(preset).steps if passes is None else parse(passes)
-    dropped = {registry.check_name(name.strip(), "--skip") for name in skip}
-    return tuple(step for step in chosen if step.name not in dropped)
 
 
 class _Reader:

@@ -10,12 +10,13 @@ from typing import Any
 
 from onnx import TensorProto
 
+from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
 from rewriter.engines.child_process import ChildResult
 from rewriter.engines.measure import shape_values
 from rewriter.engines.protocol import Shape, Span
-from rewriter.engines.tensorrt_build import BuildOptions, build
+from rewriter.engines.tensorrt_build import build
 from rewriter.errors import EngineError
 from rewriter.graph import is_op
 from rewriter.graph.float_types import logical_name

@@ -13,8 +13,9 @@ from graphs import graph, model
 from needs import needs_rtx
 
 from rewriter.engines.build_in_child import onnx_node
+from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport, NetworkLayer
-from rewriter.engines.tensorrt_build import BuildOptions, build
+from rewriter.engines.tensorrt_build import build
 from rewriter.engines.tensorrt_module import without_noise
 from rewriter.errors import EngineError
 from rewriter.model import Model, save

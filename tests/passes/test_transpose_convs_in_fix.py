@@ -127,7 +127,7 @@ def test_a_kept_conv_stays_by_the_saved_plan_too(option: dict[str, Any], tmp_pat
     told = next(found for found in first.passes if found.name == "transpose-convs").refusals
     assert "Conv(c)" in {refusal.node for refusal in told}
     assert all("kept in FP32 by" in refusal.reason for refusal in told)
-    again = _fixed(source, _samples(), verify=False, plan=plan)
+    again = _fixed(source, _samples(), build=False, plan=plan)
     assert again.proto.SerializeToString() == first.proto.SerializeToString()
 
 

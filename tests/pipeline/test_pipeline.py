@@ -17,9 +17,9 @@ from rewriter.errors import UsageError
 from rewriter.graph import GraphEditor
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.pipeline.pass_options import options_of
-from rewriter.pipeline.presets import PRESETS, preset_named
+from rewriter.pipeline.presets import PRESETS, preset_named, select
 from rewriter.pipeline.registry import own_passes
-from rewriter.pipeline.text import parse, render, select
+from rewriter.pipeline.text import parse, render
 
 
 @dataclass(frozen=True)

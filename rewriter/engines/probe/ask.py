@@ -12,6 +12,7 @@ import onnx
 
 from rewriter.base import Target
 from rewriter.engines import this_machine
+from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.measure import measure
 from rewriter.engines.probe import arithmetic, epilogue_rounding, island_latency, operators
@@ -19,7 +20,7 @@ from rewriter.engines.probe.answers import Answers, driver_text, measured
 from rewriter.engines.probe.question import Case, Probe, Seen
 from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.engines.tensor_files import write_samples
-from rewriter.engines.tensorrt_build import BuildOptions, build
+from rewriter.engines.tensorrt_build import build
 from rewriter.model import Array
 from rewriter.model.stopwatch import Progress
 

@@ -24,8 +24,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.rescale import Rescale
 from rewriter.pipeline.keywords import FixKeywords
 from rewriter.pipeline.options import FixOptions, combined, documented
-from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named
-from rewriter.pipeline.text import select
+from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named, select
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.planning.plan_file import given_plan
 from rewriter.planning.planner import PlanRequest
