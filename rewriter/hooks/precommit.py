@@ -81,8 +81,9 @@ def _scanned(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -
 def _fixed(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -> FileOutcome:
     from rewriter.jobs.fix.api import fix
 
+    keywords: dict[str, Any] = {"build": False, **arguments, "strict": False}
     with resolved.errors_name_sources():
-        result = fix(path, None, **{"build": False, **arguments, "strict": False})
+        result = fix(path, None, **keywords)
     if result.verdict is not None and not result.verdict.passed:
         raise Unverified("the fixed model failed its verification; the file is unchanged")
     if _same(result.model, path):

@@ -30,7 +30,8 @@ CHANGED = 10
 
 
 def _fixed(source: Any, data: Any, **options: Any) -> Any:
-    return api.fix(source, inputs=data, target="tensorrt-rtx", **{"passes": PIPELINE, **options})
+    keywords: dict[str, Any] = {"passes": PIPELINE, **options}
+    return api.fix(source, inputs=data, target="tensorrt-rtx", **keywords)
 
 
 def _case(name: str, **options: Any) -> Any:

@@ -10,7 +10,9 @@ from typing import Any, Literal, get_args, get_origin
 from rewriter.pipeline.declaration import Declaration, Names, Paths, Shapes
 from rewriter.pipeline.pass_options import nearest
 
-TRUTH = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+TRUTH: dict[str, bool] = dict.fromkeys(TRUE, True)
+TRUTH.update(dict.fromkeys(FALSE, False))
 
 EXPECTED: dict[Any, str] = {
     bool: "true or false",
