@@ -1,4 +1,4 @@
-"""The passes, one file each. `ALL` lists them in the order in which the presets run them."""
+"""The passes, one file each. `ALL` is the registry's list; `pipeline.preset_steps` has those of presets."""
 
 from __future__ import annotations
 
@@ -58,4 +58,4 @@ ALL: tuple[type[Pass], ...] = (
     MixedPrecision,
     SplitImages,
 )
-"""A new pass is added here, and nowhere else."""
+"""Every pass of ours, in any order that reads well."""
