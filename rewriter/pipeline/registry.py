@@ -62,7 +62,7 @@ class Plugin:
 
 
 def own_passes() -> dict[str, type[Pass]]:
-    """Our own passes by name, in the order in which the presets run them."""
+    """Our own passes by name, in the order of `ALL`."""
     from rewriter.passes import ALL
 
     return {kind.name: kind for kind in ALL}
