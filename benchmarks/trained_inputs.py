@@ -1,6 +1,6 @@
 """Networks with trained weights, and real inputs for each as its own package prepares them.
 
-    python benchmarks/trained_inputs.py FOLDER        # in an environment of requirements-trained.txt
+    python benchmarks/trained_inputs.py FOLDER        # in an environment of benchmarks/requirements-trained.txt
 
 For each network: NAME.onnx, and NAME/tool.npz ... : half of the samples for the tool, half kept for the judge.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -153,10 +154,11 @@ def nude(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndar
     import nudenet
 
     detector = nudenet.NudeDetector()
-    for index, photo in enumerate(photographs()):
-        path = f"/tmp/nude{index}.png"
-        cv2.imwrite(path, photo[:, :, ::-1])
-        detector.detect(path)
+    with tempfile.TemporaryDirectory() as folder:
+        for index, photo in enumerate(photographs()):
+            path = f"{folder}/{index}.png"
+            cv2.imwrite(path, photo[:, :, ::-1])
+            detector.detect(path)
     file = Path(nudenet.__file__).parent / "320n.onnx"
     yield "yolov8n", file, [f for p, f in recorder.feeds if p.endswith("320n.onnx")]
 
@@ -177,6 +179,7 @@ def files(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.nda
         found.identify_path(path)
     file = next(folder.rglob("model.onnx"))
     feeds = [f for p, f in recorder.feeds if p.endswith("model.onnx") and "magika" in p]
+    feeds = [{k: v.astype(np.int32) for k, v in feed.items()} for feed in feeds]  # it hands over lists
     yield "magika", file, feeds
 
 
