@@ -81,7 +81,7 @@ def test_weights_in_external_data_are_found(tmp_path: Path) -> None:
     del source.proto.graph.input[1]
     source.external = True
     assert report(source, tmp_path).engine_bytes
-    assert (tmp_path / "model.onnx.data").stat().st_size == weight.nbytes
+    assert (tmp_path / "model.onnx.data").stat().st_size >= weight.nbytes
 
 
 @pytest.mark.parametrize(
