@@ -444,7 +444,7 @@ OPERATOR = re.compile(r"`([A-Z][A-Za-z0-9]+)`")
 
 
 def seconds_for(blocks: int) -> float:
-    """CPU time of the pass on a residual network; its stream overflows, and so does the inside of each block."""
+    """CPU time of the pass on a residual network that overflows in its stream and in every block."""
     weights = {
         name: numpy_helper.from_array(
             (np.random.default_rng(0).standard_normal((4, 4)) * size).astype(np.float32), name
@@ -479,7 +479,7 @@ def seconds_for(blocks: int) -> float:
 
 
 def test_the_time_grows_with_the_number_of_nodes_and_not_with_its_square() -> None:
-    """Four times the nodes (12,800) may take twice as long for each; with a square it would be four times."""
+    """Four times the nodes may take twice as long for each; with a square it would be four times as long."""
     assert seconds_for(1600) < 8.0 * seconds_for(400)
 
 
