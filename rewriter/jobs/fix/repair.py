@@ -48,8 +48,7 @@ class Repair:
     def of(self, first: Attempt) -> Attempt:
         """Returns the first attempt that passes; if none does, the most accurate one."""
         start, best = time.monotonic(), first
-        remedies = self._remedies(first)
-        for words, job in remedies:
+        for words, job in self._remedies(first):
             spent = time.monotonic() - start
             if spent > self.seconds:
                 self.lines.append(f"stopped after {spent:.0f} s (--repair-seconds)")
@@ -80,7 +79,7 @@ class Repair:
             return
         error = first.error if job is first.job else self._latest.error
         for step in job.phases.rounding:
-            if any(result.name == step.name and result.changes for result in first.record.passes):
+            if _changed(first, step):
                 yield f"weights rounded to nearest (without {step.name})", _without(job, step)
                 if self._latest.error < GAIN * error:
                     job, error = self._latest.job, self._latest.error
@@ -124,7 +123,7 @@ def _without(job: FixJob, step: Pass) -> FixJob:
 
 def _in_fp32(job: FixJob) -> FixJob:
     """The job with the structural passes alone."""
-    steps = tuple(s for s in job.steps if s.stage is Stage.STRUCTURE and not s.stage.reduces_precision)
+    steps = tuple(s for s in job.steps if s.stage is Stage.STRUCTURE)
     return replace(job, steps=steps, wish=replace(job.wish, precision="fp32"), goal=None)
 
 
