@@ -6,11 +6,15 @@ docs/accuracy.md#rounded-reciprocals).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, numpy_helper
 
 from rewriter.emulation.local_functions import paired
-from rewriter.model import Array, Model, walk_graphs
+from rewriter.graph import open_graphs
+from rewriter.graph.fusion import rounded_reciprocal
+from rewriter.model import Model
 from rewriter.model.facts import Facts
 
 
@@ -21,17 +25,17 @@ def multiply_by_reciprocals(emulated: Model, given: Model, facts: Facts) -> None
         emulated: The result of `retype` on `given`, with the same Div nodes; changed in place.
         facts: Of `given`.
     """
-    graphs = list(walk_graphs(given.proto.graph))
+    graphs = open_graphs(given, facts)
     for scope, graph, pairs in paired(given, emulated, frozenset({"Div"})):
-        known = facts.main | facts.scopes[scope]
-        constants = _constants(graphs[scope])
-        read = _computed_with(graphs[scope])
+        source = graphs[scope]
+        read = _computed_with(source.graph)
         for node, position in pairs:
-            result, divisor = known.get(node.output[0]), constants.get(node.input[1])
-            if result is None or result.dtype != TensorProto.FLOAT16 or divisor is None:
+            if source.dtype(node.output[0]) != TensorProto.FLOAT16 or node.output[0] not in read:
                 continue
-            if node.output[0] in read:
-                _multiply(graph, graph.node[position], divisor)
+            divisor = source.scalar(node.input[1])
+            factor = None if divisor is None else rounded_reciprocal(divisor)
+            if factor is not None:
+                _multiply(graph, graph.node[position], factor, source.value(node.input[1]).shape)
 
 
 def _computed_with(graph: GraphProto) -> set[str]:
@@ -43,24 +47,9 @@ def _computed_with(graph: GraphProto) -> set[str]:
     return read
 
 
-def _constants(graph: GraphProto) -> dict[str, Array]:
-    """The scalar float constants of a graph."""
-    tensors = {t.name: t for t in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensors[node.output[0]] = node.attribute[0].t
-    small = {name: tensor for name, tensor in tensors.items() if int(np.prod(tensor.dims)) == 1}
-    return {name: numpy_helper.to_array(tensor) for name, tensor in small.items()}
-
-
-def _multiply(graph: GraphProto, node: NodeProto, divisor: Array) -> None:
-    """Replaces x / c by x * fp16(1 / c)."""
-    value = divisor.astype(np.float64)
-    with np.errstate(divide="ignore", over="ignore"):
-        reciprocal = (1.0 / value).astype(np.float16).astype(np.float32)
-    if not np.isfinite(reciprocal).all():
-        return
+def _multiply(graph: GraphProto, node: NodeProto, factor: float, shape: Sequence[int]) -> None:
+    """Replaces a division by a product with `factor`, a constant of the divisor's shape: it broadcasts alike."""
     name = f"{node.output[0]}/reciprocal"
-    graph.initializer.append(numpy_helper.from_array(reciprocal, name))
+    graph.initializer.append(numpy_helper.from_array(np.full(shape, factor, np.float32), name))
     node.op_type = "Mul"
     node.input[1] = name

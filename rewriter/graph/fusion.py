@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
+import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto
 
 from rewriter.graph import GraphView, attribute, casts_to, is_op
@@ -74,6 +75,16 @@ def conv_depth(node: NodeProto, weight: Sequence[int]) -> int:
 def reduces(node: NodeProto) -> bool:
     """True if the operator's kernel takes elementwise operators before it away from a product's kernel."""
     return node.op_type in _REDUCING
+
+
+def rounded_reciprocal(divisor: float) -> float | None:
+    """The factor by which TensorRT multiplies where an FP16 tensor is divided by a constant.
+
+    None if FP16 has no such number (docs/accuracy.md#rounded-reciprocals).
+    """
+    with np.errstate(all="ignore"):
+        factor = float(np.float16(np.float64(1.0) / divisor))
+    return factor if math.isfinite(factor) and factor else None
 
 
 # -- kernels --------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ has the same bias; in FP32 it made a text detector worse, so it stays FP16.
 
 from __future__ import annotations
 
-import numpy as np
 from onnx import TensorProto
 
+from rewriter.graph.fusion import rounded_reciprocal
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.survey import Survey
 from rewriter.planning.free_fp32 import RECIPROCAL_RULE, scores_of_attention
@@ -42,7 +42,5 @@ def extend_over_rounded_reciprocals(survey: Survey, found: dict[int, Hazard]) ->
 
 def reciprocal_bias(divisor: float) -> float:
     """Relative error of 1 / divisor rounded to FP16; 0.0 if FP16 has no such number."""
-    with np.errstate(all="ignore"):
-        rounded = float(np.float16(np.float64(1.0) / divisor))
-        bias = abs(rounded * divisor - 1.0)
-    return bias if np.isfinite(bias) and rounded else 0.0
+    factor = rounded_reciprocal(divisor)
+    return 0.0 if factor is None else abs(factor * divisor - 1.0)
