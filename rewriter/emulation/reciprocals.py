@@ -48,7 +48,7 @@ def _computed_with(graph: GraphProto) -> set[str]:
 
 
 def _multiply(graph: GraphProto, node: NodeProto, factor: float, shape: Sequence[int]) -> None:
-    """Replaces a division by a product with `factor`, a constant of the divisor's shape: it broadcasts alike."""
+    """Replaces a division by a product with `factor`; with the divisor's shape, it broadcasts alike."""
     name = f"{node.output[0]}/reciprocal"
     graph.initializer.append(numpy_helper.from_array(np.full(shape, factor, np.float32), name))
     node.op_type = "Mul"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,9 +27,12 @@ from rewriter.verification.arithmetic_checks import (
     explained,
 )
 from rewriter.verification.build_check import check_model_build
-from rewriter.verification.expected import Expected, conditioning
+from rewriter.verification.expected import Expected
 from rewriter.verification.run_check import run_built
 from rewriter.verification.verdict import Check, Verdict
+
+Conditioning = Callable[[], Mapping[str, float]]
+"""Measures the error of each output when the original's sums run in another order."""
 
 
 @dataclass
@@ -61,7 +64,7 @@ class Proof:
         """The optimisation profile: the user's, and the shapes of the samples for other inputs."""
         return {**self.source.spans, **self.job.deployment.profile}
 
-    def check_structure(self, original: Model, structured: Model) -> None:
+    def check_structure(self, structured: Model, conditioning: Conditioning) -> None:
         """Compares the model in FP32, after the passes before the plan, with the original."""
         if not self.job.request.verify:
             return
@@ -71,9 +74,11 @@ class Proof:
             return
         with self.record.stage("verify"):
             check = check_structure(self.expected, structured, self.rewriting.changed(), self.judging)
-            self.done.append(self._conditioned(check, original, self.expected))
+            self.done.append(_conditioned(check, conditioning))
 
-    def check_types(self, original: Model, structured: Model, fixed: Model, plan: Plan | None) -> None:
+    def check_types(
+        self, structured: Model, fixed: Model, plan: Plan | None, conditioning: Conditioning
+    ) -> None:
         """Emulates the planned types, or TF32 where all is FP32, before an engine is built."""
         if self.expected is None:
             return
@@ -81,11 +86,11 @@ class Proof:
             if plan is None:
                 if self.job.wish.precision == "fp32":
                     check = check_tf32(self.expected, fixed, self.judging)
-                    self.done.append(self._conditioned(check, original, self.expected))
+                    self.done.append(_conditioned(check, conditioning))
                 return
             sums = self.job.accumulation
             check = check_emulation(self.expected, fixed, plan.precision, self.judging, sums)
-            check = self._conditioned(check, original, self.expected)
+            check = _conditioned(check, conditioning)
             if check.passed is False:
                 tf32 = check_tf32(self.expected, structured, self.judging)
                 errors = {o.name: o.relative_l2 for o in tf32.outputs if o.finite}
@@ -106,13 +111,6 @@ class Proof:
                 with self.record.stage("explain"):
                     model = self.rewriting.again(again)
                     self.done[place] = explained(check, model, fixed, self.judging, self.job.accumulation)
-
-    def _conditioned(self, check: Check, original: Model, expected: Expected) -> Check:
-        """The check, with a failure excused that another order of the original's own sums explains."""
-        if check.passed is not False:
-            return check
-        errors = conditioning(original, self.judging, expected.exact)
-        return allowing(check, errors, "another order of its own sums moves the result by", REORDERED)
 
     def write_and_build(self, fixed: Model, destination: Path | None, plan: Plan | None) -> Path | None:
         """Builds the file as written; with `strict` it is written to its place only after all checks."""
@@ -165,6 +163,13 @@ class Proof:
     def _save(self, model: Model, path: Path) -> Path:
         with self.record.stage("save"):
             return save(model, path)
+
+
+def _conditioned(check: Check, conditioning: Conditioning) -> Check:
+    """The check, with a failure excused that another order of the original's own sums explains."""
+    if check.passed is not False:
+        return check
+    return allowing(check, conditioning(), "another order of its own sums moves the result by", REORDERED)
 
 
 def _engine_first(done: Sequence[Check]) -> list[Check]:
