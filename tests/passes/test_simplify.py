@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -304,3 +307,13 @@ def test_further_rounds_simplify_what_one_run_of_onnxsim_leaves() -> None:
     twice, again = apply(Simplify(), once)
     assert not again.changes
     assert twice.same_as(once)
+
+
+def test_onnxsim_is_loaded_without_torch_and_sympy() -> None:
+    """They cost 3 s of every run; whoever needs them later imports them as ever."""
+    source = (
+        "import sys; from rewriter.passes.simplify import skipped_always; skipped_always();"
+        "print({'torch', 'sympy'} & sys.modules.keys()); import sympy; print(sympy.Integer(2))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["set()", "2"]
