@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,9 @@ from rewriter.model import facts as tensor_facts
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
+
+MOST_ELEMENTS = 2**32
+"""Of an input with random values: 16 GiB in FP32, far above what networks take."""
 
 _INDEX_PATH = VIEWS | {"Cast"}
 """Operators that pass ids on, unchanged, to the Gather that looks them up."""
@@ -45,6 +49,7 @@ def random_samples(
     for name, shape in (input_shapes or {}).items():
         sizes.fix(name, tuple(shape))
     shapes = {port.name: sizes.shape(port) for port in model.signature.inputs}
+    _check_sizes(shapes)
     limits = table_sizes(model)
     makers = {port.name: _maker(port, limits.get(port.name)) for port in model.signature.inputs}
 
@@ -59,6 +64,16 @@ def random_samples(
         f"random inputs, seed {seed}{sizes.text()} (no real data was used; ranges may not be representative)"
     )
     return Samples(model.signature, [sample(i) for i in range(count)], text, real=False)
+
+
+def _check_sizes(shapes: Mapping[str, Sequence[int]]) -> None:
+    for name, shape in shapes.items():
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise InputsError(
+                f"random values for its shape {list(shape)} do not fit into memory",
+                where=f"input {name!r}",
+                hint="give data of a smaller size with --inputs, or correct the model's input",
+            )
 
 
 @dataclass

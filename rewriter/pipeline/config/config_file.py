@@ -87,7 +87,7 @@ def _shared(path: Path) -> ConfigFile | None:
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "repair it, or name another file with REWRITER_CONFIG"
         raise UsageError(f"it is not TOML: {error}", where=shown(path), hint=hint) from error
     except OSError as error:
