@@ -109,8 +109,9 @@ def mapped_files(weights: Iterable[Array]) -> set[Path]:
 def _created(target: Path) -> tuple[Path, IO[bytes]]:
     """`<target>.data`, or the first numbered one that is free, and created here."""
     models = [target, *target.parent.glob("*.onnx")]
-    for number in count():
-        path = target.with_name(f"{target.name}{f'.{number}' if number else ''}.data")
+    name = os.fsencode(target.name).decode(errors="replace").replace("\N{REPLACEMENT CHARACTER}", "_")
+    for number in count():  # the model names the file, and its text is UTF-8
+        path = target.with_name(f"{name}{f'.{number}' if number else ''}.data")
         if os.path.lexists(path) or _named(path.name, models, if_unknown=False):
             continue
         with suppress(FileExistsError):  # another process was faster

@@ -135,5 +135,5 @@ def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
 
 def test_random_data_that_no_memory_holds_are_refused() -> None:
     model = graph("g (float[2,4611686018427387904] x) => (float[2,8] y) { y = Relu(x) }")
-    with pytest.raises(InputsError, match="input 'x': random values .* do not fit into memory"):
+    with pytest.raises(InputsError, match=r"input 'x': random values .* do not fit into memory"):
         random_samples(model)

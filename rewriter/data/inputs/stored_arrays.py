@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -140,6 +141,8 @@ BROKEN = (
     RuntimeError,  # encrypted members, and NotImplementedError for unknown compression
     MemoryError,
     OverflowError,
+    SyntaxError,
+    tokenize.TokenError,  # of the header, which numpy parses as Python
     zipfile.BadZipFile,
     zlib.error,
 )
