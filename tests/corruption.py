@@ -25,7 +25,7 @@ import onnx
 import onnx.parser
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from rewriter.engines.child_process import run_in_child
 from rewriter.errors import PassError, RewriterError
@@ -235,10 +235,11 @@ CORRUPTIONS: tuple[Callable[[Case, np.random.Generator], None], ...] = (
 )  # fmt: skip
 """Changes of fields get further than others, which protobuf notices."""
 
-NUMBERS = (0, 1, -1, 2, 3, 7, 16, 77, 255, 2**15, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
+NUMBERS = (0, 1, -1, 2, 3, 7, 16, 77, 255, 2**15, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63))
 FLOATS = (0.0, -1.0, 1e-30, 1e30, float("inf"), float("nan"))
-WORDS = ("", "x", "y", "w", "a", "no such", "Add", "Cast", "Loop", "Softmax", "ai.onnx", "com.microsoft", "local",
-         "../x", "w.bin", "-1", "99999999999999999999", "\x1b[31m", "\0", "é", "n" * 5000)  # fmt: skip
+WORDS = ("", "x", "y", "w", "a", "no such", "Add", "Cast", "Loop", "Softmax", "ai.onnx", "com.microsoft",
+         "local", "../x", "w.bin", "-1", "99999999999999999999", "\x1b[31m", "\0", "é",
+         "n" * 5000)  # fmt: skip
 
 
 def _fields(message: Message, place: str) -> Iterator[tuple[str, Message, FieldDescriptor]]:
@@ -337,7 +338,8 @@ def run(count: int, seed: int) -> list[Outcome]:
     """Tries `count` cases in child processes."""
     numbers = [range(start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
     with ThreadPoolExecutor(PROCESSES) as pool:
-        return [outcome for found in pool.map(lambda some: _guarded(seed, some), numbers) for outcome in found]
+        batches = pool.map(lambda some: _guarded(seed, some), numbers)
+        return [outcome for found in batches for outcome in found]
 
 
 def _guarded(seed: int, numbers: Sequence[int]) -> list[Outcome]:
@@ -368,7 +370,9 @@ def report(outcomes: Sequence[Outcome], seed: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("count", nargs="?", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="SEED:NUMBER")

@@ -46,9 +46,15 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
     """
     _check_text(proto, where)
     _check_versions(proto, where)
+    for function in proto.functions:
+        _check_function(function, where)
     for graph in walk_graphs(proto.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             _check_value(value, where)
+        for node in graph.node:
+            if not any(node.output):
+                raise ModelError("it has no output", where=f"{where}: node {node.name or node.op_type!r}",
+                                 hint="remove it: it computes nothing that anything uses")  # fmt: skip
         for tensor in graph.initializer:
             check_tensor(tensor, f"{where}: initializer {tensor.name!r}")
         for sparse in graph.sparse_initializer:
@@ -56,6 +62,21 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
                 check_tensor(part, f"{where}: sparse initializer {sparse.values.name!r}")
     for owner, tensor in constant_tensors(proto):
         check_tensor(tensor, f"{where}: node {owner!r}: tensor {tensor.name!r}")
+
+
+def _check_function(function: onnx.FunctionProto, where: str) -> None:
+    """Checks what `onnx.checker` does not: every tensor of a local function is made before it is used."""
+    known = {"", *function.input}
+    place = f"{where}: function {function.name!r}"
+    for node in function.node:
+        for name in node.input:
+            if name not in known:
+                raise ModelError(f"no node before {node.name or node.op_type!r} makes its input {name!r}",
+                                 where=place, hint=EXPORT_AGAIN)  # fmt: skip
+        known.update(node.output)
+    for name in function.output:
+        if name not in known:
+            raise ModelError(f"no node makes its output {name!r}", where=place, hint=EXPORT_AGAIN)
 
 
 def constant_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
@@ -83,9 +104,7 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
     if any(size < 0 for size in dims):
         raise ModelError(f"its shape {dims} has a negative size", where=where, hint=EXPORT_AGAIN)
     needed = byte_size(tensor)
-    if needed is None:
-        return
-    if needed > LARGEST_BYTES:
+    if needed is not None and needed > LARGEST_BYTES:
         raise ModelError(f"its shape {dims} is larger than any memory", where=where, hint=EXPORT_AGAIN)
     if tensor.HasField("raw_data") and len(tensor.raw_data) != needed:
         raise ModelError(
@@ -94,6 +113,20 @@ def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
             where=where,
             hint=EXPORT_AGAIN,
         )
+    if not (tensor.HasField("raw_data") or tensor.data_location == TensorProto.EXTERNAL):
+        field = onnx.helper.tensor_dtype_to_field(tensor.data_type)
+        held, count = len(getattr(tensor, field)), _value_count(tensor)
+        if held != count:
+            raise ModelError(f"it holds {held} values in {field}, but its shape {dims} needs {count}",
+                             where=where, hint=EXPORT_AGAIN)  # fmt: skip
+
+
+def _value_count(tensor: onnx.TensorProto) -> int:
+    """The number of entries in the field that holds a tensor's values one by one."""
+    if tensor.data_type in PACKED_TYPES:
+        return byte_size(tensor) or 0
+    parts = 2 if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else 1
+    return parts * math.prod(tensor.dims)
 
 
 def byte_size(tensor: onnx.TensorProto) -> int | None:

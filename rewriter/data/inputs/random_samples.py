@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.data.inputs.samples import Sample, Samples, no_such_input
+from rewriter.data.inputs.samples import Sample, Samples, no_such_input, shape_text
 from rewriter.errors import InputsError
 from rewriter.graph import GraphEditor, attribute, open_graphs, reached
 from rewriter.graph.ops import VIEWS
@@ -91,13 +91,22 @@ class _Sizes:
         if name not in ports:
             raise no_such_input(name, ports, where)
         declared = ports[name].shape
+        shape_hint = f"its shape in the model is {shape_text(declared)}"
         if declared is not None and len(declared) != len(shape):
-            raise InputsError(f"the model's input has {len(declared)} axes, not {len(shape)}", where=where)
+            raise InputsError(
+                f"the model's input has {len(declared)} axes, not {len(shape)}", where=where, hint=shape_hint
+            )
         for axis, (size, dim) in enumerate(zip(shape, declared or (), strict=False)):
             if isinstance(dim, int) and dim != size:
-                raise InputsError(f"axis {axis} is {dim} in the model, not {size}", where=where)
+                raise InputsError(
+                    f"axis {axis} is {dim} in the model, not {size}", where=where, hint=shape_hint
+                )
             if isinstance(dim, str) and self.named.setdefault(dim, size) != size:
-                raise InputsError(f"axis {axis} ({dim}) is {self.named[dim]} in another input", where=where)
+                raise InputsError(
+                    f"axis {axis} ({dim}) is {self.named[dim]} in another input",
+                    where=where,
+                    hint="give both inputs the same size there",
+                )
         self.fixed[name] = shape
 
     def shape(self, port: Port) -> tuple[int, ...]:

@@ -163,23 +163,35 @@ def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:
     raise InputsError(f"the model wants {wanted}, the data is {what}", where=where, hint=hint)
 
 
+def shape_text(shape: Sequence[int | str | None] | None) -> str:
+    """A declared shape for messages: `nx3x?x?`."""
+    if shape is None:
+        return "of any rank"
+    return "x".join("?" if size is None else str(size) for size in shape) or "a scalar"
+
+
 def _check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
     """Checks a shape against the declared one; `bound` has the named dimensions of this sample."""
     if port.shape is None:
         return
-    wanted = "x".join("?" if d is None else str(d) for d in port.shape) or "a scalar"
+    wanted = shape_text(port.shape)
+    hint = f"prepare it in the model's shape, {wanted}"
     if len(shape) != len(port.shape):
         raise InputsError(
             f"it has {len(port.shape)} axes ({wanted}), the data has {len(shape)} {list(shape)}",
             where=where,
+            hint=hint,
         )
     for axis, (size, dim) in enumerate(zip(shape, port.shape, strict=True)):
         if isinstance(dim, int) and size != dim:
-            raise InputsError(f"axis {axis} must be {dim}, the data has {size} {list(shape)}", where=where)
+            raise InputsError(
+                f"axis {axis} must be {dim}, the data has {size} {list(shape)}", where=where, hint=hint
+            )
         if isinstance(dim, str):
             known, owner = bound.setdefault(dim, (size, port.name))
             if known != size:
                 raise InputsError(
                     f"axis {axis} ({dim}) is {size}, but {dim} is {known} in {owner!r} of the same sample",
                     where=where,
+                    hint=f"axes called {dim} have one size in a sample; prepare both inputs together",
                 )

@@ -91,7 +91,11 @@ def _toml(path: Path) -> dict[str, Any]:
         hint = "repair it, or name another file with REWRITER_CONFIG"
         raise UsageError(f"it is not TOML: {error}", where=shown(path), hint=hint) from error
     except OSError as error:
-        raise UsageError(f"it cannot be read: {error.strerror}", where=shown(path)) from error
+        raise UsageError(
+            f"it cannot be read: {error.strerror}",
+            where=shown(path),
+            hint="check its permissions, or name another file with REWRITER_CONFIG",
+        ) from error
 
 
 def shown(path: Path) -> str:
