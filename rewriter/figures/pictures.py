@@ -63,8 +63,8 @@ def picture_of(name: str, pair: Pair) -> Picture | None:
         difference = np.abs(actual - expected).max(axis=-1)
     known = difference[np.isfinite(difference)]
     largest = float(known.max(initial=0.0))
-    shown = (_bytes(image.squeeze(-1) if image.shape[-1] == 1 else image, low, high) for image in images)
-    return Picture(name, *shown, _bytes(difference, 0.0, largest), low, high, largest, size)
+    left, right = (_bytes(i.squeeze(-1) if i.shape[-1] == 1 else i, low, high) for i in images)
+    return Picture(name, left, right, _bytes(difference, 0.0, largest), low, high, largest, size)
 
 
 def _size(array: Array) -> tuple[int, int] | None:
@@ -85,7 +85,7 @@ def _as_image(array: Array) -> Array | None:
     if _size(array) is None:
         return None
     first = array.reshape(-1, *array.shape[-3:])[0]
-    return np.moveaxis(first, 0, -1) if first.shape[0] in COLOURS else first
+    return np.asarray(np.moveaxis(first, 0, -1) if first.shape[0] in COLOURS else first)
 
 
 def _thinned(image: Array) -> Array:
