@@ -10,6 +10,7 @@ from functools import cached_property
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
+from rewriter.data.ranges.depth import TensorAtDepth, along_depth
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import Proof
@@ -59,6 +60,7 @@ class Measured:
         passes: What the passes did.
         checks: The check of its structure.
         warnings: What was said of it.
+        depth: Its ranges, for reports.
     """
 
     model: Model
@@ -66,6 +68,7 @@ class Measured:
     passes: tuple[PassResult, ...]
     checks: tuple[Check, ...]
     warnings: tuple[str, ...]
+    depth: tuple[TensorAtDepth, ...]
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Attempt:
     Attributes:
         structured: The model in FP32, before its types changed.
         fixed: The result.
+        depth: Ranges of the model that the plan was made for; empty if the plan was given.
     """
 
     job: FixJob
@@ -83,6 +87,7 @@ class Attempt:
     structured: Model
     fixed: Model
     plan: Plan | None
+    depth: tuple[TensorAtDepth, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -117,7 +122,12 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         model, ranges = _measured(rewriting.rewrite(given.original, phases.structural), planning)
         proof.check_structure(model, excused)
         given.measured[key] = Measured(
-            model, ranges, tuple(record.passes), tuple(proof.done), tuple(record.warnings)
+            model,
+            ranges,
+            tuple(record.passes),
+            tuple(proof.done),
+            tuple(record.warnings),
+            along_depth(model, ranges),
         )
     known = given.measured[key]
     record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
@@ -130,7 +140,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     if record.search is not None and record.search.check is not None:
         proof.done.append(record.search.check)
     proof.check_types(structured, fixed, plan, excused)
-    return Attempt(job, record, proof, structured, fixed, plan)
+    return Attempt(job, record, proof, structured, fixed, plan, known.depth)
 
 
 def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:
