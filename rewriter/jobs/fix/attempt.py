@@ -19,6 +19,7 @@ from rewriter.model import Array, Model
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan
+from rewriter.planning.rescaled_nodes import hazards_first
 from rewriter.verification.expected import Expected, conditioning
 from rewriter.verification.verdict import GOALS, Check
 
@@ -125,7 +126,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
     plan, structured = planning.fitted(given.original, structured, plan)
     if plan is not None and job.plan is None:
-        plan = replace(plan, exponents=record.exponents())
+        plan = hazards_first(replace(plan, exponents=record.exponents()), known.ranges)
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
     if record.search is not None and record.search.check is not None:
         proof.done.append(record.search.check)
