@@ -54,17 +54,33 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
 
 
+STDOUT = Path("-")
+"""The file that stands for the standard output."""
+
+
 def show(result: Any, report: ModuleType, json: Path | None, **options: Any) -> None:
-    """Write a result as JSON if a file is named, and print it.
+    """Write a result as JSON if a file is named, and print it: on stderr if the JSON goes to stdout.
 
     Args:
         report: The module of `rewriter.report` for the command.
         options: Of its `print_result`.
     """
-    from rewriter.model import write_json
     from rewriter.report.terminal import console
 
     if json is not None:
-        write_json(report.as_dict(result), json)
+        write_document(report.as_dict(result), json)
     with reader_may_leave():
-        report.print_result(result, console(), **options)
+        report.print_result(result, console(stderr=json == STDOUT), **options)
+
+
+def write_document(content: Any, json: Path) -> None:
+    """Write JSON to a file, or to the standard output."""
+    from json import dumps
+
+    from rewriter.model import write_json
+
+    if json != STDOUT:
+        write_json(content, json)
+        return
+    with reader_may_leave():
+        typer.echo(dumps(content, indent=2, allow_nan=False, ensure_ascii=False))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rewriter.cli.exits import exit_codes, reader_may_leave
-from rewriter.cli.parameters import FLAG, Verbose, check_extra, option
+from rewriter.cli.exits import exit_codes, reader_may_leave, show
+from rewriter.cli.parameters import FLAG, Json, Quiet, Verbose, check_extra, option
 from rewriter.pipeline.options import OUTCOME
 
 
@@ -15,8 +15,9 @@ def probe(
         str, option(OUTCOME, "NAME", "auto (the best on this GPU), tensorrt, tensorrt-rtx or onnxruntime")
     ] = "auto",
     again: Annotated[bool, option(OUTCOME, FLAG, "Measure, although the answers are known")] = False,
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the answers as JSON, too")] = None,
+    json: Json = None,
     verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Ask this machine's TensorRT and GPU what they do in FP16, and keep the answers for `fix`.
 
@@ -24,26 +25,21 @@ def probe(
     """
     with exit_codes():
         from rewriter.engines import this_machine
-        from rewriter.engines.probe.answers import write
         from rewriter.jobs.probe import probe as job
         from rewriter.report import probe as report
         from rewriter.report.progress import progress
-        from rewriter.report.terminal import console
 
         check_extra("--json", json, [])
         choice = this_machine.choose(engine)
         if choice.engine is None:
-            _without_gpu("; ".join(choice.reasons), json)
+            _without_gpu("; ".join(choice.reasons), json, verbosity=int(verbose) - int(quiet))
             return
-        with progress(shown=True) as shown:
+        with progress(shown=not quiet) as shown:
             found = job(choice.engine, again=again, progress=shown)
-        if json is not None:
-            write(found, json)
-        with reader_may_leave():
-            report.print_answers(found, console(), verbose=verbose)
+        show(found, report, json, verbosity=int(verbose) - int(quiet))
 
 
-def _without_gpu(reasons: str, json: Path | None) -> None:
+def _without_gpu(reasons: str, json: Path | None, *, verbosity: int) -> None:
     from rewriter.engines.probe.answers import recorded
     from rewriter.engines.probe.ask import build_all
     from rewriter.errors import EngineError
@@ -59,6 +55,8 @@ def _without_gpu(reasons: str, json: Path | None) -> None:
         )
     out = console()
     out.print(f"Nothing can be measured here: {reasons}", soft_wrap=True)
+    if verbosity < 0:
+        return
     try:
         with progress(shown=True) as shown:
             builds = list(build_all(progress=shown))
@@ -67,4 +65,4 @@ def _without_gpu(reasons: str, json: Path | None) -> None:
         out.print(f"The probes' models were not built: {error.what}", soft_wrap=True)
     with reader_may_leave():
         for answers in recorded():
-            report.print_answers(answers, out)
+            report.print_result(answers, out, verbosity=verbosity)

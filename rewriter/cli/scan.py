@@ -8,17 +8,26 @@ from typing import Annotated, Any
 import typer
 
 from rewriter.cli.exits import FAILED, show
-from rewriter.cli.parameters import FLAG, ModelPath, Verbose, check_extra, configured, option, with_options
+from rewriter.cli.parameters import (
+    Json,
+    ModelPath,
+    Quiet,
+    Verbose,
+    check_extra,
+    configured,
+    option,
+    with_options,
+)
 from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
 
 
 @with_options(ScanCommand)
 def scan(
     model: ModelPath,
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the findings as JSON, too")] = None,
+    json: Json = None,
     sarif: Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too")] = None,
     verbose: Verbose = False,
-    quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the counts alone", "-q", "--quiet")] = False,
+    quiet: Quiet = False,
     **given: Any,
 ) -> None:
     """Find where MODEL goes wrong in FP16, and what would repair it; change nothing.

@@ -105,9 +105,7 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
 
 def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str]:
     """The tensor with the largest value measured inside a norm, a severity by it, and the reason in words."""
-    inner = [
-        (t, node) for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)
-    ]
+    inner = [(t, node) for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
     measured = [(r.absmax, t, node) for t, node in inner if (r := survey.range(t)) is not None]
     part = f"the decomposed {norm.kind} that ends in {norm.output}"
     worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))

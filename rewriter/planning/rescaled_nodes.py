@@ -1,4 +1,4 @@
-"""Names the hazard of FP32 nodes that are free, but would overflow in FP16 if `rescale` had not scaled them."""
+"""Names the hazard of FP32 nodes that are free, but would overflow in FP16 without `rescale`."""
 
 from __future__ import annotations
 
@@ -11,23 +11,34 @@ from rewriter.planning.free_fp32 import FREE
 from rewriter.planning.planner import LOW_TYPES
 
 
-def hazards_first(plan: Plan, ranges: Mapping[tuple[int, str], Range]) -> Plan:
-    """Returns the plan with the overflow as the reason of each such node, with the range before scaling.
+def unscaled_overflows(plan: Plan, ranges: Mapping[tuple[int, str], Range]) -> dict[tuple[int, str], Range]:
+    """The ranges, before `rescale` scaled them, of the tensors that were out of range: by scope and tensor.
 
     Args:
         plan: Its exponents are those that `rescale` used.
         ranges: By scope and tensor, measured after scaling.
     """
-    if plan.precision == "fp32" or not plan.exponents:
-        return plan
-    limit = PrecisionRequest(LOW_TYPES[plan.precision]).limit
+    if plan.precision == "fp32":
+        return {}
     before = {
         (scope, tensor): measured.scaled(-k)
         for scope, tensor, k in plan.exponents
         if (measured := ranges.get((scope, tensor))) is not None
     }
-    overflowing = {place: found for place, found in before.items() if found.absmax > limit}
-    return replace(plan, decisions=tuple(_renamed(d, overflowing, limit) for d in plan.decisions))
+    limit = _limit(plan)
+    return {place: found for place, found in before.items() if found.absmax > limit}
+
+
+def hazards_first(plan: Plan, unscaled: Mapping[tuple[int, str], Range]) -> Plan:
+    """Returns the plan with the overflow as the reason of each such node, with the range before scaling."""
+    if not unscaled:
+        return plan
+    limit = _limit(plan)
+    return replace(plan, decisions=tuple(_renamed(d, unscaled, limit) for d in plan.decisions))
+
+
+def _limit(plan: Plan) -> float:
+    return PrecisionRequest(LOW_TYPES[plan.precision]).limit
 
 
 def _renamed(decision: Decision, overflowing: Mapping[tuple[int, str], Range], limit: float) -> Decision:

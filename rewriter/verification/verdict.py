@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rewriter.engines.protocol import Latency
 from rewriter.figures.outputs import OutputComparison
 
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
@@ -19,6 +20,9 @@ class Check:
     """One step of verification, such as `structure`, `emulation`, `build` and `run`, or a goal of `GOALS`.
 
     `passed` is None if the step was impossible; `summary` then gives the reason.
+
+    Attributes:
+        latency: Of the engine that `run` timed.
     """
 
     name: str
@@ -27,6 +31,7 @@ class Check:
     outputs: tuple[OutputComparison, ...] = ()
     details: tuple[str, ...] = ()
     seconds: float = 0.0
+    latency: Latency | None = None
 
 
 @dataclass(frozen=True)

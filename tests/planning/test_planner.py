@@ -9,7 +9,7 @@ from plans import kept, planned
 from rewriter.model import facts, walk_graphs
 from rewriter.plan import Decision, Plan, Range
 from rewriter.planning.planner import PlanRequest, make_plan, node_key
-from rewriter.planning.rescaled_nodes import hazards_first
+from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
 
 CHAIN = """
     g (float[2] x) => (float[2] y) {
@@ -191,7 +191,7 @@ def test_a_rescaled_overflow_is_the_reason_even_where_fp32_is_free() -> None:
     other = Decision("/b/Add", "Add", "0:a", "epilogue", "at no cost", "h")
     plan = Plan("fp16", decisions=(free, other), exponents=((0, "m", -5),))
     ranges = {(0, "m"): Range(-1e3, 3e3, 1.0, True)}
-    first, second = hazards_first(plan, ranges).decisions
+    first, second = hazards_first(plan, unscaled_overflows(plan, ranges)).decisions
     assert (first.rule, first.tensor, first.range) == ("overflow", "m", Range(-32e3, 96e3, 32.0, True))
     assert "exceeded 3.275e+04 before rescale scaled it" in first.reason
     assert second == other

@@ -10,6 +10,7 @@ from functools import cached_property
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
+from rewriter.jobs.fix.causes import Cause, causes, fused_norms
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import Proof
@@ -18,8 +19,8 @@ from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Array, Model
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Plan
-from rewriter.planning.rescaled_nodes import hazards_first
+from rewriter.plan import Plan, Range
+from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
 from rewriter.verification.expected import Expected, conditioning
 from rewriter.verification.verdict import GOALS, Check
 
@@ -76,6 +77,7 @@ class Attempt:
     Attributes:
         structured: The model in FP32, before its types changed.
         fixed: The result.
+        causes: What was wrong, and what was done about it.
     """
 
     job: FixJob
@@ -84,6 +86,7 @@ class Attempt:
     structured: Model
     fixed: Model
     plan: Plan | None
+    causes: tuple[Cause, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -125,13 +128,17 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     structured = known.model
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
     plan, structured = planning.fitted(given.original, structured, plan)
+    unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
-        plan = hazards_first(replace(plan, exponents=record.exponents()), known.ranges)
+        plan = replace(plan, exponents=record.exponents())
+        unscaled = unscaled_overflows(plan, known.ranges)
+        plan = hazards_first(plan, unscaled)
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
     if record.search is not None and record.search.check is not None:
         proof.done.append(record.search.check)
     proof.check_types(structured, fixed, plan, excused)
-    return Attempt(job, record, proof, structured, fixed, plan)
+    found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled)
+    return Attempt(job, record, proof, structured, fixed, plan, found)
 
 
 def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:

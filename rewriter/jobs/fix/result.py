@@ -9,6 +9,8 @@ import onnx
 
 from rewriter.base import Target
 from rewriter.data.source import DataSource
+from rewriter.figures.outputs import OutputComparison
+from rewriter.jobs.fix.causes import Cause
 from rewriter.model import Model
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan
@@ -35,6 +37,8 @@ class FixResult:
         searched: The plans that `search="gpu"` built and ran.
         constraints: The file of trtexec's arguments, with `weak_typing`.
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
+        causes: What was wrong with the model, in numbers, and what was done about each.
+        before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
     """
 
     model: Model
@@ -51,6 +55,8 @@ class FixResult:
     constraints: Path | None = None
     searched: Searched | None = None
     repairs: list[str] = field(default_factory=list)
+    causes: tuple[Cause, ...] = ()
+    before: tuple[OutputComparison, ...] = ()
 
     @property
     def verified(self) -> bool | None:

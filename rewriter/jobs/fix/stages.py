@@ -12,7 +12,9 @@ from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
 from rewriter.errors import ArithmeticRunError
+from rewriter.figures.outputs import OutputComparison
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
+from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.repair import Repair
@@ -34,6 +36,7 @@ def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
     destination, _, stage = job.destination(), job.phases, Stopwatch(job.progress)  # may refuse the job
     job, given = _given(job, stage)
+    before = _before(job, given, stage)
     made, repairs = attempt(job, given), list[str]()
     if made.is_wrong and _can_be_repaired(job):
         made, repairs = _repaired(made, given)
@@ -43,6 +46,7 @@ def run(job: FixJob) -> FixResult:
     if made.failed:
         made.proof.explain(made.fixed)
     record, proof, plan, search = made.record, made.proof, made.plan, made.record.search
+    causes = made.causes
     steps, spans = made.job.steps, proof.spans
     source = given.fitting.source
     del made, given  # their FP32 weights take as much memory as the rest of the run
@@ -65,7 +69,19 @@ def run(job: FixJob) -> FixResult:
         constraints,
         search.searched if search is not None else None,
         repairs,
+        causes,
+        before,
     )
+
+
+def _before(job: FixJob, given: Given, stage: Stopwatch) -> tuple[OutputComparison, ...]:
+    """The errors of the original in plain FP16 or BF16; () if nothing is verified, or lowered."""
+    if given.expected is None or not job.phases.lowering or job.wish.precision == "fp32":
+        return ()
+    with stage("before"):
+        return errors_before(
+            given.original, given.expected, given.judging, job.wish.precision, job.accumulation
+        )
 
 
 def _repaired(failed: Attempt, given: Given) -> tuple[Attempt, list[str]]:
