@@ -63,9 +63,7 @@ def next_step(result: FixResult) -> NextStep:
         return NextStep({"trtexec": command}, tuple(remarks))
     target = result.target
     if _lacks_types(target):
-        return NextStep(
-            {}, (f"{target} has no strongly typed networks: --weak-typing writes what it can build",)
-        )
+        return NextStep({}, (f"{target} has no strongly typed networks: use --weak-typing",))
     if target.library == "tensorrt" and not target.version:
         remarks.append("TensorRT 11: omit --stronglyTyped and --strongly-typed")
     tool = "tensorrt_rtx" if target.library == "tensorrt-rtx" else "trtexec"

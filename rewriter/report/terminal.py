@@ -150,7 +150,7 @@ def shortened(names: Iterable[str]) -> dict[str, str]:
         taken = Counter((*forms.values(), *found.values()))
         found |= {name: form for name, form in forms.items() if taken[form] == 1 or form == name}
         left = [name for name in left if name not in found]
-        width *= 2
+        width += NAME_WIDTH // 2
     return found
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from rewriter import __version__
 from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
@@ -16,6 +17,7 @@ from rewriter.figures.outputs import OutputComparison
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
 from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
@@ -37,6 +39,7 @@ def run(job: FixJob) -> FixResult:
     destination, _, stage = job.destination(), job.phases, Stopwatch(job.progress)  # may refuse the job
     job, given = _given(job, stage)
     before = _before(job, given, stage)
+    source_sha = source_hash(job.source, given.original)
     made, repairs = attempt(job, given), list[str]()
     if made.is_wrong and _can_be_repaired(job):
         made, repairs = _repaired(made, given)
@@ -50,7 +53,12 @@ def run(job: FixJob) -> FixResult:
     steps, spans = made.job.steps, proof.spans
     source = given.fitting.source
     del made, given  # their FP32 weights take as much memory as the rest of the run
+    changed = any(step.changes for step in record.passes)
+    if changed:
+        stamp(fixed, job, pipeline.render(steps), plan, source_sha, __version__)
     written = proof.write_and_build(fixed, destination, plan)
+    if changed:
+        note_verdict(fixed, written, proof.verdict)
     constraints = None
     if job.weak_typing and written is not None and plan is not None:
         constraints = _write_constraints(fixed, plan, written, record)
