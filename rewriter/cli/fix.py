@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show, write_document
+from rewriter.cli.exits import FAILED, show
 from rewriter.cli.parameters import (
     Json,
     ModelPath,
@@ -65,8 +65,6 @@ def fix(
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
     if pareto is not None and result.frontier is not None:
         frontier.write(result.frontier, pareto)
-    if written is not None:
-        write_document(report.as_dict(result), written)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
     if result.verdict is not None and not result.verdict.passed:
         raise typer.Exit(FAILED)

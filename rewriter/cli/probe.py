@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rewriter.cli.exits import exit_codes, reader_may_leave, show
-from rewriter.cli.parameters import FLAG, Json, Quiet, Verbose, check_extra, option
+from rewriter.cli.exits import exit_codes, is_page, reader_may_leave, show, write_page
+from rewriter.cli.parameters import FLAG, Json, Quiet, Report, Verbose, check_extra, option
 from rewriter.pipeline.options import OUTCOME
 
 
@@ -16,6 +16,7 @@ def probe(
     ] = "auto",
     again: Annotated[bool, option(OUTCOME, FLAG, "Measure, although the answers are known")] = False,
     json: Json = None,
+    written: Report = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
 ) -> None:
@@ -30,16 +31,19 @@ def probe(
         from rewriter.report.progress import progress
 
         check_extra("--json", json, [])
+        check_extra("--report", written, [])
         choice = this_machine.choose(engine)
         if choice.engine is None:
-            _without_gpu("; ".join(choice.reasons), json, verbosity=int(verbose) - int(quiet))
+            if written is not None and not is_page(written):
+                json = written
+            _without_gpu("; ".join(choice.reasons), json, written, verbosity=int(verbose) - int(quiet))
             return
         with progress(shown=not quiet) as shown:
             found = job(choice.engine, again=again, progress=shown)
-        show(found, report, json, verbosity=int(verbose) - int(quiet))
+        show(found, report, json, written, verbosity=int(verbose) - int(quiet))
 
 
-def _without_gpu(reasons: str, json: Path | None, *, verbosity: int) -> None:
+def _without_gpu(reasons: str, json: Path | None, page: Path | None, *, verbosity: int) -> None:
     from rewriter.engines.probe.answers import recorded
     from rewriter.engines.probe.ask import build_all
     from rewriter.errors import EngineError
@@ -63,6 +67,8 @@ def _without_gpu(reasons: str, json: Path | None, *, verbosity: int) -> None:
         report.print_builds(builds, out)
     except EngineError as error:
         out.print(f"The probes' models were not built: {error.what}", soft_wrap=True)
+    if page is not None:
+        write_page(recorded(), page)
     with reader_may_leave():
         for answers in recorded():
             report.print_result(answers, out, verbosity=verbosity)

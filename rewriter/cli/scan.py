@@ -12,6 +12,7 @@ from rewriter.cli.parameters import (
     Json,
     ModelPath,
     Quiet,
+    Report,
     Verbose,
     check_extra,
     configured,
@@ -26,6 +27,7 @@ def scan(
     model: ModelPath,
     json: Json = None,
     sarif: Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too")] = None,
+    written: Report = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     **given: Any,
@@ -41,14 +43,14 @@ def scan(
     from rewriter.report.progress import progress
 
     resolved = configured(model, given, quiet=quiet)
-    for flag, path in (("--json", json), ("--sarif", sarif)):
+    for flag, path in (("--json", json), ("--sarif", sarif), ("--report", written)):
         check_extra(flag, path, [model, resolved.values["inputs"]])
     options = ScanOptions(**resolved.arguments("scan"))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = scanner.scan(model, options, progress=shown)
     if sarif is not None:
         write_json(sarif_report.as_sarif(result), sarif)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
     least = resolved.values["fail_on"]
     if least is not None and result.reaches(least):
         raise typer.Exit(FAILED)

@@ -95,6 +95,7 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     """
     for norm in find_norms(survey.graph):
         tensor, severity, reason = _inside(survey, norm)
+        reason += ", and their variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
         kept: tuple[NodeProto, ...] = norm.nodes
         if fits_inside(survey, norm):
             tensor = norm.input
@@ -149,11 +150,12 @@ def inside_limit(survey: Survey) -> float:
 def fits_inside(survey: Survey, norm: Norm) -> bool:
     """True if FP16 holds everything measured inside a norm, with enough bits.
 
-    It must also hold epsilon, which is the whole radicand where the input is constant.
+    It must also hold epsilon, which is the whole radicand where the input is constant. A variance as
+    E[x^2] - E[x]^2 never fits: what remains of the digits that cancel is rounding.
     """
     if not survey.is_fp16 or not survey.request.measured_norms:
         return False
-    if norm.kind == "l2-normalize" or norm.epsilon < smallest_epsilon(survey, norm):
+    if norm.kind == "l2-normalize" or norm.cancels or norm.epsilon < smallest_epsilon(survey, norm):
         return False
     kept = {id(node) for node in _root(survey, norm)}
     halves = [node for node in norm.nodes if id(node) not in kept]

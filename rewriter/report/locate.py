@@ -27,12 +27,7 @@ def print_result(found: Location, out: Console, *, verbosity: int = 0) -> None:
 
 def verdict_line(found: Location) -> Text:
     """One line: the first wrong tensor, or that nothing is wrong."""
-    if found.first is not None:
-        return Text(_verdict(found, found.first), style="bold red")
-    if found.wrong:
-        names = ", ".join(step.tensor for step in found.wrong)
-        return Text(f"{names} is wrong, but is no float tensor that both models have.", style="bold red")
-    return Text(f"All outputs are within {figure(found.tolerance)} of the original.", style="green")
+    return Text(verdict(found), style="bold red" if found.wrong else "green")
 
 
 def _rows(found: Location) -> Iterator[Row]:
@@ -57,7 +52,17 @@ def _sections(found: Location) -> Iterator[RenderableType]:
         yield _table("From there to the output", found.chain, found.tolerance)
 
 
-def _verdict(found: Location, first: Step) -> str:
+def verdict(found: Location) -> str:
+    """One sentence: the first wrong tensor, or that there is none."""
+    if found.first is not None:
+        return _where(found, found.first)
+    if found.wrong:
+        names = ", ".join(step.tensor for step in found.wrong)
+        return f"{names} is wrong, but is no float tensor that both models have."
+    return f"All outputs are within {figure(found.tolerance)} of the original."
+
+
+def _where(found: Location, first: Step) -> str:
     where = f"{first.tensor} of node {first.node} ({first.op}), error {_error(first)}"
     if found.exact:
         return f"The first wrong tensor is {where}: its operands are correct."

@@ -7,16 +7,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rewriter.base import Target
+from rewriter.base import ALWAYS_TYPED_SINCE, TYPED_SINCE, Target
 from rewriter.data.source import Shape
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Port
-
-ALWAYS_TYPED_SINCE = (11,)
-"""TensorRT 11 has only strongly typed networks and does not need `--stronglyTyped`."""
-
-TYPED_SINCE = (9,)
-"""The first release with strongly typed networks."""
 
 LARGEST_BATCH = 8
 """Proposed for a dynamic first axis of which one size was seen, if that is smaller."""
@@ -27,9 +21,7 @@ GRAIN = 32
 Spans = Mapping[str, tuple[Shape, Shape, Shape]]
 """Smallest, typical and largest shape of each input."""
 
-PROPOSED = (
-    "sizes that no sample had are proposals: give samples of several sizes, or --min-shapes, --max-shapes"
-)
+PROPOSED = "sizes of dynamic axes that no sample had are proposals: --min-shapes and --max-shapes set yours"
 
 
 @dataclass(frozen=True)
@@ -61,28 +53,41 @@ def next_step(result: FixResult) -> NextStep:
         words = ["trtexec", f"--onnx={result.output}", f"--saveEngine={engine}", *_trtexec_shapes(profile)]
         command = f"{shlex.join(words)} $(cat {shlex.quote(str(result.constraints))})"
         return NextStep({"trtexec": command}, tuple(remarks))
-    target = result.target
-    if _lacks_types(target):
-        return NextStep({}, (f"{target} has no strongly typed networks: use --weak-typing",))
+    target, typing = result.target, _typing(result.target, _lowered(result))
     if target.library == "tensorrt" and not target.version:
         remarks.append("TensorRT 11: omit --stronglyTyped and --strongly-typed")
+    if _chooses_types(target) and _lowered(result):
+        remarks.append(
+            f"the builder of {target} chooses types itself: --weak-typing writes constraints for it"
+        )
     tool = "tensorrt_rtx" if target.library == "tensorrt-rtx" else "trtexec"
-    typed = ["--stronglyTyped"] if _needs_flag(target) else []
-    words = [tool, f"--onnx={result.output}", *typed, f"--saveEngine={engine}", *_trtexec_shapes(profile)]
-    commands = {
-        tool: shlex.join(words),
-        "polygraphy": _polygraphy(target, str(result.output), engine, profile),
-    }
-    return NextStep(commands, tuple(remarks))
+    words = [
+        tool,
+        f"--onnx={result.output}",
+        *typing[:1],
+        f"--saveEngine={engine}",
+        *_trtexec_shapes(profile),
+    ]
+    other = _polygraphy(target, str(result.output), engine, typing[1:], profile)
+    return NextStep({tool: shlex.join(words), "polygraphy": other}, tuple(remarks))
 
 
-def _lacks_types(target: Target) -> bool:
+def _chooses_types(target: Target) -> bool:
+    """True for a release without strongly typed networks."""
     return target.library == "tensorrt" and () < target.version < TYPED_SINCE
 
 
-def _needs_flag(target: Target) -> bool:
-    """True if the release has weakly typed networks, too; TensorRT-RTX has none."""
-    return target.library == "tensorrt" and target.version < ALWAYS_TYPED_SINCE
+def _typing(target: Target, lowered: str | None) -> list[str]:
+    """The flags of trtexec and of Polygraphy that make it use the model's types, if it needs one."""
+    if _chooses_types(target):
+        return [f"--{lowered}"] * 2 if lowered else []
+    needed = target.library == "tensorrt" and target.version < ALWAYS_TYPED_SINCE
+    return ["--stronglyTyped", "--strongly-typed"] if needed else []
+
+
+def _lowered(result: FixResult) -> str | None:
+    """The low precision of the model; None if it is in FP32."""
+    return result.plan.precision if result.plan and result.plan.precision != "fp32" else None
 
 
 @dataclass(frozen=True)
@@ -131,9 +136,10 @@ def _trtexec_shapes(profile: Sequence[_Axes]) -> Iterator[str]:
             yield f"--{flag}=" + ",".join(f"{one.name}:{'x'.join(one.shapes[index])}" for one in profile)
 
 
-def _polygraphy(target: Target, path: str, engine: str, profile: Sequence[_Axes]) -> str:
-    typed = ["--strongly-typed"] if _needs_flag(target) else []
-    words = ["polygraphy", "convert", path, "--convert-to", "trt", *typed, "-o", engine]
+def _polygraphy(
+    target: Target, path: str, engine: str, typing: Sequence[str], profile: Sequence[_Axes]
+) -> str:
+    words = ["polygraphy", "convert", path, "--convert-to", "trt", *typing, "-o", engine]
     for index, flag in enumerate(("min", "opt", "max")):
         if profile:
             words += [f"--trt-{flag}-shapes"]

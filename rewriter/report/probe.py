@@ -38,7 +38,7 @@ def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
     out.print(rows)
     if found.source:
         out.print(Text(f"Source: {found.source}"), soft_wrap=True)
-    out.print(Text(f"Used for: {_use(found)}"), soft_wrap=True)
+    out.print(Text(f"Used for: {use(found)}"), soft_wrap=True)
 
 
 def _origin(found: Answers) -> Text:
@@ -55,7 +55,7 @@ def as_dict(found: Answers) -> dict[str, Any]:
     return plain_fields(found)
 
 
-def _use(found: Answers) -> str:
+def use(found: Answers) -> str:
     """The `--target` values that use these answers."""
     if found.library == "onnxruntime":
         return "no target, since none is ONNX Runtime"

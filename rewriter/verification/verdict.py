@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from rewriter.engines.protocol import Latency
-from rewriter.figures.outputs import OutputComparison
+from rewriter.figures.outputs import OutputComparison, OutputStatistics
+from rewriter.figures.pictures import Picture
 
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks of a search's goal, which verify nothing about the written model."""
@@ -23,6 +24,8 @@ class Check:
 
     Attributes:
         latency: Of the engine that `run` timed.
+        statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
+        pictures: The same samples of outputs that look like images.
     """
 
     name: str
@@ -31,6 +34,8 @@ class Check:
     outputs: tuple[OutputComparison, ...] = ()
     details: tuple[str, ...] = ()
     seconds: float = 0.0
+    statistics: tuple[OutputStatistics, ...] = ()
+    pictures: tuple[Picture, ...] = ()
     latency: Latency | None = None
 
 

@@ -43,6 +43,8 @@ HEAVY = (
     "onnxruntime",
     "onnxsim",
     "scipy",
+    "highspy",
+    "lap",
     "onnx_graphsurgeon",
     "polygraphy",
     "tensorrt",

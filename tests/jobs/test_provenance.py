@@ -19,7 +19,8 @@ from rewriter.model import walk_nodes
 HUGE = """
     <ir_version: 9, opset_import: ["" : 17]>
     g (float[4,8] x) => (float[4,4] y)
-    <float[8,4] w = {1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8}, float[8] up = {3e4,3e4,3e4,3e4,3e4,3e4,3e4,3e4}, float down = {3e-5}> {
+    <float[8,4] w = {1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8},
+     float[8] up = {3e4,3e4,3e4,3e4,3e4,3e4,3e4,3e4}, float down = {3e-5}> {
         a = Mul(x, up)
         b = Mul(a, up)
         c = Mul(b, down)

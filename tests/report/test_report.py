@@ -311,6 +311,12 @@ COMMANDS = [
     pytest.param(
         Target("tensorrt", (10, 3)), TYPED, POLYGRAPHY.format(" --strongly-typed"), id="TensorRT 10"
     ),
+    pytest.param(
+        Target("tensorrt", (8, 6)),
+        f"trtexec --onnx=fixed.onnx --fp16 {ENGINE}",
+        POLYGRAPHY.format(" --fp16"),
+        id="TensorRT 8.6",
+    ),
     pytest.param(Target("tensorrt", (11, 1)), UNTYPED, POLYGRAPHY.format(""), id="TensorRT 11.1"),
     pytest.param(
         Target("tensorrt-rtx", (1, 6)),
@@ -327,12 +333,6 @@ def test_next_commands_of_each_release(target: Target, command: str, other: str)
     assert list(next_step(done).commands.values()) == [command, other]
     lines = printed(done).splitlines()
     assert f"Next     {command}" in lines and f"or       {other}" in lines, "on one line, to be copied"
-
-
-def test_a_release_without_strong_typing_gets_no_command() -> None:
-    following = next_step(result(target=Target("tensorrt", (8, 6))))
-    assert not following.commands
-    assert following.remarks == ("tensorrt 8.6 has no strongly typed networks: use --weak-typing",)
 
 
 def test_the_sizes_that_samples_have_are_the_profile() -> None:
@@ -364,6 +364,11 @@ def test_polygraphy_accepts_the_options_of_its_command() -> None:
     assert "usage: " in done.stdout and not done.returncode, done.stderr
     for word in words:
         assert not word.startswith("-") or word in done.stdout
+
+
+def test_types_that_a_release_does_not_keep_are_named() -> None:
+    done = result(target=Target("tensorrt", (8, 6)), output=Path("fixed.onnx"))
+    assert "the builder of tensorrt 8.6 chooses types itself: --weak-typing" in flat(printed(done))
 
 
 def test_unknown_sizes_are_left_for_the_user_and_quoted_for_the_shell() -> None:

@@ -10,6 +10,7 @@ from functools import cached_property
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
+from rewriter.data.ranges.depth import TensorAtDepth, along_depth
 from rewriter.jobs.fix.causes import Cause, causes, fused_norms
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
@@ -61,6 +62,7 @@ class Measured:
         passes: What the passes did.
         checks: The check of its structure.
         warnings: What was said of it.
+        depth: Its ranges, for reports.
     """
 
     model: Model
@@ -68,6 +70,7 @@ class Measured:
     passes: tuple[PassResult, ...]
     checks: tuple[Check, ...]
     warnings: tuple[str, ...]
+    depth: tuple[TensorAtDepth, ...]
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ class Attempt:
         structured: The model in FP32, before its types changed.
         fixed: The result.
         causes: What was wrong, and what was done about it.
+        depth: Ranges of the model that the plan was made for; empty if the plan was given.
     """
 
     job: FixJob
@@ -87,6 +91,7 @@ class Attempt:
     fixed: Model
     plan: Plan | None
     causes: tuple[Cause, ...] = ()
+    depth: tuple[TensorAtDepth, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -121,7 +126,12 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         model, ranges = _measured(rewriting.rewrite(given.original, phases.structural), planning)
         proof.check_structure(model, excused)
         given.measured[key] = Measured(
-            model, ranges, tuple(record.passes), tuple(proof.done), tuple(record.warnings)
+            model,
+            ranges,
+            tuple(record.passes),
+            tuple(proof.done),
+            tuple(record.warnings),
+            along_depth(model, ranges),
         )
     known = given.measured[key]
     record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
@@ -138,7 +148,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         proof.done.append(record.search.check)
     proof.check_types(structured, fixed, plan, excused)
     found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled)
-    return Attempt(job, record, proof, structured, fixed, plan, found)
+    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth)
 
 
 def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:

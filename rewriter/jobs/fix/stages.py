@@ -51,7 +51,7 @@ def run(job: FixJob) -> FixResult:
     record, proof, plan, search = made.record, made.proof, made.plan, made.record.search
     causes = made.causes
     steps, spans = made.job.steps, proof.spans
-    source = given.fitting.source
+    source, depth = given.fitting.source, made.depth
     del made, given  # their FP32 weights take as much memory as the rest of the run
     changed = any(step.changes for step in record.passes)
     if changed:
@@ -77,6 +77,7 @@ def run(job: FixJob) -> FixResult:
         constraints,
         search.searched if search is not None else None,
         repairs,
+        depth,
         causes,
         before,
     )
