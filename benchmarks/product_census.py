@@ -1,6 +1,6 @@
 """How TensorRT's kernels compute single products: the operands of FP32 products, and the sums of FP16 products.
 
-    python benchmarks/product_census.py OUT.json [FOLDER]    # on a GPU; FOLDER as trained_inputs.py makes it
+    python benchmarks/product_census.py OUT.json FOLDER fp32    # or fp16; on a GPU; FOLDER as trained_inputs.py makes it
 
 Nodes are MatMul and Conv with random operands on a grid of shapes, and the products of the networks in FOLDER with their
 real operands. Each runs alone in an engine. An FP32 product is compared with exact FP32, with operands rounded to TF32,
@@ -57,15 +57,26 @@ def grid(rng: np.random.Generator) -> Iterator[Product]:
         for results in (1, 8, 36, 128):
             for (kernel, image), stride in [(w, s) for w in windows for s in (1, 2)]:
                 strides = [1 if kernel[0] == 1 < kernel[1] else stride, stride]
-                operands = rng.standard_normal((1, channels, *image)), rng.standard_normal((results, channels, *kernel))
+                operands = (
+                    rng.standard_normal((1, channels, *image)),
+                    rng.standard_normal((results, channels, *kernel)),
+                )
                 yield Product(
-                    helper.make_node("Conv", ["x", "w"], ["y"], strides=strides), operands, (False, True), "random"
+                    helper.make_node("Conv", ["x", "w"], ["y"], strides=strides),
+                    operands,
+                    (False, True),
+                    "random",
                 )
     for rows in (1, 2, 8, 100, 1000):
         for depth in (4, 7, 64, 1024):
             for columns, constant in [(c, k) for c in (1, 8, 64, 1000) for k in (True, False)]:
-                operands = rng.standard_normal((1, rows, depth)), rng.standard_normal((1, depth, columns)[constant:])
-                yield Product(helper.make_node("MatMul", ["x", "w"], ["y"]), operands, (False, constant), "random")
+                operands = (
+                    rng.standard_normal((1, rows, depth)),
+                    rng.standard_normal((1, depth, columns)[constant:]),
+                )
+                yield Product(
+                    helper.make_node("MatMul", ["x", "w"], ["y"]), operands, (False, constant), "random"
+                )
 
 
 def of_network(path: Path) -> Iterator[Product]:
@@ -83,10 +94,17 @@ def of_network(path: Path) -> Iterator[Product]:
             known[node.output[0]] = known[node.input[0]]
         constants.add(node.output[0])
     nodes = [n for n in model.proto.graph.node if n.op_type in TENSOR_CORE]
-    wanted = {name for n in nodes for name in (*n.input, *n.output) if name and name not in constants and name not in sample}
+    wanted = {
+        name
+        for n in nodes
+        for name in (*n.input, *n.output)
+        if name and name not in constants and name not in sample
+    }
     exposed = onnx.load(path)
     outputs = {o.name for o in exposed.graph.output}
-    exposed.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in sorted(wanted - outputs))
+    exposed.graph.output.extend(
+        helper.make_empty_tensor_value_info(name) for name in sorted(wanted - outputs)
+    )
     (values,) = run_all(Model(exposed), [sample])
     known |= {**sample, **values}
     for node in nodes:
@@ -161,7 +179,10 @@ def _run(model: Model, *feeds: Values) -> Values:
 
 
 def _fits(wanted: Mapping[str, int], feeds: Values) -> bool:
-    return all(wanted[n] == (TensorProto.FLOAT if v.dtype == np.float32 else TensorProto.FLOAT16) for n, v in feeds.items())
+    return all(
+        wanted[n] == (TensorProto.FLOAT if v.dtype == np.float32 else TensorProto.FLOAT16)
+        for n, v in feeds.items()
+    )
 
 
 def rows(products: list[Product], dtype: Any, folder: Path, name: str) -> Iterator[dict[str, Any]]:
@@ -181,7 +202,11 @@ def rows(products: list[Product], dtype: Any, folder: Path, name: str) -> Iterat
         for index, product in enumerate(products):
             made = np.asarray(values[f"y{index}"], np.float64)
             node = product.node
-            attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.name in ("strides", "group")}
+            attributes = {
+                a.name: helper.get_attribute_value(a)
+                for a in node.attribute
+                if a.name in ("strides", "group")
+            }
             exact = np.asarray(expected[next(iter(expected))][f"y{index}"], np.float64)
             size = float(np.linalg.norm(exact)) or 1.0
             yield {
@@ -195,7 +220,14 @@ def rows(products: list[Product], dtype: Any, folder: Path, name: str) -> Iterat
                     for kind, found in expected.items()
                 },
                 **(
-                    {"emulated": float(np.linalg.norm(np.asarray(expected["emulated fp16"][f"y{index}"], np.float64) - exact) / size)}
+                    {
+                        "emulated": float(
+                            np.linalg.norm(
+                                np.asarray(expected["emulated fp16"][f"y{index}"], np.float64) - exact
+                            )
+                            / size
+                        )
+                    }
                     if dtype == np.float16
                     else {}
                 ),
@@ -221,4 +253,8 @@ def main(out: Path, networks: Path | None, precision: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None, sys.argv[3] if len(sys.argv) > 3 else "fp32")
+    main(
+        Path(sys.argv[1]),
+        Path(sys.argv[2]) if len(sys.argv) > 2 else None,
+        sys.argv[3] if len(sys.argv) > 3 else "fp32",
+    )
