@@ -13,6 +13,7 @@ from paths import ROOT
 PACKAGE = ROOT / "rewriter"
 
 ROOMS = (
+    "english",
     "errors",
     "model",
     "plan",
@@ -42,6 +43,8 @@ HEAVY = (
     "onnxruntime",
     "onnxsim",
     "scipy",
+    "highspy",
+    "lap",
     "onnx_graphsurgeon",
     "polygraphy",
     "tensorrt",
