@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rewriter.cli.exits import FAILED, exit_codes, show
+from rewriter.cli.exits import FAILED, as_json, exit_codes, show
 from rewriter.cli.parameters import check_extra, option
 from rewriter.pipeline.options import OUTCOME
 
@@ -35,6 +35,6 @@ def compare_inputs(
         check_extra("--json", json, [ours, theirs])
         with progress(shown=True) as shown:
             result = job(ours, theirs, samples=samples, progress=shown)
-        show(result, report, json)
+        show(result, report, as_json(result, report, json))
         if result.differ:
             raise typer.Exit(FAILED)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
+from rewriter.cli.exits import FAILED, as_json, show
 from rewriter.cli.parameters import ModelPath, Quiet, Verbose, check_extra, configured, option, with_options
 from rewriter.errors import UsageError
 from rewriter.pipeline.options import SEARCH, FixCommand, FixOptions
@@ -42,7 +43,11 @@ def fix(
         raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
     resolved = configured(model, given, quiet=quiet)
     values, save_plan = resolved.values, given.get("save_plan")
-    json, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
+    json, read = (
+        values["report"],
+        [model, *data_files(model), values["plan"], values["inputs"], resolved.file],
+    )
+    read.extend(values["plugin_lib"] or [])
     check_extra("-o", output, read[1:])  # MODEL itself is a matter of --in-place
     check_extra(resolved.where("report"), json, [*read, output, save_plan])
     check_extra("--save-plan", save_plan, [*read, output])
@@ -52,8 +57,9 @@ def fix(
     options = FixOptions(**resolved.arguments("fix"), pareto=pareto is not None)
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
+    outputs = [*as_json(result, report, json)]
     if pareto is not None and result.frontier is not None:
-        frontier.write(result.frontier, pareto)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+        outputs.append(partial(frontier.write, result.frontier, pareto))
+    show(result, report, outputs, verbosity=int(verbose) - int(quiet))
     if result.verdict is not None and not result.verdict.passed:
         raise typer.Exit(FAILED)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
+from rewriter.cli.exits import FAILED, as_json, show
 from rewriter.cli.parameters import check_extra, option, with_options
 from rewriter.pipeline.options import ENGINE, OUTCOME, VerifyOptions
 
@@ -46,6 +46,6 @@ def locate(
     given |= {"tolerance": tolerance, "marks": marks, "max_builds": max_builds, "timeout": timeout}
     with progress(shown=True) as shown:
         found = job(original, other, **given, progress=shown)
-    show(found, report, json)
+    show(found, report, as_json(found, report, json))
     if found.wrong:
         raise typer.Exit(FAILED)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
+from rewriter.cli.exits import FAILED, as_json, show
 from rewriter.cli.parameters import FLAG, ModelPath, Verbose, check_extra, configured, option, with_options
 from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
 
@@ -33,13 +33,14 @@ def scan(
 
     resolved = configured(model, given, quiet=quiet)
     for flag, path in (("--json", json), ("--sarif", sarif)):
-        check_extra(flag, path, [model, resolved.values["inputs"]])
+        check_extra(flag, path, [model, resolved.values["inputs"], resolved.file])
     options = ScanOptions(**resolved.arguments("scan"))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = scanner.scan(model, options, progress=shown)
+    files = [*as_json(result, report, json)]
     if sarif is not None:
-        write_json(sarif_report.as_sarif(result), sarif)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+        files.append(lambda: write_json(sarif_report.as_sarif(result), sarif))
+    show(result, report, files, verbosity=int(verbose) - int(quiet))
     least = resolved.values["fail_on"]
     if least is not None and result.reaches(least):
         raise typer.Exit(FAILED)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
+from rewriter.cli.exits import FAILED, as_json, show
 from rewriter.cli.parameters import Quiet, Verbose, check_extra, configured, option, with_options
 from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import OUTCOME, VerifyOptions
@@ -36,11 +36,11 @@ def verify(
     from rewriter.report.progress import progress
 
     resolved = configured(original, given, quiet=quiet)
-    check_extra("--json", json, [original, fixed, resolved.values["inputs"]])
+    check_extra("--json", json, [original, fixed, resolved.values["inputs"], resolved.file])
     options = VerifyOptions(**resolved.arguments("verify") | _tolerance(resolved, given.get("metric")))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = rewriter.verify(original, fixed, options, progress=shown)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    show(result, report, as_json(result, report, json), verbosity=int(verbose) - int(quiet))
     if not result.passed:
         raise typer.Exit(FAILED)
 

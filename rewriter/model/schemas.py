@@ -21,6 +21,9 @@ TYPE_NAMES: dict[int, str] = {
 ANY_TYPE_OPS = frozenset({"Shape", "Size", "IsNaN", "IsInf", "Cast", "CastLike"})
 """Operators whose first input may have any float type: a Cast before it would be waste."""
 
+BIT_OPS = frozenset({"BitCast"})
+"""Operators whose result is the bits of their input: with another type they would compute something else."""
+
 FP32_INPUTS: dict[str, frozenset[int]] = {
     "Resize": frozenset({1, 2}),  # roi and scales: 1/3 in FP16 gives another output size
     "Upsample": frozenset({1}),
@@ -75,8 +78,10 @@ def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | N
         low: TensorProto.FLOAT16, BFLOAT16, or FLOAT (then everything may follow).
 
     Returns:
-        None if the operator has no schema.
+        None if the node keeps its types: the operator has no schema, or reads the bits of its input.
     """
+    if node.op_type in BIT_OPS:
+        return None
     domain = "" if node.domain in STANDARD_DOMAINS else node.domain
     schema = schema_of(node.op_type, domain, opsets.get(domain, 1))
     if schema is None:
