@@ -2,18 +2,20 @@
 
 Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
 something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written, or
-a report that could not be written;
-70 a defect of this program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT); 143 ended by SIGTERM.
+a report that could not be written; 70 a defect of this program (EX_SOFTWARE of sysexits.h);
+130 interrupted (128 + SIGINT); 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -44,10 +46,7 @@ def exit_codes() -> Iterator[None]:
         if isinstance(error, RewriterError):
             _stop(f"error: {error}", BAD_INPUT)
         if isinstance(error, MemoryError):
-            _stop(
-                f"error: memory ran out{f': {error}' if str(error) else ''}\n  what to do: {MEMORY}",
-                BAD_INPUT,
-            )
+            _stop(f"error: memory ran out: {error}\n  what to do: {MEMORY}", BAD_INPUT)
         echo(traceback.format_exc().rstrip(), err=True)
         _stop("this is a defect of rewriter: please report it with the lines above", DEFECT)
 
@@ -73,12 +72,42 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
 
 
-def show(result: Any, report: ModuleType, files: Iterable[Callable[[], object]] = (), **options: Any) -> None:
-    """Writes the files of a result, and prints it even if a file cannot be written.
+STDOUT = Path("-")
+"""The file that stands for the standard output."""
+
+PAGES = (".html", ".htm")
+"""Suffixes of a report that is a page; any other report is JSON."""
+
+
+def is_page(path: Path) -> bool:
+    """True if the name of a report asks for a page."""
+    return path.suffix.lower() in PAGES
+
+
+def write_page(result: Any, path: Path) -> None:
+    """Write the page of a result, with the command that repeats it."""
+    from rewriter.report import html
+
+    html.write(result, path, shlex.join(["rewriter", *sys.argv[1:]]))
+
+
+def show(
+    result: Any,
+    report: ModuleType,
+    json: Path | None,
+    written: Path | None = None,
+    more: Iterable[Callable[[], object]] = (),
+    **options: Any,
+) -> None:
+    """Write a result to the files that are named, and print it: on stderr if JSON goes to stdout.
+
+    It is printed even if a file cannot be written.
 
     Args:
         report: The module of `rewriter.report` for the command.
-        files: Each writes one file.
+        json: File for JSON.
+        written: File for a page, or for JSON: its suffix decides.
+        more: Each writes another file.
         options: Of its `print_result`.
 
     Raises:
@@ -87,13 +116,13 @@ def show(result: Any, report: ModuleType, files: Iterable[Callable[[], object]] 
     from rewriter.report.terminal import console
 
     failures = []
-    for write in files:
+    for write in (*_files(result, report, json, written), *more):
         try:
             write()
         except OutputError as error:
             failures.append(error)
     with reader_may_leave():
-        report.print_result(result, console(), **options)
+        report.print_result(result, console(stderr=STDOUT in (json, written)), **options)
     for failure in failures:
         model = getattr(result, "output", None)
         also = f"; the model was written to {model}" if model else ""
@@ -101,9 +130,25 @@ def show(result: Any, report: ModuleType, files: Iterable[Callable[[], object]] 
         raise OutputError(failure.what + also, where=failure.where, hint=hint)
 
 
-def as_json(result: Any, report: ModuleType, path: Path | None) -> Iterator[Callable[[], object]]:
-    """Yields the function that writes a result as JSON, if a file is named."""
-    from rewriter.model import write_json
+def _files(
+    result: Any, report: ModuleType, json: Path | None, written: Path | None
+) -> Iterator[Callable[[], object]]:
+    """Yields a function that writes the file, for each that is named."""
+    if json is not None:
+        yield partial(write_document, report.as_dict(result), json)
+    if written is not None and is_page(written):
+        yield partial(write_page, result, written)
+    elif written is not None:
+        yield partial(write_document, report.as_dict(result), written)
 
-    if path is not None:
-        yield lambda: write_json(report.as_dict(result), path)
+
+def write_document(content: Any, json: Path) -> None:
+    """Write JSON to a file, or to the standard output."""
+    from rewriter.model import write_json
+    from rewriter.model.writing import json_text
+
+    if json != STDOUT:
+        write_json(content, json)
+        return
+    with reader_may_leave():
+        typer.echo(json_text(content))

@@ -8,8 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, as_json, show
-from rewriter.cli.parameters import ModelPath, Quiet, Verbose, check_extra, configured, option, with_options
+from rewriter.cli.exits import FAILED, show
+from rewriter.cli.parameters import (
+    Json,
+    ModelPath,
+    Quiet,
+    Verbose,
+    check_extra,
+    configured,
+    option,
+    with_options,
+)
 from rewriter.errors import UsageError
 from rewriter.pipeline.options import SEARCH, FixCommand, FixOptions
 
@@ -24,6 +33,7 @@ def fix(
     model: ModelPath,
     output: Output = None,
     pareto: Pareto = None,
+    json: Json = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     **given: Any,
@@ -43,13 +53,12 @@ def fix(
         raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
     resolved = configured(model, given, quiet=quiet)
     values, save_plan = resolved.values, given.get("save_plan")
-    json, read = (
-        values["report"],
-        [model, *data_files(model), values["plan"], values["inputs"], resolved.file],
-    )
+    read = [model, *data_files(model), values["plan"], values["inputs"], resolved.file]
     read.extend(values["plugin_lib"] or [])
+    written = values["report"]
     check_extra("-o", output, read[1:])  # MODEL itself is a matter of --in-place
-    check_extra(resolved.where("report"), json, [*read, output, save_plan])
+    check_extra(resolved.where("report"), written, [*read, output, save_plan])
+    check_extra("--json", json, [*read, output, save_plan, written])
     check_extra("--save-plan", save_plan, [*read, output])
     check_extra("--pareto", pareto, [*read, output])
     if pareto is not None:
@@ -57,9 +66,9 @@ def fix(
     options = FixOptions(**resolved.arguments("fix"), pareto=pareto is not None)
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
-    outputs = [*as_json(result, report, json)]
+    more = []
     if pareto is not None and result.frontier is not None:
-        outputs.append(partial(frontier.write, result.frontier, pareto))
-    show(result, report, outputs, verbosity=int(verbose) - int(quiet))
+        more.append(partial(frontier.write, result.frontier, pareto))
+    show(result, report, json, written, more, verbosity=int(verbose) - int(quiet))
     if result.verdict is not None and not result.verdict.passed:
         raise typer.Exit(FAILED)

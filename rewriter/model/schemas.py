@@ -21,14 +21,14 @@ TYPE_NAMES: dict[int, str] = {
 ANY_TYPE_OPS = frozenset({"Shape", "Size", "IsNaN", "IsInf", "Cast", "CastLike"})
 """Operators whose first input may have any float type: a Cast before it would be waste."""
 
-BIT_OPS = frozenset({"BitCast"})
-"""Operators whose result is the bits of their input: with another type they would compute something else."""
-
 FP32_INPUTS: dict[str, frozenset[int]] = {
     "Resize": frozenset({1, 2}),  # roi and scales: 1/3 in FP16 gives another output size
     "Upsample": frozenset({1}),
 }
 """Inputs that stay FP32 whatever the node's own precision is."""
+
+READS_BITS = frozenset({"BitCast"})
+"""Operators whose results are the bits of their input: in another type they would be other numbers."""
 
 TYPE_ATTRIBUTES = {
     "Bernoulli": "dtype",
@@ -78,9 +78,9 @@ def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | N
         low: TensorProto.FLOAT16, BFLOAT16, or FLOAT (then everything may follow).
 
     Returns:
-        None if the node keeps its types: the operator has no schema, or reads the bits of its input.
+        None if the operator has no schema, or reads bits: it keeps its types.
     """
-    if node.op_type in BIT_OPS:
+    if node.op_type in READS_BITS:
         return None
     domain = "" if node.domain in STANDARD_DOMAINS else node.domain
     schema = schema_of(node.op_type, domain, opsets.get(domain, 1))

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "rewriter"
 
 ROOMS = (
     "printable",
+    "english",
     "errors",
     "model",
     "plan",
@@ -43,6 +44,8 @@ HEAVY = (
     "onnxruntime",
     "onnxsim",
     "scipy",
+    "highspy",
+    "lap",
     "onnx_graphsurgeon",
     "polygraphy",
     "tensorrt",
