@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from rewriter.printable import printable
+
 LIKENESS = 0.5
 """From this likeness on (`difflib`), a name is taken for a misspelling of another."""
 
@@ -32,7 +34,7 @@ class RewriterError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  what to do: {self.hint}" if self.hint else text
+        return printable(f"{text}\n  what to do: {self.hint}" if self.hint else text)
 
 
 class UsageError(RewriterError):

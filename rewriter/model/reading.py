@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from rewriter.errors import ModelError
 from rewriter.model.external_source import map_external
 from rewriter.model.graphs import walk_graphs
+from rewriter.model.mending import mend
 from rewriter.model.model import Model
 from rewriter.model.tensors import (
     DETACH_BYTES,
@@ -45,6 +46,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
                 hint="pass a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph",
             )
         model = _detach(gs.export_onnx(source), None)
+    model.notes = mend(model)
     check(model)
     return model
 
@@ -55,8 +57,12 @@ def check(model: Model) -> None:
     Raises:
         ModelError: the graph is invalid; the message names node and tensor.
     """
+    proto = model.weightless(isolate_deprecated=True)
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
     try:
-        onnx.checker.check_model(model.weightless(isolate_deprecated=True))
+        onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
         raise ModelError(
             f"the graph is invalid: {_first_lines(str(error))}",
