@@ -18,6 +18,7 @@ from rewriter.data.parity.comparison import (
     ArrayComparison,
     Difference,
     InputComparison,
+    Kind,
     SampleComparison,
     dtype_difference,
     shape_difference,
@@ -50,7 +51,17 @@ def compare_arrays(
         image: The photograph that both read, [H, W, 3] in uint8: tells how each side resized it.
     """
     found = _compared(ours, theirs, name)
-    return found if image is None or not found.differences else with_origins(found, image, ours, theirs)
+    if image is not None and found.differences:
+        return with_origins(found, image, ours, theirs)
+    if SHAPED & {difference.kind for difference in found.differences} and min(ours.ndim, theirs.ndim) > 2:
+        return replace(found, notes=(*found.notes, ASK))
+    return found
+
+
+SHAPED: frozenset[Kind] = frozenset({"values", "size", "interpolation"})
+"""Differences that come from how photographs were resized, where the arrays are images."""
+
+ASK = "--images with the photographs that both read tells how each side resized them"
 
 
 def _compared(ours: Array, theirs: Array, name: str) -> ArrayComparison:
