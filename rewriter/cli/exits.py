@@ -2,7 +2,8 @@
 
 Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
 something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written;
-70 a defect of this program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT).
+3 TensorRT does not build the model as it came; 70 a defect of this program (EX_SOFTWARE of sysexits.h);
+130 interrupted (128 + SIGINT).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any, NoReturn
 
 import typer
 
-from rewriter.errors import RewriterError
+from rewriter.errors import RewriterError, UnbuildableError
 
-FAILED, BAD_INPUT, DEFECT, INTERRUPTED = 1, 2, 70, 130
+FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
 
 
 @contextmanager
@@ -28,6 +29,8 @@ def exit_codes() -> Iterator[None]:
     """Prints errors of ours to stderr as they read; anything else is a defect and shows its traceback."""
     try:
         yield
+    except UnbuildableError as error:
+        _stop(f"error: {error}", UNBUILDABLE)
     except RewriterError as error:
         _stop(f"error: {error}", BAD_INPUT)
     except KeyboardInterrupt as interrupt:

@@ -42,6 +42,8 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
 def verdict_line(result: FixResult) -> Text:
     """One line: verified or not, the file, and the number of nodes in FP32."""
     where = str(result.output) if result.output else "nothing written"
+    if result.conclusion.ending == "unbuildable":
+        return Text(f"Does not build as it came: {where}", style="bold red")
     if result.verified is None:
         text, style = f"Fixed, NOT verified (--no-verify): {where}", "yellow"
     elif result.verified:
@@ -80,8 +82,18 @@ def _sections(result: FixResult, limit: int | None) -> Iterator[RenderableType]:
         yield from searched.sections(result.searched, limit)
     if result.frontier is not None:
         yield from frontier.sections(result.frontier)
+    yield from _conclusion(result)
     yield Text(about_target(result.target))
     yield from closing_lines(result.data, result.warnings, result.seconds)
+
+
+def _conclusion(result: FixResult) -> Iterator[Text]:
+    """The limit and the remedy of a failure, and remarks on the result."""
+    found = result.conclusion
+    yield from (Text(f"Note: {text}") for text in found.remarks)
+    if found.limit:
+        yield Text(f"Limit: {found.limit}")
+        yield Text(f"Remedy: {found.remedy}")
 
 
 def _passes(passes: Sequence[PassResult], limit: int | None) -> Iterator[RenderableType]:
@@ -195,6 +207,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
             "plan": _plan_dict(result.plan) if result.plan else None,
             "data": data_dict(result.data) if result.data else None,
             "verified": result.verified,
+            "conclusion": asdict(result.conclusion),
             "checks": [checks.check_dict(check) for check in result.verdict.checks] if result.verdict else [],
             "frontier": frontier.frontier_dict(result.frontier) if result.frontier else None,
             "searched": searched.searched_dict(result.searched) if result.searched else None,

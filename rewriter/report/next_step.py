@@ -19,11 +19,11 @@ Spans = Mapping[str, tuple[Shape, Shape, Shape]]
 
 
 def next_command(result: FixResult) -> str | None:
-    """Returns the shell command, with shapes if inputs are dynamic; None if no file was written.
+    """Returns the shell command, with shapes if inputs are dynamic; None without a file that passed.
 
     The user has to replace `?` by the size of an axis that is unknown.
     """
-    if result.output is None:
+    if result.output is None or not result.conclusion.usable:
         return None
     spans = result.data.spans if result.data else {}
     shapes = _shapes(result.model.signature.inputs, spans)

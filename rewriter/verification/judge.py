@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rewriter.engines.protocol import EngineOutcome, Latency
 from rewriter.figures.metrics import Metric, named
@@ -16,8 +16,10 @@ from rewriter.figures.outputs import (
     worst_statistics,
 )
 from rewriter.figures.pair import Pair
+from rewriter.figures.probabilities import Probabilities, probabilities
 from rewriter.figures.tolerances import RELATIVE_L2, Tolerance
-from rewriter.verification.expected import Outputs
+from rewriter.model import Model
+from rewriter.verification.expected import Outputs, selects_rows
 
 
 @dataclass(frozen=True)
@@ -57,63 +59,104 @@ class Judged:
     passed: bool
 
 
-def judge(
-    expected: Iterable[Outputs],
-    outcomes: Sequence[EngineOutcome],
-    tolerance: Tolerance,
-    *,
-    as_sets: bool = False,
-) -> Judged:
+@dataclass(frozen=True)
+class Standard:
+    """How close outputs have to be to the original's.
+
+    Attributes:
+        tolerance: The user's, or the one of the model's precision.
+        kinds: Outputs of the original that are probabilities; empty if the user chose the measure.
+        as_sets: True if the rows of the outputs may be in another order.
+    """
+
+    tolerance: Tolerance
+    kinds: Mapping[str, Probabilities] = field(default_factory=dict)
+    as_sets: bool = False
+
+    @classmethod
+    def of(cls, original: Model, default: Tolerance, asked: Tolerance | None = None) -> Standard:
+        """The standard for results of a model: the user's tolerance alone, if there is one."""
+        kinds = probabilities(original) if asked is None else {}
+        return cls(asked or default, kinds, selects_rows(original))
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Outputs of one result, compared over all samples.
+
+    Attributes:
+        comparisons: Each output in its worst sample.
+        value: The tolerance's metric in the worst sample.
+        allowed: As in `Judged`.
+    """
+
+    comparisons: tuple[OutputComparison, ...]
+    value: float
+    allowed: float
+    passed: bool
+
+
+def weigh(expected: Iterable[Outputs], actual: Iterable[Outputs], standard: Standard) -> Weighed:
+    """Compares outputs with the original's, sample by sample; the worst counts."""
+    tolerance = standard.tolerance
+    metric, by_output = named(tolerance.metric), tolerance.metric == RELATIVE_L2
+    rounds: list[tuple[OutputComparison, ...]] = []
+    values = []
+    for exact, found in zip(expected, actual, strict=True):
+        compared = compare(
+            exact, found, tolerance.of_each_output, as_sets=standard.as_sets, kinds=standard.kinds
+        )
+        if not by_output:  # only outputs that are not finite fail by themselves
+            compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
+        rounds.append(compared)
+        values.append(_value(metric, exact, found, compared, tolerance))
+    comparisons = worst_of_samples(rounds) if rounds else ()
+    value = metric.worst_of(values)
+    value = metric.failed if value is None else value
+    allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
+    met = by_output or metric.meets(value, allowed)
+    return Weighed(comparisons, value, allowed, met and all(c.passed for c in comparisons))
+
+
+def fair_words(comparisons: Iterable[OutputComparison]) -> str:
+    """What a summary adds where outputs are probabilities."""
+    return "".join(f"; {one.fair_text}" for one in comparisons if one.fair_text)
+
+
+def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard) -> Judged:
     """Compares every sample of every build with the original's outputs; the worst counts.
 
     Args:
         expected: The original's outputs in FP32 for each sample; iterated once for each build.
-        as_sets: True if the rows of the outputs may be in another order.
     """
-    metric = named(tolerance.metric)
+    metric = named(standard.tolerance.metric)
     figures: dict[str, list[OutputStatistics]] = {}
-    rounds: list[tuple[OutputComparison, ...]] = []
+    weighed: list[Weighed] = []
     runs = []
     for outcome in outcomes:
-        values = []
-        for sample, exact in enumerate(expected) if outcome.ran else ():
-            actual = outcome.values(sample)
-            rounds.append(_compared(exact, actual, tolerance, as_sets))
-            values.append(_value(metric, exact, actual, rounds[-1], tolerance))
-            for name in exact:
-                pair = Pair(exact[name], actual[name])
-                if pair.same_shape:
-                    one = statistics(name, pair, sample=sample, build=outcome.build)
-                    figures.setdefault(name, []).append(one)
-        error = metric.worst_of(values)
+        error = None
+        if outcome.ran:
+            found = [outcome.values(sample) for sample in range(len(outcome.outputs))]
+            one = weigh(expected, found, standard)
+            weighed.append(one)
+            error = one.value
+            for sample, (exact, actual) in enumerate(zip(expected, found, strict=True)):
+                for name in exact:
+                    pair = Pair(exact[name], actual[name])
+                    if pair.same_shape:
+                        each = statistics(name, pair, sample=sample, build=outcome.build)
+                        figures.setdefault(name, []).append(each)
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
-    comparisons = worst_of_samples(rounds) if rounds else ()
     errors = [run.error for run in runs if run.error is not None]
-    error = metric.worst_of(errors)
-    by_output = tolerance.metric == RELATIVE_L2
-    allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     return Judged(
         outputs=tuple(map(worst_statistics, figures.values())),
-        comparisons=comparisons,
+        comparisons=worst_of_samples([one.comparisons for one in weighed]) if weighed else (),
         builds=tuple(runs),
-        error=error,
+        error=metric.worst_of(errors),
         best=(max if metric.least else min)(errors, default=None),
-        allowed=allowed,
-        passed=error is not None
-        and metric.meets(error, allowed)
-        and all(o.ran for o in outcomes)
-        and all(c.passed for c in comparisons),
+        allowed=max((one.allowed for one in weighed), default=standard.tolerance.value),
+        passed=bool(weighed) and all(o.ran for o in outcomes) and all(one.passed for one in weighed),
     )
-
-
-def _compared(
-    expected: Outputs, actual: Outputs, tolerance: Tolerance, as_sets: bool
-) -> tuple[OutputComparison, ...]:
-    """Compares each output with the tolerance; under another metric, only non-finite outputs fail."""
-    found = compare(expected, actual, tolerance.of_each_output, as_sets=as_sets)
-    if tolerance.metric == RELATIVE_L2:
-        return found
-    return tuple(replace(one, note=one.note or f"judged by {tolerance.metric}") for one in found)
 
 
 def _value(

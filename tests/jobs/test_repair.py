@@ -50,7 +50,10 @@ def test_a_network_that_needs_more_than_tf32_is_not_verified_and_the_remedy_is_n
     data = {"x": np.ones((2, 2), np.float32)}
     result = rewriter.fix(graph(HOPELESS).whole(), inputs=data, build=False)
     assert result.verified is False
-    assert "TF32 off" in result.repairs[-1]
+    found = result.conclusion
+    assert found.ending == "failed" and not found.usable
+    assert "more than TF32 in MatMul(y) (MatMul)" in found.limit
+    assert "TF32 off" in found.remedy
     assert result.plan is None or result.plan.fp32
 
 

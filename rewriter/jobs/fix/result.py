@@ -9,6 +9,7 @@ import onnx
 
 from rewriter.base import Target
 from rewriter.data.source import DataSource
+from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
 from rewriter.model import Model
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan
@@ -35,6 +36,7 @@ class FixResult:
         searched: The plans that `search="gpu"` built and ran.
         constraints: The file of trtexec's arguments, with `weak_typing`.
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
+        conclusion: The verdict in words, with the limit and the remedy of a failure.
     """
 
     model: Model
@@ -51,6 +53,7 @@ class FixResult:
     constraints: Path | None = None
     searched: Searched | None = None
     repairs: list[str] = field(default_factory=list)
+    conclusion: Conclusion = UNVERIFIED
 
     @property
     def verified(self) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -11,20 +10,26 @@ from pathlib import Path
 from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
+from rewriter.engines.protocol import MeasureSettings
 from rewriter.errors import ArithmeticRunError
+from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
+from rewriter.jobs.fix.conclusion import Tried, conclude
+from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.yardstick import Yardstick
 from rewriter.model import Model, load
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline import text as pipeline
 from rewriter.plan import Plan
 from rewriter.planning import plan_file, weak_typing
+from rewriter.search.goal import ErrorLimit
 from rewriter.verification.expected import expected_outputs
-from rewriter.verification.verdict import Check
+from rewriter.verification.judge import Standard
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use the others."""
@@ -34,9 +39,7 @@ def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
     destination, _, stage = job.destination(), job.phases, Stopwatch(job.progress)  # may refuse the job
     job, given = _given(job, stage)
-    made, repairs = attempt(job, given), list[str]()
-    if made.is_wrong and _can_be_repaired(job):
-        made, repairs = _repaired(made, given)
+    made, repairs, tried = _best(job, given)
     if made.plan is not None and job.request.save_plan is not None:
         plan_file.write(made.plan, Path(job.request.save_plan))
     fixed = weak_typing.named(made.structured) if job.weak_typing else made.fixed
@@ -47,6 +50,7 @@ def run(job: FixJob) -> FixResult:
     source = given.fitting.source
     del made, given  # their FP32 weights take as much memory as the rest of the run
     written = proof.write_and_build(fixed, destination, plan)
+    proof.check_original()
     constraints = None
     if job.weak_typing and written is not None and plan is not None:
         constraints = _write_constraints(fixed, plan, written, record)
@@ -65,23 +69,34 @@ def run(job: FixJob) -> FixResult:
         constraints,
         search.searched if search is not None else None,
         repairs,
+        conclude(proof.done, tried),
     )
 
 
-def _repaired(failed: Attempt, given: Given) -> tuple[Attempt, list[str]]:
-    """The best attempt, and what led to it."""
-    repair = Repair(given, partial(attempt, given=given), failed.job.request.repair_seconds)
-    best = repair.of(failed)
-    return best, [_summary(failed.failed), *repair.lines]
+def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
+    """The attempt to hand out, what was repaired, and what a conclusion needs to know of it."""
+    made, again = attempt(job, given), partial(attempt, given=given)
+    lines, stopped, in_fp32, remark = list[str](), "", None, ""
+    if made.is_wrong and _can_be_repaired(job):
+        repair = Repair(given, again, job.request.repair_seconds)
+        lines.append("the rules' plan failed: " + "; ".join(f"{c.name}: {c.summary}" for c in made.failed))
+        made = repair.of(made)
+        lines.extend(repair.lines)
+        stopped, in_fp32 = repair.stopped, repair.in_fp32
+    if not stopped:
+        made, remark = fp32_instead(made, again)
+    if made.all_fp32 and not remark and job.wish.precision != "fp32":
+        low = job.wish.precision.upper()
+        why = (
+            "the most accurate of what was tried" if made.failed else f"no plan with {low} passed every check"
+        )
+        remark = f"all of it is FP32: {why}"
+    return made, lines, Tried(job, made.plan is not None, in_fp32, stopped, (remark,) if remark else ())
 
 
 def _can_be_repaired(job: FixJob) -> bool:
     """True unless the user gave the plan, or asked for the rules' plan alone."""
     return job.request.repair and job.plan is None and not job.weak_typing and job.wish.precision != "fp32"
-
-
-def _summary(failed: Sequence[Check]) -> str:
-    return "the rules' plan failed: " + "; ".join(f"{check.name}: {check.summary}" for check in failed)
 
 
 def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
@@ -100,7 +115,31 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
                 expected = expected_outputs(original, judging)
             except ArithmeticRunError as error:
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
-    return job, Given(original, fitting, judging, expected, stage, tuple(warnings))
+    asked = None
+    if isinstance(job.goal, ErrorLimit):
+        asked = Tolerance(job.goal.tolerance, job.goal.metric, "--tolerance")
+    yardstick = Yardstick(
+        job.source,
+        judging,
+        expected,
+        {name: Standard.of(original, default, asked) for name, default in TOLERANCES.items()},
+        _engine_settings(job),
+        {**fitting.source.spans, **job.deployment.profile},
+        asked is not None,
+    )
+    return job, Given(original, fitting, yardstick, stage, tuple(warnings))
+
+
+def _engine_settings(job: FixJob) -> MeasureSettings | None:
+    """How engines of this machine judge attempts; None if none is to be built, or none runs."""
+    if not (job.request.verify and job.request.build):
+        return None
+    engine, timeout = job.deployment.choose().engine, job.request.build_timeout
+    if engine is None:
+        return None
+    return MeasureSettings(
+        engine, plugins=job.deployment.plugins, build_timeout_s=timeout, run_timeout_s=timeout
+    )
 
 
 def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
