@@ -18,6 +18,7 @@ from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
+from rewriter.jobs.fix.refusals import nan_warnings, refuse_dynamic_int8
 from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.yardstick import Yardstick
@@ -106,6 +107,8 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
         if job.free_opset:
             wanted = (step.opset_for(original, job.target) for step in job.steps)
             job = replace(job, opset=max(job.opset, *wanted))
+        if not job.deployment.plugins:  # a plugin may stand in for any operator
+            refuse_dynamic_int8(original)
         samples, warnings = _samples(original, job)
     fitting, kept = samples.split() if job.request.verify else (samples, samples)
     judging, expected = list(islice(kept, VERIFIED_SAMPLES)), None
@@ -115,6 +118,8 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
                 expected = expected_outputs(original, judging)
             except ArithmeticRunError as error:
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
+            else:
+                warnings.extend(nan_warnings(original, judging, expected))
     asked = None
     if isinstance(job.goal, ErrorLimit):
         asked = Tolerance(job.goal.tolerance, job.goal.metric, "--tolerance")
