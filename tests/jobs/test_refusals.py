@@ -67,15 +67,15 @@ def test_a_mask_of_minus_infinity_is_data() -> None:
     source = graph(
         "g (float[3] x, float[3] mask) => (float[3] y) { s = Add(x, mask) y = Softmax(s) }"
     ).whole()
-    data: dict[str, Array] = {"x": np.ones(3, np.float32), "mask": np.float32([0, 0, -np.inf])}
+    data: dict[str, Array] = {"x": np.ones(3, np.float32), "mask": np.array([0, 0, -np.inf], np.float32)}
     assert rewriter.fix(source, inputs=data, build=False).verified
     with pytest.raises(InputsError, match="is nan"):
-        rewriter.fix(source, inputs=data | {"mask": np.float32([0, 0, np.nan])}, build=False)
+        rewriter.fix(source, inputs=data | {"mask": np.array([0, 0, np.nan], np.float32)}, build=False)
 
 
 def test_an_original_that_gives_nan_is_named_with_its_first_node() -> None:
     with pytest.raises(ModelError, match=r"itself gives NaN .* first in spectrum \(Log\)"):
         rewriter.fix(graph(LOG).whole(), inputs={"x": np.ones(4, np.float32)}, build=False)
-    part = {"x": np.float32([-1.0, -2.0, -3.0, 1.0])}
+    part = {"x": np.array([-1.0, -2.0, -3.0, 1.0], np.float32)}
     result = rewriter.fix(graph(LOG).whole(), inputs=part, build=False)
     assert any("y (0.25 of it), first in spectrum (Log)" in text for text in result.warnings)

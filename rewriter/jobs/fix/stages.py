@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -28,12 +29,16 @@ from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline import text as pipeline
 from rewriter.plan import Plan
 from rewriter.planning import plan_file, weak_typing
+from rewriter.search.effort import RunCost, with_sums
 from rewriter.search.goal import ErrorLimit
 from rewriter.verification.expected import expected_outputs
 from rewriter.verification.judge import Standard
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use the others."""
+
+CHECKED_S = 60.0
+"""Most processor seconds of a check's emulation with FP16 sums that nobody asked for."""
 
 
 def run(job: FixJob) -> FixResult:
@@ -114,12 +119,14 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
     judging, expected = list(islice(kept, VERIFIED_SAMPLES)), None
     if job.request.verify:
         with stage("reference"):
+            start = time.process_time()
             try:
                 expected = expected_outputs(original, judging)
             except ArithmeticRunError as error:
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
             else:
                 warnings.extend(nan_warnings(original, judging, expected))
+                job = _affordable_sums(job, original, time.process_time() - start)
     asked = None
     if isinstance(job.goal, ErrorLimit):
         asked = Tolerance(job.goal.tolerance, job.goal.metric, "--tolerance")
@@ -133,6 +140,14 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
         asked is not None,
     )
     return job, Given(original, fitting, yardstick, stage, tuple(warnings))
+
+
+def _affordable_sums(job: FixJob, original: Model, run_s: float) -> FixJob:
+    """The job with FP32 sums if the target's FP16 sums, which nobody asked for, take too long to emulate."""
+    if not job.free_sums or job.accumulation == "fp32":
+        return job
+    cost = RunCost.of(original, tensor_facts.infer(original), run_s)
+    return replace(job, accumulation=with_sums(cost, job.accumulation, CHECKED_S))
 
 
 def _engine_settings(job: FixJob) -> MeasureSettings | None:
