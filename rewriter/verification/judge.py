@@ -74,9 +74,15 @@ class Standard:
     as_sets: bool = False
 
     @classmethod
-    def of(cls, original: Model, default: Tolerance, asked: Tolerance | None = None) -> Standard:
-        """The standard for results of a model: the user's tolerance alone, if there is one."""
-        kinds = probabilities(original) if asked is None else {}
+    def of(
+        cls, original: Model, default: Tolerance, asked: Tolerance | None = None, *, fair: bool = True
+    ) -> Standard:
+        """The standard for results of a model: the user's tolerance alone, if there is one.
+
+        Args:
+            fair: False if the user named the metric.
+        """
+        kinds = probabilities(original) if fair and asked is None else {}
         return cls(asked or default, kinds, selects_rows(original))
 
 

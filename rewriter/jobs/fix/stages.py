@@ -134,12 +134,18 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
         job.source,
         judging,
         expected,
-        {name: Standard.of(original, default, asked) for name, default in TOLERANCES.items()},
+        _standards(job, original, asked),
         _engine_settings(job),
         {**fitting.source.spans, **job.deployment.profile},
         asked is not None,
     )
     return job, Given(original, fitting, yardstick, stage, tuple(warnings))
+
+
+def _standards(job: FixJob, original: Model, asked: Tolerance | None) -> dict[str, Standard]:
+    """By precision: the user's tolerance or the precision's own, and a fair measure unless one is named."""
+    fair = job.request.metric is None
+    return {name: Standard.of(original, default, asked, fair=fair) for name, default in TOLERANCES.items()}
 
 
 def _affordable_sums(job: FixJob, original: Model, run_s: float) -> FixJob:
