@@ -43,9 +43,9 @@ def fix(
         raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
     resolved = configured(model, given, quiet=quiet)
     values, save_plan = resolved.values, given.get("save_plan")
-    json, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
+    written, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
     check_extra("-o", output, read[1:])  # MODEL itself is a matter of --in-place
-    check_extra(resolved.where("report"), json, [*read, output, save_plan])
+    check_extra(resolved.where("report"), written, [*read, output, save_plan])
     check_extra("--save-plan", save_plan, [*read, output])
     check_extra("--pareto", pareto, [*read, output])
     if pareto is not None:
@@ -55,7 +55,7 @@ def fix(
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
     if pareto is not None and result.frontier is not None:
         frontier.write(result.frontier, pareto)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    show(result, report, None, written, verbosity=int(verbose) - int(quiet))
     if result.conclusion.ending == "unbuildable":
         raise typer.Exit(UNBUILDABLE)
     if result.verdict is not None and not result.verdict.passed:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rewriter.cli.exits import FAILED, show
-from rewriter.cli.parameters import check_extra, option, with_options
+from rewriter.cli.parameters import Report, check_extra, option, with_options
 from rewriter.pipeline.options import ENGINE, OUTCOME, VerifyOptions
 
 SEARCH = "Search"
@@ -29,6 +29,7 @@ def locate(
     ] = 5e-3,
     marks: Annotated[int, option(SEARCH, "N", "Tensors to mark in one build [8]")] = 8,
     max_builds: Annotated[int, option(SEARCH, "N", "Builds to make at most [48]")] = 48,
+    written: Report = None,
     json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the result as JSON, too")] = None,
     **given: Any,
 ) -> None:
@@ -42,10 +43,11 @@ def locate(
     from rewriter.report import locate as report
     from rewriter.report.progress import progress
 
-    check_extra("--json", json, [original, other, given.get("inputs")])
+    for flag, path in (("--json", json), ("--report", written)):
+        check_extra(flag, path, [original, other, given.get("inputs")])
     given |= {"tolerance": tolerance, "marks": marks, "max_builds": max_builds, "timeout": timeout}
     with progress(shown=True) as shown:
         found = job(original, other, **given, progress=shown)
-    show(found, report, json)
+    show(found, report, json, written)
     if found.wrong:
         raise typer.Exit(FAILED)

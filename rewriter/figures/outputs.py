@@ -138,18 +138,32 @@ def compare(
             compare them again: for models whose TopK orders detections.
         kinds: Outputs that are probabilities: they pass by these, too.
     """
-    found = {name: _compared(name, Pair(expected[name], actual[name]), tolerance) for name in expected}
+    found = compared_pairs(expected, actual, tolerance, as_sets=as_sets, kinds=kinds)
+    return tuple(one for one, _ in found)
+
+
+def compared_pairs(
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    tolerance: float,
+    *,
+    as_sets: bool = False,
+    kinds: Mapping[str, Probabilities] | None = None,
+) -> tuple[tuple[OutputComparison, Pair], ...]:
+    """As `compare`, with the arrays that were compared: rows are in matching order where they are a set."""
+    pairs = {name: Pair(expected[name], actual[name]) for name in expected}
+    found = {name: _compared(name, replace(pair), tolerance) for name, pair in pairs.items()}
     if as_sets and not all(c.passed for c in found.values()):
         for names in row_groups(expected, actual):
             if not all(found[name].passed for name in names):
                 for name, pair, note in matched(names, expected, actual):
-                    found[name] = _compared(name, pair, SET_FACTOR * tolerance, note)
+                    found[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
+                    pairs[name] = pair
     for name, kind in (kinds or {}).items():
-        pair = Pair(expected[name], actual[name])
-        if pair.finite and math.isfinite(tolerance):
-            error = probability_error(kind, pair, tolerance)
+        if found[name].finite and math.isfinite(tolerance):
+            error = probability_error(kind, Pair(expected[name], actual[name]), tolerance)
             found[name] = replace(found[name], probability=error)
-    return tuple(found.values())
+    return tuple((one, pairs[name]) for name, one in found.items())
 
 
 def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> OutputComparison:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import RenderableType
@@ -19,7 +19,9 @@ _RESULTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("no
 def check_dict(check: Check) -> dict[str, Any]:
     """A check with the verdict on each output."""
     outputs = [{**asdict(output), "passed": output.passed} for output in check.outputs]
-    return {**asdict(check), "outputs": outputs}
+    fields = asdict(replace(check, pictures=()))
+    del fields["pictures"]
+    return {**fields, "outputs": outputs}
 
 
 def sections(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableType]:

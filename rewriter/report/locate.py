@@ -23,19 +23,24 @@ def print_result(found: Location, out: Console) -> None:
 
 def _sections(found: Location) -> Iterator[RenderableType]:
     yield _table("Outputs", found.outputs, found.tolerance)
+    yield Text(verdict(found), style="bold red" if found.wrong else "green")
     if found.first is not None:
-        yield from _chain(found, found.first)
-    elif found.wrong:
-        names = ", ".join(step.tensor for step in found.wrong)
-        yield Text(f"{names} is wrong, but is no float tensor that both models have.", style="bold red")
-    else:
-        yield Text(f"All outputs are within {found.tolerance:.2g} of the original.", style="green")
+        yield from _chain(found)
     yield _how(found)
 
 
-def _chain(found: Location, first: Step) -> Iterator[RenderableType]:
-    """The first wrong tensor, the correct ones before it, and the way to the output."""
-    yield Text(_verdict(found, first), style="bold red")
+def verdict(found: Location) -> str:
+    """One sentence: the first wrong tensor, or that there is none."""
+    if found.first is not None:
+        return _where(found, found.first)
+    if found.wrong:
+        names = ", ".join(step.tensor for step in found.wrong)
+        return f"{names} is wrong, but is no float tensor that both models have."
+    return f"All outputs are within {found.tolerance:.2g} of the original."
+
+
+def _chain(found: Location) -> Iterator[RenderableType]:
+    """The correct tensors before the first wrong one, and the way to the output."""
     if found.right:
         names = ", ".join(f"{s.tensor} ({_error(s)})" for s in found.right)
         yield Text(f"Last correct tensors: {names}")
@@ -51,7 +56,7 @@ def _chain(found: Location, first: Step) -> Iterator[RenderableType]:
         yield Text(f"The error grows most at {jump.tensor} of {jump.node} ({jump.op}).")
 
 
-def _verdict(found: Location, first: Step) -> str:
+def _where(found: Location, first: Step) -> str:
     where = f"{first.tensor} of node {first.node} ({first.op}), error {_error(first)}"
     if found.exact:
         return f"The first wrong tensor is {where}: its operands are correct."

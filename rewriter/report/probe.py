@@ -31,10 +31,10 @@ def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> Non
     out.print(rows)
     if found.source:
         out.print(Text(f"Source: {found.source}"), soft_wrap=True)
-    out.print(Text(f"Used for: {_use(found)}"), soft_wrap=True)
+    out.print(Text(f"Used for: {use(found)}"), soft_wrap=True)
 
 
-def _use(found: Answers) -> str:
+def use(found: Answers) -> str:
     """The `--target` values that use these answers."""
     if found.library == "onnxruntime":
         return "no target, since none is ONNX Runtime"

@@ -237,7 +237,8 @@ def _compare_run(
     passed = all(c.passed for c in outputs) and (value is None or value.met)
     details = () if passed else tuple(_degenerate(expected, outputs))
     seconds = time.perf_counter() - start
-    return Check(name, passed, "", outputs, details, seconds, value=value)
+    worst = found.worst
+    return Check(name, passed, "", outputs, details, seconds, worst.statistics, worst.pictures, value=value)
 
 
 def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:

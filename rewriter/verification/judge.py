@@ -10,14 +10,13 @@ from rewriter.figures.metrics import Metric, named
 from rewriter.figures.outputs import (
     OutputComparison,
     OutputStatistics,
-    compare,
-    statistics,
+    compared_pairs,
     worst_of_samples,
-    worst_statistics,
 )
-from rewriter.figures.pair import Pair
+from rewriter.figures.pictures import Picture
 from rewriter.figures.probabilities import Probabilities, probabilities
 from rewriter.figures.tolerances import RELATIVE_L2, Tolerance
+from rewriter.figures.worst import WorstOutputs
 from rewriter.model import Model
 from rewriter.verification.expected import Outputs, selects_rows
 
@@ -48,6 +47,7 @@ class Judged:
         error: The tolerance's metric in the worst build; `best`: in the best build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
         passed: True if all builds ran, and all outputs are within the tolerance.
+        pictures: Of the worst samples of outputs that look like images.
     """
 
     outputs: tuple[OutputStatistics, ...]
@@ -57,6 +57,7 @@ class Judged:
     best: float | None
     allowed: float
     passed: bool
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -94,24 +95,39 @@ class Weighed:
         comparisons: Each output in its worst sample.
         value: The tolerance's metric in the worst sample.
         allowed: As in `Judged`.
+        worst: Figures of the arrays that were compared.
     """
 
     comparisons: tuple[OutputComparison, ...]
     value: float
     allowed: float
     passed: bool
+    worst: WorstOutputs
 
 
-def weigh(expected: Iterable[Outputs], actual: Iterable[Outputs], standard: Standard) -> Weighed:
-    """Compares outputs with the original's, sample by sample; the worst counts."""
+def weigh(
+    expected: Iterable[Outputs],
+    actual: Iterable[Outputs],
+    standard: Standard,
+    worst: WorstOutputs | None = None,
+    build: int = 0,
+) -> Weighed:
+    """Compares outputs with the original's, sample by sample; the worst counts.
+
+    Args:
+        worst: Collects the figures of several builds; `build` is the number of this one.
+    """
+    worst = worst or WorstOutputs()
     tolerance = standard.tolerance
     metric, by_output = named(tolerance.metric), tolerance.metric == RELATIVE_L2
     rounds: list[tuple[OutputComparison, ...]] = []
     values = []
-    for exact, found in zip(expected, actual, strict=True):
-        compared = compare(
-            exact, found, tolerance.of_each_output, as_sets=standard.as_sets, kinds=standard.kinds
-        )
+    for sample, (exact, found) in enumerate(zip(expected, actual, strict=True)):
+        limit, kinds = tolerance.of_each_output, standard.kinds
+        pairs = compared_pairs(exact, found, limit, as_sets=standard.as_sets, kinds=kinds)
+        for one, pair in pairs:
+            worst.add(one.name, pair, sample=sample, build=build)
+        compared = tuple(one for one, _ in pairs)
         if not by_output:  # only outputs that are not finite fail by themselves
             compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
         rounds.append(compared)
@@ -121,7 +137,7 @@ def weigh(expected: Iterable[Outputs], actual: Iterable[Outputs], standard: Stan
     value = metric.failed if value is None else value
     allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     met = by_output or metric.meets(value, allowed)
-    return Weighed(comparisons, value, allowed, met and all(c.passed for c in comparisons))
+    return Weighed(comparisons, value, allowed, met and all(c.passed for c in comparisons), worst)
 
 
 def fair_words(comparisons: Iterable[OutputComparison]) -> str:
@@ -136,32 +152,27 @@ def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standa
         expected: The original's outputs in FP32 for each sample; iterated once for each build.
     """
     metric = named(standard.tolerance.metric)
-    figures: dict[str, list[OutputStatistics]] = {}
+    worst = WorstOutputs()
     weighed: list[Weighed] = []
     runs = []
     for outcome in outcomes:
         error = None
         if outcome.ran:
-            found = [outcome.values(sample) for sample in range(len(outcome.outputs))]
-            one = weigh(expected, found, standard)
+            found = (outcome.values(sample) for sample in range(len(outcome.outputs)))
+            one = weigh(expected, found, standard, worst, outcome.build)
             weighed.append(one)
             error = one.value
-            for sample, (exact, actual) in enumerate(zip(expected, found, strict=True)):
-                for name in exact:
-                    pair = Pair(exact[name], actual[name])
-                    if pair.same_shape:
-                        each = statistics(name, pair, sample=sample, build=outcome.build)
-                        figures.setdefault(name, []).append(each)
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     errors = [run.error for run in runs if run.error is not None]
     return Judged(
-        outputs=tuple(map(worst_statistics, figures.values())),
+        outputs=worst.statistics,
         comparisons=worst_of_samples([one.comparisons for one in weighed]) if weighed else (),
         builds=tuple(runs),
         error=metric.worst_of(errors),
         best=(max if metric.least else min)(errors, default=None),
         allowed=max((one.allowed for one in weighed), default=standard.tolerance.value),
         passed=bool(weighed) and all(o.ran for o in outcomes) and all(one.passed for one in weighed),
+        pictures=worst.pictures,
     )
 
 

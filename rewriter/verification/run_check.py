@@ -99,7 +99,7 @@ def run_built(
     check = run_check(outcomes, judged, standard.tolerance, time.perf_counter() - start)
     latency = outcomes[0].latency
     timed = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
-    return replace(check, summary=check.summary + timed, latency=latency)
+    return replace(check, summary=check.summary + timed, latency=latency, statistics=judged.outputs)
 
 
 def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accumulation) -> Execution:
@@ -119,6 +119,7 @@ def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accum
         judged.comparisons,
         (f"allowed: {tolerance.source}",),
         time.perf_counter() - start,
+        pictures=judged.pictures,
     )
     return Execution("emulation", "CPU", judged, (check,))
 
@@ -191,7 +192,16 @@ def run_check(
     if judged.error is not None and tolerance.metric != RELATIVE_L2:
         met = named(tolerance.metric).meets(judged.error, judged.allowed)
         value = MetricValue(tolerance.metric, judged.error, judged.allowed, met)
-    return Check("run", judged.passed, summary, judged.comparisons, tuple(details), seconds, value=value)
+    return Check(
+        "run",
+        judged.passed,
+        summary,
+        judged.comparisons,
+        tuple(details),
+        seconds,
+        pictures=judged.pictures,
+        value=value,
+    )
 
 
 def _against(judged: Judged, tolerance: Tolerance) -> str:

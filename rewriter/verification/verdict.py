@@ -9,7 +9,8 @@ from typing import Literal
 
 from rewriter.emulation.divergence import NodeError
 from rewriter.engines.protocol import Latency
-from rewriter.figures.outputs import OutputComparison
+from rewriter.figures.outputs import OutputComparison, OutputStatistics
+from rewriter.figures.pictures import Picture
 
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks of a search's goal, which verify nothing about the written model."""
@@ -56,6 +57,8 @@ class Check:
     `passed` is None if the step was impossible; `summary` then gives the reason.
 
     Attributes:
+        statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
+        pictures: The same samples of outputs that look like images.
         excuse: Of a check that passed beyond its tolerance.
         latency: Of the engine that `run` timed.
         value: Under a metric of the user's, which judges all outputs together.
@@ -69,6 +72,8 @@ class Check:
     outputs: tuple[OutputComparison, ...] = ()
     details: tuple[str, ...] = ()
     seconds: float = 0.0
+    statistics: tuple[OutputStatistics, ...] = ()
+    pictures: tuple[Picture, ...] = ()
     excuse: Excuse = ""
     latency: Latency | None = None
     value: MetricValue | None = None

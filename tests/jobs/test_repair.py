@@ -17,7 +17,7 @@ import rewriter
 from rewriter.base import Change, Context, Event, Exactness, ModelPass
 from rewriter.data.inputs import load_samples
 from rewriter.jobs.fix import stages
-from rewriter.jobs.fix.attempt import Attempt, Given
+from rewriter.jobs.fix.attempt import Attempt, Given, attempt
 from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
@@ -31,7 +31,9 @@ CANCELLING = """
         y = Add(c, u) }"""
 """FP16 keeps two digits of x beside 300; no value leaves its range, so no rule about ranges sees it."""
 
-HOPELESS = "g (float[2,2] x) => (float[2,1] y) <float[2,1] w = {2049.0, -2048.0}> { y = MatMul(x, w) }"
+HOPELESS = """
+    g (float[2,8] x) => (float[2,2] y)
+    <float[8,2] w = {2049.0, 2049.0, -2048.0, -2048.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
 """Neither FP16 nor TF32 holds 2049."""
 
 
@@ -52,7 +54,7 @@ def test_islands_repair_what_the_rules_miss() -> None:
 
 
 def test_a_network_that_needs_more_than_tf32_is_not_verified_and_the_remedy_is_named() -> None:
-    data = {"x": np.ones((2, 2), np.float32)}
+    data = {"x": np.ones((2, 8), np.float32)}
     result = rewriter.fix(graph(HOPELESS).whole(), inputs=data, build=False)
     assert result.verified is False
     found = result.conclusion
@@ -81,7 +83,8 @@ def larger_but_the_last() -> list[dict[str, Array]]:
 
 @pytest.mark.parametrize("options", [{"tolerance": 4e-3}, {"preset": "accurate"}, {}], ids=str)
 def test_every_goal_is_judged_on_the_sample_that_is_kept(options: dict[str, Any]) -> None:
-    source, given = graph(CANCELLING).whole(), {"inputs": larger_but_the_last(), "build": False}
+    source = graph(CANCELLING).whole()
+    given: dict[str, Any] = {"inputs": larger_but_the_last(), "build": False}
     alone = rewriter.fix(source, repair=False, **given, **options)
     assert alone.verdict is not None
     found = {check.name: check for check in alone.verdict.checks}
@@ -107,14 +110,13 @@ def test_an_interrupted_repair_hands_out_the_best_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, out = graph(CANCELLING).whole(), tmp_path / "out.onnx"
-    original = stages.attempt
     jobs = list[FixJob]()
 
     def interrupted(job: FixJob, given: Given) -> Attempt:
         jobs.append(job)
         if len(jobs) == 2:
             raise KeyboardInterrupt
-        return original(job, given)
+        return attempt(job, given)
 
     monkeypatch.setattr(stages, "attempt", interrupted)
     result = rewriter.fix(source, out, inputs=samples(), build=False)

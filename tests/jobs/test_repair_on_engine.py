@@ -21,7 +21,9 @@ CANCELLING = """
         y = Add(c, u) }"""
 """FP16 keeps two digits of x beside 300."""
 
-ROUNDED = "g (float[2,2] x) => (float[2,1] y) <float[2,1] w = {2049.0, -2000.0}> { y = MatMul(x, w) }"
+ROUNDED = """
+    g (float[2,8] x) => (float[2,2] y)
+    <float[8,2] w = {2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
 """2049 is 2048 in FP16 as in TF32: an error of 2 % in both."""
 
 
@@ -72,7 +74,7 @@ def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_emulation(monkeypatch)
-    data = {"x": np.ones((2, 2), np.float32)}
+    data = {"x": np.ones((2, 8), np.float32)}
     result = rewriter.fix(graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision")
     run = check(result, "run")
     assert run.excuse == "as-fp32" and "the network's own FP32 engine errs by 0.02" in run.summary

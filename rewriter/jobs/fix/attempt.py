@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
+from rewriter.data.ranges.depth import TensorAtDepth, along_depth
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import ARITHMETIC, Proof
@@ -48,6 +49,7 @@ class Measured:
         passes: What the passes did.
         checks: The check of its structure.
         warnings: What was said of it.
+        depth: Its ranges, for reports.
     """
 
     model: Model
@@ -55,6 +57,7 @@ class Measured:
     passes: tuple[PassResult, ...]
     checks: tuple[Check, ...]
     warnings: tuple[str, ...]
+    depth: tuple[TensorAtDepth, ...]
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Attempt:
     Attributes:
         structured: The model in FP32, before its types changed.
         fixed: The result.
+        depth: Ranges of the model that the plan was made for; empty if the plan was given.
     """
 
     job: FixJob
@@ -72,6 +76,7 @@ class Attempt:
     structured: Model
     fixed: Model
     plan: Plan | None
+    depth: tuple[TensorAtDepth, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -123,7 +128,12 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         model, ranges = _measured(rewriting.rewrite(given.original, phases.structural), planning)
         proof.check_structure(model)
         given.measured[key] = Measured(
-            model, ranges, tuple(record.passes), tuple(proof.done), tuple(record.warnings)
+            model,
+            ranges,
+            tuple(record.passes),
+            tuple(proof.done),
+            tuple(record.warnings),
+            along_depth(model, ranges),
         )
     known = given.measured[key]
     record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
@@ -137,7 +147,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         proof.done.append(record.search.check)
     proof.check_types(structured, fixed, plan)
     proof.check_engine(fixed, plan)
-    return Attempt(job, record, proof, structured, fixed, plan)
+    return Attempt(job, record, proof, structured, fixed, plan, known.depth)
 
 
 def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:

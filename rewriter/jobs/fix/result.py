@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 
 from rewriter.base import Target
+from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.data.source import DataSource
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
 from rewriter.model import Model
@@ -36,6 +37,7 @@ class FixResult:
         searched: The plans that `search="gpu"` built and ran.
         constraints: The file of trtexec's arguments, with `weak_typing`.
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
+        depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
         conclusion: The verdict in words, with the limit and the remedy of a failure.
     """
 
@@ -53,6 +55,7 @@ class FixResult:
     constraints: Path | None = None
     searched: Searched | None = None
     repairs: list[str] = field(default_factory=list)
+    depth: tuple[TensorAtDepth, ...] = ()
     conclusion: Conclusion = UNVERIFIED
 
     @property

@@ -53,7 +53,7 @@ def run(job: FixJob) -> FixResult:
         made.proof.explain(made.fixed)
     record, proof, plan, search = made.record, made.proof, made.plan, made.record.search
     steps, spans = made.job.steps, proof.spans
-    source = given.fitting.source
+    source, depth = given.fitting.source, made.depth
     del made, given  # their FP32 weights take as much memory as the rest of the run
     written = proof.write_and_build(fixed, destination, plan)
     proof.check_original()
@@ -75,6 +75,7 @@ def run(job: FixJob) -> FixResult:
         constraints,
         search.searched if search is not None else None,
         repairs,
+        depth,
         conclude(proof.done, tried),
     )
 
