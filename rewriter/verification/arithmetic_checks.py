@@ -111,7 +111,7 @@ def _largest_error(check: Check, tolerance: float) -> str:
     # the tolerance differs between outputs whose rows are matched as sets and others
     known = [(c.relative_l2, c.tolerance) for c in check.outputs if c.tolerance]
     error, allowed = max(known, key=lambda pair: pair[0] / pair[1], default=(0.0, tolerance))
-    relation = "within" if error <= allowed else "NOT within"
+    relation = "within" if error <= allowed else "beyond" if check.passed else "NOT within"
     return f"largest error {error:.2g}, {relation} {allowed:.2g}"
 
 

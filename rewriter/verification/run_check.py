@@ -206,7 +206,7 @@ def run_check(
 
 def _against(judged: Judged, tolerance: Tolerance) -> str:
     within = judged.error is not None and named(tolerance.metric).meets(judged.error, judged.allowed)
-    relation = "within" if within else "NOT within"
+    relation = "within" if within else "beyond" if judged.passed else "NOT within"
     fair = fair_words(judged.comparisons)
     return f"{tolerance.metric} {judged.error:.3g}, {relation} {judged.allowed:.3g}{fair}"
 

@@ -23,7 +23,8 @@ CANCELLING = """
 
 ROUNDED = """
     g (float[2,8] x) => (float[2,2] y)
-    <float[8,2] w = {2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
+    <float[8,2] w = {2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+                     0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
 """2049 is 2048 in FP16 as in TF32: an error of 2 % in both."""
 
 
@@ -83,3 +84,47 @@ def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
         graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision", tolerance=5e-3
     )
     assert strict.verified is False, "the user's own tolerance is not excused"
+
+
+def small() -> dict[str, Any]:
+    """A MatMul whose weights FP16 and TF32 round alike; its sums in FP16 add to that."""
+    w = np.random.default_rng(3).standard_normal((512, 512)).astype(np.float32)
+    source = graph(
+        "g (float[4,512] x, float[512,512] w) => (float[512,4] y) { h = MatMul(x, w) y = Transpose(h) }"
+    )
+    proto = source.whole()
+    del proto.graph.input[1]
+    proto.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    return {"model": proto, "inputs": samples((4, 512)), "passes": "mixed-precision"}
+
+
+def test_fp32_that_was_measured_to_be_faster_and_more_accurate_is_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.IN_DOUBT", 100.0)
+    slower = rewriter.fix(**small())
+    assert slower.plan is not None and not slower.conclusion.remarks, "FP32 takes twice the time"
+    monkeypatch.setattr("emulated_engine.FP32_US", 5.0)
+    result = rewriter.fix(**small())
+    assert result.verified and result.plan is None
+    (remark,) = result.conclusion.remarks
+    assert "faster and more accurate" in remark and "5 us instead of 10 us (measured)" in remark
+    assert rewriter.fix(**small(), repair=False).plan is not None, "--no-repair gives the rules' plan alone"
+
+
+def test_fp32_is_not_built_where_recorded_costs_rule_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("emulated_engine.FP32_US", 5.0)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.IN_DOUBT", 0.5)
+    assert rewriter.fix(**small()).plan is not None
+
+
+def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = rewriter.fix(**small(), build=False)
+    assert result.plan is not None and not result.conclusion.remarks
+    all_kept = rewriter.fix(**small(), build=False, keep_fp32_op=["MatMul"])
+    assert all_kept.conclusion.remarks == ("all of it is FP32: rules and options leave nothing in FP16",)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.CLEAR", 100.0)
+    result = rewriter.fix(**small(), build=False)
+    assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]

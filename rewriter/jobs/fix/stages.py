@@ -95,9 +95,9 @@ def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
     if made.all_fp32 and not remark and job.wish.precision != "fp32":
         low = job.wish.precision.upper()
         why = (
-            "the most accurate of what was tried" if made.failed else f"no plan with {low} passed every check"
+            f"no plan with {low} passed every check" if lines else f"rules and options leave nothing in {low}"
         )
-        remark = f"all of it is FP32: {why}"
+        remark = f"all of it is FP32: {'the most accurate of what was tried' if made.failed else why}"
     return made, lines, Tried(job, made.plan is not None, in_fp32, stopped, (remark,) if remark else ())
 
 
