@@ -46,6 +46,8 @@ def verdict_line(result: FixResult) -> Text:
         return Text(f"Does not build as it came: {where}", style="bold red")
     if result.verified is None:
         text, style = f"Fixed, NOT verified (--no-verify): {where}", "yellow"
+    elif result.conclusion.ending == "as-fp32":
+        text, style = f"Fixed, as accurate as FP32 here: {where}", "green"
     elif result.verified:
         text, style = f"Fixed and verified: {where}", "green"
     else:

@@ -74,8 +74,12 @@ def test_a_mask_of_minus_infinity_is_data() -> None:
 
 
 def test_an_original_that_gives_nan_is_named_with_its_first_node() -> None:
-    with pytest.raises(ModelError, match=r"itself gives NaN .* first in spectrum \(Log\)"):
+    with pytest.raises(ModelError, match=r"itself gives NaN or infinity .* first in spectrum \(Log\)"):
         rewriter.fix(graph(LOG).whole(), inputs={"x": np.ones(4, np.float32)}, build=False)
+    with pytest.raises(ModelError, match="itself gives NaN"):
+        rewriter.verify(graph(LOG).whole(), graph(LOG).whole(), inputs={"x": np.ones(4, np.float32)})
+    with pytest.raises(ModelError, match=r"first in spectrum \(Log\)"):
+        rewriter.fix(graph(LOG).whole(), inputs={"x": np.zeros(4, np.float32)}, build=False)
     part = {"x": np.array([-1.0, -2.0, -3.0, 1.0], np.float32)}
     result = rewriter.fix(graph(LOG).whole(), inputs=part, build=False)
     assert any("y (0.25 of it), first in spectrum (Log)" in text for text in result.warnings)

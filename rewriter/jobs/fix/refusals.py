@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from rewriter.errors import ModelError, UnbuildableError
+from rewriter.errors import UnbuildableError
 from rewriter.graph import label
 from rewriter.graph.ops import DYNAMIC_INT8
-from rewriter.model import Array, Model, walk_graphs
-from rewriter.verification.expected import Expected
-from rewriter.verification.not_finite import first_nan, nan_outputs
+from rewriter.model import Model, walk_graphs
 
 LISTED = 3
 """Nodes that a refusal names."""
@@ -34,26 +30,3 @@ def refuse_dynamic_int8(model: Model) -> None:
         hint="take the FP32 model that it was made from; for INT8, quantise that one statically, as Q/DQ "
         "nodes (onnxruntime.quantization.quantize_static with QuantFormat.QDQ)",
     )
-
-
-def nan_warnings(model: Model, judging: Sequence[Mapping[str, Array]], expected: Expected) -> list[str]:
-    """Returns what to say of an original that gives NaN on finite inputs.
-
-    Raises:
-        ModelError: an output is NaN throughout, so that nothing can be verified.
-    """
-    shares = nan_outputs(expected.exact)
-    if not shares:
-        return []
-    started = first_nan(model, judging)
-    where = f", first in {started}" if started else ""
-    outputs = ", ".join(f"{name} ({share:.3g} of it)" for name, share in shares.items())
-    text = f"the original itself gives NaN on these inputs: {outputs}{where}"
-    if any(share == 1.0 for share in shares.values()):
-        raise ModelError(
-            text,
-            where=str(model.path) if model.path else "the model",
-            hint="there is nothing to verify against: is the data prepared as in training, and is the export "
-            "right? ONNX Runtime shows the same",
-        )
-    return [f"{text}; only the other elements are verified"]

@@ -19,7 +19,7 @@ from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
-from rewriter.jobs.fix.refusals import nan_warnings, refuse_dynamic_int8
+from rewriter.jobs.fix.refusals import refuse_dynamic_int8
 from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.yardstick import Yardstick
@@ -33,6 +33,7 @@ from rewriter.search.effort import RunCost, with_sums
 from rewriter.search.goal import ErrorLimit
 from rewriter.verification.expected import expected_outputs
 from rewriter.verification.judge import Standard
+from rewriter.verification.not_finite import nan_warnings
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use the others."""
@@ -126,7 +127,7 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
             except ArithmeticRunError as error:
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
             else:
-                warnings.extend(nan_warnings(original, judging, expected))
+                warnings.extend(nan_warnings(original, judging, expected.exact))
                 job = _affordable_sums(job, original, time.process_time() - start)
     asked = None
     if isinstance(job.goal, ErrorLimit):
