@@ -62,7 +62,7 @@ def nan_outputs(outputs: Iterable[Outputs]) -> dict[str, float]:
 
 
 def first_nan(model: Model, samples: Iterable[Mapping[str, Array]]) -> str:
-    """Returns the first node, in the order of computation, whose result holds NaN, or else infinity; or ""."""
+    """Returns the first node, in order of computation, whose result holds NaN, or else infinity; or ""."""
     wide = reference(model, tensor_facts.infer(model))
     ranges = measure(wide, samples, tensor_facts.infer(wide))
     for is_wrong in (math.isnan, math.isinf):
