@@ -54,6 +54,7 @@ class Tried:
         in_fp32: Error of all of it in FP32, in units of the tolerance, if that was tried in vain.
         stopped: Why not every remedy was tried; "" if all were, or none was needed.
         remarks: As in `Conclusion`.
+        changed: Names of the passes that changed something.
     """
 
     job: FixJob
@@ -61,6 +62,7 @@ class Tried:
     in_fp32: float | None = None
     stopped: str = ""
     remarks: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
 
 def conclude(done: Sequence[Check], tried: Tried) -> Conclusion:
@@ -100,10 +102,10 @@ def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> It
     if "structure" in by_name:
         yield (
             f"a pass changed the result in FP32: {by_name['structure'].summary}",
-            "name passes to leave out with --skip, and report this: it is a defect of rewriter",
+            _leave_out(tried),
         )
     if "build" in by_name:
-        yield _broken_build(by_name["build"], done)
+        yield _broken_build(by_name["build"], done, tried)
     deciding = next((by_name[name] for name in ARITHMETIC if name in by_name), None)
     if deciding is not None:
         worst = next((check.worst for check in done if check.worst), ())
@@ -112,7 +114,12 @@ def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> It
     yield other.summary, "a larger --tolerance or budget, if that is acceptable; or --precision fp32"
 
 
-def _broken_build(build: Check, done: Sequence[Check]) -> tuple[str, str]:
+def _leave_out(tried: Tried) -> str:
+    names = ", ".join(tried.changed)
+    return f"leave out one of the passes that changed it, with --skip: {names}; and report this as a defect"
+
+
+def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[str, str]:
     original = next((check for check in done if check.name == ORIGINAL), None)
     advice = [d for d in build.details if d.startswith("what to do: ")]
     if original is None or not original.passed:
@@ -120,7 +127,7 @@ def _broken_build(build: Check, done: Sequence[Check]) -> tuple[str, str]:
         return f"TensorRT does not build the fixed file: {build.summary}", remedy
     return (
         "TensorRT builds the original, but not the fixed file: a pass of ours broke it",
-        "name passes to leave out with --skip, and report this: it is a defect of rewriter",
+        _leave_out(tried),
     )
 
 

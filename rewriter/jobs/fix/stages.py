@@ -99,7 +99,8 @@ def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
             f"no plan with {low} passed every check" if lines else f"rules and options leave nothing in {low}"
         )
         remark = f"all of it is FP32: {'the most accurate of what was tried' if made.failed else why}"
-    return made, lines, Tried(job, made.plan is not None, in_fp32, stopped, (remark,) if remark else ())
+    remarks, changed = (remark,) if remark else (), (one.name for one in made.record.passes if one.changes)
+    return made, lines, Tried(job, made.plan is not None, in_fp32, stopped, remarks, tuple(changed))
 
 
 def _can_be_repaired(job: FixJob) -> bool:
