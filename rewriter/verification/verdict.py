@@ -57,10 +57,10 @@ class Check:
     `passed` is None if the step was impossible; `summary` then gives the reason.
 
     Attributes:
+        latency: Of the engine that `run` timed.
         statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
         pictures: The same samples of outputs that look like images.
         excuse: Of a check that passed beyond its tolerance.
-        latency: Of the engine that `run` timed.
         value: Under a metric of the user's, which judges all outputs together.
         built: True if there is an engine, whatever is wrong with it; None if no build was tried.
         worst: The nodes that add most of a failed emulation's error, largest first.

@@ -51,8 +51,8 @@ class Dilating(Simplify):
         node = model.proto.graph.node[-1]
         if node.op_type != "MaxPool":
             last, node.output[0] = node.output[0], "before"
-            options = {"kernel_shape": [1, 1], "dilations": [2, 2]}
-            model.proto.graph.node.append(onnx.helper.make_node("MaxPool", ["before"], [last], **options))
+            pool = onnx.helper.make_node("MaxPool", ["before"], [last], kernel_shape=[1, 1], dilations=[2, 2])
+            model.proto.graph.node.append(pool)
             yield Change("y", "pooled")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
 from rewriter.data.ranges.depth import TensorAtDepth, along_depth
+from rewriter.jobs.fix.causes import Cause, causes, fused_norms
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import ARITHMETIC, Proof
@@ -18,7 +20,8 @@ from rewriter.jobs.fix.yardstick import Yardstick
 from rewriter.model import Model
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Plan
+from rewriter.plan import Plan, Range
+from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
 from rewriter.verification.verdict import GOALS, Check
 
 
@@ -67,6 +70,7 @@ class Attempt:
     Attributes:
         structured: The model in FP32, before its types changed.
         fixed: The result.
+        causes: What was wrong, and what was done about it.
         depth: Ranges of the model that the plan was made for; empty if the plan was given.
     """
 
@@ -76,6 +80,7 @@ class Attempt:
     structured: Model
     fixed: Model
     plan: Plan | None
+    causes: tuple[Cause, ...] = ()
     depth: tuple[TensorAtDepth, ...] = ()
 
     @property
@@ -140,14 +145,18 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     structured = known.model
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
     plan, structured = planning.fitted(given.original, structured, plan)
+    unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=record.exponents())
+        unscaled = unscaled_overflows(plan, known.ranges)
+        plan = hazards_first(plan, unscaled)
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
     if record.search is not None and record.search.check is not None and not job.repairing:
         proof.done.append(record.search.check)
     proof.check_types(structured, fixed, plan)
     proof.check_engine(fixed, plan)
-    return Attempt(job, record, proof, structured, fixed, plan, known.depth)
+    found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled)
+    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth)
 
 
 def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:

@@ -8,16 +8,20 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from rewriter import __version__
 from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
 from rewriter.engines.protocol import MeasureSettings
 from rewriter.errors import ArithmeticRunError
+from rewriter.figures.outputs import OutputComparison
 from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
+from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.refusals import refuse_dynamic_int8
 from rewriter.jobs.fix.repair import Repair
@@ -46,6 +50,8 @@ def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
     destination, _, stage = job.destination(), job.phases, Stopwatch(job.progress)  # may refuse the job
     job, given = _given(job, stage)
+    before = _before(job, given, stage)
+    source_sha = source_hash(job.source, given.original)
     made, repairs, tried = _best(job, given)
     if made.plan is not None and job.request.save_plan is not None:
         plan_file.write(made.plan, Path(job.request.save_plan))
@@ -53,11 +59,17 @@ def run(job: FixJob) -> FixResult:
     if made.failed:
         made.proof.explain(made.fixed)
     record, proof, plan, search = made.record, made.proof, made.plan, made.record.search
+    causes = made.causes
     steps, spans = made.job.steps, proof.spans
     source, depth = given.fitting.source, made.depth
     del made, given  # their FP32 weights take as much memory as the rest of the run
+    changed = any(step.changes for step in record.passes)
+    if changed:
+        stamp(fixed, job, pipeline.render(steps), plan, source_sha, __version__)
     written = proof.write_and_build(fixed, destination, plan)
     proof.check_original()
+    if changed:
+        note_verdict(fixed, written, proof.verdict)
     constraints = None
     if job.weak_typing and written is not None and plan is not None:
         constraints = _write_constraints(fixed, plan, written, record)
@@ -77,6 +89,8 @@ def run(job: FixJob) -> FixResult:
         search.searched if search is not None else None,
         repairs,
         depth,
+        causes,
+        before,
         conclude(proof.done, tried),
     )
 
@@ -101,6 +115,15 @@ def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
         remark = f"all of it is FP32: {'the most accurate of what was tried' if made.failed else why}"
     remarks, changed = (remark,) if remark else (), (one.name for one in made.record.passes if one.changes)
     return made, lines, Tried(job, made.plan is not None, in_fp32, stopped, remarks, tuple(changed))
+
+
+def _before(job: FixJob, given: Given, stage: Stopwatch) -> tuple[OutputComparison, ...]:
+    """The errors of the original in plain FP16 or BF16; () if nothing is verified, or lowered."""
+    expected, judging = given.yardstick.expected, given.yardstick.judging
+    if expected is None or not job.phases.lowering or job.wish.precision == "fp32":
+        return ()
+    with stage("before"):
+        return errors_before(given.original, expected, judging, job.wish.precision, job.accumulation)
 
 
 def _can_be_repaired(job: FixJob) -> bool:
