@@ -45,6 +45,10 @@ class ModelError(RewriterError):
     """The model cannot be read, or is not a valid ONNX model."""
 
 
+class UnbuildableError(ModelError):
+    """TensorRT has no implementation of an operator, whatever is done to the rest of the model."""
+
+
 class OutputError(RewriterError):
     """The result cannot be written; no partial file remains."""
 
