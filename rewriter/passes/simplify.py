@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -147,10 +149,9 @@ def _round(model: Model, tag: str) -> Refusal | bool:
 
 
 def _simplified(proto: ModelProto) -> ModelProto:
-    import onnxsim
-
+    library = _onnxsim()
     with _quiet():
-        result, _ = onnxsim.simplify(
+        result, _ = library.simplify(
             proto, check_n=0, skipped_optimizers=_skipped(proto), tensor_size_threshold=LARGEST_FOLD
         )
     assert isinstance(result, ModelProto)
@@ -166,12 +167,23 @@ def _skipped(proto: ModelProto) -> list[str]:
 @lru_cache(maxsize=1)
 def skipped_always() -> tuple[str, ...]:
     """Returns the optimizers that onnxsim must skip: all of this version except `OPTIMIZERS`."""
-    import onnxsim
-    from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
-
-    onnxsim.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
-    names = library._list_optimizers()
+    library = _onnxsim()
+    library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
+    names = library.onnxsim_cpp2py_export._list_optimizers()
     return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
+
+
+def _onnxsim() -> Any:
+    """Imports onnxsim without torch and sympy: it needs neither, and they cost 3 s and 230 MB."""
+    if "onnxsim" not in sys.modules:
+        absent = [name for name in ("torch", "sympy") if name not in sys.modules]
+        sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: an import of it fails
+        try:
+            importlib.import_module("onnxsim")
+        finally:
+            for name in absent:
+                del sys.modules[name]
+    return sys.modules["onnxsim"]
 
 
 @contextmanager
