@@ -112,7 +112,10 @@ class Session:
                 values = session.run_with_ort_values(names, self._inputs | given, options)
         except ArithmeticRunError as error:
             if time.monotonic() >= until:
-                raise TimeUpError("a run on ONNX Runtime was stopped at its deadline") from error
+                raise TimeUpError(
+                    "a run on ONNX Runtime was stopped at its deadline",
+                    hint="allow more time, or take smaller or fewer samples",
+                ) from error
             raise
         return {name: _array(value) for name, value in zip(names, values, strict=True)}
 
@@ -139,7 +142,9 @@ class Session:
 
     def _opened(self) -> ort.InferenceSession:
         if self._session is None:
-            raise ArithmeticRunError("the session is closed", where=self._file)
+            raise ArithmeticRunError(
+                "the session is closed", where=self._file, hint="run it before close, or make another session"
+            )
         return self._session
 
     def _running(self) -> AbstractContextManager[None]:

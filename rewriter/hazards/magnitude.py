@@ -94,7 +94,8 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     stay in FP32: without epsilon, a constant input would divide by zero.
     """
     for norm in find_norms(survey.graph):
-        reason = f"part of a decomposed {norm.kind} that ends in {norm.output}"
+        cancels = ", whose variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
+        reason = f"part of a decomposed {norm.kind} that ends in {norm.output}{cancels}"
         kept: tuple[NodeProto, ...] = norm.nodes
         severity = _inner_severity(survey, norm)
         if fits_inside(survey, norm):
@@ -139,11 +140,12 @@ def inside_limit(survey: Survey) -> float:
 def fits_inside(survey: Survey, norm: Norm) -> bool:
     """True if FP16 holds everything measured inside a norm, with enough bits.
 
-    It must also hold epsilon, which is the whole radicand where the input is constant.
+    It must also hold epsilon, which is the whole radicand where the input is constant. A variance as
+    E[x^2] - E[x]^2 never fits: what remains of the digits that cancel is rounding.
     """
     if not survey.is_fp16 or not survey.request.measured_norms:
         return False
-    if norm.kind == "l2-normalize" or norm.epsilon < smallest_epsilon(survey, norm):
+    if norm.kind == "l2-normalize" or norm.cancels or norm.epsilon < smallest_epsilon(survey, norm):
         return False
     kept = {id(node) for node in _root(survey, norm)}
     halves = [node for node in norm.nodes if id(node) not in kept]

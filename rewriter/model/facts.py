@@ -54,10 +54,11 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
     proto = model.weightless()
     try:
         inferred = _inferred(proto, strict)
-    except onnx.shape_inference.InferenceError as error:
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"types or shapes contradict each other: {str(error).strip()}",
             where=str(model.path) if model.path else None,
+            hint="correct the node that the message names, or export the model again",
         ) from error
     return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)])
 

@@ -22,6 +22,9 @@ from rewriter.model.external_data import (
 from rewriter.model.model import PROTOBUF_LIMIT, Model
 from rewriter.model.output_files import file_to_replace, replacing, special, write_special
 
+UNENCODABLE = "backslashreplace"
+"""File names may hold bytes that are not UTF-8; JSON reads what this writes for them as the same name."""
+
 
 def save(model: Model, path: str | os.PathLike[str]) -> Path:
     """Writes the model to `path`; a failure or a kill leaves the old model there, with its weights.
@@ -82,10 +85,10 @@ def write_text(text: str, path: Path, what: str = "the report", newline: str | N
     """
     with _reporting_failure(what, path):
         if special(path):
-            write_special(path, text.encode())
+            write_special(path, text.encode(errors=UNENCODABLE))
             return
         with replacing(file_to_replace(path)) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline=newline)
+            temporary.write_text(text, encoding="utf-8", errors=UNENCODABLE, newline=newline)
 
 
 def write_json(content: Any, path: Path, what: str = "the report") -> None:

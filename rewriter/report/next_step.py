@@ -6,13 +6,10 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from rewriter.base import Target
+from rewriter.base import ALWAYS_TYPED_SINCE, TYPED_SINCE, Target
 from rewriter.data.source import Shape
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Port
-
-ALWAYS_TYPED_SINCE = (11,)
-"""TensorRT 11 has only strongly typed networks and does not need `--stronglyTyped`."""
 
 Spans = Mapping[str, tuple[Shape, Shape, Shape]]
 """Smallest, typical and largest shape of each input."""
@@ -30,22 +27,38 @@ def next_command(result: FixResult) -> str | None:
     if result.constraints is not None:  # the shell splits the arguments in the file
         words = shlex.join(["trtexec", f"--onnx={result.output}", *shapes])
         return f"{words} $(cat {shlex.quote(str(result.constraints))})"
-    return shlex.join([*_tool(result.target, result.output), *shapes])
+    return shlex.join([*_tool(result, result.output), *shapes])
 
 
 def remark(result: FixResult) -> str | None:
-    """Returns how to change the command for TensorRT 11, if the target's version is unknown."""
+    """Returns what to know about the command: another for TensorRT 11, or types that do not hold."""
     target = result.target
-    if target.library == "tensorrt" and not target.version and result.constraints is None:
+    if target.library != "tensorrt" or result.constraints is not None:
+        return None
+    if not target.version:
         return "TensorRT 11: omit --stronglyTyped"
+    if target.version < TYPED_SINCE and _lowered(result):
+        return f"the builder of {target} chooses types itself: --weak-typing writes constraints for it"
     return None
 
 
-def _tool(target: Target, path: Path) -> list[str]:
+def _tool(result: FixResult, path: Path) -> list[str]:
+    target = result.target
     if target.library == "tensorrt-rtx":
         return ["tensorrt_rtx", f"--onnx={path}"]
-    typed = [] if target.version >= ALWAYS_TYPED_SINCE else ["--stronglyTyped"]
-    return ["trtexec", f"--onnx={path}", *typed]
+    return ["trtexec", f"--onnx={path}", *_typing(target, _lowered(result))]
+
+
+def _typing(target: Target, lowered: str | None) -> list[str]:
+    """The flags of trtexec that make it use the model's types, as far as the release can."""
+    if target.version and target.version < TYPED_SINCE:
+        return [f"--{lowered}"] if lowered else []
+    return [] if target.version >= ALWAYS_TYPED_SINCE else ["--stronglyTyped"]
+
+
+def _lowered(result: FixResult) -> str | None:
+    """The low precision of the model; None if it is in FP32."""
+    return result.plan.precision if result.plan and result.plan.precision != "fp32" else None
 
 
 def _shapes(inputs: tuple[Port, ...], spans: Spans) -> list[str]:

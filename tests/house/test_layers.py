@@ -42,6 +42,8 @@ HEAVY = (
     "onnxruntime",
     "onnxsim",
     "scipy",
+    "highspy",
+    "lap",
     "onnx_graphsurgeon",
     "polygraphy",
     "tensorrt",

@@ -269,6 +269,7 @@ COMMANDS = [
     pytest.param(
         Target("tensorrt", (10, 3)), STATIC, "trtexec --onnx=fixed.onnx --stronglyTyped", id="TensorRT 10"
     ),
+    pytest.param(Target("tensorrt", (8, 6)), STATIC, "trtexec --onnx=fixed.onnx --fp16", id="TensorRT 8.6"),
     pytest.param(Target("tensorrt", (11,)), STATIC, "trtexec --onnx=fixed.onnx", id="TensorRT 11"),
     pytest.param(Target("tensorrt", (11, 1)), STATIC, "trtexec --onnx=fixed.onnx", id="TensorRT 11.1"),
     pytest.param(Target("tensorrt-rtx"), STATIC, "tensorrt_rtx --onnx=fixed.onnx", id="RTX"),
@@ -287,6 +288,11 @@ def test_next_command(target: Target, model: object, command: str) -> None:
     done = result(target=target, model=model, output=Path("fixed.onnx"), data=data)
     assert next_step.next_command(done) == command
     assert command in printed(done), "on one line, to be copied"
+
+
+def test_types_that_a_release_does_not_keep_are_named() -> None:
+    done = result(target=Target("tensorrt", (8, 6)), output=Path("fixed.onnx"))
+    assert "the builder of tensorrt 8.6 chooses types itself: --weak-typing" in flat(printed(done))
 
 
 def test_unknown_sizes_are_left_for_the_user_and_quoted_for_the_shell() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.probe.question import UNKNOWN, Answer
 from rewriter.engines.user_cache import user_cache
 from rewriter.model import write_json
+from rewriter.model.json_text import from_json
 
 RECORDED = Path(__file__).with_name("recorded")
 """Files of `rewriter probe --json`, one for each GPU and release."""
@@ -128,7 +128,7 @@ def _cache_folder() -> Path:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = from_json(path.read_text(encoding="utf-8"))
     return found
 
 

@@ -104,6 +104,12 @@ def _job(
         engines=TENSORRT,
     )
     known = known_target(Target.parse(chosen.choose("target", request.target)))
+    if weak and not known.weakly_typed:
+        raise UsageError(
+            f"{known} has strongly typed networks alone, which take no precisions of layers",
+            where="--weak-typing",
+            hint="omit it: the model's types hold there; for TensorRT 8 to 10, name one with --target",
+        )
     return FixJob(
         source=model,
         output=output,
