@@ -10,8 +10,9 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.plan import Decision, Plan
 from rewriter.planning.free_fp32 import FREE
 from rewriter.report import fix as text
+from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import LARGEST, Nodes, beyond_limits, depth_chart
-from rewriter.report.html.outputs import judging_check, output_cards
+from rewriter.report.html.outputs import output_cards
 from rewriter.report.html.run import run_section
 from rewriter.report.html.scatter import frontier_plot, searched_plot
 from rewriter.report.html.tables import checks_table, decisions_table, number, passes_table

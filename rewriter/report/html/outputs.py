@@ -12,9 +12,6 @@ from rewriter.report.html.scales import logarithmic, power_of_ten
 from rewriter.report.html.view import Bar, Fact, Image, Output, Outputs, State
 from rewriter.verification.verdict import Check
 
-JUDGING = ("run", "emulation", "tf32", "structure")
-"""Checks that compare outputs, the most telling first."""
-
 MOST_CARDS = 24
 """Outputs with a card; all of them are in the table of checks."""
 
@@ -29,12 +26,6 @@ GAUGE = logarithmic(1e-7, 1.0, 0.0, 100.0)
 
 WIDTH, HEIGHT, GAP = 36.0, 84.0, 4.0
 """Size of a histogram's bars, in units of its drawing."""
-
-
-def judging_check(checks: Sequence[Check]) -> Check | None:
-    """The check whose outputs decide: the run on an engine, or else its emulation."""
-    made = {check.name: check for check in checks if check.outputs}
-    return next((made[name] for name in JUDGING if name in made), None)
 
 
 def output_cards(check: Check, statistics: Sequence[OutputStatistics]) -> Outputs:
