@@ -224,13 +224,23 @@ def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> No
         what = "with findings" if found.before.verb == "scan" else "in FP32 or BF16"
         for which, nodes in (("first", found.gone), ("second", found.new)):
             if nodes:
-                out.print(
-                    Text(f"{len(nodes)} nodes {what} in the {which} only: {listed(list(nodes), limit)}")
-                )
+                names_of = listed(list(nodes), limit)
+                out.print(Text(f"{len(nodes)} nodes {what} in the {which} only: {names_of}"))
         for name, old, new in found.facts:
-            out.print(Text(fitting(f"{name}: {old or 'none'} -> {new or 'none'}", limit)), soft_wrap=True)
+            out.print(Text(fitting(f"{name}: {_difference(old, new)}", limit)), soft_wrap=True)
     style = {True: "green", False: "bold red", None: "yellow"}[found.after.passed]
     out.print(Text(found.verdict, style=style), soft_wrap=True)
+
+
+def _difference(old: str, new: str) -> str:
+    """Both texts; of two lists, what only one of them has."""
+    parts = [text.split(",") for text in (old, new)]
+    if min(map(len, parts)) < 2:
+        return f"{old or 'none'} -> {new or 'none'}"
+    only = [[item for item in parts[i] if item not in parts[1 - i]] for i in (0, 1)]
+    sides = zip(("first", "second"), only, strict=True)
+    found = [f"only in the {which}: {', '.join(items)}" for which, items in sides if items]
+    return "; ".join(found) or "another order"
 
 
 def _figure_rows(found: Compared) -> Iterator[list[str]]:
@@ -240,8 +250,13 @@ def _figure_rows(found: Compared) -> Iterator[list[str]]:
 
 def _output_rows(found: Compared) -> Iterator[list[str]]:
     for name, old, new in found.outputs:
-        errors = old and old.error, new and new.error
-        yield [name, plain_number(errors[0]), plain_number(errors[1]), change(*errors)]
+        before, after = error_of(old), error_of(new)
+        yield [name, plain_number(before), plain_number(after), change(before, after)]
+
+
+def error_of(one: OutputError | None) -> float | None:
+    """Returns the error of an output; None for an output that a run lacks."""
+    return one.error if one else None
 
 
 def plain_number(value: float | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import MOST_ROWS, number
 from rewriter.report.html.view import Cell, Column, Fact, Page, Section, State, Table, Tile
-from rewriter.report.runs import NOTICED, Compared, change, plain_number
+from rewriter.report.runs import NOTICED, Compared, change, error_of, plain_number
 
 
 def page(found: Compared, command: str = "") -> Page:
@@ -21,7 +21,7 @@ def page(found: Compared, command: str = "") -> Page:
         tiles=[
             Tile(
                 name.capitalize(),
-                f"{plain_number(old) or '–'} → {plain_number(new) or '–'}",
+                f"{plain_number(old) or 'none'} → {plain_number(new) or 'none'}",
                 change(old, new),
             )
             for name, old, new in found.figures
@@ -70,10 +70,10 @@ def _outputs(found: Compared) -> Table:
         state: State = "plain"
         if ratio is not None and not 1 / NOTICED <= ratio <= NOTICED:
             state = "bad" if ratio > 1 else "good"
-        cells = [Cell(name), number(old and old.error), number(new and new.error)]
-        allowed = [number(old and old.allowed), number(new and new.allowed)]
-        shown = Cell(change(old and old.error, new and new.error), order=ratio, state=state)
-        rows.append([*cells, shown, *allowed])
+        before, after = error_of(old), error_of(new)
+        allowed = [number(one.allowed if one else None) for one in (old, new)]
+        shown = Cell(change(before, after), order=ratio, state=state)
+        rows.append([Cell(name), number(before), number(after), shown, *allowed])
     columns = [
         *_columns(found, Column("Output", code=True)),
         Column("Change", number=True),
