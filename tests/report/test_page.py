@@ -67,6 +67,13 @@ def test_a_hostile_name_is_text(result: object) -> None:
     assert "<script>window" not in text and "<img src=x" not in text
 
 
+def test_words_between_backticks_are_code_and_names_with_one_are_text() -> None:
+    warnings = ["use `rewriter verify <x>` there", "node a`b is odd"]
+    text = html.as_html(replace(pages.fixed(), warnings=warnings))
+    assert "use <code>rewriter verify &lt;x&gt;</code> there" in text
+    assert "node a`b is odd" in text
+
+
 def _large(nodes: int) -> object:
     """A result with as many nodes as RT-DETR or more, names as its exporter writes them, many hazards."""
     name = "/model/decoder/decoder/layers.{0}/cross_attn/sampling_offsets/{1}/MatMul".format

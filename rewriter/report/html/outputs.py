@@ -76,7 +76,7 @@ def _facts(one: OutputComparison, figures: OutputStatistics | None) -> Iterable[
     yield Fact("PSNR", f"{figures.psnr:.1f} dB" if math.isfinite(figures.psnr) else "no difference")
     if figures.not_finite:
         yield Fact("Not finite", f"{figures.not_finite} elements")
-    shares = [f"{share} % below {error:.2g}" for share, error in figures.percentiles.items()]
+    shares = [f"{share}\N{NO-BREAK SPACE}% below {error:.2g}" for share, error in figures.percentiles.items()]
     if shares:
         yield Fact("Absolute error", ", ".join(shares))
     if figures.at and figures.max_abs:

@@ -20,7 +20,7 @@ def page(found: Compared, command: str = "") -> Page:
         state=states[found.after.passed],
         tiles=[
             Tile(
-                name.capitalize(),
+                name[:1].upper() + name[1:],
                 f"{plain_number(old) or 'none'} → {plain_number(new) or 'none'}",
                 change(old, new),
             )
