@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = needs_chromium
 
-RESULTS = {
+RESULTS: dict[str, Callable[[], Any]] = {
     "fix": pages.fixed,
     "scan": pages.scanned,
     "verify": pages.verified,

@@ -52,7 +52,7 @@ def _card(one: OutputComparison, figures: OutputStatistics | None, images: Seque
         error=GAUGE(one.relative_l2) if one.finite else None,
         allowed=GAUGE(one.tolerance) if one.tolerance else None,
         facts=list(_facts(one, figures)),
-        bars=_bars(figures.histogram) if figures else (),
+        bars=_bars(figures.histogram) if figures and any(figures.histogram) else (),
         summary=_summary(figures) if figures else "",
         images=images,
     )
