@@ -55,6 +55,9 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
 
 
+STDOUT = Path("-")
+"""The file that stands for the standard output."""
+
 PAGES = (".html", ".htm")
 """Suffixes of a report that is a page; any other report is JSON."""
 
@@ -74,7 +77,7 @@ def write_page(result: Any, path: Path) -> None:
 def show(
     result: Any, report: ModuleType, json: Path | None, written: Path | None = None, **options: Any
 ) -> None:
-    """Write a result to the files that are named, and print it.
+    """Write a result to the files that are named, and print it: on stderr if JSON goes to stdout.
 
     Args:
         report: The module of `rewriter.report` for the command.
@@ -82,7 +85,6 @@ def show(
         written: File for a page, or for JSON: its suffix decides.
         options: Of its `print_result`.
     """
-    from rewriter.model import write_json
     from rewriter.report.terminal import console
 
     if written is not None and is_page(written):
@@ -90,6 +92,19 @@ def show(
         written = None
     for path in (json, written):
         if path is not None:
-            write_json(report.as_dict(result), path)
+            write_document(report.as_dict(result), path)
     with reader_may_leave():
-        report.print_result(result, console(), **options)
+        report.print_result(result, console(stderr=STDOUT in (json, written)), **options)
+
+
+def write_document(content: Any, json: Path) -> None:
+    """Write JSON to a file, or to the standard output."""
+    from json import dumps
+
+    from rewriter.model import write_json
+
+    if json != STDOUT:
+        write_json(content, json)
+        return
+    with reader_may_leave():
+        typer.echo(dumps(content, indent=2, allow_nan=False, ensure_ascii=False))

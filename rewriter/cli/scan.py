@@ -9,8 +9,9 @@ import typer
 
 from rewriter.cli.exits import FAILED, show
 from rewriter.cli.parameters import (
-    FLAG,
+    Json,
     ModelPath,
+    Quiet,
     Report,
     Verbose,
     check_extra,
@@ -24,11 +25,11 @@ from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
 @with_options(ScanCommand)
 def scan(
     model: ModelPath,
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the findings as JSON, too")] = None,
+    json: Json = None,
     sarif: Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too")] = None,
     written: Report = None,
     verbose: Verbose = False,
-    quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the counts alone", "-q", "--quiet")] = False,
+    quiet: Quiet = False,
     **given: Any,
 ) -> None:
     """Find where MODEL goes wrong in FP16, and what would repair it; change nothing.

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewriter.cli.exits import FAILED, show
-from rewriter.cli.parameters import Quiet, Report, Verbose, check_extra, configured, option, with_options
+from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_extra, configured, with_options
 from rewriter.pipeline.declaration import declarations
-from rewriter.pipeline.options import OUTCOME, VerifyOptions
+from rewriter.pipeline.options import VerifyOptions
 
 if TYPE_CHECKING:
     from rewriter.pipeline.config import ResolvedOptions
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def verify(
     original: Annotated[Path, typer.Argument(metavar="ORIGINAL", hidden=True)],
     fixed: Annotated[Path, typer.Argument(metavar="FIXED", hidden=True)],
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
+    json: Json = None,
     written: Report = None,
     verbose: Verbose = False,
     quiet: Quiet = False,

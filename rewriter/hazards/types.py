@@ -12,6 +12,7 @@ from rewriter.graph.ops import QUANTISING, SAME_VALUES
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
+from rewriter.model.schemas import READS_BITS
 
 
 def user_choice(survey: Survey) -> Iterator[Hazard]:
@@ -34,7 +35,11 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
     for node in survey.nodes:
         rules = survey.ports(node)
         unknown = [t for t in (*node.input, *node.output) if t and not survey.graph.dtype(t)]
-        if rules is None:
+        if node.op_type in READS_BITS:
+            yield Hazard(
+                node, "no-lower-type", f"{node.op_type} reads the bits of its input: it keeps its types"
+            )
+        elif rules is None:
             yield Hazard(node, "no-schema", f"{node.op_type} has no ONNX schema: it keeps its types")
         elif unknown:
             yield Hazard(node, "unknown-type", f"the type of {unknown[0]} is not known: it keeps its types")

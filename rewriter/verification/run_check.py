@@ -98,7 +98,7 @@ def run_built(
     check = run_check(outcomes, judged, tolerance, time.perf_counter() - start)
     latency = outcomes[0].latency
     timed = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
-    return replace(check, summary=check.summary + timed, statistics=judged.outputs)
+    return replace(check, summary=check.summary + timed, latency=latency, statistics=judged.outputs)
 
 
 def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accumulation) -> Execution:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rewriter.engines.protocol import Latency
 from rewriter.figures.outputs import OutputComparison, OutputStatistics
 from rewriter.figures.pictures import Picture
 
@@ -22,6 +23,7 @@ class Check:
     `passed` is None if the step was impossible; `summary` then gives the reason.
 
     Attributes:
+        latency: Of the engine that `run` timed.
         statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
         pictures: The same samples of outputs that look like images.
     """
@@ -34,6 +36,7 @@ class Check:
     seconds: float = 0.0
     statistics: tuple[OutputStatistics, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    latency: Latency | None = None
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,13 @@ class TestTypes:
                 id="Shape computes in no precision",
             ),
             pytest.param(
+                "g (float[2] x) => (int32[2] y) { y = BitCast<to = 6>(x) }",
+                26,
+                FP16,
+                "y",
+                id="BitCast reads bits",
+            ),
+            pytest.param(
                 """g (float[4] x, int64 i) => (float[2] y) {
                     s = SplitToSequence<axis = 0>(x)
                     y = SequenceAt(s, i)

@@ -147,7 +147,6 @@ def test_one_thread_limits_numpy() -> None:
     assert before, "numpy has no BLAS library that threadpoolctl knows"
 
 
-
 BRANCHED = """g (float[N,4] x) => (float[N,4] y) <float[4,4] w = {1,0,0,0, 0,1,0,0, 0,0,1,0, 1,1,1,2}> {
     a = Tanh(x)  n = NonZero(a)  b = MatMul(a, w)  c = Relu(b)  d = MatMul(c, w)  e = Add(d, a)
     f = MatMul(e, w)  t = Transpose(n)  y = Add(f, b) }"""

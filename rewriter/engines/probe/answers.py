@@ -118,9 +118,14 @@ def write(answers: Answers, path: Path) -> None:
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.
     """
+    write_json(plain_fields(answers), path, "the answers")
+
+
+def plain_fields(answers: Answers) -> dict[str, Any]:
+    """The answers as they are written."""
     fields = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
     del fields["recorded"]
-    write_json(fields, path, "the answers")
+    return fields
 
 
 def _cache_folder() -> Path:

@@ -11,6 +11,7 @@ from rewriter.base import Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
 from rewriter.data.ranges.depth import TensorAtDepth, along_depth
+from rewriter.jobs.fix.causes import Cause, causes, fused_norms
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import Proof
@@ -19,7 +20,8 @@ from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Array, Model
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Plan
+from rewriter.plan import Plan, Range
+from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
 from rewriter.verification.expected import Expected, conditioning
 from rewriter.verification.verdict import GOALS, Check
 
@@ -78,6 +80,7 @@ class Attempt:
     Attributes:
         structured: The model in FP32, before its types changed.
         fixed: The result.
+        causes: What was wrong, and what was done about it.
         depth: Ranges of the model that the plan was made for; empty if the plan was given.
     """
 
@@ -87,6 +90,7 @@ class Attempt:
     structured: Model
     fixed: Model
     plan: Plan | None
+    causes: tuple[Cause, ...] = ()
     depth: tuple[TensorAtDepth, ...] = ()
 
     @property
@@ -134,13 +138,17 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     structured = known.model
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
     plan, structured = planning.fitted(given.original, structured, plan)
+    unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=record.exponents())
+        unscaled = unscaled_overflows(plan, known.ranges)
+        plan = hazards_first(plan, unscaled)
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
     if record.search is not None and record.search.check is not None:
         proof.done.append(record.search.check)
     proof.check_types(structured, fixed, plan, excused)
-    return Attempt(job, record, proof, structured, fixed, plan, known.depth)
+    found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled)
+    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth)
 
 
 def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:

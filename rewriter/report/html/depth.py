@@ -13,7 +13,7 @@ from rewriter.report.html.scales import Scale, decades, logarithmic, power_of_te
 from rewriter.report.html.view import DepthChart, Layer, Run, Tick
 
 LARGEST, NORMAL, SUBNORMAL = 65504.0, 2.0**-14, 2.0**-24
-"""FP16's largest number, smallest normal number (6.1e-5) and smallest subnormal one (6e-8), by IEEE 754."""
+"""FP16's largest number, its smallest normal (6.1e-5) and smallest subnormal one (6e-8), by IEEE 754."""
 
 HEIGHT = 320.0
 """Pixels of the drawing."""

@@ -28,7 +28,7 @@ from rewriter.report.html.view import (
     Table,
     Tile,
 )
-from rewriter.report.next_step import next_command
+from rewriter.report.next_step import next_step
 from rewriter.search.tried_plans import Searched
 
 BEYOND = "beyond"
@@ -100,7 +100,7 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
         target=result.target,
         data=result.data,
         seconds=result.seconds,
-        following=next_command(result),
+        following=next_step(result).first,
     )
 
 
