@@ -15,6 +15,7 @@ from onnx import external_data_helper
 from rewriter.errors import ModelError
 from rewriter.model.graphs import walk_graphs
 from rewriter.model.model import Model
+from rewriter.model.native import guarded
 from rewriter.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
@@ -56,14 +57,24 @@ def check(model: Model) -> None:
     Raises:
         ModelError: the graph is invalid; the message names node and tensor.
     """
-    try:
-        onnx.checker.check_model(model.weightless(isolate_deprecated=True))
-    except onnx.checker.ValidationError as error:
+    problem = guarded(
+        _problem, model.weightless(isolate_deprecated=True), doing="the check of the graph", path=model.path
+    )
+    if problem is not None:
         raise ModelError(
-            f"the graph is invalid: {_first_lines(str(error))}",
+            f"the graph is invalid: {_first_lines(problem)}",
             where=str(model.path) if model.path else None,
             hint="export the model again, or mend the graph that the message names",
-        ) from error
+        )
+
+
+def _problem(proto: onnx.ModelProto) -> str | None:
+    """What onnx.checker says against a graph; runs in a child process."""
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        return str(error)
+    return None
 
 
 def read_proto(path: Path) -> onnx.ModelProto:

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "rewriter"
 
 ROOMS = (
     "errors",
+    "walls",
     "model",
     "plan",
     "graph",
