@@ -42,7 +42,7 @@ class Rescaled(Change):
 
 @dataclass(frozen=True)
 class Merged(Change):
-    """A change after which tensors are parts of larger ones; all that there was has its values still."""
+    """A change after which tensors are parts or views of others; all that there was has its values still."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad mode
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -54,17 +55,56 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
 
 
-def show(result: Any, report: ModuleType, json: Path | None, **options: Any) -> None:
-    """Write a result as JSON if a file is named, and print it.
+STDOUT = Path("-")
+"""The file that stands for the standard output."""
+
+PAGES = (".html", ".htm")
+"""Suffixes of a report that is a page; any other report is JSON."""
+
+
+def is_page(path: Path) -> bool:
+    """True if the name of a report asks for a page."""
+    return path.suffix.lower() in PAGES
+
+
+def write_page(result: Any, path: Path) -> None:
+    """Write the page of a result, with the command that repeats it."""
+    from rewriter.report import html
+
+    html.write(result, path, shlex.join(["rewriter", *sys.argv[1:]]))
+
+
+def show(
+    result: Any, report: ModuleType, json: Path | None, written: Path | None = None, **options: Any
+) -> None:
+    """Write a result to the files that are named, and print it: on stderr if JSON goes to stdout.
 
     Args:
         report: The module of `rewriter.report` for the command.
+        json: File for JSON.
+        written: File for a page, or for JSON: its suffix decides.
         options: Of its `print_result`.
     """
-    from rewriter.model import write_json
     from rewriter.report.terminal import console
 
-    if json is not None:
-        write_json(report.as_dict(result), json)
+    if written is not None and is_page(written):
+        write_page(result, written)
+        written = None
+    for path in (json, written):
+        if path is not None:
+            write_document(report.as_dict(result), path)
     with reader_may_leave():
-        report.print_result(result, console(), **options)
+        report.print_result(result, console(stderr=STDOUT in (json, written)), **options)
+
+
+def write_document(content: Any, json: Path) -> None:
+    """Write JSON to a file, or to the standard output."""
+    from json import dumps
+
+    from rewriter.model import write_json
+
+    if json != STDOUT:
+        write_json(content, json)
+        return
+    with reader_may_leave():
+        typer.echo(dumps(content, indent=2, allow_nan=False, ensure_ascii=False))

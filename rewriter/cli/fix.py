@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from rewriter.cli.exits import FAILED, show
-from rewriter.cli.parameters import ModelPath, Quiet, Verbose, check_extra, configured, option, with_options
+from rewriter.cli.parameters import (
+    Json,
+    ModelPath,
+    Quiet,
+    Verbose,
+    check_extra,
+    configured,
+    option,
+    with_options,
+)
 from rewriter.errors import UsageError
 from rewriter.pipeline.options import SEARCH, FixCommand, FixOptions
 
@@ -23,6 +32,7 @@ def fix(
     model: ModelPath,
     output: Output = None,
     pareto: Pareto = None,
+    json: Json = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     **given: Any,
@@ -42,9 +52,10 @@ def fix(
         raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
     resolved = configured(model, given, quiet=quiet)
     values, save_plan = resolved.values, given.get("save_plan")
-    json, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
+    written, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
     check_extra("-o", output, read[1:])  # MODEL itself is a matter of --in-place
-    check_extra(resolved.where("report"), json, [*read, output, save_plan])
+    check_extra(resolved.where("report"), written, [*read, output, save_plan])
+    check_extra("--json", json, [*read, output, save_plan, written])
     check_extra("--save-plan", save_plan, [*read, output])
     check_extra("--pareto", pareto, [*read, output])
     if pareto is not None:
@@ -54,6 +65,6 @@ def fix(
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
     if pareto is not None and result.frontier is not None:
         frontier.write(result.frontier, pareto)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
     if result.verdict is not None and not result.verdict.passed:
         raise typer.Exit(FAILED)

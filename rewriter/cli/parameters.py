@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
-from rewriter.cli.exits import exit_codes
+from rewriter.cli.exits import STDOUT, exit_codes
 from rewriter.errors import OutputError, UsageError
 from rewriter.model.output_files import overwrites
 from rewriter.pipeline.config.option_values import shape_from_text
@@ -38,6 +38,8 @@ def option(panel: str, metavar: str, text: str, *names: str, **more: Any) -> Any
 
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", hidden=True)]
 Verbose = Annotated[bool, option(OUTCOME, FLAG, "List everything", "-v", "--verbose")]
+Json = Annotated[Path | None, option(OUTCOME, "FILE", "Write the outcome as JSON, too; - is stdout")]
+Report = Annotated[Path | None, option(OUTCOME, "FILE", "Write a page (.html) or JSON, too", "--report")]
 Quiet = Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")]
 
 
@@ -152,8 +154,9 @@ def check_extra(option: str, path: Path | None, inputs: Iterable[Any]) -> None:
     Args:
         inputs: Other files and folders of the command; what is no path is ignored.
     """
-    if path is None:
+    if path in (None, STDOUT):
         return
+    assert path is not None
     where = f"{option} {path}"
     if not path.absolute().parent.is_dir():
         raise OutputError("its folder does not exist", where=where, hint="make it first")

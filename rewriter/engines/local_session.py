@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import time
@@ -11,13 +10,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import onnx
 
 from rewriter.engines.deadline import stopped_at
 from rewriter.engines.onnxruntime_copies import protect_inputs, take_version
 from rewriter.engines.onnxruntime_errors import explained
 from rewriter.engines.onnxruntime_module import import_onnxruntime
+from rewriter.engines.onnxruntime_values import array_of, value_of
 from rewriter.engines.this_machine import cuda_obstacle
 from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
 from rewriter.graph import label
@@ -70,8 +69,8 @@ class LocalSession:
         proto, inputs, constants = _split(model, all_constant=optimize or gpu)
         protect_inputs(proto)
         take_version(proto, self._file)
-        self._inputs = {name: _value(model.weights[name]) for name in inputs}
-        self._constants = {name: _value(model.weights[name]) for name in constants}
+        self._inputs = {name: value_of(model.weights[name]) for name in inputs}
+        self._constants = {name: value_of(model.weights[name]) for name in constants}
         options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
         if constants:
             options.add_external_initializers(list(self._constants), list(self._constants.values()))
@@ -105,13 +104,16 @@ class LocalSession:
         names = list(self.outputs if outputs is None else outputs)
         try:
             with self._running(), stopped_at(until) as options:
-                given = {name: _value(array) for name, array in feeds.items()}
+                given = {name: value_of(array) for name, array in feeds.items()}
                 values = session.run_with_ort_values(names, self._inputs | given, options)
         except ArithmeticRunError as error:
             if time.monotonic() >= until:
-                raise TimeUpError("a run on ONNX Runtime was stopped at its deadline") from error
+                raise TimeUpError(
+                    "a run on ONNX Runtime was stopped at its deadline",
+                    hint="allow more time, or take smaller or fewer samples",
+                ) from error
             raise
-        return {name: _array(value) for name, value in zip(names, values, strict=True)}
+        return {name: array_of(name, value) for name, value in zip(names, values, strict=True)}
 
     def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
         """Returns a function that runs these feeds without copies: inputs and outputs stay on the device.
@@ -122,7 +124,7 @@ class LocalSession:
         session, device = self._opened(), "cuda" if self._gpu else "cpu"
         binding = session.io_binding()
         with self._running():
-            for name, value in (self._inputs | {n: _value(a, device) for n, a in feeds.items()}).items():
+            for name, value in (self._inputs | {n: value_of(a, device) for n, a in feeds.items()}).items():
                 binding.bind_ortvalue_input(name, value)
         for name in self.outputs:
             binding.bind_output(name, device)
@@ -136,7 +138,9 @@ class LocalSession:
 
     def _opened(self) -> ort.InferenceSession:
         if self._session is None:
-            raise ArithmeticRunError("the session is closed", where=self._file)
+            raise ArithmeticRunError(
+                "the session is closed", where=self._file, hint="run it before close, or make another session"
+            )
         return self._session
 
     def _running(self) -> AbstractContextManager[None]:
@@ -214,23 +218,3 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(kept)
     return proto, inputs, constants
-
-
-def _value(array: Array, device: str = "cpu") -> ort.OrtValue:
-    """The array as an OrtValue that shares its memory where it is contiguous and stays on the CPU."""
-    ort = import_onnxruntime()
-    array = np.asarray(array, order="C")
-    if array.dtype.isbuiltin != 2:  # 2: registered with numpy from outside, as ml_dtypes does
-        return ort.OrtValue.ortvalue_from_numpy(array, device)
-    dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(f"u{array.itemsize}"), dtype)
-
-
-def _array(value: ort.OrtValue) -> Array:
-    if not value.is_tensor() or value.data_type() != "tensor(bfloat16)":
-        array: Any = value.numpy()
-        return np.asarray(array)
-    import ml_dtypes
-
-    data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    return np.frombuffer(data, ml_dtypes.bfloat16).reshape(value.shape())

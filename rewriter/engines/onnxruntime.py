@@ -91,7 +91,10 @@ class Session:
             yield
         except NativeError as error:
             if time.monotonic() >= until:
-                raise TimeUpError("a run on ONNX Runtime was stopped at its deadline") from error
+                raise TimeUpError(
+                    "a run on ONNX Runtime was stopped at its deadline",
+                    hint="allow more time, or take smaller or fewer samples",
+                ) from error
             loops = f": {', '.join(self._loops[:3])}" if self._loops and error.cause == "timeout" else ""
             raise ArithmeticRunError(error.what + loops, where=self._file, hint=error.hint) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,13 +89,22 @@ def compare(
         as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
             compare them again: for models whose TopK orders detections.
     """
-    found = {name: _compared(name, Pair(expected[name], actual[name]), tolerance) for name in expected}
+    return tuple(found for found, _ in compared_pairs(expected, actual, tolerance, as_sets=as_sets))
+
+
+def compared_pairs(
+    expected: Mapping[str, Array], actual: Mapping[str, Array], tolerance: float, *, as_sets: bool = False
+) -> tuple[tuple[OutputComparison, Pair], ...]:
+    """As `compare`, with the arrays that were compared: rows are in matching order where they are a set."""
+    pairs = {name: Pair(expected[name], actual[name]) for name in expected}
+    found = {name: _compared(name, replace(pair), tolerance) for name, pair in pairs.items()}
     if as_sets and not all(c.passed for c in found.values()):
         for names in row_groups(expected, actual):
             if not all(found[name].passed for name in names):
                 for name, pair, note in matched(names, expected, actual):
-                    found[name] = _compared(name, pair, SET_FACTOR * tolerance, note)
-    return tuple(found.values())
+                    found[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
+                    pairs[name] = pair
+    return tuple((one, pairs[name]) for name, one in found.items())
 
 
 def _compared(name: str, pair: Pair, tolerance: float, note: str = "") -> OutputComparison:

@@ -57,6 +57,7 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
         raise ModelError(
             f"types or shapes contradict each other: {inferred}",
             where=str(model.path) if model.path else None,
+            hint="correct the node that the message names, or export the model again",
         )
     return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)])
 
@@ -65,7 +66,7 @@ def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto | str:
     """The model after shape inference, or the contradiction that it found; runs in a child process."""
     try:
         return _propagated(proto, strict)
-    except onnx.shape_inference.InferenceError as error:
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return str(error).strip()
 
 

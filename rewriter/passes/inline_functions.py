@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -13,9 +13,9 @@ from onnx.inliner import inline_local_functions
 
 from rewriter import walls
 from rewriter.base import Change, Context, Event, ModelPass, Refusal
-from rewriter.errors import NativeError
+from rewriter.errors import ModelError, NativeError
 from rewriter.graph import TAG, label
-from rewriter.model import STANDARD_DOMAINS, Model, refill, walk_nodes
+from rewriter.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
 from rewriter.model.schemas import schema_of
 
 
@@ -31,6 +31,7 @@ class InlineFunctions(ModelPass):
         - functions that call themselves
         - functions whose operator set defines one of their operators differently from the model's
         - functions that grow beyond all limits when they are expanded
+        - models that are invalid with the bodies in place, such as a call with too few inputs
     """
 
     name = "inline-functions"
@@ -79,10 +80,15 @@ def inline(model: Model, tag: str) -> list[Event]:
     calls = Counter(map(_key, walk_nodes(model.proto.graph)))
     known = set(map(_node_key, walk_nodes(model.proto.graph)))
     try:
-        inlined = _inlined(model, functions)
+        proto = model.restore(_inlined(model, functions)).proto
+        check(replace(model, proto=proto))
     except NativeError as error:
         return [Refusal("model", error.what)]
-    model.proto = model.restore(inlined).proto
+    except (ModelError, RuntimeError) as error:  # a call with other inputs than its function has
+        return [
+            Refusal(next(iter(functions)).name, f"the model is invalid with the bodies in place: {error}")
+        ]
+    model.proto = proto
     _drop_domains(model.proto, {key.domain for key in functions})
     for node in walk_nodes(model.proto.graph):
         if _node_key(node) not in known:

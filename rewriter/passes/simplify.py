@@ -18,10 +18,11 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from rewriter import walls
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.errors import NativeError
-from rewriter.graph import TAG, casts_to, reads
+from rewriter.graph import TAG, casts_to, open_graphs, reads
 from rewriter.graph.ops import QUANTISING
-from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, refill, subgraphs, walk_nodes
+from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
 from rewriter.model.schemas import schema_of
+from rewriter.patterns.expands import repeated_expands
 
 OPTIMIZERS = frozenset(
     """
@@ -71,7 +72,8 @@ class Simplify(ModelPass):
     (float32 - float16 - float32) of computed tensors stay. In a model that is mixed already, an Add of zeros
     stays, too: TensorRT may sum the product before it in FP32 because of it.
 
-    If it declines, the model stays unchanged.
+    First, Expands to the very target of the Reshape before them are removed: TensorFlow's BroadcastTo becomes
+    such a pair, and hides norms. If onnxsim declines, nothing else changes.
 
     Declines:
         - a result with other inputs or outputs
@@ -98,7 +100,7 @@ class Simplify(ModelPass):
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         given = _operators(model)
-        changed = False
+        changed = _drop_repeated_expands(model, self.name)
         for _ in range(MOST_ROUNDS):
             before = _operators(model)
             outcome = _round(model, self.name)
@@ -109,6 +111,25 @@ class Simplify(ModelPass):
                 break
         if changed:
             yield Change("model", _summary(given, _operators(model)))
+
+
+def _drop_repeated_expands(model: Model, tag: str) -> bool:
+    """Removes Expands to the target of the Reshape before them; onnxsim writes another target there.
+
+    Returns:
+        True if there were some.
+    """
+    if not any(node.op_type == "Expand" for node in walk_nodes(model.proto.graph)):
+        return False
+    found = False
+    for graph in open_graphs(model, facts.infer(model), tag=tag):
+        with graph:
+            for node in list(repeated_expands(graph)):
+                if not graph.is_output(node.output[0]):
+                    graph.redirect(node.output[0], node.input[0])
+                    graph.remove(node)
+                    found = True
+    return found
 
 
 def _operators(model: Model) -> Counter[str]:

@@ -248,7 +248,7 @@ class FixCommand(FixOptions):
 
     report: Path | None = option(
         None,
-        "Write the outcome as JSON, too",
+        "Write a page (.html) or JSON, too",
         OUTCOME,
         "FILE",
         places=("command line", "file"),

@@ -107,7 +107,7 @@ DEFAULT: Steps = (
 ACCURATE: Steps = inserted(
     inserted(
         inserted(
-            replaced(DEFAULT, UnfoldPatches(depth=1024), CompensateRounding(tf32=True)),
+            replaced(DEFAULT, UnfoldPatches(depth=1024), CompensateRounding(tf32=True, share=0.0)),
             CompensateRounding,
             TransposeConvs(depth=192),
         ),

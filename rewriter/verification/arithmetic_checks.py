@@ -13,9 +13,15 @@ from rewriter.base import Pass
 from rewriter.emulation import Accumulation, emulation, rounded, sums
 from rewriter.emulation.divergence import NodeError, diverge
 from rewriter.errors import ArithmeticRunError
-from rewriter.figures.outputs import OutputComparison, compare_samples
+from rewriter.figures.outputs import (
+    OutputComparison,
+    compare_samples,
+    compared_pairs,
+    worst_of_samples,
+)
 from rewriter.figures.pair import degenerate
 from rewriter.figures.tolerances import TOLERANCES
+from rewriter.figures.worst import WorstOutputs
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
@@ -178,11 +184,25 @@ def _compare_run(
         actual = run_all(fp32_form(model, tensor_facts.infer(model)), fed)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
-    found = compare_samples(expected, actual, tolerance, as_sets=selects_rows(model))
+    found, worst = _judged(expected, actual, tolerance, as_sets=selects_rows(model))
     outputs = tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in found)
     passed = all(c.passed for c in outputs)
     details = () if passed else tuple(_degenerate(expected, outputs))
-    return Check(name, passed, "", outputs, details, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return Check(name, passed, "", outputs, details, seconds, worst.statistics, worst.pictures)
+
+
+def _judged(
+    expected: Sequence[Outputs], actual: Sequence[Outputs], tolerance: float, *, as_sets: bool
+) -> tuple[tuple[OutputComparison, ...], WorstOutputs]:
+    """The worst comparison of each output, as `compare_samples`, with the figures of the worst samples."""
+    rounds, worst = [], WorstOutputs()
+    for sample, (exact, found) in enumerate(zip(expected, actual, strict=True)):
+        pairs = compared_pairs(exact, found, tolerance, as_sets=as_sets)
+        rounds.append([comparison for comparison, _ in pairs])
+        for comparison, pair in pairs:
+            worst.add(comparison.name, pair, sample=sample)
+    return worst_of_samples(rounds), worst
 
 
 def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:

@@ -11,12 +11,12 @@ from rewriter.figures.outputs import (
     OutputComparison,
     OutputStatistics,
     compare,
-    statistics,
     worst_of_samples,
-    worst_statistics,
 )
 from rewriter.figures.pair import Pair
+from rewriter.figures.pictures import Picture
 from rewriter.figures.tolerances import RELATIVE_L2, Tolerance
+from rewriter.figures.worst import WorstOutputs
 from rewriter.verification.expected import Outputs
 
 
@@ -46,6 +46,7 @@ class Judged:
         error: The tolerance's metric in the worst build; `best`: in the best build; None if none ran.
         allowed: The limit on `error`: above the tolerance where rows were matched as sets.
         passed: True if all builds ran, and all outputs are within the tolerance.
+        pictures: Of the worst samples of outputs that look like images.
     """
 
     outputs: tuple[OutputStatistics, ...]
@@ -55,6 +56,7 @@ class Judged:
     best: float | None
     allowed: float
     passed: bool
+    pictures: tuple[Picture, ...] = ()
 
 
 def judge(
@@ -71,7 +73,7 @@ def judge(
         as_sets: True if the rows of the outputs may be in another order.
     """
     metric = named(tolerance.metric)
-    figures: dict[str, list[OutputStatistics]] = {}
+    worst = WorstOutputs()
     rounds: list[tuple[OutputComparison, ...]] = []
     runs = []
     for outcome in outcomes:
@@ -82,9 +84,7 @@ def judge(
             values.append(_value(metric, exact, actual, rounds[-1], tolerance))
             for name in exact:
                 pair = Pair(exact[name], actual[name])
-                if pair.same_shape:
-                    one = statistics(name, pair, sample=sample, build=outcome.build)
-                    figures.setdefault(name, []).append(one)
+                worst.add(name, pair, sample=sample, build=outcome.build)
         error = metric.worst_of(values)
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
     comparisons = worst_of_samples(rounds) if rounds else ()
@@ -93,7 +93,7 @@ def judge(
     by_output = tolerance.metric == RELATIVE_L2
     allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     return Judged(
-        outputs=tuple(map(worst_statistics, figures.values())),
+        outputs=worst.statistics,
         comparisons=comparisons,
         builds=tuple(runs),
         error=error,
@@ -103,6 +103,7 @@ def judge(
         and metric.meets(error, allowed)
         and all(o.ran for o in outcomes)
         and all(c.passed for c in comparisons),
+        pictures=worst.pictures,
     )
 
 

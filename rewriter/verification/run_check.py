@@ -98,7 +98,7 @@ def run_built(
     check = run_check(outcomes, judged, tolerance, time.perf_counter() - start)
     latency = outcomes[0].latency
     timed = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
-    return replace(check, summary=check.summary + timed)
+    return replace(check, summary=check.summary + timed, latency=latency, statistics=judged.outputs)
 
 
 def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accumulation) -> Execution:
@@ -118,6 +118,7 @@ def run_emulated(workspace: Workspace, tolerance: Tolerance, accumulation: Accum
         judged.comparisons,
         (f"allowed: {tolerance.source}",),
         time.perf_counter() - start,
+        pictures=judged.pictures,
     )
     return Execution("emulation", "CPU", judged, (check,))
 
@@ -186,7 +187,9 @@ def run_check(
         summary = f"{where.library} on {where.device}: {_against(judged, tolerance)}"
         summary += spread if len(outcomes) > 1 else ""
         summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
-    return Check("run", judged.passed, summary, judged.comparisons, tuple(details), seconds)
+    return Check(
+        "run", judged.passed, summary, judged.comparisons, tuple(details), seconds, pictures=judged.pictures
+    )
 
 
 def _against(judged: Judged, tolerance: Tolerance) -> str:

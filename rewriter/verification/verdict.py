@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rewriter.figures.outputs import OutputComparison
+from rewriter.engines.protocol import Latency
+from rewriter.figures.outputs import OutputComparison, OutputStatistics
+from rewriter.figures.pictures import Picture
 
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks of a search's goal, which verify nothing about the written model."""
@@ -19,6 +21,11 @@ class Check:
     """One step of verification, such as `structure`, `emulation`, `build` and `run`, or a goal of `GOALS`.
 
     `passed` is None if the step was impossible; `summary` then gives the reason.
+
+    Attributes:
+        latency: Of the engine that `run` timed.
+        statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
+        pictures: The same samples of outputs that look like images.
     """
 
     name: str
@@ -27,6 +34,9 @@ class Check:
     outputs: tuple[OutputComparison, ...] = ()
     details: tuple[str, ...] = ()
     seconds: float = 0.0
+    statistics: tuple[OutputStatistics, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    latency: Latency | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -159,6 +160,17 @@ class TestReports:
         assert fix(model, "--dry-run", "--report", tmp_path / "r.json")[0] == 0
         assert (tmp_path / "r.json").is_symlink()
         assert "clean-casts" in (tmp_path / "real.json").read_text()
+
+    @pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
+    def test_file_names_that_are_not_utf8(self, model: Path, tmp_path: Path) -> None:
+        """The report is JSON, and names the file as Python does."""
+        odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff.onnx"))
+        source = graph(TEXT)
+        source.external = True
+        save(source, odd)
+        assert fix(odd, "--in-place", "--report", tmp_path / "r.json")[0] == 0
+        assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["output"] == str(odd)
+        assert {p.name for p in tmp_path.glob("*.data")} == {"m_.onnx.data"}
 
     def test_a_folder_is_refused_before_the_work(self, model: Path, tmp_path: Path) -> None:
         code, output = fix(model, "-o", tmp_path / "f.onnx", "--report", tmp_path)

@@ -45,7 +45,8 @@ def a_child_with_the_patches_of_the_test() -> Iterator[None]:
 
 
 def doubled(array: Array) -> Array:
-    return array * array.dtype.type(2)
+    twice: Array = array * array.dtype.type(2)
+    return twice
 
 
 def crash(*_: object, **__: object) -> None:
@@ -71,7 +72,7 @@ def pid() -> int:
 @pytest.mark.parametrize("size", [1, 1_000_000], ids=["in the message", "in shared memory"])
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_arrays_go_there_and_back(size: int, dtype: type) -> None:
-    there = np.arange(size).astype(dtype)
+    there: Array = np.arange(size).astype(dtype)
     back = walls.call(doubled, there, doing="a product")
     np.testing.assert_array_equal(back, doubled(there))
 

@@ -13,6 +13,7 @@ from paths import ROOT
 PACKAGE = ROOT / "rewriter"
 
 ROOMS = (
+    "english",
     "errors",
     "walls",
     "model",
@@ -43,6 +44,8 @@ HEAVY = (
     "onnxruntime",
     "onnxsim",
     "scipy",
+    "highspy",
+    "lap",
     "onnx_graphsurgeon",
     "polygraphy",
     "tensorrt",

@@ -273,3 +273,26 @@ def test_releases_that_do_not_exist_are_refused_by_name(text: str, problem: str,
 def test_unknown_targets(text: str) -> None:
     with pytest.raises(UsageError, match="unknown target"):
         Target.parse(text)
+
+
+CONSTANT = (
+    "g (float[2] x) => (float[2] y) { k = Constant<value = float[2] {2, 3}>() a = Mul(x, k) y = Neg(a) }"
+)
+
+
+def test_every_pass_finds_weights_of_constants_as_initializers() -> None:
+    seen: list[str] = []
+
+    def look(model: Model) -> Iterator[Event]:
+        seen.extend(tensor.name for tensor in model.proto.graph.initializer)
+        yield from ()
+
+    result, _ = _run(graph(CONSTANT), _Inline(look), _NegToAbs())
+    assert seen == ["k"]
+    assert ops(result) == ["Mul", "Abs"]
+
+
+def test_constants_stay_where_no_pass_changes_anything() -> None:
+    source = graph(CONSTANT)
+    result, _ = _run(source, _Inline())
+    assert result is source

@@ -20,7 +20,7 @@ from rewriter.errors import UsageError
 from rewriter.model import Model, facts, load, save, walk_graphs
 from rewriter.plan import Decision, Plan
 from rewriter.planning import weak_typing
-from rewriter.report.next_step import next_command, remark
+from rewriter.report.next_step import next_step
 from rewriter.verification.expected import run_all
 
 SOURCE = """
@@ -256,5 +256,6 @@ def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:
     )
     files = weak_typing.Files.beside(output)
     assert files.trtexec.exists() and files.python.exists()
-    assert next_command(result) == f"trtexec --onnx={output} $(cat {files.trtexec})"
-    assert remark(result) is None, "nothing about --stronglyTyped"
+    following, engine = next_step(result), output.with_suffix(".engine")
+    assert following.first == f"trtexec --onnx={output} --saveEngine={engine} $(cat {files.trtexec})"
+    assert not following.remarks, "nothing about --stronglyTyped"

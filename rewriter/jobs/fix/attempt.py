@@ -10,6 +10,8 @@ from functools import cached_property
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
+from rewriter.data.ranges.depth import TensorAtDepth, along_depth
+from rewriter.jobs.fix.causes import Cause, causes, fused_norms
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import Proof
@@ -18,7 +20,8 @@ from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Array, Model
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
-from rewriter.plan import Plan
+from rewriter.plan import Plan, Range
+from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
 from rewriter.verification.expected import Expected, conditioning
 from rewriter.verification.verdict import GOALS, Check
 
@@ -59,6 +62,7 @@ class Measured:
         passes: What the passes did.
         checks: The check of its structure.
         warnings: What was said of it.
+        depth: Its ranges, for reports.
     """
 
     model: Model
@@ -66,6 +70,7 @@ class Measured:
     passes: tuple[PassResult, ...]
     checks: tuple[Check, ...]
     warnings: tuple[str, ...]
+    depth: tuple[TensorAtDepth, ...]
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class Attempt:
     Attributes:
         structured: The model in FP32, before its types changed.
         fixed: The result.
+        causes: What was wrong, and what was done about it.
+        depth: Ranges of the model that the plan was made for; empty if the plan was given.
     """
 
     job: FixJob
@@ -83,6 +90,8 @@ class Attempt:
     structured: Model
     fixed: Model
     plan: Plan | None
+    causes: tuple[Cause, ...] = ()
+    depth: tuple[TensorAtDepth, ...] = ()
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -117,20 +126,29 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         model, ranges = _measured(rewriting.rewrite(given.original, phases.structural), planning)
         proof.check_structure(model, excused)
         given.measured[key] = Measured(
-            model, ranges, tuple(record.passes), tuple(proof.done), tuple(record.warnings)
+            model,
+            ranges,
+            tuple(record.passes),
+            tuple(proof.done),
+            tuple(record.warnings),
+            along_depth(model, ranges),
         )
     known = given.measured[key]
     record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
     structured = known.model
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
     plan, structured = planning.fitted(given.original, structured, plan)
+    unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=record.exponents())
+        unscaled = unscaled_overflows(plan, known.ranges)
+        plan = hazards_first(plan, unscaled)
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
     if record.search is not None and record.search.check is not None:
         proof.done.append(record.search.check)
     proof.check_types(structured, fixed, plan, excused)
-    return Attempt(job, record, proof, structured, fixed, plan)
+    found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled)
+    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth)
 
 
 def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:

@@ -8,12 +8,16 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from rewriter import __version__
 from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
 from rewriter.errors import ArithmeticRunError
+from rewriter.figures.outputs import OutputComparison
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
+from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
@@ -34,6 +38,8 @@ def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
     destination, _, stage = job.destination(), job.phases, Stopwatch(job.progress)  # may refuse the job
     job, given = _given(job, stage)
+    before = _before(job, given, stage)
+    source_sha = source_hash(job.source, given.original)
     made, repairs = attempt(job, given), list[str]()
     if made.is_wrong and _can_be_repaired(job):
         made, repairs = _repaired(made, given)
@@ -43,10 +49,16 @@ def run(job: FixJob) -> FixResult:
     if made.failed:
         made.proof.explain(made.fixed)
     record, proof, plan, search = made.record, made.proof, made.plan, made.record.search
+    causes = made.causes
     steps, spans = made.job.steps, proof.spans
-    source = given.fitting.source
+    source, depth = given.fitting.source, made.depth
     del made, given  # their FP32 weights take as much memory as the rest of the run
+    changed = any(step.changes for step in record.passes)
+    if changed:
+        stamp(fixed, job, pipeline.render(steps), plan, source_sha, __version__)
     written = proof.write_and_build(fixed, destination, plan)
+    if changed:
+        note_verdict(fixed, written, proof.verdict)
     constraints = None
     if job.weak_typing and written is not None and plan is not None:
         constraints = _write_constraints(fixed, plan, written, record)
@@ -65,7 +77,20 @@ def run(job: FixJob) -> FixResult:
         constraints,
         search.searched if search is not None else None,
         repairs,
+        depth,
+        causes,
+        before,
     )
+
+
+def _before(job: FixJob, given: Given, stage: Stopwatch) -> tuple[OutputComparison, ...]:
+    """The errors of the original in plain FP16 or BF16; () if nothing is verified, or lowered."""
+    if given.expected is None or not job.phases.lowering or job.wish.precision == "fp32":
+        return ()
+    with stage("before"):
+        return errors_before(
+            given.original, given.expected, given.judging, job.wish.precision, job.accumulation
+        )
 
 
 def _repaired(failed: Attempt, given: Given) -> tuple[Attempt, list[str]]:

@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Refusal
 from rewriter.graph import GraphEditor, label
-from rewriter.patterns.norms.affine import Frame, Tail, follow
+from rewriter.patterns.norms.affine import Affine, Frame, Tail, follow
 from rewriter.patterns.norms.formulas import Core, Kind, match
 from rewriter.patterns.norms.values import origins, positive, transparent
 
@@ -33,6 +33,7 @@ class Norm:
         epsilon: As read from the constant, whatever its type; 0.0 if there is none.
         scale, bias: Tensors of the affine part; only a `layer-norm` has a bias.
         nodes: All nodes in graph order, without Constants; they have to be in one island.
+        cancels: Its variance is E[x^2] - E[x]^2, whose digits cancel where |mean| exceeds the deviation.
         blocked: Why it must not become one operator; None if it may.
         remark: Why the next operator is not its scale or bias, where it looks like one.
     """
@@ -45,6 +46,7 @@ class Norm:
     scale: str | None
     bias: str | None
     nodes: tuple[NodeProto, ...]
+    cancels: bool
     blocked: str | None
     remark: Refusal | None = None
 
@@ -66,8 +68,8 @@ def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
     shape = graph.shape(core.sources[0])
     axes = positive(core.axes, None if shape is None else len(shape)) or ()
     frame = Frame(axes, shape)
-    biased = core.kind == "layer-norm"
-    tail = follow(graph, core.output, frame, _outer_types(graph, core), scale=core.scale, biased=biased)
+    known = Affine(core.scale, core.bias, biased=core.kind == "layer-norm")
+    tail = follow(graph, core.output, frame, _outer_types(graph, core), known)
     source = _input(graph, core, tail)
     unit = {id(n): n for n in (*core.nodes, *tail.nodes)}
     blocked = _blocked(graph, core, tail, source, unit)
@@ -84,6 +86,7 @@ def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
         scale=tail.scale,
         bias=tail.bias,
         nodes=nodes,
+        cancels=core.cancels,
         blocked=blocked,
         remark=tail.remark,
     )
