@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from rewriter import walls
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.errors import NativeError
 from rewriter.graph import TAG, casts_to, open_graphs, reads
 from rewriter.graph.ops import QUANTISING
 from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
@@ -77,7 +79,7 @@ class Simplify(ModelPass):
 
     Declines:
         - a result with other inputs or outputs
-        - a model that onnxsim cannot read
+        - a model that onnxsim cannot read, or on which it crashes or takes over a minute
     """
 
     name = "simplify"
@@ -141,6 +143,8 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     given = _with_weights(model, _needed_weights(model))
     try:
         result = _simplified(given)
+    except NativeError as error:
+        return Refusal("model", error.what)
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
         return Refusal("model", f"onnxsim cannot simplify the model: {_first_line(error)}")
     if not _same_ports(given.graph, result.graph):
@@ -149,10 +153,15 @@ def _round(model: Model, tag: str) -> Refusal | bool:
 
 
 def _simplified(proto: ModelProto) -> ModelProto:
+    return walls.call(_run_onnxsim, proto, _skipped(proto), doing="onnxsim")
+
+
+def _run_onnxsim(proto: ModelProto, skipped: list[str]) -> ModelProto:
+    """Runs in a child process."""
     library = _onnxsim()
     with _quiet():
         result, _ = library.simplify(
-            proto, check_n=0, skipped_optimizers=_skipped(proto), tensor_size_threshold=LARGEST_FOLD
+            proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
         )
     assert isinstance(result, ModelProto)
     return result
@@ -167,10 +176,17 @@ def _skipped(proto: ModelProto) -> list[str]:
 @lru_cache(maxsize=1)
 def skipped_always() -> tuple[str, ...]:
     """Returns the optimizers that onnxsim must skip: all of this version except `OPTIMIZERS`."""
-    library = _onnxsim()
-    library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
-    names = library.onnxsim_cpp2py_export._list_optimizers()
+    names = walls.call(_optimizers, doing="onnxsim")
     return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
+
+
+def _optimizers() -> list[str]:
+    """All optimizers of onnxsim; runs in a child process."""
+    _onnxsim()
+    from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
+
+    library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
+    return list(library._list_optimizers())
 
 
 def _onnxsim() -> Any:
