@@ -115,8 +115,8 @@ def root_mean_square(values: Array) -> float:
 
 
 def is_float(array: Array) -> bool:
-    """True for arrays of floats, those of ml_dtypes included."""
-    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+    """True for arrays of floats, those of ml_dtypes (BF16, FP8, FP4) included."""
+    return array.dtype.name.startswith(("float", "bfloat"))
 
 
 def degenerate(expected: Array) -> str:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from rewriter.base import Kept
-from rewriter.graph.ops import QUANTISING
+from rewriter.graph import label
+from rewriter.graph.ops import QUANTISING, SAME_VALUES
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
+from rewriter.model.schemas import READS_BITS
 
 
 def user_choice(survey: Survey) -> Iterator[Hazard]:
@@ -33,7 +35,11 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
     for node in survey.nodes:
         rules = survey.ports(node)
         unknown = [t for t in (*node.input, *node.output) if t and not survey.graph.dtype(t)]
-        if rules is None:
+        if node.op_type in READS_BITS:
+            yield Hazard(
+                node, "no-lower-type", f"{node.op_type} reads the bits of its input: it keeps its types"
+            )
+        elif rules is None:
             yield Hazard(node, "no-schema", f"{node.op_type} has no ONNX schema: it keeps its types")
         elif unknown:
             yield Hazard(node, "unknown-type", f"the type of {unknown[0]} is not known: it keeps its types")
@@ -44,10 +50,30 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
 
 def unmeasured(survey: Survey) -> Iterator[Hazard]:
     """Nodes with a result that was never measured: it may hold anything."""
+    branch = _branch_not_taken(survey)
     for node in survey.nodes:
         unknown = [t for t in node.output if survey.is_float(t) and survey.range(t) is None]
         if unknown:
-            yield Hazard(node, "unmeasured", f"{unknown[0]} could not be measured", unknown[0])
+            reason = branch or f"{unknown[0]} could not be measured"
+            yield Hazard(node, "unmeasured", reason, unknown[0])
+
+
+def _branch_not_taken(survey: Survey) -> str:
+    """The reason why nothing in a branch of an If was measured; "" if something was, or for other graphs.
+
+    What a branch hands on unchanged has its range from outside.
+    """
+    owner = survey.graph.owner
+    if owner is None or owner.op_type != "If":
+        return ""
+    results = (
+        t for n in survey.nodes if n.op_type not in SAME_VALUES for t in n.output if survey.is_float(t)
+    )
+    if any(survey.range(tensor) is not None for tensor in results):
+        return ""
+    called = [a.name for a in owner.attribute if a.g.name == survey.graph.graph.name]
+    branch = called[0] if len(called) == 1 else "one branch"
+    return f"no sample takes {branch} of {label(owner)}, whose condition is {owner.input[0]}"
 
 
 def quantized(survey: Survey) -> Iterator[Hazard]:

@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from rewriter.errors import ModelError
 from rewriter.model import Model, shape_of, walk_graphs
+from rewriter.model.native import guarded
 
 Shape = tuple[int | str | None, ...]
 
@@ -79,18 +80,25 @@ def _digest(model: Model) -> bytes:
 
 
 def _infer(model: Model, strict: bool) -> Facts:
-    proto = model.weightless()
-    try:
-        inferred = _inferred(proto, strict)
-    except onnx.shape_inference.InferenceError as error:
+    inferred = guarded(_inferred, model.weightless(), strict, doing="shape inference", path=model.path)
+    if isinstance(inferred, str):
         raise ModelError(
-            f"types or shapes contradict each other: {str(error).strip()}",
+            f"types or shapes contradict each other: {inferred}",
             where=str(model.path) if model.path else None,
-        ) from error
+            hint="correct the node that the message names, or export the model again",
+        )
     return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)])
 
 
-def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
+def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto | str:
+    """The model after shape inference, or the contradiction that it found; runs in a child process."""
+    try:
+        return _propagated(proto, strict)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        return str(error).strip()
+
+
+def _propagated(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
     """Shape inference with data propagation, unless subgraphs use one name for two tensors.
 
     onnx keeps propagated values of all graphs by name alone, and refuses a name that comes twice.

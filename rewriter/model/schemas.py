@@ -27,6 +27,9 @@ FP32_INPUTS: dict[str, frozenset[int]] = {
 }
 """Inputs that stay FP32 whatever the node's own precision is."""
 
+READS_BITS = frozenset({"BitCast"})
+"""Operators whose results are the bits of their input: in another type they would be other numbers."""
+
 TYPE_ATTRIBUTES = {
     "Bernoulli": "dtype",
     "BlackmanWindow": "output_datatype",
@@ -75,8 +78,10 @@ def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | N
         low: TensorProto.FLOAT16, BFLOAT16, or FLOAT (then everything may follow).
 
     Returns:
-        None if the operator has no schema.
+        None if the operator has no schema, or reads bits: it keeps its types.
     """
+    if node.op_type in READS_BITS:
+        return None
     domain = "" if node.domain in STANDARD_DOMAINS else node.domain
     schema = schema_of(node.op_type, domain, opsets.get(domain, 1))
     if schema is None:

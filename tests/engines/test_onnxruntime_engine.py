@@ -205,3 +205,26 @@ def test_an_unsupported_type_names_the_node() -> None:
     with pytest.raises(ArithmeticRunError, match=r"node bad \(Erf\)") as caught:
         Session(Model(onnx.parser.parse_model(text)))
     assert "tensor(int8)" in caught.value.what
+
+
+NARROW = ["float8e4m3fn", "float8e5m2", "float8e4m3fnuz", "float8e5m2fnuz", "int4", "uint4", "bfloat16"]
+
+
+@pytest.mark.parametrize("kind", NARROW)
+def test_outputs_of_types_that_numpy_lacks_are_read(kind: str) -> None:
+    """ONNX Runtime hands these out as bytes, INT4 with two numbers in each."""
+    dtype = getattr(onnx.TensorProto, kind.upper())
+    body = f"g (float[3] x) => ({kind}[3] y) {{ y = Cast <to = {dtype}> (x) }}"
+    with Session(graphs.graph(body, opset=21, ir=10)) as session:
+        found = session.run({"x": np.array([0, 2, 6], np.float32)})["y"]
+    assert found.dtype == onnx.helper.tensor_dtype_to_np_dtype(dtype)
+    assert found.astype(np.float32).tolist() == [0, 2, 6]
+
+
+def test_an_output_that_is_no_tensor_is_declined_by_name() -> None:
+    body = "g (float[3] x) => (seq(float[3]) y) { y = SequenceConstruct(x) }"
+    with (
+        Session(graphs.graph(body)) as session,
+        pytest.raises(ArithmeticRunError, match=r"output 'y' is seq\(tensor\(float\)\), and only tensors"),
+    ):
+        session.run({"x": np.zeros(3, np.float32)})

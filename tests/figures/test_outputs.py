@@ -26,6 +26,10 @@ def floats(*values: float) -> Array:
     return np.asarray(values, np.float32)
 
 
+def fp8(*values: float) -> Array:
+    return np.asarray(values, ml_dtypes.float8_e4m3fn)
+
+
 def one(expected: Array, actual: Array, tolerance: float = 1e-3) -> OutputComparison:
     return compare({"y": expected}, {"y": actual}, tolerance)[0]
 
@@ -44,6 +48,8 @@ def one(expected: Array, actual: Array, tolerance: float = 1e-3) -> OutputCompar
         pytest.param(floats(1, -INF), floats(1, -65504), False, id="a finite number for an infinity"),
         pytest.param(floats(1, NAN), floats(1, NAN), True, id="NaN in both"),
         pytest.param(floats(NAN, NAN), floats(NAN, NAN), True, id="only NaN in both"),
+        pytest.param(fp8(1, NAN), fp8(1, NAN), True, id="NaN in both, in FP8"),
+        pytest.param(fp8(1, 2), fp8(1, 3), False, id="beyond the tolerance, in FP8"),
         pytest.param(floats(NAN, 1), floats(0, 1), False, id="a number for a NaN"),
         pytest.param(floats(0, 0), floats(0, 0), True, id="zeros"),
         pytest.param(floats(0, 0), floats(0, 1e-4), True, id="zero reference: absolute, small"),
