@@ -83,7 +83,7 @@ def attach(tensor: onnx.TensorProto, array: Array) -> None:
 
 def release(array: Array) -> None:
     """Drops the pages of a mapped array from memory; they are read again when they are needed."""
-    base = array.base
+    base: object = array.base
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows

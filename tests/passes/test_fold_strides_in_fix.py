@@ -22,8 +22,6 @@ from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.pipeline.presets import DEFAULT_PRESET, PRESETS
 from rewriter.pipeline.text import parse
 
-"""Of the largest weight, what weights that were zeros may become when they are rounded together."""
-
 
 @st.composite
 def convs(draw: st.DrawFn) -> Model:
