@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from rewriter.printable import printable
+
 LIKENESS = 0.5
 """From this likeness on (`difflib`), a name is taken for a misspelling of another."""
 
@@ -33,7 +35,7 @@ class RewriterError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  what to do: {self.hint}" if self.hint else text
+        return printable(f"{text}\n  what to do: {self.hint}" if self.hint else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), self.args), self.__dict__
@@ -49,6 +51,10 @@ class UsageError(RewriterError):
 
 class ModelError(RewriterError):
     """The model cannot be read, or is not a valid ONNX model."""
+
+
+class UnbuildableError(ModelError):
+    """TensorRT has no implementation of an operator, whatever is done to the rest of the model."""
 
 
 class OutputError(RewriterError):

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from rewriter.errors import ModelError
 from rewriter.model.external_source import map_external
 from rewriter.model.graphs import walk_graphs
+from rewriter.model.mending import mend
 from rewriter.model.model import Model
 from rewriter.model.native import guarded
 from rewriter.model.tensors import (
@@ -46,6 +47,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
                 hint="pass a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph",
             )
         model = _detach(gs.export_onnx(source), None)
+    model.notes = mend(model)
     check(model)
     return model
 
@@ -56,9 +58,11 @@ def check(model: Model) -> None:
     Raises:
         ModelError: the graph is invalid; the message names node and tensor.
     """
-    problem = guarded(
-        _problem, model.weightless(isolate_deprecated=True), doing="the check of the graph", path=model.path
-    )
+    proto = model.weightless(isolate_deprecated=True)
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
+    problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
     if problem is not None:
         raise ModelError(
             f"the graph is invalid: {_first_lines(problem)}",

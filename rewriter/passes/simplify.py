@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
@@ -156,10 +158,9 @@ def _simplified(proto: ModelProto) -> ModelProto:
 
 def _run_onnxsim(proto: ModelProto, skipped: list[str]) -> ModelProto:
     """Runs in a child process."""
-    import onnxsim
-
+    library = _onnxsim()
     with _quiet():
-        result, _ = onnxsim.simplify(
+        result, _ = library.simplify(
             proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
         )
     assert isinstance(result, ModelProto)
@@ -181,11 +182,22 @@ def skipped_always() -> tuple[str, ...]:
 
 def _optimizers() -> list[str]:
     """All optimizers of onnxsim; runs in a child process."""
-    import onnxsim
-    from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
+    library = _onnxsim()
+    library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
+    return list(library.onnxsim_cpp2py_export._list_optimizers())
 
-    onnxsim.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
-    return list(library._list_optimizers())
+
+def _onnxsim() -> Any:
+    """Imports onnxsim without torch and sympy: it needs neither, and they cost 3 s and 230 MB."""
+    if "onnxsim" not in sys.modules:
+        absent = [name for name in ("torch", "sympy") if name not in sys.modules]
+        sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: an import of it fails
+        try:
+            importlib.import_module("onnxsim")
+        finally:
+            for name in absent:
+                del sys.modules[name]
+    return sys.modules["onnxsim"]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from paths import ROOT
 PACKAGE = ROOT / "rewriter"
 
 ROOMS = (
+    "printable",
     "english",
     "errors",
     "walls",
