@@ -232,7 +232,7 @@ def run_cli(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_command_ends_with_the_verdict(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_command_begins_with_the_verdict(files: tuple[Path, Path], tmp_path: Path) -> None:
     for scale in (3.0, 300.0):
         np.savez(tmp_path / f"{scale:g}.npz", x=feeds(scale)[0]["x"])
     report = tmp_path / "report.json"
@@ -240,8 +240,8 @@ def test_the_command_ends_with_the_verdict(files: tuple[Path, Path], tmp_path: P
         *files, "--inputs", tmp_path / "3.npz", "--engine", "onnxruntime", "--json", report, "--builds", 2
     )
     assert code == 0, text
-    assert text.splitlines()[-1].startswith("Verified (onnxruntime ")
-    assert "NO GPU" in text.splitlines()[-1]
+    assert text.splitlines()[0].startswith("Verified (onnxruntime ")
+    assert "NO GPU" in text.splitlines()[0]
     told = json.loads(report.read_text())
     assert told["passed"] is True
     assert told["tolerance"]["source"]

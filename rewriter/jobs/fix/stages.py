@@ -202,7 +202,7 @@ def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
         seed=job.request.seed,
         deployment=job.deployment,
     )
-    warnings = list(data_warnings(original, samples))
+    warnings = [*original.notes, *data_warnings(original, samples)]
     uses_data = job.request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in job.steps)
     if not samples.source.real and uses_data:
         warnings.append(samples.source.text)
