@@ -49,6 +49,8 @@ FULL_ONLY: dict[str, str] = {
     "segformer": "vision",
     "whisper_encoder": "speech",
     "unet": "unet",
+    "esrgan": "upscaler",
+    "crepe": "speech",
 }
 
 

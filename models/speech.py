@@ -1,13 +1,23 @@
-"""The encoder of Whisper from transformers' own class."""
+"""The encoder of Whisper from transformers' own class, and a pitch tracker in the structure of CREPE."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import torch
 from transformers import WhisperConfig
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
-from models.common import Built, Sample, export_classic, pick, rng_for, unit_gain
+from models.common import (
+    Built,
+    Sample,
+    calibrate_batch_norms,
+    export_classic,
+    pick,
+    rng_for,
+    unit_gain,
+)
 
 # Dynamic range that Whisper's preprocessing keeps below the loudest bin, in powers of ten (arXiv 2212.04356).
 DYNAMIC_RANGE = 8.0
@@ -49,3 +59,49 @@ def whisper_encoder(full: bool) -> Built:
         return {"input_features": log_mel(rng, config.num_mel_bins, 2 * config.max_source_positions)}
 
     return Built(export_classic(pick(net, "last_hidden_state"), sample(0), ["hidden"], opset=16), sample)
+
+
+class Pitch(torch.nn.Module):
+    """Frames [N, 1024] of a sound at 16 kHz to pitch activations [N, 360] (CREPE, arXiv 1802.06182)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        filters = [1, *(width * times for times in (32, 4, 4, 4, 8, 16))]
+        layers: list[torch.nn.Module] = []
+        for before, after in pairwise(filters):
+            kernel, stride = (512, 4) if before == 1 else (64, 1)
+            layers += [
+                torch.nn.ZeroPad2d((0, 0, (kernel - stride) // 2, (kernel - stride + 1) // 2)),
+                torch.nn.Conv2d(before, after, (kernel, 1), (stride, 1)),
+                torch.nn.ReLU(),
+                torch.nn.BatchNorm2d(after),
+                torch.nn.MaxPool2d((2, 1)),
+            ]
+        self.layers = torch.nn.Sequential(*layers)
+        self.head = torch.nn.Linear(filters[-1] * 4, 360)
+
+    def forward(self, frames):
+        x = self.layers(frames[:, None, :, None])
+        return torch.sigmoid(self.head(x.permute(0, 2, 1, 3).flatten(1)))
+
+
+def crepe(full: bool) -> Built:
+    """CREPE's largest form, 22 million weights, at opset 17 on 32 frames of harmonic tones with noise."""
+    torch.manual_seed(43)
+    net = Pitch(32 if full else 1)
+
+    def sample(index: int) -> Sample:
+        rng = rng_for("crepe", index)
+        pitch = rng.uniform(80, 800, (32, 1, 1))
+        harmonic = np.arange(1, 9)[:, None]
+        phase = 2 * np.pi * (pitch * harmonic * np.arange(1024) / 16000 + rng.uniform(size=(32, 8, 1)))
+        sound = (np.sin(phase) / harmonic).sum(1) + 0.05 * rng.standard_normal((32, 1024))
+        return {
+            "frames": ((sound - sound.mean(1, keepdims=True)) / sound.std(1, keepdims=True)).astype(
+                np.float32
+            )
+        }
+
+    unit_gain(net)
+    calibrate_batch_norms(net, sample, 2)
+    return Built(export_classic(net, sample(0), ["activation"], opset=17), sample)

@@ -42,7 +42,7 @@ class Rescaled(Change):
 
 @dataclass(frozen=True)
 class Merged(Change):
-    """A change after which tensors are parts of larger ones; all that there was has its values still."""
+    """A change after which tensors are parts or views of others; all that there was has its values still."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,19 @@ class Requires:
         return f"it needs opset {self.opset}, the model has {opset}: run upgrade-opset"
 
 
+RELEASES: Mapping[str, Mapping[int, Collection[int]]] = {
+    "tensorrt": {8: (0, 2, 4, 5, 6), 9: range(4), 10: range(17), 11: range(5)},
+    "tensorrt-rtx": {1: range(8)},
+}
+"""Releases of each library, major and minor numbers (NVIDIA's release notes, packages on PyPI)."""
+
+TYPED_SINCE = (9,)
+"""The first TensorRT with strongly typed networks; the builders of earlier ones choose all types."""
+
+ALWAYS_TYPED_SINCE = (11,)
+"""The first TensorRT with no other networks: no precision of a layer, no FP16 flag of the builder."""
+
+
 @dataclass(frozen=True)
 class Target:
     """The TensorRT that the model is for. `version` is () when it is not known.
@@ -161,12 +174,22 @@ class Target:
         """True if the probe found the target wrong; `unprobed` where it has no result."""
         return self.answers[probe] == "wrong" if probe in self.answers else unprobed
 
+    @property
+    def weakly_typed(self) -> bool:
+        """True if the builder takes precisions of layers: TensorRT before 11, or of an unknown release."""
+        return self.library == "tensorrt" and self.version < ALWAYS_TYPED_SINCE
+
     @classmethod
     def parse(cls, text: str) -> Target:
-        """`tensorrt`, `tensorrt-rtx`, a version such as `10.0.1`, or both: `tensorrt-rtx 1.6`."""
+        """`tensorrt`, `tensorrt-rtx`, a version such as `10.0.1`, or both: `tensorrt-rtx 1.6`.
+
+        Raises:
+            UsageError: no such library or release.
+        """
         from rewriter.errors import UsageError
 
-        match = re.fullmatch(r"(tensorrt(?:-rtx)?)?[ =:-]*(\d+(?:\.\d+)*)?", text.strip().lower())
+        number = r"(?:0|[1-9]\d*)"
+        match = re.fullmatch(rf"(tensorrt(?:-rtx)?)?[ =:-]*({number}(?:\.{number})*)?", text.strip().lower())
         if not match or not text.strip():
             raise UsageError(
                 f"unknown target {text!r}",
@@ -174,7 +197,28 @@ class Target:
                 hint="tensorrt, tensorrt-rtx, or a version such as 10.0.1",
             )
         version = tuple(int(part) for part in (match[2] or "").split(".") if part)
-        return cls(match[1] or "tensorrt", version)
+        library = match[1] or "tensorrt"
+        _require_release(library, version)
+        return cls(library, version)
+
+
+def _require_release(library: str, version: tuple[int, ...]) -> None:
+    from rewriter.errors import UsageError
+
+    known = RELEASES[library]
+    if not version or (version[0] in known and (len(version) == 1 or version[1] in known[version[0]])):
+        return
+    shown = ".".join(map(str, version))
+    others = [name for name in RELEASES if version[0] in RELEASES[name]]
+    hint = f"its releases are {_ranges(known)}"
+    if others and others != [library]:
+        hint = f"{others[0]} {shown}? {hint[0].upper()}{hint[1:]}"
+    raise UsageError(f"there is no {library} {shown}", where="--target", hint=hint)
+
+
+def _ranges(known: Mapping[int, Collection[int]]) -> str:
+    """Oldest and newest release of each major number."""
+    return ", ".join(f"{major}.{min(minors)} to {major}.{max(minors)}" for major, minors in known.items())
 
 
 class Feeds(Protocol):

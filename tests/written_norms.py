@@ -35,6 +35,15 @@ CORE = f"{VARIANCE} e = Add(v, eps) r = Sqrt(e) n = Div(d, r)"
 
 AFFINE = "w = Mul(n, s) y = Add(w, b)"
 
+FLAX = (
+    "w = Constant<value_ints = [2, 4, 1]>() t = ReduceSum<keepdims = 0>(x, last) c = Mul(t, eighth)"
+    " q = Mul(x, x) u = ReduceSum<keepdims = 0>(q, last) a = Mul(u, eighth) p = Mul(c, c) g = Sub(a, p)"
+    " v = Max(zero, g) j = Reshape(v, w) k = Expand(j, w) e = Add(k, eps) r = Sqrt(e) h = Reciprocal(r)"
+    " l = Reshape(c, w) m = Expand(l, w) d = Sub(x, m)"
+)
+
+FACTOR = "e = Add(v, eps) r = Sqrt(e) i = Reciprocal(r) f = Mul(i, s)"
+
 LAYER_NORMS = [
     pytest.param(f"{CORE} {AFFINE}", 17, id="as the classic exporter writes it"),
     pytest.param(
@@ -126,6 +135,36 @@ LAYER_NORMS = [
         17,
         id="scaled before it is divided",
     ),
+    pytest.param(
+        f"h = Constant<value_ints = [2, 4, 8]>() {VARIANCE} e = Add(v, eps) r = Sqrt(e) o = Expand(r, h)"
+        f" n = Div(d, o) {AFFINE}",
+        17,
+        id="a statistic expanded to the size of the input",
+    ),
+    pytest.param(
+        f"q = Mul(x, x) a = ReduceMean<axes = [-1]>(q) {MEAN} p = Mul(m, m) v = Sub(a, p)"
+        f" e = Add(v, eps) r = Sqrt(e) d = Sub(x, m) n = Div(d, r) {AFFINE}",
+        17,
+        id="a variance as E[x^2] - E[x]^2",
+    ),
+    pytest.param(f"{FLAX} i = Mul(h, s) n = Mul(d, i) y = Add(n, b)", 17, id="Flax"),
+    pytest.param(f"{FLAX} i = Mul(s, h) n = Mul(i, d) y = Add(b, n)", 17, id="Flax, operands swapped"),
+    pytest.param(
+        f"{VARIANCE} {FACTOR} o = Mul(m, f) k = Sub(b, o) n = Mul(x, f) y = Add(n, k)",
+        17,
+        id="tf.nn.batch_normalization, as Keras 2 calls it",
+    ),
+    pytest.param(
+        f"q = Mul(x, x) a = ReduceMean<axes = [-1]>(q) {MEAN} p = Mul(m, m) v = Sub(a, p) {FACTOR}"
+        " u = Neg(m) o = Mul(u, f) k = Add(o, b) n = Mul(x, f) y = Add(n, k)",
+        17,
+        id="Keras 3",
+    ),
+    pytest.param(
+        f"{VARIANCE} {FACTOR} n = Mul(x, f) o = Mul(m, f) c = Sub(n, o) y = Add(c, b)",
+        17,
+        id="scaled on both sides of the difference",
+    ),
 ]
 """Body and opset; LayerNorm of x over the last axis with epsilon `eps`, scale `s` and bias `b`."""
 
@@ -149,6 +188,7 @@ RMS_NORMS = [
         " n = Div(x, r) y = Mul(s, n)",
         id="a sum of squares over the count",
     ),
+    pytest.param(f"{POWER} i = Reciprocal(r) f = Mul(i, s) y = Mul(x, f)", id="Flax, scaled inverse"),
 ]
 """Bodies; RMSNorm of x over the last axis with epsilon `eps` and scale `s`."""
 
@@ -236,11 +276,12 @@ BLOCKED = [
         id="a computed scale per token, before the division",
     ),
     pytest.param(
-        f"q = Mul(x, x) a = ReduceMean<axes = [-1]>(q) {MEAN} p = Mul(m, m) v = Sub(a, p)"
-        f" e = Add(v, eps) r = Sqrt(e) d = Sub(x, m) n = Div(d, r) {AFFINE}",
+        f"k = Constant<value_floats = [1.0, 2.0, 3.0, 4.0]>() j = Unsqueeze(k, last) {VARIANCE}"
+        " e = Add(v, eps) r = Sqrt(e) i = Div(one, r) f = Mul(i, j) o = Mul(m, f) c = Sub(b, o)"
+        " n = Mul(x, f) y = Add(n, c)",
         "float[2,4,8] y",
-        "the variance is E[x^2] - E[x]^2",
-        id="a variance that cancels",
+        "its scale j has shape [4, 1]",
+        id="a factor per token, as Keras normalises instances",
     ),
     pytest.param(
         f"{VARIANCE} r = Sqrt(v) e = Add(r, eps) n = Div(d, e) {AFFINE}",
@@ -289,10 +330,11 @@ BLOCKED = [
         id="a rounding Cast inside",
     ),
     pytest.param(
-        f"h = Shape(x) {VARIANCE} e = Add(v, eps) r = Sqrt(e) o = Expand(r, h) n = Div(d, o) {AFFINE}",
-        "float[2,4,8] y",
+        f"k = Constant<value_ints = [3, 2, 4, 1]>() {VARIANCE} e = Add(v, eps) r = Sqrt(e)"
+        f" o = Expand(r, k) n = Div(d, o) {AFFINE}",
+        "float[3,2,4,8] y",
         "expanded",
-        id="an Expand inside",
+        id="an Expand beyond the input",
     ),
 ]
 

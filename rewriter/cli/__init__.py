@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from rewriter import __version__
-from rewriter.cli import catalogue, compare_inputs, config, fix, hook, locate, probe, scan, verify
+from rewriter.cli import catalogue, compare_inputs, config, fix, hook, locate, probe, report, scan, verify
 from rewriter.cli.plain import Command, Group
+from rewriter.report.signals import listening
 
 app = typer.Typer(
     name="rewriter",
@@ -34,6 +35,7 @@ _of_models(short_help="Find what would go wrong; change nothing")(scan.scan)
 _of_models(short_help="Compare every output of two versions")(verify.verify)
 _of_models(short_help="Find the first tensor that goes wrong")(locate.locate)
 _of_models("compare-inputs", short_help="Find how two preprocessings differ")(compare_inputs.compare_inputs)
+_around(short_help="Compare two runs by their reports")(report.report)
 _around(short_help="What this TensorRT does on this GPU")(probe.probe)
 _around(short_help="Options in force, and where each comes from")(config.config)
 app.add_typer(
@@ -50,9 +52,13 @@ GARBAGE_THRESHOLD = 20_000
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Runs the command that `sys.argv` names, and exits."""
     gc.set_threshold(GARBAGE_THRESHOLD)
-    app(prog_name="rewriter")
+    with listening() as signals:
+        try:
+            app(prog_name="rewriter")
+        except SystemExit as end:  # Click ends with 1 when Ctrl-C comes before the command starts
+            raise SystemExit(128 + signals.received if signals.received else end.code) from None
 
 
 def _print_version(wanted: bool) -> None:

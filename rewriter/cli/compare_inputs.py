@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from rewriter.cli.exits import FAILED, exit_codes, show
-from rewriter.cli.parameters import check_extra, option
-from rewriter.pipeline.options import OUTCOME
+from rewriter.cli.parameters import Json, Quiet, Verbose, check_extra
 
 Ours = Annotated[Path, typer.Argument(metavar="OURS", help="npz, npy, folder, Polygraphy JSON")]
 Theirs = Annotated[Path, typer.Argument(metavar="THEIRS", help="The same samples from the other pipeline")]
@@ -21,7 +20,13 @@ def compare_inputs(
     samples: Annotated[
         int, typer.Option(min=1, metavar="N", help="Samples to look at [8]", show_default=False)
     ] = 8,
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the result as JSON, too")] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", metavar="FILE", help="The photographs that both read, one for each sample"),
+    ] = None,
+    json: Json = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Find what differs between two preprocessing pipelines: layout, channel order, scale, crop ...
 
@@ -32,9 +37,9 @@ def compare_inputs(
         from rewriter.report import compare_inputs as report
         from rewriter.report.progress import progress
 
-        check_extra("--json", json, [ours, theirs])
-        with progress(shown=True) as shown:
-            result = job(ours, theirs, samples=samples, progress=shown)
-        show(result, report, json)
+        check_extra("--json", json, [ours, theirs, images])
+        with progress(shown=not quiet) as shown:
+            result = job(ours, theirs, samples=samples, images=images, progress=shown)
+        show(result, report, json, verbosity=int(verbose) - int(quiet))
         if result.differ:
             raise typer.Exit(FAILED)

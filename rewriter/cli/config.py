@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import exit_codes, reader_may_leave
+from rewriter.cli.exits import STDOUT, exit_codes, reader_may_leave, write_document
+from rewriter.cli.parameters import FLAG, Json, check_extra, option
+from rewriter.pipeline.options import OUTCOME
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +28,8 @@ def config(
             file_okay=False,
         ),
     ] = None,
+    json: Json = None,
+    quiet: Annotated[bool, option(OUTCOME, FLAG, "Only what some source sets", "-q", "--quiet")] = False,
 ) -> None:
     """Show the options in force in a folder, and where each comes from.
 
@@ -35,11 +39,29 @@ def config(
         from rewriter.pipeline.config import load
         from rewriter.report.terminal import console
 
+        check_extra("--json", json, [])
         configuration = load(folder)
-        console().print(_table(configuration, folder or Path()))
+        if json is not None:
+            write_document(_as_dict(configuration), json)
+        if json != STDOUT:
+            console().print(_table(configuration, folder or Path(), everything=not quiet))
 
 
-def _table(configuration: Configuration, folder: Path) -> RenderableType:
+def _as_dict(configuration: Configuration) -> dict[str, Any]:
+    from rewriter.pipeline.options import KEYS
+    from rewriter.report.json import document
+
+    resolved = configuration.resolve()
+    options = {
+        key.key: {"value": resolved.values[name], "from": resolved.origins[name].text}
+        for name, key in KEYS.items()
+    }
+    file = str(configuration.file) if configuration.file else None
+    warnings = [*resolved.ignored, *configuration.warnings]
+    return document({"file": file, "options": options, "warnings": warnings})
+
+
+def _table(configuration: Configuration, folder: Path, *, everything: bool) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -52,6 +74,8 @@ def _table(configuration: Configuration, folder: Path) -> RenderableType:
     table = new_table("", "option", "value", "from", whole="option")
     for name, key in KEYS.items():
         origin = resolved.origins[name]
+        if not (everything or origin.source):
+            continue
         style = "bold" if origin.source else None
         table.add_row(key.key, to_text(resolved.values[name]), origin.text, style=style)
     head = f"No file from {folder.absolute()} up to the project's root"

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from rewriter.cli.exits import FAILED, show
-from rewriter.cli.parameters import check_extra, option, with_options
-from rewriter.pipeline.options import ENGINE, OUTCOME, VerifyOptions
+from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_extra, option, with_options
+from rewriter.pipeline.options import ENGINE, VerifyOptions
 
 SEARCH = "Search"
 _SHARED = ("inputs", "input_shapes", "seed", "engine", "plugin_lib", "min_shapes", "opt_shapes", "max_shapes")
@@ -29,7 +29,10 @@ def locate(
     ] = 5e-3,
     marks: Annotated[int, option(SEARCH, "N", "Tensors to mark in one build [8]")] = 8,
     max_builds: Annotated[int, option(SEARCH, "N", "Builds to make at most [48]")] = 48,
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the result as JSON, too")] = None,
+    written: Report = None,
+    json: Json = None,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
     **given: Any,
 ) -> None:
     """Find the first tensor at which OTHER leaves ORIGINAL when an engine runs it.
@@ -42,10 +45,11 @@ def locate(
     from rewriter.report import locate as report
     from rewriter.report.progress import progress
 
-    check_extra("--json", json, [original, other, given.get("inputs")])
+    for flag, path in (("--json", json), ("--report", written)):
+        check_extra(flag, path, [original, other, given.get("inputs")])
     given |= {"tolerance": tolerance, "marks": marks, "max_builds": max_builds, "timeout": timeout}
-    with progress(shown=True) as shown:
+    with progress(shown=not quiet) as shown:
         found = job(original, other, **given, progress=shown)
-    show(found, report, json)
+    show(found, report, json, written, verbosity=int(verbose) - int(quiet))
     if found.wrong:
         raise typer.Exit(FAILED)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from rewriter.cli.exits import exit_codes, reader_may_leave
-from rewriter.cli.parameters import FLAG, Verbose, check_extra, option
+from rewriter.cli.exits import exit_codes, is_page, reader_may_leave, show, write_page
+from rewriter.cli.parameters import FLAG, Json, Quiet, Report, Verbose, check_extra, option
 from rewriter.pipeline.options import OUTCOME
 
 
@@ -15,8 +15,10 @@ def probe(
         str, option(OUTCOME, "NAME", "auto (the best on this GPU), tensorrt, tensorrt-rtx or onnxruntime")
     ] = "auto",
     again: Annotated[bool, option(OUTCOME, FLAG, "Measure, although the answers are known")] = False,
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the answers as JSON, too")] = None,
+    json: Json = None,
+    written: Report = None,
     verbose: Verbose = False,
+    quiet: Quiet = False,
 ) -> None:
     """Ask this machine's TensorRT and GPU what they do in FP16, and keep the answers for `fix`.
 
@@ -24,26 +26,24 @@ def probe(
     """
     with exit_codes():
         from rewriter.engines import this_machine
-        from rewriter.engines.probe.answers import write
         from rewriter.jobs.probe import probe as job
         from rewriter.report import probe as report
         from rewriter.report.progress import progress
-        from rewriter.report.terminal import console
 
         check_extra("--json", json, [])
+        check_extra("--report", written, [])
         choice = this_machine.choose(engine)
         if choice.engine is None:
-            _without_gpu("; ".join(choice.reasons), json)
+            if written is not None and not is_page(written):
+                json = written
+            _without_gpu("; ".join(choice.reasons), json, written, verbosity=int(verbose) - int(quiet))
             return
-        with progress(shown=True) as shown:
+        with progress(shown=not quiet) as shown:
             found = job(choice.engine, again=again, progress=shown)
-        if json is not None:
-            write(found, json)
-        with reader_may_leave():
-            report.print_answers(found, console(), verbose=verbose)
+        show(found, report, json, written, verbosity=int(verbose) - int(quiet))
 
 
-def _without_gpu(reasons: str, json: Path | None) -> None:
+def _without_gpu(reasons: str, json: Path | None, page: Path | None, *, verbosity: int) -> None:
     from rewriter.engines.probe.answers import recorded
     from rewriter.engines.probe.ask import build_all
     from rewriter.errors import EngineError
@@ -59,6 +59,10 @@ def _without_gpu(reasons: str, json: Path | None) -> None:
         )
     out = console()
     out.print(f"Nothing can be measured here: {reasons}", soft_wrap=True)
+    if page is not None:
+        write_page(recorded(), page)
+    if verbosity < 0:
+        return
     try:
         with progress(shown=True) as shown:
             builds = list(build_all(progress=shown))
@@ -67,4 +71,4 @@ def _without_gpu(reasons: str, json: Path | None) -> None:
         out.print(f"The probes' models were not built: {error.what}", soft_wrap=True)
     with reader_may_leave():
         for answers in recorded():
-            report.print_answers(answers, out)
+            report.print_result(answers, out, verbosity=verbosity)

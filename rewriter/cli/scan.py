@@ -8,17 +8,28 @@ from typing import Annotated, Any
 import typer
 
 from rewriter.cli.exits import FAILED, show
-from rewriter.cli.parameters import FLAG, ModelPath, Verbose, check_extra, configured, option, with_options
+from rewriter.cli.parameters import (
+    Json,
+    ModelPath,
+    Quiet,
+    Report,
+    Verbose,
+    check_extra,
+    configured,
+    option,
+    with_options,
+)
 from rewriter.pipeline.options import OUTCOME, ScanCommand, ScanOptions
 
 
 @with_options(ScanCommand)
 def scan(
     model: ModelPath,
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the findings as JSON, too")] = None,
+    json: Json = None,
     sarif: Annotated[Path | None, option(OUTCOME, "FILE", "Write them as SARIF 2.1.0, too")] = None,
+    written: Report = None,
     verbose: Verbose = False,
-    quiet: Annotated[bool, option(OUTCOME, FLAG, "Print the counts alone", "-q", "--quiet")] = False,
+    quiet: Quiet = False,
     **given: Any,
 ) -> None:
     """Find where MODEL goes wrong in FP16, and what would repair it; change nothing.
@@ -32,14 +43,13 @@ def scan(
     from rewriter.report.progress import progress
 
     resolved = configured(model, given, quiet=quiet)
-    for flag, path in (("--json", json), ("--sarif", sarif)):
-        check_extra(flag, path, [model, resolved.values["inputs"]])
+    for flag, path in (("--json", json), ("--sarif", sarif), ("--report", written)):
+        check_extra(flag, path, [model, resolved.values["inputs"], resolved.file])
     options = ScanOptions(**resolved.arguments("scan"))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = scanner.scan(model, options, progress=shown)
-    if sarif is not None:
-        write_json(sarif_report.as_sarif(result), sarif)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    more = [] if sarif is None else [lambda: write_json(sarif_report.as_sarif(result), sarif)]
+    show(result, report, json, written, more, verbosity=int(verbose) - int(quiet))
     least = resolved.values["fail_on"]
     if least is not None and result.reaches(least):
         raise typer.Exit(FAILED)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rewriter.cli.exits import FAILED, show
-from rewriter.cli.parameters import Quiet, Verbose, check_extra, configured, option, with_options
+from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_extra, configured, with_options
 from rewriter.pipeline.declaration import declarations
-from rewriter.pipeline.options import OUTCOME, VerifyOptions
+from rewriter.pipeline.options import VerifyOptions
 
 if TYPE_CHECKING:
     from rewriter.pipeline.config import ResolvedOptions
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def verify(
     original: Annotated[Path, typer.Argument(metavar="ORIGINAL", hidden=True)],
     fixed: Annotated[Path, typer.Argument(metavar="FIXED", hidden=True)],
-    json: Annotated[Path | None, option(OUTCOME, "FILE", "Write the outcome as JSON, too")] = None,
+    json: Json = None,
+    written: Report = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
     **given: Any,
@@ -36,11 +37,12 @@ def verify(
     from rewriter.report.progress import progress
 
     resolved = configured(original, given, quiet=quiet)
-    check_extra("--json", json, [original, fixed, resolved.values["inputs"]])
+    for flag, path in (("--json", json), ("--report", written)):
+        check_extra(flag, path, [original, fixed, resolved.values["inputs"], resolved.file])
     options = VerifyOptions(**resolved.arguments("verify") | _tolerance(resolved, given.get("metric")))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = rewriter.verify(original, fixed, options, progress=shown)
-    show(result, report, json, verbosity=int(verbose) - int(quiet))
+    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
     if not result.passed:
         raise typer.Exit(FAILED)
 

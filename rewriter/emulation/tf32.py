@@ -1,9 +1,9 @@
 """TF32 in an emulation: the arithmetic of FP32 matrix products on Tensor Cores, unless TF32 is switched off.
 
-Operands are rounded to 11 significant bits, as FP16 has them, with the exponents of FP32; sums are FP32. So
-an FP32 island around such a node has the range and the sums of FP32, but its weights are no more precise than
-FP16. Nodes with dequantised operands are skipped, because TensorRT runs them in INT8, and so are depthwise
-Convs, which do not run on Tensor Cores (docs/accuracy.md#emulated-sums).
+Operands are rounded or cut off to 11 significant bits, as FP16 has them, with the exponents of FP32; sums are
+FP32. So an FP32 island around such a node has the range and the sums of FP32, but weights of 11 bits.
+`product_kernels` names the nodes that run in FP32 all the same. Nodes with dequantised operands are skipped,
+because TensorRT runs them in INT8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.emulation.local_functions import declare, paired
-from rewriter.graph.fusion import is_depthwise
+from rewriter.emulation.product_kernels import Operands, operands_of
 from rewriter.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, TensorFacts
@@ -27,6 +27,15 @@ SPLITTER = 2.0**13 + 1.0
 LARGEST = 3.0e34
 """Beyond it, x * (2^13 + 1) may be infinite: such numbers, infinities and NaN are not rounded."""
 
+LEADING_SPLITTER = 2.0**23 + 1.0
+"""Likewise for the leading bit: x rounded to 24 - 23 = 1 bit, a power of two."""
+
+LARGEST_LEADING = 4.0e31
+"""Beyond it, x * (2^23 + 1) may be infinite."""
+
+STEP = 2.0**-10
+"""Distance of neighbours with 11 bits, in units of their leading bit."""
+
 _ROUND = f"""
     <opset_import: ["" : OPSET], domain: "{DOMAIN}">
     Round (x) => (y) {{
@@ -38,6 +47,31 @@ _ROUND = f"""
         size = Abs (x)
         small = Less (size, largest)
         y = Where (small, rounded, x)
+    }}"""
+
+_CUT_OFF = f"""
+    <opset_import: ["" : OPSET, "{DOMAIN}" : 1], domain: "{DOMAIN}">
+    CutOff (x) => (y) {{
+        leading_splitter = Constant <value_float = {LEADING_SPLITTER:.1f}> ()
+        largest = Constant <value_float = {LARGEST_LEADING:.1e}> ()
+        half = Constant <value_float = 0.5> ()
+        step = Constant <value_float = {STEP!r}> ()
+        size = Abs (x)
+        c = Mul (size, leading_splitter)
+        rest = Sub (c, size)
+        near = Sub (c, rest)
+        lower = Mul (near, half)
+        above = Greater (near, size)
+        power = Where (above, lower, near)
+        rounded = {DOMAIN}.Round (size)
+        spacing = Mul (power, step)
+        previous = Sub (rounded, spacing)
+        up = Greater (rounded, size)
+        cut = Where (up, previous, rounded)
+        sign = Sign (x)
+        signed = Mul (cut, sign)
+        small = Less (size, largest)
+        y = Where (small, signed, x)
     }}"""
 
 
@@ -53,25 +87,26 @@ def round_to_tf32(emulated: Model, given: Model, facts: Facts) -> None:
     """
     graphs = list(walk_graphs(given.proto.graph))
     for scope, graph, pairs in paired(given, emulated, TENSOR_CORE):
-        positions = _chosen(graphs[scope], pairs, facts.main | facts.scopes[scope])
-        if positions:
-            _rewrite(graph, positions)
-    declare(emulated, DOMAIN, _ROUND)
+        chosen = _chosen(graphs[scope], pairs, facts.main | facts.scopes[scope])
+        if chosen:
+            _rewrite(graph, chosen)
+    declare(emulated, DOMAIN, _ROUND, _CUT_OFF)
 
 
 def _chosen(
     source: GraphProto, pairs: Iterable[tuple[NodeProto, int]], known: Mapping[str, TensorFacts]
-) -> set[int]:
-    """The nodes of an emulated graph that compute in FP32 in `source`, by position."""
+) -> dict[int, Operands]:
+    """The nodes that compute in TF32 in `source`, by position in the emulated graph, with their operands."""
     makers = {name: node for node in source.node for name in node.output}
-    found = set()
+    found: dict[int, Operands] = {}
     for node, position in pairs:
-        operands = [known[name].dtype for name in node.input[:2] if name in known]
+        operands = [known[name] for name in node.input[:2] if name in known]
         quantized = any(_is_dequantized(name, makers) for name in node.input[:2])
-        if len(operands) < 2 or set(operands) != {TensorProto.FLOAT} or quantized:
+        if len(operands) < 2 or {o.dtype for o in operands} != {TensorProto.FLOAT} or quantized:
             continue
-        if not is_depthwise(node, known[node.input[1]].shape or ()):
-            found.add(position)
+        treated = operands_of(node, *(operand.shape or () for operand in operands))
+        if treated != "fp32":
+            found[position] = treated
     return found
 
 
@@ -83,20 +118,21 @@ def _is_dequantized(name: str, makers: Mapping[str, NodeProto]) -> bool:
     return node is not None and node.op_type == "DequantizeLinear"
 
 
-def _rewrite(graph: GraphProto, positions: set[int]) -> None:
-    """Round both operands of the nodes; each tensor once."""
+def _rewrite(graph: GraphProto, chosen: Mapping[int, Operands]) -> None:
+    """Round both operands of the nodes; each tensor once in each way."""
     nodes: list[NodeProto] = []
-    rounded: dict[str, str] = {}
+    rounded: dict[tuple[str, str], str] = {}
     for index, node in enumerate(graph.node):
-        if index in positions:
+        if index in chosen:
+            function = "Round" if chosen[index] == "nearest" else "CutOff"
             for operand in (0, 1):
-                node.input[operand] = _rounded(node.input[operand], rounded, nodes)
+                node.input[operand] = _rounded(node.input[operand], function, rounded, nodes)
         nodes.append(node)
     refill(graph.node, nodes)
 
 
-def _rounded(name: str, known: dict[str, str], nodes: list[NodeProto]) -> str:
-    if name not in known:
-        known[name] = f"{DOMAIN}/{name}"
-        nodes.append(helper.make_node("Round", [name], [known[name]], domain=DOMAIN))
-    return known[name]
+def _rounded(name: str, function: str, known: dict[tuple[str, str], str], nodes: list[NodeProto]) -> str:
+    if (name, function) not in known:
+        result = known[name, function] = f"{DOMAIN}/{function}/{name}"
+        nodes.append(helper.make_node(function, [name], [result], domain=DOMAIN))
+    return known[name, function]

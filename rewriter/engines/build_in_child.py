@@ -96,7 +96,7 @@ def _mark(network: Any, options: BuildOptions) -> Iterator[str]:
     if options.debug:
         mark = getattr(network, "mark_unfused_tensors_as_debug_tensors", None)
         if mark is None:
-            yield "this TensorRT has no unfused debug tensors (10.13 and later have)"
+            yield "this TensorRT has no unfused debug tensors (10.12 and later have)"
         else:
             mark()
 
@@ -118,9 +118,10 @@ def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> i
 def _configured(trt: Any, builder: Any, network: Any, options: BuildOptions) -> Any:
     config = builder.create_builder_config()
     capability = options.compute_capability or (None if nvidia_driver.has_gpu() else PORTABLE_CAPABILITY)
-    if capability and hasattr(config, "num_compute_capabilities"):
+    capabilities = getattr(trt, "ComputeCapability", None)  # of TensorRT-RTX alone
+    if capability and capabilities is not None:
         config.num_compute_capabilities = 1
-        config.set_compute_capability(_capability(trt, capability), 0)
+        config.set_compute_capability(_capability(trt, capabilities, capability), 0)
     if options.optimization_level is not None:
         config.builder_optimization_level = options.optimization_level
     if not options.tf32:
@@ -131,13 +132,13 @@ def _configured(trt: Any, builder: Any, network: Any, options: BuildOptions) -> 
     return config
 
 
-def _capability(trt: Any, name: str) -> Any:
-    known = [n for n in dir(trt.ComputeCapability) if n.startswith("SM") or n == "CURRENT"]
+def _capability(trt: Any, capabilities: Any, name: str) -> Any:
+    known = [n for n in dir(capabilities) if n.startswith("SM") or n == "CURRENT"]
     if name not in known:
         raise EngineError(
             f"{trt.__name__} {trt.__version__} cannot build for {name}", hint=f"one of {', '.join(known)}"
         )
-    return getattr(trt.ComputeCapability, name)
+    return getattr(capabilities, name)
 
 
 def _add_profile(builder: Any, network: Any, config: Any, options: BuildOptions) -> None:

@@ -134,6 +134,9 @@ class Stream:
         ended, graph = self.cudart.cudaStreamEndCapture(self._stream)
         if failure is not None or int(ended):
             self.cudart.cudaGetLastError()  # forget it: a capture that failed harms nothing else
-            raise failure or EngineError(f"CUDA error {int(ended)} at the end of the capture")
+            raise failure or EngineError(
+                f"CUDA error {int(ended)} at the end of the capture",
+                hint="the engine runs without a graph, too; another process may use up the GPU",
+            )
         (executable,) = self.call("cudaGraphInstantiate", graph, 0)
         return partial(self.call, "cudaGraphLaunch", executable, self._stream)

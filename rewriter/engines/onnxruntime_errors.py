@@ -45,6 +45,9 @@ _FAILED = (
 )
 
 
+HINT = "see that the samples have the shapes that the model expects; if it runs nowhere, export it again"
+
+
 @contextmanager
 def explained(file: str | None, what: str) -> Iterator[None]:
     """Turns a failure of ONNX Runtime into one that names the node and leaves its source paths out."""
@@ -67,8 +70,8 @@ def _explain(error: Exception, file: str | None, what: str) -> NoReturn:
             found = match.groupdict()
             node = f"node {found['node']}" + (f" ({found['op']})" if found.get("op") else "")
             where = f"{file}: {node}" if file else node
-            raise ArithmeticRunError(f"{what}: {_short(found['why'])}", where=where) from error
-    raise ArithmeticRunError(f"{what}: {_short(text)}", where=file) from error
+            raise ArithmeticRunError(f"{what}: {_short(found['why'])}", where=where, hint=HINT) from error
+    raise ArithmeticRunError(f"{what}: {_short(text)}", where=file, hint=HINT) from error
 
 
 def _short(text: str) -> str:

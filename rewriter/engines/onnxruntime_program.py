@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from rewriter.engines import nvidia_driver
-from rewriter.engines.onnxruntime import Session
+from rewriter.engines.local_session import LocalSession
 from rewriter.engines.protocol import EngineLayer, RunOrder
 from rewriter.errors import EngineError
 from rewriter.model import Array, load
@@ -33,7 +33,7 @@ class OnnxRuntimeProgram:
         model.proto.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in order.variant.outputs if name not in ports
         )
-        self._session = Session(model, gpu=gpu, tf32=order.variant.tf32)
+        self._session = LocalSession(model, gpu=gpu, tf32=order.variant.tf32)
         self.library = self._session.version
         if order.variant.debug:
             self.notes.append("ONNX Runtime has no unfused debug tensors")
@@ -50,7 +50,7 @@ class OnnxRuntimeProgram:
     def time_us(self) -> float:
         """See `Program.time_us`: wall time until the device has finished."""
         if self._timed is None:
-            raise EngineError("nothing was prepared to be timed")
+            raise EngineError("nothing was prepared to be timed", hint="call prepare with the feeds first")
         start = time.perf_counter()
         self._timed()
         return (time.perf_counter() - start) * 1e6

@@ -58,7 +58,11 @@ def read_tensors(folder: Path) -> dict[str, Array]:
     """
     index = folder / INDEX
     if not index.is_file():
-        raise EngineError("no tensors were written", where=str(folder))
+        raise EngineError(
+            "no tensors were written",
+            where=str(folder),
+            hint="the process that writes them failed: see its log",
+        )
     return {
         name: _mapped(folder / file, dtype) for name, (file, dtype) in json.loads(index.read_text()).items()
     }

@@ -84,7 +84,9 @@ def load_plugins(trt: Any, registry: Any, plugins: Sequence[str]) -> None:
             loaded = registry.load_library(plugin)
         except Exception as error:  # the bindings raise several types
             raise EngineError(
-                f"it does not load as a TensorRT plugin library: {error}", where=plugin
+                f"it does not load as a TensorRT plugin library: {error}",
+                where=plugin,
+                hint="build it for this TensorRT and this platform; `ldd` lists the libraries that it misses",
             ) from error
         if loaded is None:
             raise EngineError(

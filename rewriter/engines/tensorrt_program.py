@@ -168,7 +168,10 @@ class TensorRTProgram:
 
     def _execute(self) -> None:
         if not self._context.execute_async_v3(self._stream.handle):
-            raise EngineError(f"{self._title} cannot run the engine: {self._why()}")
+            raise EngineError(
+                f"{self._title} cannot run the engine: {self._why()}",
+                hint="the log above names the layer; free GPU memory, or run smaller samples",
+            )
 
     def _feed(self, feeds: Mapping[str, Array]) -> None:
         for name in self._names(self._trt.TensorIOMode.INPUT):
@@ -183,7 +186,11 @@ class TensorRTProgram:
 
     def _feed_one(self, name: str, feeds: Mapping[str, Array]) -> None:
         if name not in feeds:
-            raise EngineError(f"the samples hold no array for input {name!r}", where=name)
+            raise EngineError(
+                f"the samples hold no array for input {name!r}",
+                where=name,
+                hint="the engine was built from a model with other inputs: build it again",
+            )
         array = np.require(feeds[name], self._dtype(name), "C")
         if not self._context.set_input_shape(name, tuple(array.shape)):
             low, _, high = self._engine.get_tensor_profile_shape(name, 0)
@@ -242,5 +249,9 @@ class TensorRTProgram:
     def _dtype(self, name: str) -> np.dtype[Any]:
         kind = self._engine.get_tensor_dtype(name).name
         if kind not in NUMPY:
-            raise EngineError(f"tensor {name!r} is {kind}, which NumPy does not have", where=name)
+            raise EngineError(
+                f"tensor {name!r} is {kind}, which NumPy does not have",
+                where=name,
+                hint="add a Cast to FP32 before this output",
+            )
         return NUMPY[kind]

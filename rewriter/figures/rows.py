@@ -54,10 +54,10 @@ def _finite(*arrays: Array) -> bool:
 
 def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Array]:
     """Row numbers on both sides of the `keep` best pairs; `pairs` hold [rows, ...] of every output."""
-    from scipy.optimize import linear_sum_assignment
+    from lap import lapjv  # Jonker and Volgenant's algorithm
 
     cost = np.sum([_distances(a, b) for a, b in pairs], axis=0)
-    left, right = linear_sum_assignment(cost)
+    left, right = np.arange(len(cost)), lapjv(cost, return_cost=False)[0]
     best = np.argsort(cost[left, right], kind="stable")[:keep]
     return left[best], right[best]
 

@@ -111,27 +111,6 @@ def reads(node: NodeProto) -> dict[str, None]:
     return reads
 
 
-def rename_reads(node: NodeProto, old: str, new: str) -> None:
-    """Lets a node and its subgraphs read another tensor."""
-    for index, name in enumerate(node.input):
-        if name == old:
-            node.input[index] = new
-    for graph in subgraphs(node):
-        if old in {v.name for v in graph.input} | {t.name for t in graph.initializer}:
-            continue
-        for inner in graph.node:
-            rename_reads(inner, old, new)
-        _rename_output(graph, old, new)
-
-
-def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
-    """Renames the output of a subgraph that is an outer tensor itself."""
-    written = {name for node in graph.node for name in node.output}
-    for value in graph.output:
-        if value.name == old and old not in written:
-            value.name = new
-
-
 def all_names(graph: onnx.GraphProto) -> set[str]:
     """Every name of a tensor or node in a graph and its subgraphs."""
     values = (*graph.input, *graph.output, *graph.value_info)  # value_info may hold tensors that are gone

@@ -148,8 +148,10 @@ def steep_powers(survey: Survey) -> Iterator[Hazard]:
     """
     for node in survey.nodes:
         power = _power(survey, node)
+        if power < 2:
+            continue
         measured, result = survey.range(node.input[0]), survey.range(node.output[0])
-        if power < 2 or measured is None or result is None or not measured.finite:
+        if measured is None or result is None or not measured.finite:
             continue
         grown = (survey.request.headroom * measured.absmax) ** min(power, 64.0)
         if result.absmax <= survey.limit and grown > survey.largest:

@@ -94,23 +94,34 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     stay in FP32: without epsilon, a constant input would divide by zero.
     """
     for norm in find_norms(survey.graph):
-        reason = f"part of a decomposed {norm.kind} that ends in {norm.output}"
+        tensor, severity, reason = _inside(survey, norm)
+        reason += ", and their variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
         kept: tuple[NodeProto, ...] = norm.nodes
-        severity = _inner_severity(survey, norm)
         if fits_inside(survey, norm):
+            tensor = norm.input
             reason = f"{norm.epsilon:.3g} under the root of {norm.name} is below FP16's normal range"
             kept = _root(survey, norm) if norm.epsilon < FP16_MIN_NORMAL else ()
-        yield from (survey.hazard(node, "unfused-norm", reason, norm.input, severity) for node in kept)
+        yield from (survey.hazard(node, "unfused-norm", reason, tensor, severity) for node in kept)
 
 
-def _inner_severity(survey: Survey, norm: Norm) -> Severity:
-    """Severity by the largest value measured inside a norm."""
-    inner = [t for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
-    measured = [r for t in inner if (r := survey.range(t)) is not None]
-    worst = max((r.absmax for r in measured), default=math.inf if inner else 0.0)
-    if worst > survey.largest:
-        return "error"
-    return "warning" if worst > survey.limit else "note"
+def _inside(survey: Survey, norm: Norm) -> tuple[str, Severity, str]:
+    """The tensor with the largest value measured inside a norm, a severity by it, and the reason in words."""
+    inner = [(t, node) for node in norm.nodes for t in node.output if t != norm.output and survey.lowered(t)]
+    measured = [(r.absmax, t, node) for t, node in inner if (r := survey.range(t)) is not None]
+    part = f"the decomposed {norm.kind} that ends in {norm.output}"
+    worst, tensor, node = max(measured, key=lambda one: one[0], default=(0.0, norm.input, None))
+    if node is not None and worst > survey.limit:
+        what = "squares" if is_square(node) or node.op_type == "ReduceSum" else "values"
+        if worst > survey.largest:
+            return tensor, "error", f"{what} inside {part} exceed {survey.largest:.5g}"
+        return tensor, "warning", f"{what} inside {part} come within a factor of 2 of {survey.largest:.5g}"
+    return norm.input, "note" if measured or not inner else "error", f"part of {part}"
+
+
+def is_square(node: NodeProto) -> bool:
+    """True if the node squares a tensor."""
+    same = node.op_type == "Mul" and len(set(node.input)) == 1
+    return same or node.op_type in {"Pow", "ReduceSumSquare"}
 
 
 def _root(survey: Survey, norm: Norm) -> tuple[NodeProto, ...]:
@@ -139,11 +150,12 @@ def inside_limit(survey: Survey) -> float:
 def fits_inside(survey: Survey, norm: Norm) -> bool:
     """True if FP16 holds everything measured inside a norm, with enough bits.
 
-    It must also hold epsilon, which is the whole radicand where the input is constant.
+    It must also hold epsilon, which is the whole radicand where the input is constant. A variance as
+    E[x^2] - E[x]^2 never fits: what remains of the digits that cancel is rounding.
     """
     if not survey.is_fp16 or not survey.request.measured_norms:
         return False
-    if norm.kind == "l2-normalize" or norm.epsilon < smallest_epsilon(survey, norm):
+    if norm.kind == "l2-normalize" or norm.cancels or norm.epsilon < smallest_epsilon(survey, norm):
         return False
     kept = {id(node) for node in _root(survey, norm)}
     halves = [node for node in norm.nodes if id(node) not in kept]
@@ -255,6 +267,5 @@ def _is_sensitive(survey: Survey, tensor: str, node: NodeProto) -> bool:
 
 
 def _sums_squares(node: NodeProto) -> bool:
-    square = node.op_type == "Mul" and node.input[0] == node.input[1]
-    sums = {"ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL2", "Pow", "Sqrt"}
-    return square or node.op_type in VIEWS | sums
+    sums = {"ReduceSum", "ReduceMean", "ReduceL2", "Sqrt"}
+    return is_square(node) or node.op_type in VIEWS | sums

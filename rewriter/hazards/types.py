@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from rewriter.base import Kept
-from rewriter.graph.ops import QUANTISING
+from rewriter.graph import label
+from rewriter.graph.ops import QUANTISING, SAME_VALUES
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL
 from rewriter.hazards.survey import Survey
@@ -49,10 +50,30 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
 
 def unmeasured(survey: Survey) -> Iterator[Hazard]:
     """Nodes with a result that was never measured: it may hold anything."""
+    branch = _branch_not_taken(survey)
     for node in survey.nodes:
         unknown = [t for t in node.output if survey.is_float(t) and survey.range(t) is None]
         if unknown:
-            yield Hazard(node, "unmeasured", f"{unknown[0]} could not be measured", unknown[0])
+            reason = branch or f"{unknown[0]} could not be measured"
+            yield Hazard(node, "unmeasured", reason, unknown[0])
+
+
+def _branch_not_taken(survey: Survey) -> str:
+    """The reason why nothing in a branch of an If was measured; "" if something was, or for other graphs.
+
+    What a branch hands on unchanged has its range from outside.
+    """
+    owner = survey.graph.owner
+    if owner is None or owner.op_type != "If":
+        return ""
+    results = (
+        t for n in survey.nodes if n.op_type not in SAME_VALUES for t in n.output if survey.is_float(t)
+    )
+    if any(survey.range(tensor) is not None for tensor in results):
+        return ""
+    called = [a.name for a in owner.attribute if a.g.name == survey.graph.graph.name]
+    branch = called[0] if len(called) == 1 else "one branch"
+    return f"no sample takes {branch} of {label(owner)}, whose condition is {owner.input[0]}"
 
 
 def quantized(survey: Survey) -> Iterator[Hazard]:

@@ -85,7 +85,11 @@ def _fixed(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -> 
     with resolved.errors_name_sources():
         result = fix(path, None, **keywords)
     if result.verdict is not None and not result.verdict.passed:
-        raise Unverified("the fixed model failed its verification; the file is unchanged")
+        raise Unverified(
+            "the fixed model failed its verification; the file is unchanged",
+            where=str(path),
+            hint=f"rewriter fix {path} --dry-run lists what failed; --tolerance allows more",
+        )
     if _same(result.model, path):
         return FileOutcome(path, f"{path}: nothing to do", detail=result)
     save(result.model, path)

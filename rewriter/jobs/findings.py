@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rewriter.base import Target
+from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.data.source import DataSource
 from rewriter.hazards.kinds import SEVERITIES, Severity
 from rewriter.plan import Precision, Range
@@ -46,6 +47,7 @@ class ScanResult:
         float_nodes: How many nodes compute on floating-point tensors.
         warnings: Sentences about the scan itself that the user should read.
         seconds: Wall time by stage, in order.
+        depth: Measured ranges in the order of the model's nodes.
     """
 
     path: Path | None
@@ -56,6 +58,7 @@ class ScanResult:
     float_nodes: int
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    depth: tuple[TensorAtDepth, ...] = ()
 
     def count(self, severity: Severity) -> int:
         """How many findings are of that severity."""

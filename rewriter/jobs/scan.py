@@ -12,6 +12,7 @@ from rewriter.base import Context, Target
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
 from rewriter.data.ranges import Ranges, measure
+from rewriter.data.ranges.depth import along_depth
 from rewriter.emulation import emulation, reference
 from rewriter.engines.probe.answers import known_target
 from rewriter.errors import ArithmeticRunError, UsageError
@@ -103,8 +104,9 @@ class _Scan:
             tuple(findings),
             samples.source,
             sum(len(s.nodes) for s in seen),
-            (*_warnings(ranges), *data_warnings(original, samples)),
+            (*original.notes, *_warnings(ranges), *data_warnings(original, samples)),
             self.stage.seconds,
+            along_depth(model, ranges),
         )
 
     def _measure(self, model: Model, facts: tensor_facts.Facts, samples: Samples) -> Ranges:

@@ -21,7 +21,14 @@ from rewriter.model.graphs import (
 from rewriter.model.model import Model
 from rewriter.model.reading import check, load
 from rewriter.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
-from rewriter.model.writing import check_model_output, save, write_json, write_text
+from rewriter.model.writing import (
+    check_model_output,
+    save,
+    set_metadata,
+    update_metadata,
+    write_json,
+    write_text,
+)
 
 __all__ = [
     "DETACH_BYTES",
@@ -39,8 +46,10 @@ __all__ = [
     "opsets_of",
     "refill",
     "save",
+    "set_metadata",
     "shape_of",
     "subgraphs",
+    "update_metadata",
     "walk_graphs",
     "walk_nodes",
     "write_json",

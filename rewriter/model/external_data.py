@@ -16,9 +16,9 @@ from typing import IO
 
 import numpy as np
 import onnx
-from onnx import external_data_helper
 
 from rewriter.errors import ModelError
+from rewriter.model.external_source import location_of
 from rewriter.model.output_files import take_permissions
 from rewriter.model.reading import read_proto
 from rewriter.model.tensors import Array
@@ -91,8 +91,8 @@ def locations(path: Path) -> set[str]:
         proto = read_proto(path)
     except ModelError:
         return set()
-    external = (t for t in proto.graph.initializer if t.external_data)
-    return {external_data_helper.ExternalDataInfo(t).location for t in external}
+    named = (location_of(t) for t in proto.graph.initializer if t.external_data)
+    return {location for location in named if location}
 
 
 def data_files(model: Path) -> list[Path]:
@@ -109,8 +109,9 @@ def mapped_files(weights: Iterable[Array]) -> set[Path]:
 def _created(target: Path) -> tuple[Path, IO[bytes]]:
     """`<target>.data`, or the first numbered one that is free, and created here."""
     models = [target, *target.parent.glob("*.onnx")]
-    for number in count():
-        path = target.with_name(f"{target.name}{f'.{number}' if number else ''}.data")
+    name = os.fsencode(target.name).decode(errors="replace").replace("\N{REPLACEMENT CHARACTER}", "_")
+    for number in count():  # the model names the file, and its text is UTF-8
+        path = target.with_name(f"{name}{f'.{number}' if number else ''}.data")
         if os.path.lexists(path) or _named(path.name, models, if_unknown=False):
             continue
         with suppress(FileExistsError):  # another process was faster

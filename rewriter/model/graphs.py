@@ -18,16 +18,18 @@ def walk_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """`graph` and all its subgraphs, outer ones first."""
     yield graph
     for node in graph.node:
-        for child in subgraphs(node):
-            yield from walk_graphs(child)
+        if _may_hold_graphs(node.op_type, node.domain):
+            for child in subgraphs(node):
+                yield from walk_graphs(child)
 
 
 def walk_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
     """The nodes of a graph or function and of all subgraphs; a node comes before those that it holds."""
     for node in graph.node:
         yield node
-        for child in subgraphs(node):
-            yield from walk_nodes(child)
+        if _may_hold_graphs(node.op_type, node.domain):
+            for child in subgraphs(node):
+                yield from walk_nodes(child)
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -50,7 +52,7 @@ def refill(field: Any, messages: Iterable[Any]) -> None:
 
 def holds_graphs(node: onnx.NodeProto) -> bool:
     """True if a node holds a graph as an attribute."""
-    return any(True for _ in subgraphs(node))
+    return _may_hold_graphs(node.op_type, node.domain) and any(True for _ in subgraphs(node))
 
 
 @lru_cache(maxsize=4096)
@@ -96,3 +98,24 @@ def drop_unknown_domain(proto: onnx.ModelProto) -> None:
     kept = [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN]
     if len(kept) != len(proto.opset_import):
         refill(proto.opset_import, kept)
+
+
+def rename_reads(node: onnx.NodeProto, old: str, new: str) -> None:
+    """Lets a node and its subgraphs read another tensor."""
+    for index, name in enumerate(node.input):
+        if name == old:
+            node.input[index] = new
+    for graph in subgraphs(node):
+        if old in {v.name for v in graph.input} | {t.name for t in graph.initializer}:
+            continue
+        for inner in graph.node:
+            rename_reads(inner, old, new)
+        _rename_output(graph, old, new)
+
+
+def _rename_output(graph: onnx.GraphProto, old: str, new: str) -> None:
+    """Renames the output of a subgraph that is an outer tensor itself."""
+    written = {name for node in graph.node for name in node.output}
+    for value in graph.output:
+        if value.name == old and old not in written:
+            value.name = new

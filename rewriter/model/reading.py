@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import external_data_helper
 
 from rewriter.errors import ModelError
+from rewriter.model.external_source import map_external
 from rewriter.model.graphs import walk_graphs
+from rewriter.model.mending import mend
 from rewriter.model.model import Model
+from rewriter.model.native import guarded
 from rewriter.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
     WHOLE_BYTE_TYPES,
-    Array,
     attach,
     frozen,
     mark_detached,
 )
+from rewriter.model.validation import check_proto, constant_tensors
 
 
 def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
@@ -46,6 +47,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
                 hint="pass a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph",
             )
         model = _detach(gs.export_onnx(source), None)
+    model.notes = mend(model)
     check(model)
     return model
 
@@ -56,14 +58,26 @@ def check(model: Model) -> None:
     Raises:
         ModelError: the graph is invalid; the message names node and tensor.
     """
-    try:
-        onnx.checker.check_model(model.weightless(isolate_deprecated=True))
-    except onnx.checker.ValidationError as error:
+    proto = model.weightless(isolate_deprecated=True)
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
+    problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
+    if problem is not None:
         raise ModelError(
-            f"the graph is invalid: {_first_lines(str(error))}",
+            f"the graph is invalid: {_first_lines(problem)}",
             where=str(model.path) if model.path else None,
             hint="export the model again, or mend the graph that the message names",
-        ) from error
+        )
+
+
+def _problem(proto: onnx.ModelProto) -> str | None:
+    """What onnx.checker says against a graph; runs in a child process."""
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        return str(error)
+    return None
 
 
 def read_proto(path: Path) -> onnx.ModelProto:
@@ -72,22 +86,38 @@ def read_proto(path: Path) -> onnx.ModelProto:
     Raises:
         ModelError: no such file, or no ONNX model.
     """
-    if not path.is_file():
-        raise ModelError("no such file" if not path.exists() else "not a file", where=str(path))
     proto = onnx.ModelProto()
     try:
+        if not path.is_file():
+            what = "not a file" if path.exists() else "no such file"
+            raise ModelError(what, where=str(path), hint="name an .onnx file")
         proto.ParseFromString(path.read_bytes())
     except DecodeError as error:
-        raise ModelError(
-            "not an ONNX model, or a truncated one (protobuf cannot parse it)",
-            where=str(path),
-            hint="compare the file's size with the original's; files from Git LFS may be pointers",
-        ) from error
+        raise _not_parsed(path, error) from error
     except OSError as error:
-        raise ModelError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+        raise ModelError(f"cannot be read: {error.strerror or error}", where=str(path),
+                         hint="check its name and its permissions") from error  # fmt: skip
     if not proto.ir_version or not proto.HasField("graph"):
-        raise ModelError("not an ONNX model: it holds no graph", where=str(path))
+        raise ModelError(
+            "not an ONNX model: it holds no graph",
+            where=str(path),
+            hint="name an .onnx file; weights alone (.pt, .safetensors) have to be exported first",
+        )
     return proto
+
+
+def _not_parsed(path: Path, error: DecodeError) -> ModelError:
+    if "MaxDepth" in str(error):
+        return ModelError(
+            "its graphs are nested more deeply than protobuf reads (100 messages, about 30 If or Loop)",
+            where=str(path),
+            hint="export it with fewer nested branches",
+        )
+    return ModelError(
+        "not an ONNX model, or a truncated one (protobuf cannot parse it)",
+        where=str(path),
+        hint="compare the file's size with the original's; files from Git LFS may be pointers",
+    )
 
 
 def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
@@ -96,12 +126,13 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
         copy = onnx.ModelProto()
         copy.CopyFrom(proto)
         proto = copy
+    check_proto(proto, str(path or "model"))
     _clear_placeholders(proto)
     model = Model(proto, path=path)
     for graph in walk_graphs(proto.graph):
         for tensor in graph.initializer:
             _detach_tensor(model, tensor, main=graph is proto.graph)
-    for tensor in _constant_tensors(proto):
+    for _, tensor in constant_tensors(proto):
         _detach_tensor(model, tensor, main=False)
     model.proto = onnx.ModelProto()  # a message keeps the memory of cleared fields until it is gone
     model.proto.CopyFrom(proto)
@@ -120,19 +151,10 @@ def _clear_placeholders(proto: onnx.ModelProto) -> None:
                     dim.Clear()
 
 
-def _constant_tensors(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    bodies = [g.node for g in walk_graphs(proto.graph)] + [f.node for f in proto.functions]
-    for nodes in bodies:
-        for node in nodes:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-
-
 def _detach_tensor(model: Model, tensor: onnx.TensorProto, *, main: bool) -> None:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         model.external = True
-        array = _map_external(tensor, model.path)
+        array = map_external(tensor, model.path)
         if main and tensor.data_type in PACKED_TYPES:
             attach(tensor, array)  # two elements share a byte: NumPy cannot map them
         elif main:
@@ -142,60 +164,8 @@ def _detach_tensor(model: Model, tensor: onnx.TensorProto, *, main: bool) -> Non
             attach(tensor, array)
     elif main and len(tensor.raw_data) >= DETACH_BYTES and tensor.data_type in WHOLE_BYTE_TYPES:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        if len(tensor.raw_data) != dtype.itemsize * int(np.prod(tensor.dims, dtype=np.int64)):
-            raise ModelError(
-                f"initializer {tensor.name!r} holds {len(tensor.raw_data)} bytes, which do not "
-                f"fill its shape {list(tensor.dims)} of {dtype}",
-                where=str(model.path) if model.path else None,
-            )
         model.weights[tensor.name] = frozen(np.frombuffer(tensor.raw_data, dtype).reshape(tuple(tensor.dims)))
         mark_detached(tensor)
-
-
-def _map_external(tensor: onnx.TensorProto, path: Path | None) -> Array:
-    info = external_data_helper.ExternalDataInfo(tensor)
-    where = f"{path or 'model'}: initializer {tensor.name!r}"
-    if path is None:
-        raise ModelError(
-            "its data is in an external file, and a ModelProto does not say where",
-            where=where,
-            hint="pass the path of the model instead, or load it with its data",
-        )
-    if Path(info.location).is_absolute() or ".." in Path(info.location).parts:
-        raise ModelError(f"external data outside the model's folder: {info.location}", where=where)
-    file = path.parent / info.location
-    if not file.is_file():
-        raise ModelError(
-            f"external data file {info.location!r} is missing",
-            where=where,
-            hint=f"put it beside the model, in {path.parent}",
-        )
-    if not _inside(file, path):
-        raise ModelError(
-            f"external data file {info.location!r} is a link out of the model's folder, to {file.resolve()}",
-            where=where,
-            hint="put the file itself beside the model, if you trust the link",
-        )
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    dims = tuple(tensor.dims)
-    if bits := PACKED_TYPES.get(tensor.data_type):
-        dtype, dims = np.dtype(np.uint8), ((bits * int(np.prod(dims, dtype=np.int64)) + 7) // 8,)
-    offset = info.offset or 0
-    if file.stat().st_size < offset + dtype.itemsize * int(np.prod(dims, dtype=np.int64)):
-        raise ModelError(f"external data file {info.location!r} is too short", where=where)
-    if 0 in dims:
-        return frozen(np.zeros(dims, dtype))
-    return np.memmap(file, dtype, "r", offset, dims)
-
-
-def _inside(file: Path, model: Path) -> bool:
-    """True if a data file, its links followed, is below the folder of the model or of the model's own target.
-
-    The second is the layout of download caches: a folder of links to files that lie side by side.
-    """
-    real = Path(os.path.realpath(file))
-    folders = (os.path.realpath(model.parent), Path(os.path.realpath(model)).parent)
-    return any(real.is_relative_to(folder) for folder in folders)
 
 
 def _first_lines(text: str, count: int = 3) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,12 @@ from rewriter.model.external_data import (
     removed_on_failure,
     write_data,
 )
+from rewriter.model.graphs import refill
 from rewriter.model.model import PROTOBUF_LIMIT, Model
 from rewriter.model.output_files import file_to_replace, replacing, special, write_special
+
+UNENCODABLE = "backslashreplace"
+"""File names may hold bytes that are not UTF-8; JSON reads what this writes for them as the same name."""
 
 
 def save(model: Model, path: str | os.PathLike[str]) -> Path:
@@ -54,6 +59,26 @@ def save(model: Model, path: str | os.PathLike[str]) -> Path:
     return target if external else named
 
 
+def update_metadata(path: Path, entries: Mapping[str, str]) -> None:
+    """Sets metadata of a model's file; the file is replaced when the new one is complete. Weights stay.
+
+    Raises:
+        OutputError: the folder cannot be written, or the disk is full; the file is unchanged.
+    """
+    with _reporting_failure("the model", path):
+        proto = onnx.load(path, load_external_data=False)
+        set_metadata(proto, entries)
+        with replacing(file_to_replace(path)) as temporary:
+            temporary.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def set_metadata(proto: onnx.ModelProto, entries: Mapping[str, str]) -> None:
+    """Sets metadata of a model; an empty text removes the entry."""
+    kept = [entry for entry in proto.metadata_props if entry.key not in entries]
+    made = [onnx.StringStringEntryProto(key=key, value=value) for key, value in entries.items() if value]
+    refill(proto.metadata_props, [*kept, *made])
+
+
 def check_model_output(path: Path) -> None:
     """Refuses a path that no model can be written to.
 
@@ -82,15 +107,28 @@ def write_text(text: str, path: Path, what: str = "the report", newline: str | N
     """
     with _reporting_failure(what, path):
         if special(path):
-            write_special(path, text.encode())
+            write_special(path, text.encode(errors=UNENCODABLE))
             return
         with replacing(file_to_replace(path)) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline=newline)
+            temporary.write_text(text, encoding="utf-8", errors=UNENCODABLE, newline=newline)
 
 
 def write_json(content: Any, path: Path, what: str = "the report") -> None:
-    """Write standard JSON (no NaN or infinity), in the same way as `write_text`."""
-    write_text(json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n", path, what)
+    """Write standard JSON (no NaN or infinity), in the same way as `write_text`.
+
+    Control characters are escapes, those included that JSON allows: reports are shown on terminals.
+    """
+    write_text(json_text(content) + "\n", path, what)
+
+
+def json_text(content: Any) -> str:
+    """The text that `write_json` writes."""
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Those outside ASCII's first 32, which JSON escapes by itself."""
 
 
 @contextmanager

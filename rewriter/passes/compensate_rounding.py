@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires, Stage
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires, Stage, Target
 from rewriter.emulation import reference
+from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.graph import GraphEditor, open_graphs
-from rewriter.model import Model, facts
+from rewriter.model import Array, Model, facts
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, SEARCHED, node_key
 from rewriter.rewriting.rounding import (
+    Compared,
     FittingData,
+    Grid,
     Layer,
     Rounded,
     Skipped,
     Types,
+    Worth,
+    compared,
     compensate,
     layers,
 )
@@ -36,22 +41,30 @@ class CompensateRounding(ModelPass):
     That is GPTQ (Frantar et al. 2022, arXiv 2210.17323) with the numbers of FP16 or BF16 as its grid.
     Weights also compensate the rounding of a Conv's or Gemm's bias.
 
-    Weights stay FP32 and hold numbers of the lower type, so converting them later is exact. The latency does
-    not change. docs/weights.md has the method and the measurements.
+    Weights stay FP32 and hold numbers of the lower type, so converting them later is exact. Zeros stay zero
+    and no weight changes its sign. The latency does not change. docs/weights.md has the method and the
+    measurements.
 
     The pass needs samples (`fix --inputs`) and holds some rows out. Weights that err no less on those rows
-    than weights rounded to nearest are rounded to nearest. Weights of nodes that a search put in FP32 are
-    rounded together, too: TF32 rounds them to as many bits.
+    than weights rounded to nearest are rounded to nearest. If the whole network errs more on the sample held
+    out, all weights are rounded to nearest. Weights of nodes that a search put in FP32 are rounded together,
+    too: TF32 rounds them to as many bits.
+
+    Deep Convs err mostly by their FP16 sums. The pass estimates the share of the squared error that is due
+    to weights, and rounds those together whose share is large enough.
 
     Options:
         rows: Most rows of a layer's input that are looked at, including those held out.
         tf32: Also round the weights of products that the plan keeps in FP32, to what TF32 holds of them;
             TensorRT rounds them to nearest otherwise. Biases of such products stay FP32. The pass runs
             once more after a search. Weights of nodes that the user keeps in FP32 stay unchanged.
+        share: Least share of the squared error, by the estimate, that rounded weights must cause: of each
+            product, and of the network. 0 rounds all weights together.
 
     Declines:
         - a model without samples, or with random ones
         - weights that gain nothing on the rows held out, or that the lower type cannot hold
+        - all weights if the network gains nothing, and those that add little to the error of FP16 sums
         - weights that are read in different ways, batched weights, weights inside If, Loop and Scan
     """
 
@@ -61,6 +74,7 @@ class CompensateRounding(ModelPass):
     requires = Requires(after=("split-products",))
     rows: int = 2048
     tf32: bool = False
+    share: float = 0.05
     before = """
         <ir_version: 8, opset_import: ["" : 17]>
         g (float[64,1] x) => (float[64,1] y) <float[2,1] w = {1.0004, 1.0004}> {
@@ -85,16 +99,20 @@ class CompensateRounding(ModelPass):
             why = "there is no data" if given is None else "the data is random"
             yield Refusal("model", f"{why}: give --inputs to round weights together")
             return
+        yield from _refusals([one for one in found if isinstance(one, Skipped)])
         chosen = [layer for layer in found if isinstance(layer, Layer)]
         sources = tuple(dict.fromkeys(source for layer in chosen for source in layer.sources))
         data = FittingData(
             reference(model, known), given.samples, len(given.samples), self.rows, sources, given.seed
         )
-        names = [name for layer in chosen for name in (layer.weight, layer.bias) if name]
-        done = list(compensate({name: graph.value(name) for name in names}, chosen, data))
-        yield from _adopt(model, [one for one in done if isinstance(one, Rounded)])
-        yield from _refusals([one for one in (*found, *done) if isinstance(one, Skipped)])
-        yield from _refusals([_no_gain(one) for one in done if isinstance(one, Rounded) and not one.gains])
+        worth = Worth.of(data.model, data.shapes, self.share, fp16_sums=_sums_in_fp16(context.target))
+        kept = [layer for layer in chosen if worth.share([layer]) >= self.share]
+        lost = [layer for layer in chosen if worth.share([layer]) < self.share]
+        if worth.share(kept, lost) < self.share:
+            yield from _not_worth(chosen, worth)
+        else:
+            yield from _not_worth(lost, worth)
+            yield from _rounded(model, graph, kept, data)
         if any(map(_has_weights, inner)):
             yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
 
@@ -110,27 +128,82 @@ class CompensateRounding(ModelPass):
         return lambda node: found.get(node_key(0, node), low)
 
 
+def _sums_in_fp16(target: Target) -> bool:
+    """True if the target sums FP16 Convs in FP16; a target without probe results is assumed to."""
+    return target.answers.get("conv-accumulation", "fp16") == "fp16"
+
+
+def _not_worth(found: Sequence[Layer], worth: Worth) -> Iterator[Refusal]:
+    """Yields one refusal for all layers whose weights are too small a share of the error."""
+    if not found:
+        return
+    share = worth.share(found)
+    reason = (
+        f"rounded to nearest, weights cause too little of the error: {share:.1%} of its square, by estimate; "
+        f"FP16 sums most of the rest; {CompensateRounding.name}{{share=0}} rounds them together all the same"
+    )
+    yield from _refusals([Skipped(layer.node, reason) for layer in found])
+
+
+def _rounded(model: Model, graph: GraphEditor, chosen: Sequence[Layer], data: FittingData) -> Iterator[Event]:
+    """Rounds the weights, and uses them if the whole network gains on the sample held out."""
+    weights = {name: graph.value(name) for layer in chosen for name in (layer.weight, layer.bias) if name}
+    done = list(compensate(weights, chosen, data))
+    rounded = [one for one in done if isinstance(one, Rounded)]
+    if any(one.gains for one in rounded):
+        yield from _judged(model, weights, rounded, data)
+    yield from _refusals([one for one in done if isinstance(one, Skipped)])
+    yield from _refusals([_no_gain(one) for one in rounded if not one.gains])
+
+
 def _has_weights(graph: GraphEditor) -> bool:
     return any(isinstance(found, Layer) for found in layers(graph, lambda _: int(TensorProto.FLOAT16)))
 
 
-def _adopt(model: Model, rounded: Sequence[Rounded]) -> Iterator[Change]:
-    """Stores the rounded weights if any of them gains: a second run would judge the rest by other inputs."""
-    gained = [one for one in rounded if one.gains]
-    if not gained:
+def _judged(
+    model: Model, weights: Mapping[str, Array], rounded: Sequence[Rounded], data: FittingData
+) -> Iterator[Event]:
+    """Stores the rounded weights unless the network errs more with them."""
+    together = {name: value for one in rounded for name, value in one.stored().items()}
+    nearest = {
+        name: Grid(one.layer.dtype).nearest(weights[name]).astype(value.dtype)
+        for one in rounded
+        for name, value in one.stored().items()
+    }
+    try:
+        whole = compared(data.model, data.last, together, nearest)
+    except NoKernelError:  # parts of the network were read, the whole does not run here
+        whole = None
+    if whole is not None and not whole.gains:
+        yield Refusal("model", _loses(whole))
         return
+    _adopt(model, together)
+    yield Change("model", _summary([one for one in rounded if one.gains], whole))
+
+
+def _adopt(model: Model, values: Mapping[str, Array]) -> None:
+    """Stores all rounded weights: a second run would judge those that gain nothing by other inputs."""
     stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
-    for one in rounded:
-        for name, value in ((one.layer.weight, one.value), (one.layer.bias, one.bias)):
-            if value is not None:
-                stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
-    yield Change("model", _summary(gained))
+    for name, value in values.items():
+        stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
 
 
-def _summary(rounded: Sequence[Rounded]) -> str:
+def _summary(rounded: Sequence[Rounded], whole: Compared | None) -> str:
     error, nearest = median(one.error for one in rounded), median(one.nearest for one in rounded)
     many = f"{len(rounded)} weights" if len(rounded) > 1 else "a weight"
-    return f"{many} rounded together: {error:.1e} of each product instead of {nearest:.1e}, on rows held out"
+    products = (
+        f"{many} rounded together: {error:.1e} of each product instead of {nearest:.1e}, on rows held out"
+    )
+    if whole is None:
+        return products
+    return f"{products}; {whole.together:.1e} of the network's results instead of {whole.nearest:.1e}"
+
+
+def _loses(whole: Compared) -> str:
+    figures = f"{whole.together:.2g}, not {whole.nearest:.2g}"
+    return (
+        f"the network errs more with weights rounded together than with weights rounded to nearest: {figures}"
+    )
 
 
 def _no_gain(one: Rounded) -> Skipped:

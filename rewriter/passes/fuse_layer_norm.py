@@ -16,9 +16,10 @@ from rewriter.patterns.norms.operator import frame, replace
 class FuseLayerNorm(GraphPass):
     """The squares inside a decomposed LayerNorm overflow FP16; the operator computes in FP32 inside.
 
-    Axis, epsilon, scale and bias are kept exactly; a missing scale becomes ones. Sums in another order move
-    x - mean by 2^-24 |mean|, which matters only where |mean| is far larger than the deviation
-    (docs/accuracy.md#decomposed-norms).
+    A variance as E[x^2] - E[x]^2, which Flax and Keras 3 write, becomes the operator, too: that subtracts
+    the mean first, so that no digits cancel. Axis, epsilon, scale and bias are kept exactly; a missing scale
+    becomes ones. Sums in another order move x - mean by 2^-24 |mean|, which matters only where |mean| is far
+    larger than the deviation (docs/accuracy.md#decomposed-norms).
 
     Options:
         channel_axis: How to treat a norm whose axes are not the last ones, such as LayerNorm2d over axis 1
@@ -27,7 +28,7 @@ class FuseLayerNorm(GraphPass):
 
     Declines:
         - a norm of which an inner tensor is used elsewhere or is a graph output
-        - means over different axes, sums that are not means, a variance as E[x^2] - E[x]^2
+        - means over different axes, sums that are not means
         - an epsilon outside the root or as a lower bound, or more than one epsilon
         - a constant scale that varies along other axes, or that would add an axis
         - axes of unknown size without a scale; computed axes; float64

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
 from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
+from rewriter import walls
 from rewriter.base import Change, Context, Event, ModelPass, Refusal
+from rewriter.errors import ModelError, NativeError
 from rewriter.graph import TAG, label
-from rewriter.model import STANDARD_DOMAINS, Model, refill, walk_nodes
+from rewriter.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
 from rewriter.model.schemas import schema_of
 
 
@@ -28,6 +30,8 @@ class InlineFunctions(ModelPass):
     Declines:
         - functions that call themselves
         - functions whose operator set defines one of their operators differently from the model's
+        - functions that grow beyond all limits when they are expanded
+        - models that are invalid with the bodies in place, such as a call with too few inputs
     """
 
     name = "inline-functions"
@@ -75,7 +79,16 @@ def inline(model: Model, tag: str) -> list[Event]:
         return list(refusals)
     calls = Counter(map(_key, walk_nodes(model.proto.graph)))
     known = set(map(_node_key, walk_nodes(model.proto.graph)))
-    model.proto = model.restore(_inlined(model, functions)).proto
+    try:
+        proto = model.restore(_inlined(model, functions)).proto
+        check(replace(model, proto=proto))
+    except NativeError as error:
+        return [Refusal("model", error.what)]
+    except (ModelError, RuntimeError) as error:  # a call with other inputs than its function has
+        return [
+            Refusal(next(iter(functions)).name, f"the model is invalid with the bodies in place: {error}")
+        ]
+    model.proto = proto
     _drop_domains(model.proto, {key.domain for key in functions})
     for node in walk_nodes(model.proto.graph):
         if _node_key(node) not in known:
@@ -97,7 +110,7 @@ def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
             if opset.domain in STANDARD_DOMAINS:
                 opset.version = version  # `_other_opsets` found every operator unchanged between the two
     _fill_defaults(proto, functions)
-    return inline_local_functions(proto)
+    return walls.call(inline_local_functions, proto, doing="onnx.inliner")
 
 
 def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -11,15 +12,19 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from rewriter import walls
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
-from rewriter.graph import TAG, casts_to, reads
+from rewriter.errors import NativeError
+from rewriter.graph import TAG, casts_to, open_graphs, reads
 from rewriter.graph.ops import QUANTISING
-from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, refill, subgraphs, walk_nodes
+from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
 from rewriter.model.schemas import schema_of
+from rewriter.patterns.expands import repeated_expands
 
 OPTIMIZERS = frozenset(
     """
@@ -69,11 +74,12 @@ class Simplify(ModelPass):
     (float32 - float16 - float32) of computed tensors stay. In a model that is mixed already, an Add of zeros
     stays, too: TensorRT may sum the product before it in FP32 because of it.
 
-    If it declines, the model stays unchanged.
+    First, Expands to the very target of the Reshape before them are removed: TensorFlow's BroadcastTo becomes
+    such a pair, and hides norms. If onnxsim declines, nothing else changes.
 
     Declines:
         - a result with other inputs or outputs
-        - a model that onnxsim cannot read
+        - a model that onnxsim cannot read, or on which it crashes or takes over a minute
     """
 
     name = "simplify"
@@ -96,7 +102,7 @@ class Simplify(ModelPass):
 
     def rewrite_model(self, model: Model, context: Context) -> Iterator[Event]:
         given = _operators(model)
-        changed = False
+        changed = _drop_repeated_expands(model, self.name)
         for _ in range(MOST_ROUNDS):
             before = _operators(model)
             outcome = _round(model, self.name)
@@ -109,6 +115,25 @@ class Simplify(ModelPass):
             yield Change("model", _summary(given, _operators(model)))
 
 
+def _drop_repeated_expands(model: Model, tag: str) -> bool:
+    """Removes Expands to the target of the Reshape before them; onnxsim writes another target there.
+
+    Returns:
+        True if there were some.
+    """
+    if not any(node.op_type == "Expand" for node in walk_nodes(model.proto.graph)):
+        return False
+    found = False
+    for graph in open_graphs(model, facts.infer(model), tag=tag):
+        with graph:
+            for node in list(repeated_expands(graph)):
+                if not graph.is_output(node.output[0]):
+                    graph.redirect(node.output[0], node.input[0])
+                    graph.remove(node)
+                    found = True
+    return found
+
+
 def _operators(model: Model) -> Counter[str]:
     return Counter(node.op_type for node in model.proto.graph.node)
 
@@ -118,6 +143,8 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     given = _with_weights(model, _needed_weights(model))
     try:
         result = _simplified(given)
+    except NativeError as error:
+        return Refusal("model", error.what)
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
         return Refusal("model", f"onnxsim cannot simplify the model: {_first_line(error)}")
     if not _same_ports(given.graph, result.graph):
@@ -126,11 +153,15 @@ def _round(model: Model, tag: str) -> Refusal | bool:
 
 
 def _simplified(proto: ModelProto) -> ModelProto:
-    import onnxsim
+    return walls.call(_run_onnxsim, proto, _skipped(proto), doing="onnxsim")
 
+
+def _run_onnxsim(proto: ModelProto, skipped: list[str]) -> ModelProto:
+    """Runs in a child process."""
+    library = _onnxsim()
     with _quiet():
-        result, _ = onnxsim.simplify(
-            proto, check_n=0, skipped_optimizers=_skipped(proto), tensor_size_threshold=LARGEST_FOLD
+        result, _ = library.simplify(
+            proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
         )
     assert isinstance(result, ModelProto)
     return result
@@ -145,12 +176,30 @@ def _skipped(proto: ModelProto) -> list[str]:
 @lru_cache(maxsize=1)
 def skipped_always() -> tuple[str, ...]:
     """Returns the optimizers that onnxsim must skip: all of this version except `OPTIMIZERS`."""
-    import onnxsim
+    names = walls.call(_optimizers, doing="onnxsim")
+    return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
+
+
+def _optimizers() -> list[str]:
+    """All optimizers of onnxsim; runs in a child process."""
+    _onnxsim()
     from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
 
-    onnxsim.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
-    names = library._list_optimizers()
-    return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
+    library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
+    return list(library._list_optimizers())
+
+
+def _onnxsim() -> Any:
+    """Imports onnxsim without torch and sympy: it needs neither, and they cost 3 s and 230 MB."""
+    if "onnxsim" not in sys.modules:
+        absent = [name for name in ("torch", "sympy") if name not in sys.modules]
+        sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: an import of it fails
+        try:
+            importlib.import_module("onnxsim")
+        finally:
+            for name in absent:
+                del sys.modules[name]
+    return sys.modules["onnxsim"]
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal
-from rewriter.errors import ModelError, PassError, RewriterError
+from rewriter.errors import ModelError, NativeError, PassError, RewriterError
 from rewriter.graph import open_graphs
 from rewriter.model import Model, check
 from rewriter.model import facts as tensor_facts
+from rewriter.model.constants import with_lifted_weights
 from rewriter.model.facts import Facts
 from rewriter.pipeline.registry import origin
 
@@ -42,17 +43,21 @@ class Driver:
     def run(self, model: Model, passes: Sequence[Pass], context: Context) -> tuple[Model, list[PassResult]]:
         """Returns the rewritten model and one result for each pass; `model` itself is unchanged.
 
+        Weights in Constant nodes are initializers for every pass. If no pass changes anything, the result is
+        `model` as it came.
+
         Raises:
             PassError: a pass broke the contract; the message names it and those before it.
         """
-        state = _State.of(model)
+        state = _State.of(with_lifted_weights(model))
         results: list[PassResult] = []
         for step in passes:
             self.on_pass(step)
             start = time.perf_counter()
             state, events = _run_one(state, step, context, [r.name for r in results])
             results.append(_result(step, events, time.perf_counter() - start))
-        return state.model, results
+        changed = any(result.changes for result in results)
+        return state.model if changed else model, results
 
     @staticmethod
     def run_unchecked(model: Model, passes: Sequence[Pass], context: Context) -> Model:
@@ -81,7 +86,9 @@ class _State:
     def of(cls, model: Model) -> _State:
         try:
             return cls(model, tensor_facts.infer(model, strict=True), True)
-        except ModelError:
+        except ModelError as error:
+            if isinstance(error.__cause__, NativeError):
+                raise
             return cls(model, tensor_facts.infer(model), False)
 
 

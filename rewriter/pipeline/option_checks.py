@@ -78,12 +78,20 @@ def a_share(value: float) -> None:
 
 
 def share_from_text(text: str) -> float:
-    """`5%` or `0.05` as 0.05."""
-    number = text.strip()
+    """`5%` and `0.05` as 0.05, and `1.05x`, the latency in all, too.
+
+    Raises:
+        ValueError: it is no number, or one from 1 on without a unit, which may be meant either way.
+    """
+    given = text.strip()
+    number, unit = (given[:-1], given[-1]) if given.endswith(("%", "x")) else (given, "")
     try:
-        return float(number.removesuffix("%")) / (100.0 if number.endswith("%") else 1.0)
+        value = float(number)
     except ValueError:
         raise ValueError("such as 5%, or 0.05") from None
+    if not unit and 1.0 <= value < math.inf:
+        raise ValueError(f"say {number}% for that much more latency, or {number}x for that many times of it")
+    return value / 100.0 if unit == "%" else value - 1.0 if unit else value
 
 
 def positive(value: float) -> None:

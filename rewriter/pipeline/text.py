@@ -70,7 +70,11 @@ class _Reader:
         start = self.position
         name = self.take(_NAME, "an option or }")
         if name in options:
-            raise UsageError(f"{kind.name}: option {name!r} is given twice", where=self.at(start))
+            raise UsageError(
+                f"{kind.name}: option {name!r} is given twice",
+                where=self.at(start),
+                hint="keep one of the two",
+            )
         if not self.accept("="):
             raise self.error(f"expected = after option {name!r}")
         options[name] = parse_option(kind, name, self.values(), self.at(start))

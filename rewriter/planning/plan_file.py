@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 
 from rewriter.errors import UsageError
 from rewriter.model import write_text
+from rewriter.model.json_text import from_json
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range, Repair
 
 SCHEMA = "rewriter-plan"
@@ -84,7 +85,7 @@ def from_text(text: str, where: str = "plan") -> Plan:
         UsageError: not JSON, another schema or version, or an invalid field, which is named.
     """
     try:
-        fields = json.loads(text)
+        fields = from_json(text)
     except json.JSONDecodeError as error:
         hint = f"line {error.lineno}, column {error.colno}"
         raise UsageError(f"not JSON: {error.msg}", where=where, hint=f"correct {hint}") from error

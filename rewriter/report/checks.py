@@ -3,56 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from rewriter.figures.outputs import OutputComparison
-from rewriter.report.terminal import MORE, first_lines, fitting, new_table
+from rewriter.report.terminal import new_table
 from rewriter.verification.verdict import Check
 
 _RESULTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("not done", "yellow")}
+
+JUDGING = ("run", "emulation", "tf32", "structure")
+"""Checks that compare outputs, the most telling first."""
+
+
+def judging_check(checks: Sequence[Check]) -> Check | None:
+    """The check whose outputs decide: the run on an engine, or else its emulation."""
+    made = {check.name: check for check in checks if check.outputs}
+    return next((made[name] for name in JUDGING if name in made), None)
 
 
 def check_dict(check: Check) -> dict[str, Any]:
     """A check with the verdict on each output."""
     outputs = [{**asdict(output), "passed": output.passed} for output in check.outputs]
-    return {**asdict(check), "outputs": outputs}
+    fields = asdict(replace(check, pictures=()))
+    del fields["pictures"]
+    return {**fields, "outputs": outputs}
 
 
-def sections(checks: Sequence[Check], limit: int | None) -> Iterator[RenderableType]:
+def sections(checks: Sequence[Check]) -> Iterator[RenderableType]:
     """A table of the checks, and one of each output's error."""
     table = new_table("Verification", "check", "result", "s", "summary", right=("s",))
     for check in checks:
         word, style = _RESULTS[check.passed]
-        lines = [check.summary, *first_lines(check.details, limit)]
-        table.add_row(check.name, Text(word, style=style), f"{check.seconds:.1f}", "\n".join(lines))
+        lines = "\n".join([check.summary, *check.details])
+        table.add_row(check.name, Text(word, style=style), f"{check.seconds:.1f}", lines)
     yield table
     yield ""
     outputs = [(check, output) for check in checks for output in check.outputs]
     if outputs:
-        yield _outputs(outputs, limit)
+        yield _outputs(outputs)
         yield ""
 
 
-def _outputs(rows: Sequence[tuple[Check, OutputComparison]], limit: int | None) -> RenderableType:
+def _outputs(rows: Sequence[tuple[Check, OutputComparison]]) -> RenderableType:
     numbers = ("rel. L2", "allowed", "max abs", "cosine")
     table = new_table("Outputs against the original in FP32", "check", "output", *numbers, "", right=numbers)
     worst_first = sorted(rows, key=lambda row: (row[1].passed, row[0].name))
-    for check, output in worst_first[: limit and 2 * limit]:
+    for check, output in worst_first:
         table.add_row(
             check.name,
-            fitting(output.name, limit),
+            output.name,
             f"{output.relative_l2:.2g}",
             f"{output.tolerance:.2g}",
             f"{output.max_abs:.2g}",
             f"{output.cosine:.6f}",
             _note(output),
         )
-    if limit is not None and len(rows) > 2 * limit:
-        table.add_row("", f"... and {len(rows) - 2 * limit} more: {MORE}")
     return table
 
 

@@ -10,20 +10,28 @@ from rich.console import Console
 from rich.text import Text
 
 from rewriter.data.parity.comparison import ArrayComparison, InputComparison
+from rewriter.english import count
 from rewriter.report.json import document
 from rewriter.report.terminal import listed
 
 
-def print_result(result: InputComparison, out: Console) -> None:
-    """Print each difference once, with its samples and the code that undoes it."""
+def print_result(result: InputComparison, out: Console, *, verbosity: int = 0) -> None:
+    """Print the verdict, then each difference once, with its samples and the code that undoes it.
+
+    With verbosity 1, arrays that agree are listed, too.
+    """
+    for line in _summary(result):
+        out.print(line, soft_wrap=True)
+    if verbosity < 0:
+        return
     for (name, sentence), found in _groups(result).items():
         array = found[0][1]
+        if not array.differences and not verbosity and result.differ:
+            continue
         where = "" if len(found) == len(result.samples) else f" (in {listed([w for w, _ in found], 3)})"
         out.print(Text(f"{name}: {sentence}{where}", style="bold red" if array.differences else "green"))
         for detail in _details(array, [a for _, a in found]):
             out.print(Text(f"  {detail}"), soft_wrap=True)
-    for line in _summary(result):
-        out.print(line, soft_wrap=True)
 
 
 def _groups(result: InputComparison) -> dict[tuple[str, str], list[tuple[str, ArrayComparison]]]:
@@ -46,14 +54,14 @@ def _details(array: ArrayComparison, alike: list[ArrayComparison]) -> Iterator[s
 
 
 def _summary(result: InputComparison) -> Iterator[Text]:
-    ours, theirs = result.counts
-    if ours != theirs:
-        yield Text(f"ours has {ours} samples, theirs {theirs}", style="bold red")
-    compared = f"{len(result.samples)} sample{'s' * (len(result.samples) != 1)} compared"
+    compared = f"{count(len(result.samples), 'sample')} compared"
     left = min(result.counts) - len(result.samples)
     compared += f" of {min(result.counts)} (--samples)" if left else ""
     verdict, style = ("differ", "bold red") if result.differ else ("agree", "green")
-    yield Text(f"{compared}: the two pipelines {verdict}", style=style)
+    yield Text(f"The two pipelines {verdict}: {compared}", style=style)
+    ours, theirs = result.counts
+    if ours != theirs:
+        yield Text(f"ours has {count(ours, 'sample')}, theirs {theirs}", style="bold red")
 
 
 def as_dict(result: InputComparison) -> dict[str, Any]:

@@ -5,53 +5,64 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from rewriter.english import count, figure
 from rewriter.report.json import document
-from rewriter.report.terminal import new_table, shorten
+from rewriter.report.terminal import Row, first_rows, new_table, print_report
 from rewriter.verification.locate.location import Location, Step
 
+NAMED = 3
+"""Tensors of each kind that the summary names."""
 
-def print_result(found: Location, out: Console) -> None:
-    """Print the verdict, the chain from the first wrong tensor to the output, and how it was found."""
-    for part in _sections(found):
-        out.print(part, soft_wrap=True)
+
+def print_result(found: Location, out: Console, *, verbosity: int = 0) -> None:
+    """Print the first wrong tensor, what is right before it, and how it was found; see `print_report`."""
+    print_report(verdict_line(found), _rows(found), partial(_sections, found), out, verbosity)
+
+
+def verdict_line(found: Location) -> Text:
+    """One line: the first wrong tensor, or that nothing is wrong."""
+    return Text(verdict(found), style="bold red" if found.wrong else "green")
+
+
+def _rows(found: Location) -> Iterator[Row]:
+    shown = found.wrong or found.outputs
+    lines = [f"{step.tensor}: {_error(step)}, allowed {figure(found.tolerance)}" for step in shown]
+    yield from first_rows("Outputs", lines, NAMED)
+    if found.first is not None:
+        names = ", ".join(f"{s.tensor} ({_error(s)})" for s in found.right[:NAMED])
+        yield "Before", f"last correct: {names or 'the inputs of the model'}"
+        hidden = [f"{step.tensor} of {step.node} ({step.op}): {step.note}" for step in found.hiding]
+        yield from first_rows("Hidden", hidden, NAMED)
+    if found.jump is not None:
+        jump = found.jump
+        yield "Grows", f"most at {jump.tensor} of {jump.node} ({jump.op})"
+    yield "How", _how(found)
+    yield from (("Note", note) for note in found.notes)
 
 
 def _sections(found: Location) -> Iterator[RenderableType]:
     yield _table("Outputs", found.outputs, found.tolerance)
     if found.first is not None:
-        yield from _chain(found, found.first)
-    elif found.wrong:
+        yield _table("From there to the output", found.chain, found.tolerance)
+
+
+def verdict(found: Location) -> str:
+    """One sentence: the first wrong tensor, or that there is none."""
+    if found.first is not None:
+        return _where(found, found.first)
+    if found.wrong:
         names = ", ".join(step.tensor for step in found.wrong)
-        yield Text(f"{names} is wrong, but is no float tensor that both models have.", style="bold red")
-    else:
-        yield Text(f"All outputs are within {found.tolerance:.2g} of the original.", style="green")
-    yield _how(found)
+        return f"{names} is wrong, but is no float tensor that both models have."
+    return f"All outputs are within {figure(found.tolerance)} of the original."
 
 
-def _chain(found: Location, first: Step) -> Iterator[RenderableType]:
-    """The first wrong tensor, the correct ones before it, and the way to the output."""
-    yield Text(_verdict(found, first), style="bold red")
-    if found.right:
-        names = ", ".join(f"{s.tensor} ({_error(s)})" for s in found.right)
-        yield Text(f"Last correct tensors: {names}")
-    else:
-        yield Text("Last correct tensors: the model's inputs")
-    if found.hiding:
-        yield Text("Between them are tensors that cannot be marked:", style="yellow")
-        for step in found.hiding:
-            yield Text(f"  {step.tensor} of {step.node} ({step.op}): {step.note}", style="yellow")
-    yield _table("From there to the output", found.chain, found.tolerance)
-    if found.jump is not None:
-        jump = found.jump
-        yield Text(f"The error grows most at {jump.tensor} of {jump.node} ({jump.op}).")
-
-
-def _verdict(found: Location, first: Step) -> str:
+def _where(found: Location, first: Step) -> str:
     where = f"{first.tensor} of node {first.node} ({first.op}), error {_error(first)}"
     if found.exact:
         return f"The first wrong tensor is {where}: its operands are correct."
@@ -69,7 +80,7 @@ def _table(title: str, steps: Sequence[Step], tolerance: float) -> RenderableTyp
     rows = new_table(title, *columns, right=("error", "own error") if added else ("error",))
     for step in steps:
         wrong = step.error is not None and not step.error <= tolerance
-        cells = [shorten(step.tensor), shorten(step.node), step.op, _error(step)]
+        cells = [step.tensor, step.node, step.op, _error(step)]
         if added:
             cells.append("" if step.added is None else _number(step.added))
         rows.add_row(*(Text(cell, style="red" if wrong else "") for cell in cells))
@@ -84,14 +95,13 @@ def _number(value: float) -> str:
     return f"{value:.2g}" if math.isfinite(value) else "NaN or infinity"
 
 
-def _how(found: Location) -> Text:
-    text = f"{found.tensors} common tensors, {found.builds} builds with marks"
+def _how(found: Location) -> str:
+    text = f"{count(found.tensors, 'common tensor')}, {count(found.builds, 'build')} with marks"
     if found.discarded:
         text += f", {found.discarded} of them discarded because marks changed the outputs"
     if found.builds:
         text += f"; marks change the outputs by {found.moved:.2g}, repeated builds by {found.spread:.2g}"
-    notes = "".join(f"\nNote: {note}" for note in found.notes)
-    return Text(f"{text} (relative L2, {found.engine}){notes}")
+    return f"{text} (relative L2, {found.engine})"
 
 
 def as_dict(found: Location) -> dict[str, Any]:

@@ -1,25 +1,32 @@
-"""Shows the results of probes as a table."""
+"""Shows the results of probes as a table and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from rewriter.base import Target
-from rewriter.engines.probe.answers import Answers
+from rewriter.engines.probe.answers import Answers, plain_fields
 from rewriter.engines.probe.ask import PROBES, Buildable
 from rewriter.engines.probe.question import UNKNOWN, Answer
+from rewriter.english import count
 from rewriter.report.terminal import new_table
 
 
-def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> None:
-    """Print every question with its answer, and the origin of the answers."""
-    origin = (
-        "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
-    )
-    rows = new_table(f"{origin}: {found.title}", "question", "answer", "figures")
+def print_result(found: Answers, out: Console, *, verbosity: int = 0) -> None:
+    """Print the origin of the answers, and every question with its answer.
+
+    Args:
+        verbosity: -1: the first line alone; 1: with all figures, and the use of each answer.
+    """
+    out.print(_origin(found), soft_wrap=True)
+    if verbosity < 0:
+        return
+    verbose = verbosity > 0
+    rows = new_table("", "question", "answer", "figures")
     for probe in PROBES:
         answer = found.answers.get(probe.name, Answer(UNKNOWN, problem="not measured"))
         known = answer.value != UNKNOWN
@@ -31,10 +38,24 @@ def print_answers(found: Answers, out: Console, *, verbose: bool = False) -> Non
     out.print(rows)
     if found.source:
         out.print(Text(f"Source: {found.source}"), soft_wrap=True)
-    out.print(Text(f"Used for: {_use(found)}"), soft_wrap=True)
+    out.print(Text(f"Used for: {use(found)}"), soft_wrap=True)
 
 
-def _use(found: Answers) -> str:
+def _origin(found: Answers) -> Text:
+    """One line: where the answers are from, and how many there are."""
+    origin = (
+        "Recorded answers, not measured on this machine" if found.recorded else "Measured on this machine"
+    )
+    known = sum(found.answers.get(probe.name, Answer(UNKNOWN)).value != UNKNOWN for probe in PROBES)
+    return Text(f"{origin}: {found.title} ({known} of {count(len(PROBES), 'question')} answered)")
+
+
+def as_dict(found: Answers) -> dict[str, Any]:
+    """The answers as `rewriter` keeps and records them."""
+    return plain_fields(found)
+
+
+def use(found: Answers) -> str:
     """The `--target` values that use these answers."""
     if found.library == "onnxruntime":
         return "no target, since none is ONNX Runtime"

@@ -1,84 +1,119 @@
-"""Shows the result of `scan`: tables for people, JSON for programs."""
+"""Shows the result of `scan`: a summary, tables for those who ask for them, and JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from rewriter.english import count
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import data_dict, document
 from rewriter.report.terminal import (
+    MORE,
+    Row,
     about_target,
-    closing_lines,
-    first_lines,
-    grouped,
+    data_rows,
     listed,
     new_table,
     print_report,
+    time_line,
 )
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": ""}
 
 
+SHOWN: dict[Severity, int] = {"error": 5, "warning": 4, "note": 3}
+"""Kinds of hazard that a summary lists."""
+
+NAMED = 2
+"""Nodes that a line of the summary names."""
+
+
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the findings, worst first; see `print_report`."""
-    print_report(partial(_sections, result), verdict_line(result), out, verbosity)
+    commands = [_next(result)] if result.path and result.reaches("warning") else []
+    details = partial(_sections, result)
+    print_report(verdict_line(result), _rows(result), details, out, verbosity, commands)
+
+
+def _next(result: ScanResult) -> str:
+    path = Path(str(result.path))
+    options = "" if result.precision == "fp16" else f" --preset trt-{result.precision}"
+    inputs = "" if result.data.real else " --inputs YOUR_DATA.npz"
+    return (
+        f"rewriter fix {shlex.quote(str(path))} -o {shlex.quote(f'{path.stem}.fixed.onnx')}{options}{inputs}"
+    )
 
 
 def verdict_line(result: ScanResult) -> Text:
     """One line with the number of findings of each severity."""
     worst: Severity = "error" if result.count("error") else "warning" if result.count("warning") else "note"
-    counts = ", ".join(_counted(result.count(s), s) for s in reversed(SEVERITIES))
+    counts = ", ".join(count(result.count(s), s) for s in reversed(SEVERITIES))
     name = str(result.path) if result.path else "the model"
     return Text(
-        f"{name} in {result.precision.upper()}: {counts} ({result.float_nodes} float nodes)",
+        f"{name} in {result.precision.upper()}: {counts} ({count(result.float_nodes, 'float node')})",
         style=_STYLES[worst],
     )
 
 
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}" + ("" if count == 1 else "s")
-
-
-def _sections(result: ScanResult, limit: int | None) -> Iterator[RenderableType]:
-    for severity in reversed(SEVERITIES):
-        found = [f for f in result.findings if f.severity == severity]
-        if found:
-            yield _findings(severity, found, limit)
-            yield ""
-    yield Text(about_target(result.target))
-    yield from closing_lines(result.data, result.warnings, result.seconds)
-
-
-def _findings(severity: Severity, findings: Sequence[Finding], limit: int | None) -> RenderableType:
-    """One row per kind and repair, with reasons and nodes."""
-    columns = ("kind", "found", "reason, nodes and repair")
-    rows = new_table(f"{severity.capitalize()}s", *columns, right=("found",), whole="kind")
+def _by_repair(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Groups findings of one kind that one repair mends, the worst kind first."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         groups.setdefault((finding.kind, finding.repair), []).append(finding)
-    for (kind, repair), members in groups.items():
-        text = Text("\n".join(_lines(members, limit)))
-        text.append(f"\n-> {repair}" + _link(members), style="green")
-        rows.add_row(Text(kind, style=_STYLES[severity]), str(len(members)), text)
+    return list(groups.values())
+
+
+def _rows(result: ScanResult) -> Iterator[Row]:
+    for severity in reversed(SEVERITIES):
+        groups = _by_repair(f for f in result.findings if f.severity == severity)
+        label = f"{severity.capitalize()}s"
+        for members in groups[: SHOWN[severity]]:
+            yield label, _summarised(members) + (_link(members) if severity == "note" else "")
+            if severity != "note":
+                yield label, f"-> {members[0].repair}{_link(members)}"
+        if len(groups) > SHOWN[severity]:
+            yield label, f"... and {count(len(groups) - SHOWN[severity], 'kind')} more: {MORE}"
+    yield from data_rows(result.data, result.warnings)
+
+
+def _summarised(findings: Sequence[Finding]) -> str:
+    """`unfused-norm, 10 times: the worst reason [range]: nodes`."""
+    worst = max(findings, key=lambda f: f.range.absmax if f.range else 0.0)
+    nodes = [name for f in findings for name in f.nodes[:1]]
+    times = f", {len(findings)} times" if len(findings) > 1 else ""
+    worst_of = "at worst " if len(findings) > 1 and worst.range is not None else ""
+    where = f": {listed(nodes, NAMED)}" if nodes else ""
+    return f"{worst.kind}{times}: {worst_of}{worst.reason}{_evidence([worst])}{where}"
+
+
+def _sections(result: ScanResult) -> Iterator[RenderableType]:
+    for severity in reversed(SEVERITIES):
+        found = [f for f in result.findings if f.severity == severity]
+        if found:
+            yield _findings(severity, found)
+            yield ""
+    yield Text(about_target(result.target))
+    yield time_line(result.seconds)
+
+
+def _findings(severity: Severity, findings: Sequence[Finding]) -> RenderableType:
+    """One row per kind and repair, with every reason and node."""
+    columns = ("kind", "found", "reason, nodes and repair")
+    rows = new_table(f"{severity.capitalize()}s", *columns, right=("found",), whole="kind")
+    for members in _by_repair(findings):
+        text = Text("\n".join(f"{f.reason}{_evidence([f])}: {listed(f.nodes)}".rstrip(": ") for f in members))
+        text.append(f"\n-> {members[0].repair}" + _link(members), style="green")
+        rows.add_row(Text(members[0].kind, style=_STYLES[severity]), str(len(members)), text)
     return rows
-
-
-def _lines(findings: Sequence[Finding], limit: int | None) -> list[str]:
-    lines = []
-    for text, members in (
-        grouped(findings, lambda f: f.reason) if limit else [(f.reason, [f]) for f in findings]
-    ):
-        names = [name for f in members for name in (f.nodes if limit is None else f.nodes[:1])]
-        where = f": {listed(names, limit and 2)}" if names else ""
-        lines.append(f"{text}{_evidence(members)}{where}")
-    return first_lines(lines, limit)
 
 
 def _evidence(findings: Sequence[Finding]) -> str:

@@ -7,37 +7,21 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from rewriter.report.terminal import MORE, new_table
+from rewriter.report.terminal import new_table
 from rewriter.search.tried_plans import Searched, TriedPlan
 
-FEW = 12
-"""Rows of the table without `-v`: the rules' plan, the applied one, and the fastest of the others."""
 
-
-def sections(found: Searched, limit: int | None) -> Iterator[RenderableType]:
-    """A table of the plans; all of them if `limit` is None."""
-    shown = found.tried if limit is None else _few(found.tried)
+def sections(found: Searched) -> Iterator[RenderableType]:
+    """A table of the plans."""
     base = found.tried[0].latency_us
     numbers = (found.metric, "us", "+-", "more", "FP32")
-    rows = ((one.words, *_figures(one, base), _note(one)) for one in shown)
+    rows = ((one.words, *_figures(one, base), _note(one)) for one in found.tried)
     yield new_table(f"Plans tried ({found.origin})", "plan", *numbers, "", rows=rows, right=numbers)
-    if len(shown) < len(found.tried):
-        yield f"... and {len(found.tried) - len(shown)} more plans: {MORE}"
     yield ""
-
-
-def _few(tried: tuple[TriedPlan, ...]) -> list[TriedPlan]:
-    """The most interesting plans, in the order of the trials."""
-    order = sorted(range(len(tried)), key=lambda i: (i > 0, not tried[i].applied, _us(tried[i])))
-    return [tried[i] for i in sorted(order[:FEW])]
 
 
 def _note(one: TriedPlan) -> str:
     return "applied" if one.applied else one.problem.partition("\n")[0]
-
-
-def _us(one: TriedPlan) -> float:
-    return float("inf") if one.latency_us is None else one.latency_us
 
 
 def _figures(one: TriedPlan, base: float | None) -> tuple[str, str, str, str, str]:

@@ -1,34 +1,37 @@
-"""Shared parts of all reports on the terminal: console, tables, closing lines, and sentences made short."""
+"""Shared parts of all reports on the terminal: console, summaries, tables, and names made short."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Literal, TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from rewriter.base import Target
 from rewriter.data.source import DataSource
-
-SHOWN = 5
-"""Nodes, reasons and outputs listed of each kind without `-v`."""
+from rewriter.printable import printable
 
 MORE = "-v shows all"
 
 NAME_WIDTH = 32
 """Holds two parts of a module path as a rule, enough to find the node in Netron."""
 
-_LONG_NAME = re.compile(rf"[^\s,;()'\"]{{{NAME_WIDTH + 1},}}")
 _NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
 
 Item = TypeVar("Item")
 
 
 class _Console(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Spells out control characters in names, and leaves rich's own in place."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
     def on_broken_pipe(self) -> None:
         """Let the caller handle it: rich would exit with 1, which here means a failed verification."""
         raise BrokenPipeError
@@ -69,18 +72,59 @@ def new_table(
     return table
 
 
+Row = tuple[str, str]
+"""A line of a summary: its label, or "" to go on under the last one, and its text."""
+
+
 def print_report(
-    sections: Callable[[int | None], Iterable[RenderableType]], verdict: Text, out: Console, verbosity: int
+    verdict: Text,
+    summary: Iterable[Row],
+    details: Callable[[], Iterable[RenderableType]],
+    out: Console,
+    verbosity: int,
+    commands: Iterable[str] = (),
 ) -> None:
-    """Print a report; verbosity -1: the verdict line only, 0: the highlights, 1: everything.
+    """Print a report: the verdict first; verbosity -1: the verdict alone, 0: with its summary, 1: everything.
 
     Args:
-        sections: Returns the parts before the verdict, with at most so many items of each kind.
+        details: Returns the tables that follow with verbosity 1.
+        commands: What to run next, each printed as one line, to be copied.
     """
-    if verbosity >= 0:
-        for part in sections(None if verbosity > 0 else SHOWN):
-            out.print(part)
     out.print(verdict, soft_wrap=True)  # one line, for grep
+    if verbosity < 0:
+        return
+    out.print(_summary(summary))
+    for label, command in zip(("Next", *("or",) * 9), commands, strict=False):
+        out.print(Text(f"{label:<{LABEL}}{command}"), soft_wrap=True)
+    if verbosity > 0:
+        out.print()
+        for part in details():
+            out.print(part)
+
+
+LABEL = 9
+"""Columns of the labels of a summary."""
+
+
+def _summary(rows: Iterable[Row]) -> Table:
+    grid = Table.grid(padding=0)
+    grid.add_column(width=LABEL, no_wrap=True)
+    grid.add_column(overflow="fold")
+    last = ""
+    for label, text in rows:
+        loud = label in ("Failed", "Limit") or text.startswith(("NaN", "NOT "))
+        grid.add_row(
+            Text("" if label == last else label, style="bold"), Text(text, style="red" if loud else "")
+        )
+        last = label or last
+    return grid
+
+
+def first_rows(label: str, texts: Sequence[str], most: int | None) -> Iterator[Row]:
+    """The first texts under one label, and the number of the others."""
+    yield from ((label, text) for text in texts[:most])
+    if most is not None and len(texts) > most:
+        yield label, f"... and {len(texts) - most} more: {MORE}"
 
 
 def about_target(target: Target) -> str:
@@ -90,39 +134,37 @@ def about_target(target: Target) -> str:
     return f"Target: {target}; probe results: {target.known_from}"
 
 
-def closing_lines(
-    data: DataSource | None, warnings: Iterable[str], seconds: Mapping[str, float]
-) -> Iterator[Text]:
-    """The data, the warnings that do not repeat it, and the time of each stage."""
-    if data is not None:
-        yield Text(f"Data: {data.text}", style="" if data.real else "yellow")
-    for warning in warnings:
-        if data is None or warning != data.text:
-            yield Text(f"Warning: {warning}", style="yellow")
-    yield Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items()))
+def time_line(seconds: Mapping[str, float]) -> Text:
+    """The time of each stage."""
+    return Text("Time: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items()))
 
 
-def shorten(text: str) -> str:
-    """Returns the text with long names cut at the front: `/encoder/layer.0/attn/q` as `.../attn/q`."""
-    return _LONG_NAME.sub(lambda match: _tail(match[0]), text)
+def data_rows(data: DataSource, warnings: Iterable[str]) -> Iterator[Row]:
+    """The data, and the warnings that do not repeat it."""
+    yield "Data", data.text
+    yield from (("Note", warning) for warning in warnings if warning != data.text)
 
 
-def _tail(name: str) -> str:
-    tail = name[-(NAME_WIDTH - 3) :]
+def shortened(names: Iterable[str]) -> dict[str, str]:
+    """Short forms of long names, cut at the front: `/encoder/layer.0/attn/q` as `.../attn/q`.
+
+    Different names have different short forms: each is as long as it takes.
+    """
+    width, found = NAME_WIDTH, dict[str, str]()
+    left = list(dict.fromkeys(names))
+    while left:
+        forms = {name: name if len(name) <= width else _tail(name, width) for name in left}
+        taken = Counter((*forms.values(), *found.values()))
+        found |= {name: form for name, form in forms.items() if taken[form] == 1 or form == name}
+        left = [name for name in left if name not in found]
+        width += NAME_WIDTH // 2
+    return found
+
+
+def _tail(name: str, width: int) -> str:
+    tail = name[-(width - 3) :]
     cut = tail.find("/")
     return "..." + (tail[cut:] if cut >= 0 and len(tail) - cut > 1 else tail)
-
-
-def fitting(text: str, limit: int | None) -> str:
-    """Returns the text, shortened unless everything is shown."""
-    return text if limit is None else shorten(text)
-
-
-def first_lines(lines: Sequence[str], limit: int | None) -> list[str]:
-    """The first `limit` lines, shortened, and a note on the others."""
-    if limit is None or len(lines) <= limit:
-        return [fitting(line, limit) for line in lines]
-    return [*map(shorten, lines[:limit]), f"... and {len(lines) - limit} more: {MORE}"]
 
 
 def grouped(items: Iterable[Item], text: Callable[[Item], str]) -> list[tuple[str, list[Item]]]:
@@ -140,8 +182,8 @@ def grouped(items: Iterable[Item], text: Callable[[Item], str]) -> list[tuple[st
     return sorted(found, key=lambda group: -len(group[1]))
 
 
-def listed(names: Sequence[str], most: int | None) -> str:
-    """The first `most` names, with commas, and the number of the others."""
-    shown = names[:most]
+def listed(names: Sequence[str], most: int | None = None) -> str:
+    """The first `most` names in short forms, with commas, and the number of the others; or all in full."""
+    shown = names if most is None else list(shortened(names[:most]).values())
     rest = len(names) - len(shown)
-    return ", ".join(shown) + (f", ... and {rest} more" if rest else "")
+    return ", ".join(shown) + (f", ... and {rest} more" if rest > 0 else "")

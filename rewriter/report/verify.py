@@ -1,4 +1,4 @@
-"""Shows the result of `verify`: tables for people, JSON for programs."""
+"""Shows the result of `verify`: a summary, tables for those who ask for them, and JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rewriter.engines.protocol import Latency
-from rewriter.figures.outputs import DECADES, OutputStatistics
+from rewriter.english import count, figure
+from rewriter.figures.outputs import DECADES, OutputComparison, OutputStatistics
 from rewriter.report import checks
 from rewriter.report.json import data_dict, document
-from rewriter.report.terminal import closing_lines, fitting, new_table, print_report
+from rewriter.report.terminal import Row, data_rows, new_table, print_report, time_line
 from rewriter.verification.verify_result import VerifyResult
 
 BARS = " ▁▂▃▄▅▆▇█"
@@ -45,7 +46,7 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
 
 def print_result(result: VerifyResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the result; see `print_report`."""
-    print_report(partial(_sections, result), verdict_line(result), out, verbosity)
+    print_report(verdict_line(result), _rows(result), partial(_sections, result), out, verbosity)
 
 
 def verdict_line(result: VerifyResult) -> Text:
@@ -59,29 +60,60 @@ def verdict_line(result: VerifyResult) -> Text:
     return Text(f"VERIFICATION FAILED ({failed or 'nothing ran'}; {where}): {name}", style="bold red")
 
 
-def _sections(result: VerifyResult, limit: int | None) -> Iterator[RenderableType]:
-    yield from checks.sections(result.checks, limit)
+def _rows(result: VerifyResult) -> Iterator[Row]:
+    compared = [check for check in result.checks if check.name in ("run", "emulation")]
+    for check in compared:
+        yield "Failed" if check.passed is False else "Error", check.summary
+        if check.passed is False:
+            yield from (("Failed", detail) for detail in check.details[:FEW])
+            yield from (("Failed", _failed(output)) for output in _worst(check.outputs)[:FEW])
+    if result.latency is not None:
+        original = result.reference_latency
+        before = f"; the original in FP32 without TF32: {_time(original, result.device)}" if original else ""
+        yield "Latency", _time(result.latency, result.device) + before
+    for check in result.checks:
+        if check not in compared:
+            label = {True: check.name.capitalize(), False: "Failed", None: "Missing"}[check.passed]
+            prefix = "" if check.passed else f"{check.name}: "
+            yield label, prefix + check.summary
+    yield from data_rows(result.data, result.warnings)
+
+
+FEW = 3
+"""Details and failed outputs of a check in the summary."""
+
+
+def _worst(outputs: Sequence[OutputComparison]) -> list[OutputComparison]:
+    """The outputs that failed, the worst first."""
+    failed = [output for output in outputs if not output.passed]
+    return sorted(failed, key=lambda o: (o.finite, -o.relative_l2))
+
+
+def _failed(output: OutputComparison) -> str:
+    size = figure(output.relative_l2) if output.finite else "NaN or infinity"
+    return f"{output.name}: {size}, allowed {figure(output.tolerance)}"
+
+
+def _sections(result: VerifyResult) -> Iterator[RenderableType]:
+    yield from checks.sections(result.checks)
     if result.outputs:
-        yield _errors(result.outputs, limit)
+        yield _errors(result.outputs)
         yield ""
     if len(result.builds) > 1:
         yield _builds(result)
         yield ""
-    yield from _latency("fixed", result.latency, result.device)
-    yield from _latency("original, FP32 without TF32", result.reference_latency, result.device)
-    yield from closing_lines(result.data, result.warnings, result.seconds)
+    yield time_line(result.seconds)
 
 
-def _errors(outputs: Sequence[OutputStatistics], limit: int | None) -> RenderableType:
+def _errors(outputs: Sequence[OutputStatistics]) -> RenderableType:
     numbers = ("PSNR dB", "50 %", "99 %", "99.9 %", "max")
     title = "Absolute error: worst sample and build; histogram by error / RMS from 1e-7 to 1"
     table = new_table(title, "output", *numbers, "at", "histogram", right=numbers)
-    for one in sorted(outputs, key=lambda o: -o.relative_l2)[:limit]:
+    for one in sorted(outputs, key=lambda o: -o.relative_l2):
         shares = [f"{one.percentiles.get(share, 0.0):.2g}" for share in ("50", "99", "99.9")]
         index = "[" + ",".join(map(str, one.at)) + "]"
         place = f"{index}: {one.actual:.4g}, not {one.expected:.4g}" if one.max_abs else ""
-        name = fitting(one.name, limit)
-        table.add_row(name, f"{one.psnr:.1f}", *shares, f"{one.max_abs:.2g}", place, bars(one.histogram))
+        table.add_row(one.name, f"{one.psnr:.1f}", *shares, f"{one.max_abs:.2g}", place, bars(one.histogram))
     return table
 
 
@@ -103,8 +135,6 @@ def _builds(result: VerifyResult) -> RenderableType:
     return table
 
 
-def _latency(name: str, latency: Latency | None, device: str) -> Iterator[RenderableType]:
-    if latency is not None:
-        how = "wall clock" if device == "CPU" else "CUDA graph" if latency.cuda_graph else "plain launches"
-        figures = f"{latency.median_us:.1f} us (+- {latency.iqr_us:.1f}, {latency.repeats} repeats, {how})"
-        yield Text(f"Latency of the {name}: {figures}")
+def _time(latency: Latency, device: str) -> str:
+    how = "wall clock" if device == "CPU" else "CUDA graph" if latency.cuda_graph else "plain launches"
+    return f"{latency.median_us:.1f} us (+- {latency.iqr_us:.1f}, {count(latency.repeats, 'repeat')}, {how})"

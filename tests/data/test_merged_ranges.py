@@ -11,6 +11,7 @@ from rewriter.base import Context
 from rewriter.data.inputs import load_samples
 from rewriter.data.ranges import Ranges, measure
 from rewriter.data.ranges.merged import merged_ranges
+from rewriter.graph.editor import TAG
 from rewriter.model import Model, facts, load
 from rewriter.pipeline.driver import Driver
 from rewriter.pipeline.text import parse
@@ -31,7 +32,7 @@ def test_derived_ranges_equal_measured_ones(name: str) -> None:
     source = Driver().run(load(MODELS / f"{name}.onnx"), parse("upgrade-opset,simplify"), Context())[0]
     feeds = [dict(sample) for sample in load_samples(MODELS / f"{name}.npz", source)]
     result = merged(source)
-    found = merged_ranges(result, measured(source, feeds), TAGS)
+    found = merged_ranges(result, measured(source, feeds), TAGS, facts.infer(result))
     assert found is not None
     ran = measured(result, feeds)
     new = ran.keys() - measured(source, feeds).keys()
@@ -58,7 +59,7 @@ def test_a_product_lies_within_the_sum_minus_the_bias() -> None:
     feeds: list[dict[str, np.ndarray]] = [{"x": np.array([[1, 2], [-3, 4]], np.float32)}]
     result = merged(source)
     before = measured(source, feeds)
-    found = merged_ranges(result, before, TAGS)
+    found = merged_ranges(result, before, TAGS, facts.infer(result))
     assert found is not None
     product, add, split = result.proto.graph.node
     biased, own = found[0, add.output[0]], found[0, product.output[0]]
@@ -71,4 +72,36 @@ def test_unmeasured_parts_give_no_ranges() -> None:
     source = graph(APART)
     before = measured(source, [{"x": np.ones((2, 2), np.float32)}])
     del before[0, "k"]
-    assert merged_ranges(merged(source), before, TAGS) is None
+    result = merged(source)
+    assert merged_ranges(result, before, TAGS, facts.infer(result)) is None
+
+
+def test_views_have_the_range_of_what_they_show() -> None:
+    """keep-epilogues puts norms and Transposes between views: nothing new is computed."""
+    source = graph("""
+        g (float[2,4,4] x) => (float[2,4,4] y, float[4,4,2] z)
+        <float[4,4] w = {1,0,0,0, 0,2,0,0, 0,0,3,0, 0,0,0,4},
+         float[4] s = {1,2,3,4}, float[4] b = {1,1,1,2}> {
+            m = MatMul(x, w)
+            a = Add(m, b)
+            y = LayerNormalization(a, s, b)
+            n = MatMul(x, w)
+            d = Add(n, b)
+            z = Transpose<perm = [1, 2, 0]>(d)
+        }""")
+    feeds = [{"x": np.random.default_rng(3).standard_normal((2, 4, 4)).astype(np.float32)}]
+    result, reports = Driver().run(source, parse("keep-epilogues"), Context())
+    assert len(reports[0].changes) == 2
+    found = merged_ranges(result, measured(source, feeds), {"keep-epilogues"}, facts.infer(result))
+    ran = measured(result, feeds)
+    assert found is not None
+    for key, expected in ran.items():
+        assert (found[key].low, found[key].high) == (expected.low, expected.high)
+        assert found[key].mean_abs == pytest.approx(expected.mean_abs)
+    assert len(ran) == len(measured(source, feeds)) + 4
+
+
+def test_a_made_tensor_without_a_range_is_measured() -> None:
+    source = graph("g (float[2,2] x) => (float[2,2] y) { h = Relu(x)  y = Tanh(h) }")
+    source.proto.graph.node[0].metadata_props.add(key=TAG, value="someone")
+    assert merged_ranges(source, Ranges(), {"someone"}, facts.infer(source)) is None

@@ -412,6 +412,20 @@ def test_only_the_branch_that_ran_has_ranges() -> None:
     assert (found[0, "y"].high, found[0, "z"].low) == (16, -16)
 
 
+def test_what_a_branch_hands_on_has_the_range_from_outside() -> None:
+    body = BRANCHES.replace(
+        "r = Abs(a)",
+        "n = Constant<value_ints = [1, 2]>() u = Reshape(a, n) k = Neg(u)"
+        " v = Identity(w) t = Constant<value_ints = [2]>() m = Reshape(k, t) r = Add(m, v)",
+    )
+    body = body.replace("z = Neg(y)", "z = Neg(y)").replace(
+        "(float[2] y) {", "(float[2] y) <float[2] w = {7, 8}> {"
+    )
+    found = ranges(body, {"x": [1, 2], "c": TRUE})
+    assert (found[2, "u"], found[2, "v"]) == (found[0, "a"], found[0, "w"])
+    assert not {(2, "k"), (2, "m"), (2, "r")} & found.keys()
+
+
 def test_both_branches_over_two_samples() -> None:
     found = ranges(BRANCHES, {"x": [1, 2], "c": TRUE}, {"x": [3, 5], "c": FALSE}, {"x": [1, 1], "c": FALSE})
     assert found[1, "r"] == Range(4, 16, 10, True)

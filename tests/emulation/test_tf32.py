@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import graphs
 import numpy as np
 import pytest
+from onnx import helper
+from paths import ROOT
 
 import rewriter
 from rewriter.emulation import emulation
+from rewriter.emulation.product_kernels import operands_of
 from rewriter.figures.pair import relative_l2
 from rewriter.model import Array, Model, facts
 from rewriter.verification.expected import run_all
@@ -26,22 +30,88 @@ def tf32(values: Array) -> Array:
     return ((bits + np.uint32(0x0FFF) + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-IDENTITY = "g (float[N,1] x, float[1,1] one) => (float[N,1] y) { y = MatMul(x, one) }"
+def cut_off(values: Array) -> Array:
+    """TF32 without its last bits."""
+    return (values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def identity(rows: int) -> Model:
+    """A MatMul on Tensor Cores that copies its first input [rows, 8]."""
+    return graphs.graph(
+        f"g (float[{rows},8] x, float[8,8] one) => (float[{rows},8] y) {{ y = MatMul(x, one) }}"
+    )
+
+
+def few_channels(rows: int) -> Model:
+    """A Conv of few channels that copies its first input [1, 8, rows, 1]: kernel [3, 3], 1 in the middle."""
+    image = f"float[1,8,{rows},1]"
+    return graphs.graph(f"g ({image} x, float[8,8,3,3] w) => ({image} y) {{y = Conv<pads=[1,1,1,1]>(x, w)}}")
+
+
+def all_magnitudes(*shape: int) -> Array:
+    rng = np.random.default_rng(0)
+    return (rng.standard_normal(shape) * 10.0 ** rng.uniform(-30, 30, shape)).astype(np.float32)
 
 
 def test_an_operand_keeps_eleven_bits() -> None:
-    rng = np.random.default_rng(0)
-    values = (rng.standard_normal(2000) * 10.0 ** rng.uniform(-30, 30, 2000)).astype(np.float32)
-    source = graphs.graph(IDENTITY.replace("N", "2000"))
-    actual = emulated(source, {"x": values[:, None], "one": np.ones((1, 1), np.float32)})
-    assert np.array_equal(actual[:, 0], tf32(values))
+    values = all_magnitudes(2000, 8)
+    alone = np.where(np.arange(8) == np.arange(2000)[:, None] % 8, values, 0)  # one a row: sums add nothing
+    actual = emulated(identity(2000), {"x": alone, "one": np.eye(8, dtype=np.float32)})
+    assert np.array_equal(actual, tf32(alone))
+
+
+def test_convs_of_few_channels_cut_the_operands_off() -> None:
+    values = all_magnitudes(1, 8, 2000, 1)
+    alone = np.where(np.arange(8)[None, :, None, None] == np.arange(2000)[None, None, :, None] % 8, values, 0)
+    alone[..., ::2, :] = 0  # no neighbour in a window
+    kernel = np.zeros((8, 8, 3, 3), np.float32)
+    kernel[range(8), range(8), 1, 1] = 1
+    actual = emulated(few_channels(2000), {"x": alone, "w": kernel})
+    assert np.array_equal(actual, cut_off(alone))
+
+
+def test_the_recorded_nodes_run_as_predicted() -> None:
+    """All in FP32 or TF32 as on the GPU, and 98 % of those in TF32 rounded or cut off as there."""
+    recorded = json.loads((ROOT / "benchmarks/product_census.json").read_text())["fp32"]
+    assert len(recorded) > 800
+    alike = 0
+    for op, left, right, attributes, measured, _ in recorded:
+        predicted = operands_of(helper.make_node(op, ["x", "w"], ["y"], **attributes), left, right)
+        assert (predicted == "fp32") == (measured == "fp32"), (op, left, right, attributes)
+        alike += predicted == measured
+    assert alike >= 0.98 * len(recorded)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, 3.4e38, 0.0], ids=str)
 def test_values_without_a_neighbour_are_not_rounded(value: float) -> None:
-    source = graphs.graph(IDENTITY.replace("N", "1"))
-    feeds: dict[str, Array] = {"x": np.full((1, 1), value, np.float32), "one": np.ones((1, 1), np.float32)}
-    assert np.array_equal(emulated(source, feeds)[0], feeds["x"][0], equal_nan=True)
+    feeds: dict[str, Array] = {"x": np.full((2, 8), value, np.float32), "one": np.eye(8, dtype=np.float32)}
+    exact = graphs.run(identity(2), feeds)[0]
+    assert np.array_equal(emulated(identity(2), feeds), exact, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("node", "left", "right", "expected"),
+    [
+        pytest.param("MatMul", (1, 512), (512, 214), "fp32", id="one row"),
+        pytest.param("MatMul", (6, 1, 512), (512, 214), "nearest", id="rows in the leading dimension"),
+        pytest.param("MatMul", (6, 100, 120), (6, 120, 1), "fp32", id="one column"),
+        pytest.param("MatMul", (100, 4), (4, 64), "fp32", id="short sums"),
+        pytest.param("MatMul", (100, 7), (7, 64), "nearest", id="sums of seven"),
+        pytest.param("MatMul", (), (), "nearest", id="shapes unknown"),
+        pytest.param("Conv", (1, 1, 9, 9), (32, 1, 3, 3), "fp32", id="one channel, 3x3"),
+        pytest.param("Conv", (1, 1, 9, 9), (32, 1, 5, 5), "truncated", id="one channel, 5x5"),
+        pytest.param("Conv", (1, 2, 9, 9), (32, 2, 1, 1), "fp32", id="two channels, 1x1"),
+        pytest.param("Conv", (1, 3, 9, 9), (36, 3, 3, 3), "nearest", id="few channels, many results"),
+        pytest.param("Conv", (1, 3, 9, 9), (16, 3, 3, 3), "truncated", id="first Conv of a detector"),
+        pytest.param("Conv", (1, 16, 9, 9), (32, 16, 1, 1), "nearest", id="few channels, 1x1"),
+        pytest.param("Conv", (1, 33, 1, 4096), (36, 33, 1, 256), "fp32", id="a filter bank"),
+        pytest.param("ConvTranspose", (1, 8, 9, 9), (8, 8, 2, 2), "nearest", id="ConvTranspose"),
+    ],
+)
+def test_kernels_by_shape_as_on_an_h100(
+    node: str, left: tuple[int, ...], right: tuple[int, ...], expected: str
+) -> None:
+    assert operands_of(helper.make_node(node, ["x", "w"], ["y"]), left, right) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rewriter.engines.probe.ask import PROBES, ask, build_all
 from rewriter.engines.probe.epilogue_rounding import SUM_UNROUNDED
 from rewriter.engines.probe.question import UNKNOWN, Case, Seen
 from rewriter.model import Array
-from rewriter.report.probe import print_answers
+from rewriter.report.probe import print_result
 
 (PROBE,) = (probe for probe in PROBES if probe.name == "conv-transpose-epilogue")
 Rounding = Callable[[Array], Array]
@@ -108,6 +108,6 @@ def test_a_record_without_the_answer_is_shown_without_it() -> None:
     )
     assert PROBE.name not in older.values
     out = Console(record=True, width=200)
-    print_answers(older, out)
+    print_result(older, out)
     (row,) = (line for line in out.export_text().splitlines() if f"{UNKNOWN}: not measured" in line)
     assert "ConvTranspose" in row

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from hazard_rules import NAMES, found
+from hazard_rules import NAMES, Ranges, found, surveyed
 from onnx import TensorProto
 
-from rewriter.hazards import PrecisionRequest
+from rewriter.hazards import PrecisionRequest, types
 from rewriter.plan import Range
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
@@ -106,6 +106,27 @@ class TestTypes:
     def test_unmeasured(self) -> None:
         text = "g (float[2] x) => (float[2] y) { a = Exp(x)\n y = Neg(a) }"
         assert found("unmeasured", text, {"x": (0, 1), "y": (0, 1)}) == "a"
+
+    BRANCH = """
+        g (bool c, float[2] x) => (float[2] y) {
+            y = If (c) <
+                then_branch = yes () => (float[2] t) { i = Identity(x) t = Neg(i) },
+                else_branch = no () => (float[2] e) { e = Abs(x) }
+            >
+        }"""
+
+    @pytest.mark.parametrize(
+        ("ranges", "reasons"),
+        [
+            pytest.param(
+                {"i": (0, 1)}, {"no sample takes then_branch of If(y), whose condition is c"}, id="not taken"
+            ),
+            pytest.param({"i": (0, 1), "t": (0, 1)}, set(), id="taken"),
+        ],
+    )
+    def test_a_branch_that_no_sample_takes(self, ranges: Ranges, reasons: set[str]) -> None:
+        survey = surveyed(self.BRANCH, ranges, scope=1)
+        assert {h.reason for h in types.unmeasured(survey)} == reasons
 
     def test_random_numbers(self) -> None:
         text = "g (float[2] x) => (float[2] y) { r = RandomNormalLike(x)\n y = Add(x, r) }"
@@ -592,6 +613,13 @@ def test_every_rule_is_tested_here() -> None:
         "unbounded_masks",
         "likely_partial_sums",
     }
+    small = {  # in test_small_values.py
+        "small_operands",
+        "signal_logarithms",
+        "square_differences",
+        "filter_banks",
+        "batch_statistics",
+    }
     shared = {"hidden_sums", "long_softmax"}  # with `scan`: in test_hazard_rules.py
     asked = {"norm_operators"}  # of `rewriter probe`: in test_probe.py
-    assert tried | shared | asked == NAMES.keys()
+    assert tried | shared | asked | small == NAMES.keys()

@@ -13,7 +13,10 @@ from paths import ROOT
 PACKAGE = ROOT / "rewriter"
 
 ROOMS = (
+    "printable",
+    "english",
     "errors",
+    "walls",
     "model",
     "plan",
     "graph",
@@ -42,6 +45,8 @@ HEAVY = (
     "onnxruntime",
     "onnxsim",
     "scipy",
+    "highspy",
+    "lap",
     "onnx_graphsurgeon",
     "polygraphy",
     "tensorrt",

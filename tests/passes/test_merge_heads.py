@@ -303,7 +303,9 @@ def test_ranges_come_from_the_parts_through_a_scale() -> None:
     before = _scaled("float f = {-0.3}")
     feeds = [random_feeds(before)]
     after, _ = apply(MergeProjections(), before)
-    found = merged_ranges(after, measure(before, feeds, facts.infer(before)), {"merge-projections"})
+    found = merged_ranges(
+        after, measure(before, feeds, facts.infer(before)), {"merge-projections"}, facts.infer(after)
+    )
     ran = measure(after, feeds, facts.infer(after))
     assert found is not None and ran.keys() <= found.keys()
     for node in after.proto.graph.node[1:4]:  # the product's own range leaves room for the bias
@@ -316,7 +318,7 @@ def test_values_lost_to_a_zero_get_no_ranges() -> None:
     before = _scaled("float f = {0}")
     after, _ = apply(MergeProjections(), before)
     known = measure(before, [random_feeds(before)], facts.infer(before))
-    assert merged_ranges(after, known, {"merge-projections"}) is None
+    assert merged_ranges(after, known, {"merge-projections"}, facts.infer(after)) is None
 
 
 ATTENTION = """{

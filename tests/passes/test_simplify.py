@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -304,3 +307,34 @@ def test_further_rounds_simplify_what_one_run_of_onnxsim_leaves() -> None:
     twice, again = apply(Simplify(), once)
     assert not again.changes
     assert twice.same_as(once)
+
+
+EXPANDED = """g (float[n] x, float[n,8] z) => (float[n,1] y) <int64[1] one = {{1}}> {{
+    b = Shape<start = 0, end = 1>(z) t = Concat<axis = 0>(b, one) r = Reshape(x, t) e = Expand(r, {target})
+    y = Neg(e) }}"""
+
+
+@pytest.mark.parametrize(
+    ("target", "kept"),
+    [
+        pytest.param("t", [], id="the target of the Reshape"),
+        pytest.param("b", ["Expand"], id="another target"),
+    ],
+)
+def test_an_expand_to_the_target_of_the_reshape_before_it_goes(target: str, kept: list[str]) -> None:
+    source = graph(EXPANDED.format(target=target).replace("float[n,1] y", "float[n,k] y"))
+    result, _ = apply(Simplify(), source)
+    assert [op for op in ops(result) if op == "Expand"] == kept
+    feeds = {"x": np.arange(4, dtype=np.float32), "z": np.zeros((4, 8), np.float32)}
+    for before, after in zip(run(source, feeds), run(result, feeds), strict=True):
+        assert np.array_equal(before, after)
+
+
+def test_onnxsim_is_loaded_without_torch_and_sympy() -> None:
+    """They cost 3 s of every run; whoever needs them later imports them as ever."""
+    source = (
+        "import sys; from rewriter.passes.simplify import skipped_always; skipped_always();"
+        "print({'torch', 'sympy'} & sys.modules.keys()); import sympy; print(sympy.Integer(2))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["set()", "2"]

@@ -99,6 +99,49 @@ def test_a_reduced_axis_that_does_not_come_back_meets_other_elements() -> None:
     assert units(build(body, "float[8,8] x, float[8] s", "float[8,8] y")) == []
 
 
+RESHAPED = (
+    "q = Pow(x, two) v = ReduceMean<axes = [-1], keepdims = 0>(q) g = Shape<start = 0, end = 1>(z)"
+    " t = Concat<axis = 0>({target}) h = Reshape(v, t) r = Sqrt(h) y = Div(x, r)"
+)
+
+
+def test_a_reshape_keeps_the_number_of_elements_whatever_its_sizes_are_called() -> None:
+    body = "k = Constant<value_ints = [1]>() " + RESHAPED.format(target="g, k")
+    (norm,) = units(build(body, "float[n,8] x, float[m,8] z", "float[n,8] y"))
+    assert (norm.kind, norm.axes) == ("rms-norm", (1,))
+
+
+@pytest.mark.parametrize(
+    ("size", "expanded"),
+    [
+        pytest.param("t", False, id="the target of the Reshape"),
+        pytest.param("c", True, id="another shape"),
+    ],
+)
+def test_an_expand_after_a_reshape(size: str, expanded: bool) -> None:
+    body = RESHAPED.format(target="g, k").replace("r = Sqrt(h)", f"o = Expand(h, {size}) r = Sqrt(o)")
+    body = f"k = Constant<value_ints = [1]>() i = Shape<start = 1>(z) c = Concat<axis = 0>(i, k) {body}"
+    (norm,) = units(build(body, "float[n,8] x, float[m,l] z", "float[n,8] y"))
+    assert ("expanded" in (norm.blocked or "")) == expanded
+
+
+def test_an_expand_to_the_shape_of_the_input() -> None:
+    body = f"w = Shape(x) {POWER} o = Expand(r, w) y = Div(x, o)"
+    (norm,) = units(build(body, "float[n,8] x", "float[n,8] y"))
+    assert norm.blocked is None
+
+
+def test_a_statistic_turned_to_another_axis_meets_other_elements() -> None:
+    body = "k = Constant<value_ints = [1]>() " + RESHAPED.format(target="k, g")
+    assert units(build(body, "float[n,n] x, float[n,8] z", "float[n,n] y")) == []
+
+
+def test_a_variance_that_cancels_is_noted() -> None:
+    found = {str(p.id): units(build(str(p.values[0]), opset=int(str(p.values[1])))) for p in LAYER_NORMS}
+    cancels = {name for name, (norm,) in found.items() if norm.cancels}
+    assert cancels == {"a variance as E[x^2] - E[x]^2", "Flax", "Flax, operands swapped", "Keras 3"}
+
+
 def test_axes_of_a_tensor_of_unknown_rank_stay_as_written() -> None:
     body = f"x = Reshape(z, t) {CORE} {AFFINE}"
     (norm,) = units(build(body, "float[64] z, int64[k] t, float[8] s, float[8] b", "float[a,c,d] y"))

@@ -252,7 +252,47 @@ def test_targets(text: str, library: str, version: tuple[int, ...], shown: str) 
     assert (target.library, target.version, str(target)) == (library, version, shown)
 
 
-@pytest.mark.parametrize("text", ["", "  ", "onnxruntime", "10.", "tensorrt-rtx-1.6x"])
+NO_RELEASES = [
+    pytest.param("99", "there is no tensorrt 99", "10.0 to 10.16, 11.0 to 11.4", id="a major number"),
+    pytest.param("10.17", "there is no tensorrt 10.17", "10.0 to 10.16", id="a minor number"),
+    pytest.param("1.6", "there is no tensorrt 1.6", "tensorrt-rtx 1.6?", id="the other library's"),
+    pytest.param("tensorrt-rtx 10", "there is no tensorrt-rtx 10", "tensorrt 10?", id="RTX has no 10"),
+    pytest.param("7.2", "there is no tensorrt 7.2", "8.0 to 8.6", id="older than all that it knows"),
+]
+
+
+@pytest.mark.parametrize(("text", "problem", "hint"), NO_RELEASES)
+def test_releases_that_do_not_exist_are_refused_by_name(text: str, problem: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Target.parse(text)
+    assert caught.value.what == problem
+    assert hint in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("text", ["", "  ", "onnxruntime", "10.", "tensorrt-rtx-1.6x", "tensorrt-rtx 1.03"])
 def test_unknown_targets(text: str) -> None:
     with pytest.raises(UsageError, match="unknown target"):
         Target.parse(text)
+
+
+CONSTANT = (
+    "g (float[2] x) => (float[2] y) { k = Constant<value = float[2] {2, 3}>() a = Mul(x, k) y = Neg(a) }"
+)
+
+
+def test_every_pass_finds_weights_of_constants_as_initializers() -> None:
+    seen: list[str] = []
+
+    def look(model: Model) -> Iterator[Event]:
+        seen.extend(tensor.name for tensor in model.proto.graph.initializer)
+        yield from ()
+
+    result, _ = _run(graph(CONSTANT), _Inline(look), _NegToAbs())
+    assert seen == ["k"]
+    assert ops(result) == ["Mul", "Abs"]
+
+
+def test_constants_stay_where_no_pass_changes_anything() -> None:
+    source = graph(CONSTANT)
+    result, _ = _run(source, _Inline())
+    assert result is source

@@ -7,8 +7,9 @@ import pytest
 from plans import kept, planned
 
 from rewriter.model import facts, walk_graphs
-from rewriter.plan import Plan, Range
+from rewriter.plan import Decision, Plan, Range
 from rewriter.planning.planner import PlanRequest, make_plan, node_key
+from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
 
 CHAIN = """
     g (float[2] x) => (float[2] y) {
@@ -183,3 +184,14 @@ def test_a_key_survives_a_change_of_types() -> None:
     before = [node_key(0, n) for n in nodes]
     nodes[-1].output[0] = "y/fp16"
     assert [node_key(0, n) for n in nodes] == before == ["0:a", "0:b", "0:y"]
+
+
+def test_a_rescaled_overflow_is_the_reason_even_where_fp32_is_free() -> None:
+    free = Decision("/b/Mul", "Mul", "0:m", "epilogue", "at no cost", "h")
+    other = Decision("/b/Add", "Add", "0:a", "epilogue", "at no cost", "h")
+    plan = Plan("fp16", decisions=(free, other), exponents=((0, "m", -5),))
+    ranges = {(0, "m"): Range(-1e3, 3e3, 1.0, True)}
+    first, second = hazards_first(plan, unscaled_overflows(plan, ranges)).decisions
+    assert (first.rule, first.tensor, first.range) == ("overflow", "m", Range(-32e3, 96e3, 32.0, True))
+    assert "exceeded 3.275e+04 before rescale scaled it" in first.reason
+    assert second == other

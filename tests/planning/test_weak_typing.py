@@ -20,7 +20,7 @@ from rewriter.errors import UsageError
 from rewriter.model import Model, facts, load, save, walk_graphs
 from rewriter.plan import Decision, Plan
 from rewriter.planning import weak_typing
-from rewriter.report.next_step import next_command, remark
+from rewriter.report.next_step import next_step
 from rewriter.verification.expected import run_all
 
 SOURCE = """
@@ -240,6 +240,14 @@ def test_on_the_command_line_and_where_there_is_no_plan(tmp_path: Path) -> None:
         rewriter.fix(path, weak_typing=True, precision="fp32")
 
 
+@pytest.mark.parametrize("target", ["11", "11.4", "tensorrt-rtx"])
+def test_targets_that_are_always_strongly_typed_are_refused(target: str, tmp_path: Path) -> None:
+    path = save(source(), tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match="has strongly typed networks alone") as caught:
+        rewriter.fix(path, weak_typing=True, target=target, verify=False)
+    assert caught.value.where == "--weak-typing"
+
+
 def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:
     case = MODELS / "t5_encoder.onnx"
     output = tmp_path / "m.onnx"
@@ -248,5 +256,6 @@ def test_the_preset_does_the_same_and_names_the_command(tmp_path: Path) -> None:
     )
     files = weak_typing.Files.beside(output)
     assert files.trtexec.exists() and files.python.exists()
-    assert next_command(result) == f"trtexec --onnx={output} $(cat {files.trtexec})"
-    assert remark(result) is None, "nothing about --stronglyTyped"
+    following, engine = next_step(result), output.with_suffix(".engine")
+    assert following.first == f"trtexec --onnx={output} --saveEngine={engine} $(cat {files.trtexec})"
+    assert not following.remarks, "nothing about --stronglyTyped"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +18,16 @@ from rewriter.base import Change, Refusal, Target
 from rewriter.data.source import DataSource
 from rewriter.errors import OutputError
 from rewriter.figures.outputs import OutputComparison
+from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import write_json
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan, Range
 from rewriter.report import fix as report
-from rewriter.report import next_step, terminal
-from rewriter.report.terminal import grouped, shorten
+from rewriter.report import next_step as next_step_module
+from rewriter.report import terminal
+from rewriter.report.next_step import next_step
+from rewriter.report.terminal import grouped, shortened
 from rewriter.verification.verdict import Check, Verdict
 
 STATIC = graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
@@ -95,28 +101,52 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_highlights_group_lines_that_differ_only_in_names() -> None:
-    text = flat(printed(result()))
-    assert (
-        "isolate-clip 35 14 0.2 35 x Clip became Max and Min: /conv.0/Clip, /conv.1/Clip, ... and 33 more"
-        in text
-    )
-    assert "No changes by: clean-casts" in text
-    assert "isolate-clip 14 its bounds are computed: /head.0/Clip, /head.1/Clip, ... and 12 more" in text
-    assert "overflow 17 ... exceeds 3.275e+04; widest at /block.9/norm[0]/Pow (Pow): [0, 9e+06]" in text
-    assert "load 0.1 s, build 3.2 s" in text
-    assert "Data: 4 samples from data.npz" in text
+CAUSE = Cause(
+    "unfused-norm",
+    "squares inside 3 decomposed LayerNorms reach 7e7, FP16 ends at 65504",
+    "3 norms (17 nodes in FP32)",
+    ("a", "b"),
+    7e7,
+    65504.0,
+)
 
 
-def test_many_reasons_are_cut_and_counted() -> None:
-    reasons = "abcdefghijkl"
-    decisions = tuple(replace(decision(i), reason=f"reason {c}") for i, c in enumerate(reasons))
-    refusals = tuple(Refusal("n", f"reason {c}") for c in reasons)
-    text = flat(
-        printed(result(plan=Plan("fp16", decisions=decisions), passes=[PassResult("p", (), refusals, 0.0)]))
-    )
-    assert "... and 7 more: -v shows all" in text
-    assert "... and 7 more reasons: -v shows all" in text
+def test_the_summary_says_what_was_wrong_what_was_done_and_what_is_next() -> None:
+    shown = result(causes=(CAUSE,), before=(output(error=0.32),))
+    lines = [flat(line) for line in printed(shown).splitlines()]
+    assert lines[0] == "Fixed and verified: out/fixed.onnx (17 of 100 float nodes in FP32)"
+    text = " ".join(lines)
+    assert "Error 0.32 in plain FP16, now 0.0007, within 0.005 (relative L2 of y; emulated)" in text
+    assert f"Wrong {CAUSE.what}: 3 norms (17 nodes in FP32)" in text
+    assert "Done rewritten by isolate-clip (35) 83 nodes in FP16, 17 in FP32 (17 for hazards)" in text
+    assert "Missing build: no TensorRT is installed" in text
+    assert "Next trtexec --onnx=out/fixed.onnx" in text
+    assert len(lines) <= 15
+
+
+def test_many_causes_and_warnings_are_counted() -> None:
+    causes = tuple(replace(CAUSE, what=f"cause {i}") for i in range(9))
+    text = flat(printed(result(causes=causes, warnings=[f"warning {i}" for i in range(5)])))
+    assert "cause 3" in text and "cause 4" not in text
+    assert "... and 5 more: -v shows all" in text
+    assert "warning 2" in text and "warning 3" not in text
+    full = flat(printed(result(causes=causes), verbosity=1))
+    assert "cause 8" in full
+
+
+def test_a_model_that_was_fine_is_said_to_be() -> None:
+    plain = result(plan=Plan("fp16", float_nodes=9), before=(output(error=1e-3),))
+    assert "nothing: no hazard was found, and plain FP16 is within the tolerance, too" in flat(printed(plain))
+    rounding = result(plan=Plan("fp16", float_nodes=9), before=(output(error=1e-2),))
+    assert "by rounding alone" in flat(printed(rounding))
+
+
+def test_a_plan_that_is_all_fp32_is_said_to_be() -> None:
+    everything = result(plan=replace(result().plan or Plan("fp16"), float_nodes=17))
+    assert "(ALL 17 float nodes in FP32)" in printed(everything, verbosity=-1)
+    assert "ALL 17 float nodes in FP32, nothing in FP16" in flat(printed(everything))
+    repaired = result(plan=None, repairs=["all of it in FP32 (TF32): every check passes"])
+    assert "(ALL of it in FP32)" in printed(repaired, verbosity=-1)
 
 
 def test_verbose_lists_every_node_in_full() -> None:
@@ -130,7 +160,7 @@ def test_verbose_lists_every_node_in_full() -> None:
 
 
 def test_a_single_decision_is_printed_in_full() -> None:
-    text = flat(printed(result(plan=Plan("fp16", decisions=(decision(3),), float_nodes=9))))
+    text = flat(printed(result(plan=Plan("fp16", decisions=(decision(3),), float_nodes=9)), verbosity=1))
     assert (
         "overflow 1 /block.3/norm[0]/Pow (Pow): /block.3/Pow_output_0 exceeds 3.275e+04, it is in [0, 3e+06]"
         in text
@@ -139,26 +169,29 @@ def test_a_single_decision_is_printed_in_full() -> None:
 
 def test_changes_of_the_model_name_no_node() -> None:
     step = PassResult("upgrade-opset", (Change("model", "opset 13 became 17"),), (), 0.0)
-    assert "opset 13 became 17 In FP32" in flat(printed(result(passes=[step])))
+    assert "opset 13 became 17 In FP32" in flat(printed(result(passes=[step]), verbosity=1))
 
 
 NAMES = [
-    pytest.param("/a/b: fits", "/a/b: fits", id="a short name stays"),
+    pytest.param("/a/b", "/a/b", id="a short name stays"),
     pytest.param(
         "/inner/swin/encoder/layers.0/blocks.0/attention/MatMul",
         ".../blocks.0/attention/MatMul",
         id="a long path keeps its last parts",
     ),
     pytest.param("x" * 40, "..." + "x" * 29, id="a long name without a path keeps its end"),
-    pytest.param(
-        f"see (/very/long/{'y' * 20}/path/MatMul), then", "see (.../path/MatMul), then", id="in a sentence"
-    ),
 ]
 
 
-@pytest.mark.parametrize(("text", "short"), NAMES)
-def test_long_names_are_cut_at_the_front(text: str, short: str) -> None:
-    assert shorten(text) == short
+@pytest.mark.parametrize(("name", "short"), NAMES)
+def test_long_names_are_cut_at_the_front(name: str, short: str) -> None:
+    assert shortened([name]) == {name: short}
+
+
+def test_different_names_have_different_short_forms() -> None:
+    names = [f"/inner/vit/layers.{i}/attention/projection/query/q_proj/MatMul" for i in range(12)]
+    short = shortened([*names, *names, ".../projection/query/q_proj/MatMul"])
+    assert len(short) == 13 == len(set(short.values()))
 
 
 GROUPS = [
@@ -186,7 +219,8 @@ def test_quiet_is_one_line() -> None:
 @pytest.mark.parametrize("verbosity", [-1, 0, 1])
 def test_lines_fit_80_columns_but_for_the_command(verbosity: int) -> None:
     lines = printed(result(output=Path("fixed.onnx")), verbosity).splitlines()
-    assert max(len(line) for line in lines if "trtexec" not in line) <= 80
+    commands = ("trtexec", "polygraphy")
+    assert max(len(line) for line in lines if not any(c in line for c in commands)) <= 80
 
 
 def test_plain_ascii_comes_out_and_no_colour() -> None:
@@ -199,14 +233,17 @@ def test_names_that_the_terminal_cannot_encode_do_not_stop_the_report() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     report.print_result(result(warnings=["Knoten \N{GREEK SMALL LETTER PI}"]), terminal.console(stream))
     stream.flush()
-    assert b"Warning: Knoten ?" in stream.buffer.getvalue()
+    assert b"Note     Knoten ?" in stream.buffer.getvalue()
 
 
 def test_a_failure_names_the_check_the_output_and_the_file() -> None:
     text = flat(printed(result(verdict=BAD)))
     assert "VERIFICATION FAILED (emulation): out/fixed.onnx" in text
-    assert "emulation FAILED" in text
-    assert "emulation y 0.3 0.005 0.5 0.999999 FAILED, NaN or infinity" in text
+    assert "Error NaN or infinity, NOT within 0.005 (relative L2 of y; emulated)" in text
+    assert "Failed emulation: FP16 emulated: NOT within" in text
+    assert "Next" not in text and "trtexec" not in text, "a failed model is not to be built"
+    full = flat(printed(result(verdict=BAD), verbosity=1))
+    assert "emulation y 0.3 0.005 0.5 0.999999 FAILED, NaN or infinity" in full
 
 
 @pytest.mark.parametrize(
@@ -241,10 +278,10 @@ def test_verdict_line(changes: dict[str, object], line: str) -> None:
 
 def test_the_origin_of_probe_results_is_printed() -> None:
     recorded = Target("tensorrt-rtx", known_from="recorded of tensorrt-rtx 1.6 on a GPU, not measured here")
-    text = flat(printed(result(target=recorded)))
+    text = flat(printed(result(target=recorded), verbosity=1))
     assert "Target: tensorrt-rtx; probe results: recorded of tensorrt-rtx 1.6" in text
     assert report.as_dict(result(target=recorded))["probe"] == recorded.known_from
-    assert "; no probe results, rules assume the worst" in flat(printed(result(target=Target())))
+    assert "; no probe results, rules assume the worst" in flat(printed(result(target=Target()), 1))
     assert report.as_dict(result(target=Target()))["probe"] is None
 
 
@@ -252,53 +289,99 @@ def test_random_data_and_warnings_are_printed() -> None:
     text = flat(
         printed(result(data=DataSource("random data", 1, real=False), warnings=["ranges are guesses"]))
     )
-    assert "Data: random data" in text
-    assert "Warning: ranges are guesses" in text
+    assert "Data random data" in text
+    assert "Note ranges are guesses" in text
 
 
 def test_a_plan_without_decisions_says_so() -> None:
-    assert "No node needs FP32: all 100 float nodes are FP16." in printed(
-        result(plan=Plan("fp16", float_nodes=100))
-    )
+    shown = result(plan=Plan("fp16", float_nodes=100))
+    assert "all 100 float nodes in FP16: none needs FP32" in flat(printed(shown))
+    assert "No node needs FP32: all 100 float nodes are FP16." in printed(shown, verbosity=1)
 
 
 SPANS = {"x": ((1, 3, 8, 6), (2, 3, 8, 8), (4, 3, 8, 10))}
 
+ENGINE = "--saveEngine=fixed.engine"
+TYPED = f"trtexec --onnx=fixed.onnx --stronglyTyped {ENGINE}"
+UNTYPED = f"trtexec --onnx=fixed.onnx {ENGINE}"
+POLYGRAPHY = "polygraphy convert fixed.onnx --convert-to trt{} -o fixed.engine"
+
 COMMANDS = [
-    pytest.param(Target(), STATIC, "trtexec --onnx=fixed.onnx --stronglyTyped", id="unknown TensorRT"),
+    pytest.param(Target(), TYPED, POLYGRAPHY.format(" --strongly-typed"), id="unknown TensorRT"),
     pytest.param(
-        Target("tensorrt", (10, 3)), STATIC, "trtexec --onnx=fixed.onnx --stronglyTyped", id="TensorRT 10"
+        Target("tensorrt", (10, 3)), TYPED, POLYGRAPHY.format(" --strongly-typed"), id="TensorRT 10"
     ),
-    pytest.param(Target("tensorrt", (11,)), STATIC, "trtexec --onnx=fixed.onnx", id="TensorRT 11"),
-    pytest.param(Target("tensorrt", (11, 1)), STATIC, "trtexec --onnx=fixed.onnx", id="TensorRT 11.1"),
-    pytest.param(Target("tensorrt-rtx"), STATIC, "tensorrt_rtx --onnx=fixed.onnx", id="RTX"),
     pytest.param(
-        Target("tensorrt-rtx"),
-        DYNAMIC,
-        "tensorrt_rtx --onnx=fixed.onnx --minShapes=x:1x3x8x6 --optShapes=x:2x3x8x8 --maxShapes=x:4x3x8x10",
-        id="dynamic inputs alone get the shapes of the samples",
+        Target("tensorrt", (8, 6)),
+        f"trtexec --onnx=fixed.onnx --fp16 {ENGINE}",
+        POLYGRAPHY.format(" --fp16"),
+        id="TensorRT 8.6",
+    ),
+    pytest.param(Target("tensorrt", (11, 1)), UNTYPED, POLYGRAPHY.format(""), id="TensorRT 11.1"),
+    pytest.param(
+        Target("tensorrt-rtx", (1, 6)),
+        f"tensorrt_rtx --onnx=fixed.onnx {ENGINE}",
+        "POLYGRAPHY_USE_TENSORRT_RTX=1 " + POLYGRAPHY.format(""),
+        id="RTX",
     ),
 ]
 
 
-@pytest.mark.parametrize(("target", "model", "command"), COMMANDS)
-def test_next_command(target: Target, model: object, command: str) -> None:
+@pytest.mark.parametrize(("target", "command", "other"), COMMANDS)
+def test_next_commands_of_each_release(target: Target, command: str, other: str) -> None:
+    done = result(target=target, output=Path("fixed.onnx"))
+    assert list(next_step(done).commands.values()) == [command, other]
+    lines = printed(done).splitlines()
+    assert f"Next     {command}" in lines and f"or       {other}" in lines, "on one line, to be copied"
+
+
+def test_the_sizes_that_samples_have_are_the_profile() -> None:
     data = DataSource("data", 3, real=True, spans=SPANS)
-    done = result(target=target, model=model, output=Path("fixed.onnx"), data=data)
-    assert next_step.next_command(done) == command
-    assert command in printed(done), "on one line, to be copied"
+    following = next_step(result(model=DYNAMIC, output=Path("fixed.onnx"), data=data))
+    shapes = "--minShapes=x:1x3x8x6 --optShapes=x:2x3x8x8 --maxShapes=x:4x3x8x10"
+    assert following.commands["trtexec"].endswith(shapes), "z is not dynamic"
+    polygraphy = (
+        "--trt-min-shapes 'x:[1,3,8,6]' --trt-opt-shapes 'x:[2,3,8,8]' --trt-max-shapes 'x:[4,3,8,10]'"
+    )
+    assert following.commands["polygraphy"].endswith(polygraphy)
+    assert next_step_module.PROPOSED not in following.remarks
+
+
+def test_dynamic_axes_stay_dynamic_though_the_samples_have_one_size() -> None:
+    spans = {"x": ((2, 3, 8, 96),) * 3}
+    following = next_step(result(model=DYNAMIC, data=DataSource("data", 1, real=True, spans=spans)))
+    shapes = "--minShapes=x:1x3x8x32 --optShapes=x:2x3x8x96 --maxShapes=x:8x3x8x192"
+    assert following.commands["trtexec"].endswith(shapes)
+    assert next_step_module.PROPOSED in following.remarks
+
+
+def test_polygraphy_accepts_the_options_of_its_command() -> None:
+    spans = {"x": ((2, 3, 8, 96),) * 3}
+    found = next_step(result(model=DYNAMIC, data=DataSource("data", 1, real=True, spans=spans)))
+    _, tool, *words = shlex.split(found.commands["polygraphy"])
+    program = [Path(sys.executable).with_name("polygraphy"), tool, *words, "--help"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert "usage: " in done.stdout and not done.returncode, done.stderr
+    for word in words:
+        assert not word.startswith("-") or word in done.stdout
+
+
+def test_types_that_a_release_does_not_keep_are_named() -> None:
+    done = result(target=Target("tensorrt", (8, 6)), output=Path("fixed.onnx"))
+    assert "the builder of tensorrt 8.6 chooses types itself: --weak-typing" in flat(printed(done))
 
 
 def test_unknown_sizes_are_left_for_the_user_and_quoted_for_the_shell() -> None:
-    command = next_step.next_command(result(model=DYNAMIC, output=Path("a b.onnx"), data=None))
+    command = next_step(result(model=DYNAMIC, output=Path("a b.onnx"), data=None)).first
     assert command is not None
     assert "'--onnx=a b.onnx'" in command
     assert "'--minShapes=x:?x3x8x?'" in command
 
 
-def test_no_file_no_command() -> None:
-    assert next_step.next_command(result(output=None)) is None
-    assert "Next" not in printed(result(output=None))
+@pytest.mark.parametrize("changes", [{"output": None}, {"verdict": BAD}], ids=["no file", "a failure"])
+def test_no_command(changes: dict[str, object]) -> None:
+    assert not next_step(result(**changes)).commands
+    assert "Next" not in printed(result(**changes))
 
 
 def test_json_holds_the_whole_result() -> None:
@@ -312,6 +395,11 @@ def test_json_holds_the_whole_result() -> None:
     assert fields["checks"][0]["outputs"][0]["passed"] is True
     assert fields["checks"][2]["passed"] is None
     assert fields["verified"] is True
+    assert fields["next_command"] == fields["next_commands"]["trtexec"]
+    whole = report.as_dict(result(causes=(CAUSE,), before=(output(),), repairs=["without x: passes"]))
+    assert whole["causes"][0]["reach"] == 7e7
+    assert whole["before"][0]["name"] == "y"
+    assert whole["repairs"] == ["without x: passes"]
 
 
 def test_json_is_standard_even_with_infinities_and_numpy_numbers(tmp_path: Path) -> None:

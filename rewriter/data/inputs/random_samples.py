@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper
 
-from rewriter.data.inputs.samples import Sample, Samples, no_such_input
+from rewriter.data.inputs.samples import Sample, Samples, no_such_input, shape_text
 from rewriter.errors import InputsError
 from rewriter.graph import GraphEditor, attribute, open_graphs, reached
 from rewriter.graph.ops import VIEWS
@@ -18,6 +19,9 @@ from rewriter.model import facts as tensor_facts
 
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
+
+MOST_ELEMENTS = 2**30
+"""Of an input with random values: 4 GiB in FP32, far above what networks take."""
 
 _INDEX_PATH = VIEWS | {"Cast"}
 """Operators that pass ids on, unchanged, to the Gather that looks them up."""
@@ -45,6 +49,7 @@ def random_samples(
     for name, shape in (input_shapes or {}).items():
         sizes.fix(name, tuple(shape))
     shapes = {port.name: sizes.shape(port) for port in model.signature.inputs}
+    _check_sizes(shapes)
     limits = table_sizes(model)
     makers = {port.name: _maker(port, limits.get(port.name)) for port in model.signature.inputs}
 
@@ -59,6 +64,16 @@ def random_samples(
         f"random inputs, seed {seed}{sizes.text()} (no real data was used; ranges may not be representative)"
     )
     return Samples(model.signature, [sample(i) for i in range(count)], text, real=False)
+
+
+def _check_sizes(shapes: Mapping[str, Sequence[int]]) -> None:
+    for name, shape in shapes.items():
+        if math.prod(shape) > MOST_ELEMENTS:
+            raise InputsError(
+                f"random values for its shape {list(shape)} do not fit into memory",
+                where=f"input {name!r}",
+                hint="give data of a smaller size with --inputs, or correct the model's input",
+            )
 
 
 @dataclass
@@ -76,13 +91,22 @@ class _Sizes:
         if name not in ports:
             raise no_such_input(name, ports, where)
         declared = ports[name].shape
+        shape_hint = f"its shape in the model is {shape_text(declared)}"
         if declared is not None and len(declared) != len(shape):
-            raise InputsError(f"the model's input has {len(declared)} axes, not {len(shape)}", where=where)
+            raise InputsError(
+                f"the model's input has {len(declared)} axes, not {len(shape)}", where=where, hint=shape_hint
+            )
         for axis, (size, dim) in enumerate(zip(shape, declared or (), strict=False)):
             if isinstance(dim, int) and dim != size:
-                raise InputsError(f"axis {axis} is {dim} in the model, not {size}", where=where)
+                raise InputsError(
+                    f"axis {axis} is {dim} in the model, not {size}", where=where, hint=shape_hint
+                )
             if isinstance(dim, str) and self.named.setdefault(dim, size) != size:
-                raise InputsError(f"axis {axis} ({dim}) is {self.named[dim]} in another input", where=where)
+                raise InputsError(
+                    f"axis {axis} ({dim}) is {self.named[dim]} in another input",
+                    where=where,
+                    hint="give both inputs the same size there",
+                )
         self.fixed[name] = shape
 
     def shape(self, port: Port) -> tuple[int, ...]:

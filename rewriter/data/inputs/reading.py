@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import base64
-import io
-import json
 import os
 import re
 import shutil
 import tempfile
 import weakref
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from rewriter.data.inputs.samples import Sample, Samples
+from rewriter.data.inputs.stored_arrays import Archive, StoredArray, explained, npy_bytes, npy_file
 from rewriter.errors import InputsError
-from rewriter.model import Array, Model, Signature
+from rewriter.model import Model, Signature
+from rewriter.model.json_text import from_json
 
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
 
@@ -67,7 +65,7 @@ def read_raw_samples(path: Path) -> Sequence[Sample]:
         InputsError: missing or unreadable data.
     """
     if path.is_file() and path.suffix == ".npy":
-        return [Sample(str(path), lambda: {"array": _load(path)})]
+        return [Sample(str(path), lambda: {"array": npy_file(path)})]
     samples = _opened(path, Signature((), ()))
     _require_some(samples, str(path))
     return samples
@@ -88,12 +86,12 @@ def _opened(path: Path, signature: Signature) -> list[Sample]:
     if not path.is_file():
         raise InputsError("no such file or folder", where=str(path), hint=f"give {FORMATS}")
     if path.suffix == ".npz":
-        return [_npz(path)]
+        return [_archive(path)]
     if path.suffix == ".json":
         return _spooled(_polygraphy(path), f"{path}: sample")
     if path.suffix == ".npy" and len(signature.inputs) == 1:
         name = signature.inputs[0].name
-        return [Sample(str(path), lambda: {name: _load(path)})]
+        return [Sample(str(path), lambda: {name: npy_file(path)})]
     raise InputsError(f"cannot read samples from a {path.suffix or 'such a'} file", where=str(path),
                       hint=f"give {FORMATS}")  # fmt: skip
 
@@ -110,7 +108,7 @@ def _from_folder(folder: Path, signature: Signature) -> list[Sample]:
             hint="keep one kind",
         )
     if archives:
-        return [_npz(path) for path in archives]
+        return [_archive(path) for path in archives]
     if arrays:
         return [_npy_folder(folder, signature)]
     if nested:
@@ -122,50 +120,18 @@ def _from_folder(folder: Path, signature: Signature) -> list[Sample]:
     )
 
 
-def _npz(path: Path) -> Sample:
-    def read() -> dict[str, Array]:
-        with _explained(str(path)), path.open("rb") as stream:
-            archive = np.load(stream, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InputsError("not an npz archive", where=str(path), hint="write it with np.savez")
-            return {name: _member(archive, name, path) for name in archive.files}
-
-    return Sample(str(path), read)
+def _archive(path: Path) -> Sample:
+    return Sample(str(path), partial(Archive, path))
 
 
 def _npy_folder(folder: Path, signature: Signature) -> Sample:
     """Files are named after the inputs; characters that file names cannot hold (`/`, `:`) are `_`."""
     plain = {re.sub(r"[^\w.-]", "_", port.name): port.name for port in signature.inputs}
 
-    def read() -> dict[str, Array]:
-        return {plain.get(p.stem, p.stem): _load(p) for p in sorted(folder.glob("*.npy"))}
+    def read() -> dict[str, StoredArray]:
+        return {plain.get(p.stem, p.stem): npy_file(p) for p in sorted(folder.glob("*.npy"))}
 
     return Sample(str(folder), read)
-
-
-def _member(archive: Any, name: str, path: Path) -> Array:
-    with _explained(f"{path}: array {name!r}"):
-        return np.asarray(archive[name])
-
-
-def _load(path: Path) -> Array:
-    with _explained(str(path)), path.open("rb") as stream:
-        return np.asarray(np.load(stream, allow_pickle=False))
-
-
-@contextmanager
-def _explained(where: str) -> Iterator[None]:
-    """Turns the errors that numpy raises for a broken file into an InputsError."""
-    try:
-        yield
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        if any(word in str(error).lower() for word in ("pickle", "object array")):
-            raise InputsError(
-                "it holds Python objects (pickled data), which are not loaded because they can run code",
-                where=where,
-                hint="save plain arrays: np.savez(file, **{name: np.asarray(value)})",
-            ) from error
-        raise InputsError(f"it cannot be read: {error}", where=where, hint="write it again") from error
 
 
 class _Spool:
@@ -178,12 +144,12 @@ class _Spool:
     def write(self, index: int, feeds: Mapping[str, Any], where: str) -> Callable[[], Mapping[str, Any]]:
         """Stores one sample and returns a function that reads it."""
         for position, value in enumerate(feeds.values()):
-            with _explained(where):
+            with explained(where):
                 np.save(self._file(index, position), np.asarray(value), allow_pickle=False)
         return partial(self._read, index, list(feeds))
 
-    def _read(self, index: int, names: Sequence[str]) -> dict[str, Array]:
-        return {name: _load(self._file(index, position)) for position, name in enumerate(names)}
+    def _read(self, index: int, names: Sequence[str]) -> dict[str, StoredArray]:
+        return {name: npy_file(self._file(index, position)) for position, name in enumerate(names)}
 
     def _file(self, index: int, position: int) -> Path:
         return self.folder / f"{index}-{position}.npy"
@@ -204,7 +170,7 @@ def _polygraphy(path: Path) -> Iterator[Mapping[str, Any]]:
     """Feeds from the JSON that Polygraphy writes, where an array is the base64 text of an npy file."""
     where = str(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = from_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise InputsError(f"it is not JSON: {error}", where=where, hint=f"give {FORMATS}") from error
     if isinstance(content, Mapping):
@@ -215,15 +181,16 @@ def _polygraphy(path: Path) -> Iterator[Mapping[str, Any]]:
         )
     for index, sample in enumerate(content):
         if not isinstance(sample, Mapping):
-            raise InputsError("it is not a dict of arrays", where=f"{where}: sample {index}")
+            raise InputsError("it is not a dict of arrays", where=f"{where}: sample {index}",
+                              hint="write a list of dicts with save_json")  # fmt: skip
         yield {n: _decoded(v, f"{where}: sample {index}: array {n!r}") for n, v in sample.items()}
 
 
-def _decoded(value: Any, where: str) -> Array:
+def _decoded(value: Any, where: str) -> StoredArray:
     if isinstance(value, Mapping) and isinstance(value.get("array"), str):
-        with _explained(where):
+        with explained(where):
             data = base64.b64decode(value["array"], validate=True)
-            return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+        return npy_bytes(data, where)
     raise InputsError(
         "it is not an array as Polygraphy encodes them",
         where=where,

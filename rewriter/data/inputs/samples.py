@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
+from rewriter.data.inputs.stored_arrays import StoredArray
 from rewriter.data.source import DataSource, Shape
 from rewriter.errors import InputsError, did_you_mean
 from rewriter.model import Array, Port, Signature
@@ -70,8 +71,9 @@ class Samples:
 
     def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
         spans: dict[str, tuple[Shape, Shape, Shape]] = {}
-        for feeds in self:
+        for number, feeds in enumerate(self):
             for name, array in feeds.items():
+                _require_finite(array, name, number, self._samples[number].where)
                 low, first, high = spans.get(name, (array.shape,) * 3)
                 spans[name] = (
                     tuple(map(min, low, array.shape)),
@@ -94,11 +96,13 @@ def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> 
             hint="give one dict for each sample, with an array for each input: " + _listed(ports),
         )
     _check_names(feeds, ports, where)
-    found = {name: _typed(feeds[name], port, f"{where}: input {name!r}") for name, port in ports.items()}
+    described = {
+        name: _described(feeds[name], port, f"{where}: input {name!r}") for name, port in ports.items()
+    }
     bound: dict[str, tuple[int, str]] = {}
-    for name, array in found.items():
-        _check_shape(array, ports[name], bound, f"{where}: input {name!r}")
-    return found
+    for name, array in described.items():
+        _check_shape(array.shape, ports[name], bound, f"{where}: input {name!r}")
+    return {name: _typed(array, ports[name], f"{where}: input {name!r}") for name, array in described.items()}
 
 
 def no_such_input(name: str, ports: Mapping[str, Port], where: str) -> InputsError:
@@ -131,40 +135,75 @@ def _type_name(dtype: int) -> str:
     return str(np.dtype(helper.tensor_dtype_to_np_dtype(dtype)))
 
 
-def _typed(value: Any, port: Port, where: str) -> Array:
-    """`value` as an array of the port's element type; only the byte order is converted."""
+def _described(value: Any, port: Port, where: str) -> Array | StoredArray:
+    """`value` as an array, or as the description of one in a file, which is not read yet."""
     if port.dtype in (0, TensorProto.STRING):
         what = "strings" if port.dtype else "a sequence, map or optional"
         raise InputsError(
-            f"it is {what}, which TensorRT lacks; only tensors of numbers can be fed", where=where
+            f"it is {what}, which TensorRT lacks; only tensors of numbers can be fed",
+            where=where,
+            hint="export the model without this input",
         )
-    array = np.asarray(value)
+    return value if isinstance(value, StoredArray) else np.asarray(value)
+
+
+def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:
+    """The array in the port's element type; only the byte order is converted.
+
+    What is in a file is read when its type is known to fit.
+    """
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
-    nameless = array.dtype.kind == "V" and array.dtype.names is None and array.dtype != wanted
-    if nameless and wanted.isbuiltin == 2 and array.dtype.itemsize == wanted.itemsize:
-        array = array.view(wanted)  # npy files keep the bits of ml_dtypes types, but not their names
-    native = array.dtype.newbyteorder("=")
-    if native == wanted:
-        return array.astype(wanted, copy=False)
-    what = "objects (pickled data)" if array.dtype.kind == "O" else str(array.dtype)
+    dtype = stored.dtype
+    nameless = dtype.kind == "V" and dtype.names is None and dtype != wanted
+    if nameless and wanted.isbuiltin == 2 and dtype.itemsize == wanted.itemsize:
+        return np.asarray(stored).view(wanted)  # npy files keep the bits of ml_dtypes types, not their names
+    if dtype.newbyteorder("=") == wanted:
+        return np.asarray(stored).astype(wanted, copy=False)
+    what = "objects (pickled data)" if dtype.kind == "O" else str(dtype)
     hint = f"convert it: array.astype({'np' if wanted.isbuiltin == 1 else 'ml_dtypes'}.{wanted})"
     raise InputsError(f"the model wants {wanted}, the data is {what}", where=where, hint=hint)
 
 
-def _check_shape(array: Array, port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
+def _require_finite(array: Array, name: str, number: int, where: str) -> None:
+    """Checks that there is no NaN or infinity; masks that are added to scores may hold -inf."""
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        return
+    wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    bad = np.isnan(wide) | (np.isinf(wide) if "mask" not in name.lower() else np.isposinf(wide))
+    if not bad.any():
+        return
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    of = f", one of {np.count_nonzero(bad)} such elements of {bad.size}" if bad.sum() > 1 else ""
+    raise InputsError(
+        f"element {list(at)} of sample {number} is {float(wide[at])}{of}",
+        where=f"{where}: input {name!r}",
+        hint="no result can be judged by it: check the program that wrote the data, and leave the sample out",
+    )
+
+
+def shape_text(shape: Sequence[int | str | None] | None) -> str:
+    """A declared shape for messages: `nx3x?x?`."""
+    if shape is None:
+        return "of any rank"
+    return "x".join("?" if size is None else str(size) for size in shape) or "a scalar"
+
+
+def _check_shape(shape: tuple[int, ...], port: Port, bound: dict[str, tuple[int, str]], where: str) -> None:
     """Checks a shape against the declared one; `bound` has the named dimensions of this sample."""
     if port.shape is None:
         return
-    wanted = "x".join("?" if d is None else str(d) for d in port.shape) or "a scalar"
-    if array.ndim != len(port.shape):
+    wanted = shape_text(port.shape)
+    hint = f"prepare it in the model's shape, {wanted}"
+    if len(shape) != len(port.shape):
         raise InputsError(
-            f"it has {len(port.shape)} axes ({wanted}), the data has {array.ndim} {list(array.shape)}",
+            f"it has {len(port.shape)} axes ({wanted}), the data has {len(shape)} {list(shape)}",
             where=where,
+            hint=hint,
         )
-    for axis, (size, dim) in enumerate(zip(array.shape, port.shape, strict=True)):
+    for axis, (size, dim) in enumerate(zip(shape, port.shape, strict=True)):
         if isinstance(dim, int) and size != dim:
             raise InputsError(
-                f"axis {axis} must be {dim}, the data has {size} {list(array.shape)}", where=where
+                f"axis {axis} must be {dim}, the data has {size} {list(shape)}", where=where, hint=hint
             )
         if isinstance(dim, str):
             known, owner = bound.setdefault(dim, (size, port.name))
@@ -172,4 +211,5 @@ def _check_shape(array: Array, port: Port, bound: dict[str, tuple[int, str]], wh
                 raise InputsError(
                     f"axis {axis} ({dim}) is {size}, but {dim} is {known} in {owner!r} of the same sample",
                     where=where,
+                    hint=f"axes called {dim} have one size in a sample; prepare both inputs together",
                 )

@@ -93,8 +93,9 @@ class _Run:
 class _Scope:
     """One graph while its statistics are added."""
 
-    def __init__(self, run: _Run, graph: GraphProto, index: int) -> None:
+    def __init__(self, run: _Run, graph: GraphProto, index: int, parent: _Scope | None = None) -> None:
         self.run = run
+        self.parent = parent
         self.graph = graph
         self.index = index
         self.facts = run.facts.scopes[index]
@@ -125,22 +126,31 @@ class _Scope:
         for name in node.output:
             if node.op_type == "Constant":
                 self.known.add(name)
-            elif self._holds_values_of_input(node):
+            elif (source := self._copied(node)) is not None:
                 self.known.add(name)
-                self.run.copies.append(((self.index, name), (self.index, node.input[0])))
+                self.run.copies.append(((self.index, name), source))
             else:
                 self._measure(name)
 
-    def _holds_values_of_input(self, node: NodeProto) -> bool:
-        if not node.input or node.input[0] not in self.known or node.domain not in STANDARD_DOMAINS:
-            return False
-        source = self.facts.get(node.input[0])
-        if source is None or source.dtype not in FLOATS:
-            return False
-        if node.op_type == "Cast":
-            to = attribute(node, "to")
-            return source.dtype == to or (source.dtype, to) in _WIDENING
-        return node.op_type in SAME_VALUES
+    def _copied(self, node: NodeProto) -> Key | None:
+        """The measured tensor, of this graph or an enclosing one, whose values a node hands on.
+
+        Its range holds even where the node is in a branch that no sample takes.
+        """
+        owner = self._owner(node.input[0]) if node.input and node.domain in STANDARD_DOMAINS else None
+        source = owner.facts.get(node.input[0]) if owner is not None else None
+        if owner is None or source is None or source.dtype not in FLOATS:
+            return None
+        to = attribute(node, "to") if node.op_type == "Cast" else None
+        widened = source.dtype == to or (source.dtype, to) in _WIDENING
+        return (owner.index, node.input[0]) if widened or node.op_type in SAME_VALUES else None
+
+    def _owner(self, name: str) -> _Scope | None:
+        """The scope in which a tensor was measured; None if it was not."""
+        scope: _Scope | None = self
+        while scope is not None and name not in scope.known:
+            scope = scope.parent
+        return scope
 
     def _measure(self, name: str) -> None:
         facts = self.facts.get(name)
@@ -177,7 +187,7 @@ class _Scope:
 
     def _instrument_subgraph(self, graph: GraphProto) -> Pack:
         self.run.scopes += 1
-        packs = _Scope(self.run, graph, self.run.scopes).instrument()
+        packs = _Scope(self.run, graph, self.run.scopes, self).instrument()
         if not packs:
             return Pack()
         emit = Emitter(self.run.names, graph.node)

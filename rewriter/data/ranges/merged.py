@@ -1,4 +1,4 @@
-"""Ranges of the products that merge-projections makes, derived from those of the parts without a run."""
+"""Ranges of merged products and of views, derived from those of their parts without a run."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from onnx import GraphProto, NodeProto
 
 from rewriter.data.ranges import Ranges, constant_ranges
 from rewriter.graph import made_by
+from rewriter.graph.ops import LAYOUTS
 from rewriter.model import Model, walk_graphs
+from rewriter.model.facts import FLOATS, Facts
 from rewriter.plan import Range
 
 MADE = frozenset({"MatMul", "Add", "Reshape", "Split"})
 """Operators that merge-projections makes."""
 
 
-def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str]) -> Ranges | None:
+def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str], facts: Facts) -> Ranges | None:
     """The ranges of `model`, given those of its products before the merge; None if they must be measured.
 
     The operand of a Split has the extremes of its parts, and the mean of their means. A part that only a
-    scale reads has the range of the scaled part, divided by the scale. A Reshape changes no value. A product
+    scale reads has the range of the scaled part, divided by the scale. A view changes no value. A product
     before its bias has the extremes after it, minus those of the bias.
 
     Args:
-        tags: Tags of the nodes that merges made.
+        tags: Tags of the nodes that merges made, and passes that insert views.
+        facts: Of `model`.
     """
     known = ranges.rescaled(())
     known.update(constant_ranges(model, known))
     for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        _through_views(scope, graph, known)
         readers = _only_readers(graph)
         for node in reversed(graph.node):
             if node.op_type not in MADE or not made_by(node, tags):
@@ -38,7 +42,25 @@ def merged_ranges(model: Model, ranges: Ranges, tags: AbstractSet[str]) -> Range
                 if found is None:
                     return None
                 known[scope, name] = found
+        made = (name for node in graph.node if made_by(node, tags) for name in node.output if name)
+        if any((scope, name) not in known and _is_float(facts, scope, name) for name in made):
+            return None
     return known
+
+
+def _is_float(facts: Facts, scope: int, name: str) -> bool:
+    found = facts.scopes[scope].get(name)
+    return found is None or found.dtype in FLOATS
+
+
+def _through_views(scope: int, graph: GraphProto, known: Ranges) -> None:
+    """Gives the operand and the result of a view each other's range, where one of them has none."""
+    views = [(node.input[0], node.output[0]) for node in graph.node if node.op_type in LAYOUTS]
+    backward = [(result, operand) for operand, result in reversed(views)]
+    for source, target in (*backward, *views):
+        found = known.get((scope, source))
+        if found is not None:
+            known.setdefault((scope, target), found)
 
 
 def _only_readers(graph: GraphProto) -> dict[str, NodeProto | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.probe.question import UNKNOWN, Answer
 from rewriter.engines.user_cache import user_cache
 from rewriter.model import write_json
+from rewriter.model.json_text import from_json
 
 RECORDED = Path(__file__).with_name("recorded")
 """Files of `rewriter probe --json`, one for each GPU and release."""
@@ -118,9 +118,14 @@ def write(answers: Answers, path: Path) -> None:
     Raises:
         OutputError: the folder does not exist or cannot be written, or the disk is full.
     """
+    write_json(plain_fields(answers), path, "the answers")
+
+
+def plain_fields(answers: Answers) -> dict[str, Any]:
+    """The answers as they are written."""
     fields = {"schema_version": SCHEMA_VERSION, **asdict(answers)}
     del fields["recorded"]
-    write_json(fields, path, "the answers")
+    return fields
 
 
 def _cache_folder() -> Path:
@@ -128,7 +133,7 @@ def _cache_folder() -> Path:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = from_json(path.read_text(encoding="utf-8"))
     return found
 
 

@@ -70,7 +70,9 @@ class Planning:
             return rewritten, self.ranges(rewritten)
         known = ranges.rescaled(self.record.exponents())
         merging = {r.name for r in made if any(isinstance(change, Merged) for change in r.changes)}
-        merged = merged_ranges(rewritten, known, merging) if merging else known
+        if not merging:
+            return rewritten, known
+        merged = merged_ranges(rewritten, known, merging, tensor_facts.infer(rewritten))
         return rewritten, merged if merged is not None else self.ranges(rewritten)
 
     def plan(self, structured: Model, ranges: Ranges) -> Plan:

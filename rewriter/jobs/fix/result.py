@@ -8,7 +8,11 @@ from pathlib import Path
 import onnx
 
 from rewriter.base import Target
+from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.data.source import DataSource
+from rewriter.figures.outputs import OutputComparison
+from rewriter.jobs.fix.causes import Cause
+from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
 from rewriter.model import Model
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan
@@ -35,6 +39,10 @@ class FixResult:
         searched: The plans that `search="gpu"` built and ran.
         constraints: The file of trtexec's arguments, with `weak_typing`.
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
+        depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
+        causes: What was wrong with the model, in numbers, and what was done about each.
+        before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
+        conclusion: The verdict in words, with the limit and the remedy of a failure.
     """
 
     model: Model
@@ -51,6 +59,10 @@ class FixResult:
     constraints: Path | None = None
     searched: Searched | None = None
     repairs: list[str] = field(default_factory=list)
+    depth: tuple[TensorAtDepth, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    before: tuple[OutputComparison, ...] = ()
+    conclusion: Conclusion = UNVERIFIED
 
     @property
     def verified(self) -> bool | None:

@@ -12,9 +12,10 @@ from onnx import NodeProto, TensorProto
 
 from rewriter.base import Refusal
 from rewriter.graph import GraphEditor, label
-from rewriter.patterns.norms.affine import Frame, Tail, follow
+from rewriter.patterns.norms.affine import Affine, Frame, Tail, follow
 from rewriter.patterns.norms.formulas import Core, Kind, match
 from rewriter.patterns.norms.values import origins, positive, transparent
+from rewriter.patterns.units import exposed
 
 __all__ = ["Frame", "Kind", "Norm", "find_norms"]
 
@@ -33,6 +34,7 @@ class Norm:
         epsilon: As read from the constant, whatever its type; 0.0 if there is none.
         scale, bias: Tensors of the affine part; only a `layer-norm` has a bias.
         nodes: All nodes in graph order, without Constants; they have to be in one island.
+        cancels: Its variance is E[x^2] - E[x]^2, whose digits cancel where |mean| exceeds the deviation.
         blocked: Why it must not become one operator; None if it may.
         remark: Why the next operator is not its scale or bias, where it looks like one.
     """
@@ -45,6 +47,7 @@ class Norm:
     scale: str | None
     bias: str | None
     nodes: tuple[NodeProto, ...]
+    cancels: bool
     blocked: str | None
     remark: Refusal | None = None
 
@@ -66,13 +69,13 @@ def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
     shape = graph.shape(core.sources[0])
     axes = positive(core.axes, None if shape is None else len(shape)) or ()
     frame = Frame(axes, shape)
-    biased = core.kind == "layer-norm"
-    tail = follow(graph, core.output, frame, _outer_types(graph, core), scale=core.scale, biased=biased)
+    known = Affine(core.scale, core.bias, biased=core.kind == "layer-norm")
+    tail = follow(graph, core.output, frame, _outer_types(graph, core), known)
     source = _input(graph, core, tail)
     unit = {id(n): n for n in (*core.nodes, *tail.nodes)}
     blocked = _blocked(graph, core, tail, source, unit)
     for node in (*tail.views, *_between(graph, core.sources, source)):
-        if not _exposed(graph, node, unit):
+        if not exposed(graph, node, unit):
             unit[id(node)] = node
     nodes = tuple(sorted(unit.values(), key=lambda n: order[id(n)]))
     return Norm(
@@ -84,6 +87,7 @@ def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
         scale=tail.scale,
         bias=tail.bias,
         nodes=nodes,
+        cancels=core.cancels,
         blocked=blocked,
         remark=tail.remark,
     )
@@ -131,18 +135,7 @@ def _blocked(
     elif graph.dtype(source) != graph.dtype(tail.output):
         reasons.append(f"{source} and {tail.output} have different types")
     inner = [n for n in unit.values() if tail.output not in n.output]
-    exposed = next((reason for node in inner if (reason := _exposed(graph, node, unit))), None)
-    if exposed:
-        reasons.append(exposed)
+    kept = next((reason for node in inner if (reason := exposed(graph, node, unit))), None)
+    if kept:
+        reasons.append(kept)
     return "; ".join(reasons) or None
-
-
-def _exposed(graph: GraphEditor, node: NodeProto, unit: dict[int, NodeProto]) -> str | None:
-    """The reason why a node inside the unit has to stay; None if it may go."""
-    for tensor in node.output:
-        if graph.is_output(tensor):
-            return f"{tensor} inside it is a graph output"
-        reader = next((n for n in graph.consumers(tensor) if id(n) not in unit), None)
-        if reader is not None:
-            return f"{tensor} inside it is also used by {label(reader)}"
-    return None

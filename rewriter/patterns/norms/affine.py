@@ -75,26 +75,32 @@ class Tail:
     remark: Refusal | None = None
 
 
-def follow(
-    graph: GraphEditor, output: str, frame: Frame, outer: frozenset[int], *, scale: str | None, biased: bool
-) -> Tail:
+@dataclass(frozen=True)
+class Affine:
+    """The scale and bias that a formula has already, and if this kind of norm has a bias at all."""
+
+    scale: str | None
+    bias: str | None
+    biased: bool
+
+
+def follow(graph: GraphEditor, output: str, frame: Frame, outer: frozenset[int], known: Affine) -> Tail:
     """The scale and bias after `output`.
 
     Args:
         outer: Types that the normalised tensor had before it was widened; one Cast back belongs to
             the normalisation.
-        scale: A scale that the pattern has already.
-        biased: Whether this kind of norm has a bias at all.
     """
-    tail = Tail(output, scale=scale)
+    tail = Tail(output, scale=known.scale, bias=known.bias)
     _narrow(graph, tail, outer)
-    if scale is None:
+    for role, tensor in (("scale", known.scale), ("bias", known.bias)):
+        if tensor is not None:
+            tail.views += _views(graph, tensor)
+            if _fit(graph, tensor, frame) != "fits":
+                tail.blocked = _misfit(graph, role, tensor)
+    if known.scale is None and known.bias is None:
         _take(graph, tail, "Mul", frame)
-    else:
-        tail.views += _views(graph, scale)
-        if _fit(graph, scale, frame) != "fits":
-            tail.blocked = _misfit(graph, scale)
-    if biased and tail.blocked is None:
+    if known.biased and known.bias is None and tail.blocked is None:
         _take(graph, tail, "Add", frame)
     return tail
 
@@ -143,7 +149,7 @@ def _take(graph: GraphEditor, tail: Tail, op: str, frame: Frame) -> None:
             tail.output = node.output[0]
             tail.scale, tail.bias = (operand, tail.bias) if op == "Mul" else (tail.scale, operand)
         elif fit == "wrong shape" and op == "Mul":
-            tail.blocked = _misfit(graph, operand)
+            tail.blocked = _misfit(graph, "scale", operand)
         elif fit != "scalar":
             what = "computed" if fit == "computed" else f"a constant with {_text(graph.shape(operand))}"
             role = "bias" if op == "Add" else "scale"
@@ -155,8 +161,8 @@ def _views(graph: GraphEditor, operand: str) -> list[NodeProto]:
     return known[1] if known else []
 
 
-def _misfit(graph: GraphEditor, scale: str) -> str:
-    return f"its scale {scale} has {_text(graph.shape(scale))}"
+def _misfit(graph: GraphEditor, role: str, tensor: str) -> str:
+    return f"its {role} {tensor} has {_text(graph.shape(tensor))}"
 
 
 def _text(shape: Shape | None) -> str:

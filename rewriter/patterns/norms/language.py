@@ -18,6 +18,7 @@ from onnx import NodeProto
 from rewriter.graph import GraphEditor, attribute, is_op
 from rewriter.graph.match import operands, optional_input, with_scalar
 from rewriter.graph.ops import RESHAPES, SCALING
+from rewriter.patterns.norms.shapes import is_aligned
 from rewriter.patterns.norms.values import narrows, same_value, transparent
 
 BOUNDS = ("Add", "Max", "Clip", "Relu")
@@ -65,6 +66,8 @@ class Bindings:
         moments: The `Mean`s by name.
         faults: Reasons not to replace the formula by one operator.
         reshaped: A reduced axis was dropped, so that shapes decide what a statistic meets.
+        expanded: The Expands of statistics.
+        cancels: The variance is a difference of squares.
     """
 
     graph: GraphEditor
@@ -74,6 +77,8 @@ class Bindings:
     epsilons: tuple[Epsilon, ...] = ()
     faults: tuple[str, ...] = ()
     reshaped: bool = False
+    expanded: tuple[NodeProto, ...] = ()
+    cancels: bool = False
 
     def fault(self, reason: str) -> Bindings:
         return replace(self, faults=(*self.faults, reason)) if reason else self
@@ -99,7 +104,7 @@ class Bindings:
     def _passed(self, node: NodeProto) -> Bindings:
         found = self._with(node)
         if node.op_type == "Expand":
-            return found.fault("a statistic is expanded inside it")
+            return replace(found, expanded=(*found.expanded, node))
         if narrows(self.graph, node):
             return found.fault("a statistic is rounded to a narrower type inside it")
         return replace(found, reshaped=self.reshaped or node.op_type in RESHAPES - {"Identity"})
@@ -154,11 +159,10 @@ class Const(Pattern):
 class Op(Pattern):
     """An operator with its inputs, in both orders if it is commutative; `wide` as for `Bindings.step`."""
 
-    def __init__(self, op: str, *inputs: Pattern, wide: bool = False, fault: str = "") -> None:
+    def __init__(self, op: str, *inputs: Pattern, wide: bool = False) -> None:
         self.op = op
         self.inputs = inputs
         self.wide = wide
-        self.fault = fault
 
     def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         step = found.step(tensor, self.op, wide=self.wide)
@@ -166,7 +170,7 @@ class Op(Pattern):
             node, found = step
             orders = operands(node) if len(self.inputs) == 2 else iter([tuple(node.input)])
             for order in orders:
-                yield from _each(self.inputs, order, found.fault(self.fault))
+                yield from _each(self.inputs, order, found)
 
 
 def _each(patterns: Sequence[Pattern], tensors: Sequence[str], found: Bindings) -> Iterator[Bindings]:
@@ -175,6 +179,35 @@ def _each(patterns: Sequence[Pattern], tensors: Sequence[str], found: Bindings) 
         return
     for first in patterns[0].match(found, tensors[0]):
         yield from _each(patterns[1:], tensors[1:], first)
+
+
+@dataclass(frozen=True)
+class Named(Pattern):
+    """A tensor that matches `of`, and that a `Var` of the same name finds again."""
+
+    name: str
+    of: Pattern
+
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
+        for inner in self.of.match(found, tensor):
+            yield from Var(self.name).match(inner, tensor)
+
+
+@dataclass(frozen=True)
+class Cancelling(Pattern):
+    """The difference of two statistics of one shape, of which mostly rounding errors may remain."""
+
+    minuend: Pattern
+    subtrahend: Pattern
+
+    def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
+        step = found.step(tensor, "Sub")
+        if step is None:
+            return
+        left, right = (found.graph.rank(operand) for operand in step[0].input)
+        if left == right:
+            noted = replace(step[1], cancels=True)
+            yield from _each((self.minuend, self.subtrahend), tuple(step[0].input), noted)
 
 
 @dataclass(frozen=True)
@@ -250,17 +283,9 @@ class Broadcast(Pattern):
 
     def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
         for inner in self.of.match(replace(found, reshaped=False), tensor):
-            if not inner.reshaped or self._is_aligned(inner, tensor):
+            axes = inner.moments[self.moment][-1].axes
+            if not inner.reshaped or is_aligned(inner.graph, tensor, inner.tensors["x"][0], axes):
                 yield replace(inner, reshaped=found.reshaped)
-
-    def _is_aligned(self, found: Bindings, tensor: str) -> bool:
-        axes = found.moments[self.moment][-1].axes
-        have, want = found.graph.shape(tensor), found.graph.shape(found.tensors["x"][0])
-        if have is None or want is None or axes is None or len(have) != len(want):
-            return False
-        reduced = {a % len(want) for a in axes or range(len(want))}
-        pairs = enumerate(zip(have, want, strict=True))
-        return all(h == w or (h == 1 and i in reduced) for i, (h, w) in pairs)
 
 
 @dataclass(frozen=True)

@@ -87,11 +87,15 @@ def _shared(path: Path) -> ConfigFile | None:
 def _toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         hint = "repair it, or name another file with REWRITER_CONFIG"
         raise UsageError(f"it is not TOML: {error}", where=shown(path), hint=hint) from error
     except OSError as error:
-        raise UsageError(f"it cannot be read: {error.strerror}", where=shown(path)) from error
+        raise UsageError(
+            f"it cannot be read: {error.strerror}",
+            where=shown(path),
+            hint="check its permissions, or name another file with REWRITER_CONFIG",
+        ) from error
 
 
 def shown(path: Path) -> str:

@@ -92,23 +92,33 @@ class _Programme:
 
     def solve(self) -> list[float] | None:
         """Values of the variables; None if the time limit passed without a feasible solution."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
+        import highspy
 
-        data = [value for terms, _, _ in self.rows for value in terms.values()]
-        columns = [column for terms, _, _ in self.rows for column in terms]
-        ends = np.cumsum([0, *(len(terms) for terms, _, _ in self.rows)])
-        matrix = csr_array((data, columns, ends), shape=(len(self.rows), len(self.cost)))
-        bounds: list[Any] = [self.low, self.high]  # scipy's annotations allow scalars only
-        limits: list[Any] = [[row[1] for row in self.rows], [row[2] for row in self.rows]]
-        found = milp(
-            self.cost,
-            integrality=self.integral,
-            bounds=Bounds(*bounds),
-            constraints=LinearConstraint(matrix, *limits),
-            options={"time_limit": TIME_LIMIT_S},
-        )
-        return None if found.x is None else [float(value) for value in found.x]
+        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("threads", 1)  # the same optimum, however many cores there are
+        solver.setOptionValue("time_limit", TIME_LIMIT_S)
+        solver.passModel(self._as_lp(highspy))
+        solver.run()
+        if solver.getInfo().primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+            return None
+        return [float(value) for value in solver.getSolution().col_value]
+
+    def _as_lp(self, highspy: Any) -> Any:
+        """The programme as HiGHS takes it, with its rows in compressed form."""
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(self.cost), len(self.rows)
+        model.col_cost_, model.col_lower_, model.col_upper_ = map(np.array, (self.cost, self.low, self.high))
+        model.row_lower_ = np.array([low for _, low, _ in self.rows])
+        model.row_upper_ = np.array([high for _, _, high in self.rows])
+        model.integrality_ = [highspy.HighsVarType(kind) for kind in self.integral]
+        matrix = model.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kRowwise
+        matrix.num_col_, matrix.num_row_ = model.num_col_, model.num_row_
+        matrix.start_ = np.cumsum([0, *(len(terms) for terms, _, _ in self.rows)])
+        matrix.index_ = np.array([column for terms, _, _ in self.rows for column in terms])
+        matrix.value_ = np.array([value for terms, _, _ in self.rows for value in terms.values()])
+        return model
 
 
 def solve(demands: Mapping[int, Demand], equations: Sequence[Mapping[int, int]]) -> dict[int, int] | None:

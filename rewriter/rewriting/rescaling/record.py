@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from rewriter.model import Model
+from rewriter.model.json_text import from_json
 
 EXPONENTS = "rewriter.exponents"
 """Metadata key of a JSON object: exponent of two by tensor of the main graph."""
@@ -27,7 +28,7 @@ def recorded(model: Model) -> dict[str, int]:
     """The noted exponents by tensor; empty if another program wrote something else under this key."""
     text = next((e.value for e in model.proto.metadata_props if e.key == EXPONENTS), "{}")
     try:
-        found = json.loads(text)
+        found = from_json(text)
     except ValueError:
         return {}
     known = isinstance(found, dict) and all(type(k) is int for k in found.values())

@@ -5,7 +5,9 @@
 3. `grid`: the numbers of FP16, BF16 and TF32.
 4. `nearest_plane`: Babai's nearest-plane algorithm (GPTQ) with the Cholesky factor of the rows' Gram matrix.
 5. `fit`: applies it to the layers that share rows, and judges the result on held-out rows.
-6. `compensate`: runs all of it within bounds on memory and on runs of the model.
+6. `worth`: estimates which weights cause a share of the error worth the time.
+7. `compensate`: runs all of it within bounds on memory and on runs of the model.
+8. `network`: compares the whole network's results with those of weights rounded to nearest.
 
 docs/weights.md has the method and the measurements.
 """
@@ -16,8 +18,11 @@ from rewriter.rewriting.rounding.compensate import FittingData, compensate
 from rewriter.rewriting.rounding.fit import Rounded
 from rewriter.rewriting.rounding.grid import Grid
 from rewriter.rewriting.rounding.layers import Layer, RowSource, Skipped, Types, Window, layers
+from rewriter.rewriting.rounding.network import Compared, compared
+from rewriter.rewriting.rounding.worth import Worth
 
 __all__ = [
+    "Compared",
     "FittingData",
     "Grid",
     "Layer",
@@ -26,6 +31,8 @@ __all__ = [
     "Skipped",
     "Types",
     "Window",
+    "Worth",
+    "compared",
     "compensate",
     "layers",
 ]

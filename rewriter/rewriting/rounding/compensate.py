@@ -85,6 +85,11 @@ class FittingData:
         return inferred_shapes(self.model, next(iter(self.samples)))
 
     @property
+    def last(self) -> Mapping[str, Array]:
+        """The last of the chosen samples, which is held out if there are several."""
+        return next(feeds for i, feeds in enumerate(self.samples) if i == max(self.chosen))
+
+    @property
     def largest(self) -> int:
         """Bytes of the largest computed tensor. Measuring ranges has held several of that size."""
         stored = {tensor.name for tensor in self.model.proto.graph.initializer}

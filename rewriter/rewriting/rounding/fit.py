@@ -46,6 +46,11 @@ class Rounded:
         """True if rounding together is better than rounding to nearest."""
         return self.error < self.nearest
 
+    def stored(self) -> dict[str, Array]:
+        """Weight and bias by name, in the lower type."""
+        found = {self.layer.weight: self.value, self.layer.bias: self.bias}
+        return {name: value for name, value in found.items() if value is not None}
+
 
 def fitted(
     rows: Sequence[Rows | None], found: Sequence[Layer], weights: Weights, grid: Grid

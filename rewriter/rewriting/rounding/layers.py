@@ -126,7 +126,7 @@ def _weight(graph: GraphEditor, node: NodeProto) -> str | None:
 
 def _layer(graph: GraphEditor, node: NodeProto, weight: str, types: Types) -> Layer | Skipped:
     if not graph.is_initializer(weight):
-        return Skipped(label(node), "the weight is no initializer of its graph (`simplify` makes it one)")
+        return Skipped(label(node), "the weight is no initializer of its graph")
     if graph.is_output(weight) or any(v.name == weight for v in graph.graph.input):
         return Skipped(label(node), "the weight is a graph input or output")
     readers = graph.consumers(weight)

@@ -42,6 +42,8 @@ Round = Callable[[Array], Array]
 def round_together(weights: Array, factor: Factor, nearest: Round) -> Array:
     """Returns the weights on the grid, with the error of each compensated by those of earlier channels.
 
+    Zeros stay zero and no weight changes its sign: both may have a meaning, as in a filter bank before a Log.
+
     Args:
         weights: W, float32 [groups, K, N], finite.
         factor: Of the Gram matrix of the rows that multiply W; see `cholesky`.
@@ -56,12 +58,18 @@ def round_together(weights: Array, factor: Factor, nearest: Round) -> Array:
         for first, last in reversed(list(_blocks(end - start, STRIP))):
             for k in range(last - 1, first - 1, -1):
                 given = weights[:, start + k]
-                rounded[:, start + k] = nearest(given + correction[:, k])
+                rounded[:, start + k] = _of_sign(nearest(given + correction[:, k]), given)
                 np.subtract(given, rounded[:, start + k], out=errors[:, k])
                 correction[:, first:k] += inside[:, first:k, k, np.newaxis] * errors[:, k, np.newaxis]
             correction[:, :first] += inside[:, :first, first:last] @ errors[:, first:last]
         corrections.add(start, end, errors)
     return rounded
+
+
+def _of_sign(rounded: Array, given: Array) -> Array:
+    """Zero where the sign of the given weight is another one, or where it is zero."""
+    kept: Array = np.where(np.sign(given) == np.sign(rounded), rounded, np.float32(0.0))
+    return kept
 
 
 def damping(rows: int, channels: int) -> float:

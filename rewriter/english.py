@@ -1,0 +1,48 @@
+"""Plain English for messages: plurals, articles, lists and short numbers."""
+
+from __future__ import annotations
+
+import math
+
+VOWELS = "aeiou"
+
+SOUNDS = {"uint8": "a", "uniform": "a", "one": "a", "unit": "a", "hour": "an"}
+"""Words whose first letter misleads."""
+
+SPELT = "AEFHILMNORSX"
+"""Letters whose names begin with a vowel: an FP16 model, an RMSNorm, a BF16 model."""
+
+
+def count(number: int, word: str) -> str:
+    """`1 sample`, `2 samples`, `3 classes`, `4 boundaries`."""
+    return f"{number} {word if number == 1 else plural(word)}"
+
+
+def plural(word: str) -> str:
+    """The plural of a regular noun."""
+    if word.endswith(("s", "x", "ch", "sh")):
+        return f"{word}es"
+    if word.endswith("y") and word[-2:-1] not in VOWELS:
+        return f"{word[:-1]}ies"
+    return f"{word}s"
+
+
+def article(word: str) -> str:
+    """The word after `a` or `an`: an RMSNorm, a LayerNorm, an FP32 node, a Unet."""
+    if word.lower() in SOUNDS:
+        return f"{SOUNDS[word.lower()]} {word}"
+    spelt = len(word) > 1 and word[:2].isalnum() and word[:2] == word[:2].upper() and word[0].isalpha()
+    vowel = word[0] in SPELT if spelt else word[0].lower() in VOWELS
+    return f"{'an' if vowel else 'a'} {word}"
+
+
+def figure(value: float) -> str:
+    """A number as people write it: `65504`, `8.2e7`, `0.0018`, `NaN`, `infinity`."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
+    if value == int(value) and abs(value) < 1e5:
+        return str(int(value))
+    if 1e-4 <= abs(value) < 1e5:
+        return f"{value:.2g}" if abs(value) < 100 else f"{value:.0f}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"

@@ -1,0 +1,83 @@
+"""The error that a model has in reduced precision before anything is repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from onnx import NodeProto, TensorProto
+
+from rewriter.base import Context
+from rewriter.emulation import Accumulation
+from rewriter.errors import RewriterError
+from rewriter.figures.outputs import OutputComparison
+from rewriter.graph.casts import TypeRequest, retype
+from rewriter.hazards.survey import LARGEST, PrecisionRequest
+from rewriter.hazards.types import generated, no_lower_type, user_island
+from rewriter.model import Array, Model, walk_graphs
+from rewriter.model import facts as tensor_facts
+from rewriter.pipeline import text as pipeline
+from rewriter.pipeline.driver import Driver
+from rewriter.plan import Precision
+from rewriter.planning.planner import LOW_TYPES, node_key, surveys
+from rewriter.verification.arithmetic_checks import check_emulation
+from rewriter.verification.expected import Expected
+
+_NEEDED = (user_island, no_lower_type, generated)
+"""Rules about nodes that no converter lowers, or that the model has in FP32 on purpose."""
+
+
+def errors_before(
+    original: Model,
+    expected: Expected,
+    samples: Sequence[Mapping[str, Array]],
+    precision: Precision,
+    accumulation: Accumulation,
+) -> tuple[OutputComparison, ...]:
+    """The outputs of the original, emulated with every node in `precision` that can be, against FP32.
+
+    Returns:
+        One comparison for each output; () if it cannot be emulated.
+    """
+    try:
+        lowered = _lowered(original, precision)
+        return check_emulation(expected, lowered, precision, samples, accumulation).outputs
+    except RewriterError:  # a figure for comparison only: what the model itself lacks is reported elsewhere
+        return ()
+
+
+def _lowered(original: Model, precision: Precision) -> Model:
+    model = original
+    if model.proto.functions:
+        model, _ = Driver().run(model, pipeline.parse("inline-functions"), Context(model.opset))
+    low = LOW_TYPES[precision]
+    model = _with_infinities(model, LARGEST[low])
+    facts = tensor_facts.infer(model)
+    kept = {
+        node_key(survey.scope, hazard.node)
+        for survey in surveys(model, facts, {}, PrecisionRequest(low))
+        for rule in _NEEDED
+        for hazard in rule(survey)
+    }
+
+    def node_type(scope: int, node: NodeProto) -> int:
+        return LOW_TYPES["fp32"] if node_key(scope, node) in kept else low
+
+    return retype(model, facts, TypeRequest(node_type, tag="before"))
+
+
+def _with_infinities(model: Model, largest: float) -> Model:
+    """The model with infinity for every FP32 constant that the lower type cannot hold, as converters do."""
+    changed = model.copy()
+    for graph in walk_graphs(changed.proto.graph):
+        values = [
+            a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
+        ]
+        for tensor in (*graph.initializer, *values):
+            if tensor.data_type == TensorProto.FLOAT:
+                array = changed.array(tensor)
+                huge = np.isfinite(array) & (np.abs(array) > largest)
+                if huge.any():
+                    infinite = np.where(huge, np.copysign(np.inf, array), array).astype(np.float32)
+                    tensor.CopyFrom(changed.detached_tensor(tensor.name, infinite))
+    return changed

@@ -1,0 +1,238 @@
+"""What was wrong with a model, in numbers, and what was done about each: from the plan and the passes.
+
+Every FP32 node of the plan that is there for a hazard belongs to one cause. So do repairs that leave no trace
+in the plan: norms that became one operator, tensors that were scaled, constants that were clamped.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rewriter.base import Change
+from rewriter.english import count, figure
+from rewriter.graph import label
+from rewriter.graph.editor import made_by
+from rewriter.graph.ops import ROW_NORMS
+from rewriter.hazards.kinds import KINDS
+from rewriter.hazards.survey import LARGEST
+from rewriter.model import Model, walk_graphs
+from rewriter.pipeline.driver import PassResult
+from rewriter.plan import Decision, Plan, Range
+from rewriter.planning.planner import LOW_TYPES
+
+CLAMPING = "clamp-constants"
+"""The pass that brings constants into range."""
+
+FUSING = ("fuse-layer-norm", "fuse-rms-norm", "keep-epilogues")
+"""Passes whose name a fused norm may carry: the last one moves norms and makes them anew."""
+
+NAMES = {"layer-norm": "LayerNorm", "rms-norm": "RMSNorm", "l2-normalize": "L2 norm"}
+"""Norms as people call them, by the name of the pattern."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One kind of hazard that a model had.
+
+    Attributes:
+        kind: A key of `hazards.kinds.KINDS`.
+        what: What was wrong, with its size and the limit that it passes.
+        done: What was done about it.
+        nodes: The nodes that it concerns, as the user knows them.
+        reach: Largest absolute value measured there; None where no single tensor is the evidence.
+        limit: The number that `reach` is held against.
+    """
+
+    kind: str
+    what: str
+    done: str
+    nodes: tuple[str, ...]
+    reach: float | None = None
+    limit: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.done}"
+
+
+@dataclass(frozen=True)
+class FusedNorm:
+    """A norm that a pass made one operator, with the range of its input."""
+
+    node: str
+    op: str
+    range: Range
+
+
+def fused_norms(model: Model, ranges: Mapping[tuple[int, str], Range]) -> tuple[FusedNorm, ...]:
+    """The norms of a model that our passes made one operator, where their input was measured."""
+    found = []
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        for node in graph.node:
+            if node.op_type in ROW_NORMS and made_by(node, FUSING):
+                measured = ranges.get((scope, node.input[0]))
+                if measured is not None:
+                    found.append(FusedNorm(label(node), node.op_type, measured))
+    return tuple(found)
+
+
+def causes(
+    plan: Plan | None,
+    passes: Sequence[PassResult],
+    fused: Sequence[FusedNorm],
+    unscaled: Mapping[tuple[int, str], Range],
+) -> tuple[Cause, ...]:
+    """The hazards that `fix` found, those that overflow first.
+
+    Args:
+        fused: Norms that a pass made one operator.
+        unscaled: Ranges, before `rescale` scaled them, of the tensors that were out of range.
+    """
+    if plan is None or plan.precision == "fp32":
+        return ()
+    name, largest = plan.precision.upper(), LARGEST[LOW_TYPES[plan.precision]]
+    limits = _Limits(name, largest)
+    rules: dict[str, list[Decision]] = defaultdict(list)
+    for decision in plan.decisions:
+        if decision.rule in KINDS:
+            rules[decision.rule].append(decision)
+    found = [*_of_squares(rules.pop("unfused-norm", []), limits), *_of_fused(fused, limits)]
+    found += [*_of_overflow(rules.pop("overflow", []), unscaled, limits), *_of_masks(passes, limits)]
+    found += [_of_rule(rule, members) for rule, members in rules.items()]
+    return tuple(sorted(found, key=lambda cause: not _overflows(cause)))
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """The lower type: its name and its largest number."""
+
+    name: str
+    largest: float
+
+    @property
+    def end(self) -> str:
+        return f"{self.name} ends at {figure(self.largest)}"
+
+    def held(self, reach: float) -> str:
+        """The end of the sentence `... reach 8.2e7`."""
+        near = "" if reach > self.largest else ", less than a factor of 2 away"
+        return f"{self.end}{near}"
+
+
+def _overflows(cause: Cause) -> bool:
+    return cause.reach is not None and cause.limit is not None and cause.reach > cause.limit
+
+
+def _largest(decisions: Iterable[Decision]) -> Decision:
+    return max(decisions, key=lambda d: d.range.absmax if d.range else 0.0)
+
+
+def _names(decisions: Iterable[Decision]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(d.node for d in decisions))
+
+
+def _in_fp32(decisions: Sequence[Decision]) -> str:
+    """`24 nodes in FP32`, and those in BF16 apart."""
+    counts = {low: sum(d.repair == low for d in decisions) for low in ("fp32", "bf16")}
+    return ", ".join(f"{count(n, 'node')} in {low.upper()}" for low, n in counts.items() if n)
+
+
+def _of_squares(decisions: Sequence[Decision], limits: _Limits) -> Iterator[Cause]:
+    """Decomposed norms: those whose squares leave the range, and the others."""
+    norms: dict[str, list[Decision]] = defaultdict(list)
+    for decision in decisions:
+        norms[decision.reason].append(decision)
+    wide = [m for m in norms.values() if _is_wide(_largest(m), limits)]
+    rest = [m for m in norms.values() if not _is_wide(_largest(m), limits)]
+    if wide:
+        members = [d for group in wide for d in group]
+        reach = _largest(members)
+        assert reach.range is not None
+        top = reach.range.absmax
+        what = f"{reach.reason.split()[0]} inside {_kinds(wide)} reach {figure(top)}, {limits.held(top)}"
+        done = f"{count(len(wide), 'norm')} ({_in_fp32(members)})"
+        yield Cause("unfused-norm", what, done, _names(members), top, limits.largest)
+    if rest:
+        members = [d for group in rest for d in group]
+        epsilons = sum("under the root" in group[0].reason for group in rest)
+        what = f"{_kinds(rest)} {'have' if len(rest) > 1 else 'has'} squares of unknown or varying size"
+        if epsilons == len(rest):
+            what = f"the epsilon of {count(len(rest), 'norm')} is below {limits.name}'s normal range"
+        done = f"{count(len(rest), 'norm')} ({_in_fp32(members)})"
+        yield Cause("unfused-norm", what, done, _names(members))
+
+
+def _is_wide(decision: Decision, limits: _Limits) -> bool:
+    """True for a reason that rests on the squares' range."""
+    by_range = " inside the decomposed " in decision.reason
+    return by_range and decision.range is not None and decision.range.absmax > limits.largest / 2
+
+
+def _kinds(groups: Sequence[Sequence[Decision]]) -> str:
+    """`10 decomposed layer-norms`."""
+    names = {name for word, name in NAMES.items() if any(word in group[0].reason for group in groups)}
+    return count(len(groups), f"decomposed {names.pop() if len(names) == 1 else 'norm'}")
+
+
+def _of_fused(fused: Sequence[FusedNorm], limits: _Limits) -> Iterator[Cause]:
+    """Norms that compute in FP32 inside now, and whose squares leave the range."""
+    wide = [norm for norm in fused if norm.range.absmax**2 > limits.largest]
+    if wide:
+        top = max(norm.range.absmax for norm in wide)
+        what = (
+            f"squares inside {count(len(wide), 'decomposed norm')} reach {figure(top * top)} (inputs "
+            f"{figure(top)}), {limits.end}"
+        )
+        ops = " or ".join(sorted({norm.op for norm in wide}))
+        each = "each is" if len(wide) > 1 else "it is"
+        yield Cause(
+            "unfused-norm",
+            what,
+            f"{each} one {ops} now, FP32 inside",
+            tuple(norm.node for norm in wide),
+            top * top,
+            limits.largest,
+        )
+
+
+def _of_overflow(
+    decisions: Sequence[Decision], unscaled: Mapping[tuple[int, str], Range], limits: _Limits
+) -> Iterator[Cause]:
+    """Tensors out of range, in FP32 or scaled by powers of two."""
+    known = {d.tensor or d.node: d.range for d in decisions if d.range is not None}
+    known |= {tensor: found for (_, tensor), found in unscaled.items()}
+    if not known:
+        return
+    done = [f"{count(len(unscaled), 'tensor')} rescaled by powers of two"] if unscaled else []
+    done += [_in_fp32(decisions)] if decisions else []
+    nodes = _names(decisions) or tuple(tensor for _, tensor in unscaled)
+    worst, measured = max(known.items(), key=lambda item: item[1].absmax)
+    top: float | None = measured.absmax
+    if measured.finite:
+        one = f"{worst} reaches" if len(known) == 1 else f"{count(len(known), 'tensor')} reach up to"
+        what = f"{one} {figure(measured.absmax)}, {limits.held(measured.absmax)}"
+    else:
+        what, top = f"{worst} has NaN or infinite values in FP32 already", None
+    yield Cause("overflow", what, ", ".join(done), nodes, top, limits.largest)
+
+
+def _of_masks(passes: Sequence[PassResult], limits: _Limits) -> Iterator[Cause]:
+    changes: list[Change] = [c for step in passes if step.name == CLAMPING for c in step.changes]
+    if changes:
+        before, _, after = changes[0].what.partition(";")[0].partition(" became ")
+        verb = "are" if len(changes) > 1 else "is"
+        what = f"{count(len(changes), 'constant')} such as {before} {verb} infinite in {limits.name}"
+        nodes = tuple(change.node for change in changes)
+        yield Cause("mask", what, f"clamped to {after}", nodes, None, limits.largest)
+
+
+def _of_rule(rule: str, decisions: Sequence[Decision]) -> Cause:
+    """Any other hazard: its title, and the node with the widest range as the example."""
+    worst = _largest(decisions)
+    example = worst.reason
+    if worst.range is not None and str(worst.range) not in example:
+        example += f", range {worst.range}"
+    what = f"{KINDS[rule].title} ({example})"
+    reach = worst.range.absmax if worst.range else None
+    return Cause(rule, what, _in_fp32(decisions), _names(decisions), reach)

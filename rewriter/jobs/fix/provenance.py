@@ -1,0 +1,127 @@
+"""Where a fixed model comes from, noted in its metadata: Netron and any ONNX library show it.
+
+The model holds the tool and its version, the preset and the passes, the plan's hash, the source's name and
+hash, and the verdict. Each node that the plan keeps in FP32 or BF16 holds its reason; each node that a pass
+made holds the pass (`rewriter.graph.editor.TAG`). A model that no pass changed gets no metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnx import NodeProto
+
+from rewriter.jobs.fix.job import FixJob
+from rewriter.model import Model, data_files, set_metadata, update_metadata, walk_graphs
+from rewriter.plan import Decision, Plan
+from rewriter.planning import plan_file
+from rewriter.planning.planner import node_key
+from rewriter.verification.verdict import Verdict
+
+VERSION, PRESET, PIPELINE = "rewriter.version", "rewriter.preset", "rewriter.pipeline"
+PLAN, SOURCE, SOURCE_HASH = "rewriter.plan.sha256", "rewriter.source", "rewriter.source.sha256"
+VERDICT = "rewriter.verdict"
+"""Keys of the model's metadata."""
+
+KEPT = "rewriter.kept"
+"""Key of a node's metadata: why it is in FP32 or BF16."""
+
+UNFINISHED = "not verified to the end"
+"""The verdict until all checks are made."""
+
+CHUNK = 1 << 20
+
+
+def source_hash(source: Any, original: Model) -> str:
+    """SHA-256 of the source: of its file, then its files of weights, in the order of their names.
+
+    Without a file it is that of the serialised model, then of its large weights in the order of their names.
+    """
+    found = hashlib.sha256()
+    if isinstance(source, (str, os.PathLike)):
+        for path in (Path(source), *sorted(data_files(Path(source)))):
+            with path.open("rb") as stream:
+                while part := stream.read(CHUNK):
+                    found.update(part)
+        return found.hexdigest()
+    found.update(original.proto.SerializeToString(deterministic=True))
+    for name in sorted(original.weights):
+        found.update(original.weights[name].tobytes())
+    return found.hexdigest()
+
+
+def stamp(model: Model, job: FixJob, pipeline: str, plan: Plan | None, source: str, tool: str) -> None:
+    """Notes everything but the verdict in the model and its nodes.
+
+    Args:
+        pipeline: Text of the passes that ran.
+        source: Of `source_hash`.
+        tool: Version of this program.
+    """
+    named = isinstance(job.source, (str, os.PathLike))
+    entries = {
+        VERSION: f"rewriter {tool}",
+        PRESET: job.request.preset if job.request.passes is None else "",
+        PIPELINE: pipeline,
+        PLAN: "" if plan is None else hashlib.sha256(plan_file.to_text(plan).encode()).hexdigest(),
+        SOURCE: Path(job.source).name if named else "",
+        SOURCE_HASH: source,
+        VERDICT: UNFINISHED,
+    }
+    set_metadata(model.proto, entries)
+    if plan is not None:
+        _note_reasons(model, plan.decisions)
+
+
+def note_verdict(model: Model, written: Path | None, verdict: Verdict | None) -> None:
+    """Notes the verdict in the model, and in its file, which is replaced when the new one is complete.
+
+    Raises:
+        OutputError: the file cannot be written again; it stays as it is.
+    """
+    entries = {VERDICT: _text(verdict)}
+    set_metadata(model.proto, entries)
+    if written is not None:
+        update_metadata(written, entries)
+
+
+def _text(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "not verified"
+    made = [check for check in verdict.checks if check.passed is not None]
+    if verdict.passed:
+        return f"verified: {_names(made)}"
+    failed = [check for check in made if check.passed is False]
+    return f"FAILED: {_names(failed)}" if failed else "not verified: no check could be made"
+
+
+def _names(checks: Iterable[Any]) -> str:
+    return ", ".join(check.name for check in checks)
+
+
+def _note_reasons(model: Model, decisions: Iterable[Decision]) -> None:
+    by_key = {decision.key: decision for decision in decisions}
+    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+        for node in graph.node:
+            decision = by_key.get(node_key(scope, node))
+            if decision is not None and node.op_type != "Cast":
+                _note(node, {KEPT: _reason(decision)})
+
+
+def _note(node: NodeProto, entries: Mapping[str, str]) -> None:
+    for key, value in entries.items():
+        known = next((entry for entry in node.metadata_props if entry.key == key), None)
+        if known is None:
+            node.metadata_props.add(key=key, value=value)
+        else:
+            known.value = value
+
+
+def _reason(decision: Decision) -> str:
+    text = f"{decision.repair.upper()}, {decision.rule}: {decision.reason}"
+    measured = decision.range
+    return f"{text}; {decision.tensor} is in {measured}" if measured and str(measured) not in text else text

@@ -1,0 +1,52 @@
+"""Results as one self-contained HTML page: a verdict, charts, and tables that sort and filter.
+
+`write` takes the result of any command. `view` says what a page consists of, one module for each command
+fills it, and `render` turns it into HTML with the templates beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rewriter.engines.probe.answers import Answers
+from rewriter.jobs.findings import ScanResult
+from rewriter.jobs.fix.result import FixResult
+from rewriter.model import write_text
+from rewriter.report.html import fix, locate, probe, runs, scan, verify
+from rewriter.report.html.render import html
+from rewriter.report.html.view import Page
+from rewriter.report.runs import Compared
+from rewriter.verification.locate.location import Location
+from rewriter.verification.verify_result import VerifyResult
+
+PAGES: dict[type, Callable[[Any, str], Page]] = {
+    FixResult: fix.page,
+    ScanResult: scan.page,
+    VerifyResult: verify.page,
+    Location: locate.page,
+    Answers: probe.page,
+    tuple: probe.page_of_recorded,
+    Compared: runs.page,
+}
+
+
+def as_html(result: Any, command: str = "") -> str:
+    """Returns the page of a result.
+
+    Args:
+        result: Of `fix`, `scan`, `verify`, `locate` or `probe`; for the last, also all recorded
+            answers; or two runs compared.
+        command: The command line that repeats the run; "" if there is none.
+    """
+    return html(PAGES[type(result)](result, command))
+
+
+def write(result: Any, path: Path, command: str = "") -> None:
+    """Write the page of a result; see `as_html`.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_text(as_html(result, command), path)

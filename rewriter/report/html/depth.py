@@ -1,0 +1,224 @@
+"""The chart of ranges along the depth of a network, and the strip under it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from rewriter.data.ranges.depth import TensorAtDepth
+from rewriter.plan import Range
+from rewriter.report.html.scales import Scale, decades, logarithmic, power_of_ten
+from rewriter.report.html.view import DepthChart, Layer, Run, Tick
+
+LARGEST, NORMAL, SUBNORMAL = 65504.0, 2.0**-14, 2.0**-24
+"""FP16's largest number, its smallest normal (6.1e-5) and smallest subnormal one (6e-8), by IEEE 754."""
+
+HEIGHT = 320.0
+"""Pixels of the drawing."""
+
+FLOOR, CEILING = 1e-10, 1e10
+"""The scale ends here at the latest: a mask of -3.4e38 would flatten all the rest."""
+
+MOST = 3000
+"""Tensors that are drawn: more would not fit into the page, and a screen has fewer columns."""
+
+NAMED_RUNS = 500
+"""Parts of the strip that name their first and last node; the cursor names those of all."""
+
+STRONG, WEAK = 5.0, 0.8
+"""Widest and narrowest bar, in pixels of a drawing of 1000."""
+
+
+def beyond_limits(measured: Range) -> bool:
+    """True if FP16 overflows on the largest value, or rounds all values as subnormal numbers."""
+    return not measured.absmax <= LARGEST or 0.0 < measured.absmax < NORMAL
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What a report knows of the nodes, by key or name.
+
+    Attributes:
+        kind: Returns the CSS class of a tensor's node: what it computes in, or what was found.
+        labels: The classes in order, with their lines in the legend.
+        mark: Returns the hazard of a node in a sentence; "" if there is none.
+        mark_label: Line of the legend for hazards.
+    """
+
+    kind: Callable[[TensorAtDepth], str]
+    labels: Mapping[str, str]
+    mark: Callable[[TensorAtDepth], str]
+    mark_label: str
+    strip_label: str
+
+
+def depth_chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
+    """Returns the chart; `tensors` are in order of their places, and there is at least one."""
+    marked = [nodes.mark(tensor) for tensor in tensors]
+    shown, note = _thinned(tensors, marked)
+    tensors, marked = [tensors[i] for i in shown], [marked[i] for i in shown]
+    tensors = _close(tensors)
+    width = tensors[-1].place + 1
+    y = logarithmic(*_span(tensors), HEIGHT, 0.0)
+    kinds = ["constant" if tensor.constant else nodes.kind(tensor) for tensor in tensors]
+    labels = {**nodes.labels, "constant": "weights and constants"}
+    layers = [
+        Layer(kind, label, _bars(tensors, kinds, kind, y), kinds.count(kind))
+        for kind, label in labels.items()
+        if kind in kinds
+    ]
+    marks = [i for i, reason in enumerate(marked) if reason and not tensors[i].constant]
+    return DepthChart(
+        width=width,
+        height=HEIGHT,
+        stroke=max(WEAK, min(STRONG, 800.0 / width)),
+        layers=layers,
+        marks=[Layer("hazard", nodes.mark_label, _dots(tensors, marks, y), len(marks))] if marks else [],
+        ticks=[Tick(y(value), power_of_ten(value)) for value in decades(*_span(tensors), 9)],
+        lines=[
+            Tick(y(LARGEST), "largest FP16 number, 65504"),
+            Tick(y(NORMAL), "smallest normal, 6.1e-5"),
+            Tick(y(SUBNORMAL), "smallest subnormal, 6e-8"),
+        ],
+        zones=[
+            (0.0, y(LARGEST), "infinite"),
+            (y(NORMAL), y(SUBNORMAL) - y(NORMAL), "coarse"),
+            (y(SUBNORMAL), HEIGHT - y(SUBNORMAL), "zero"),
+        ],
+        runs=list(_runs(tensors, nodes)),
+        strip_label=nodes.strip_label,
+        strip=[(kind, label) for kind, label in nodes.labels.items() if kind in kinds],
+        data=_columns(tensors, kinds, labels, marked, y),
+        summary=_summary(tensors, len(marks)),
+        note=note,
+    )
+
+
+def _thinned(tensors: Sequence[TensorAtDepth], marked: Sequence[str]) -> tuple[list[int], str]:
+    """Indices of the tensors to draw, and a note if some are left out: of neighbours, the widest stays."""
+    if len(tensors) <= MOST:
+        return list(range(len(tensors))), ""
+    size = -(-2 * len(tensors) // MOST)
+    kept: set[int] = set()
+    for start in range(0, len(tensors), size):
+        group = range(start, min(start + size, len(tensors)))
+        kept.add(max(group, key=lambda i: tensors[i].range.absmax))
+    hazards = [i for i, reason in enumerate(marked) if reason]
+    hazards.sort(key=lambda i: -tensors[i].range.absmax)
+    kept.update(hazards[: MOST // 2])
+    return sorted(
+        kept
+    ), f"{len(kept)} of {len(tensors)} tensors are drawn: the widest of each {size} neighbours, and hazards."
+
+
+def _close(tensors: Sequence[TensorAtDepth]) -> list[TensorAtDepth]:
+    """The tensors with their places counted without gaps."""
+    places = {place: index for index, place in enumerate(sorted({t.place for t in tensors}))}
+    return [_at(tensor, places[tensor.place]) for tensor in tensors]
+
+
+def _at(tensor: TensorAtDepth, place: int) -> TensorAtDepth:
+    return TensorAtDepth(
+        place, tensor.tensor, tensor.node, tensor.op, tensor.key, tensor.range, tensor.constant
+    )
+
+
+def _span(tensors: Sequence[TensorAtDepth]) -> tuple[float, float]:
+    """The limits of the scale: whole decades with the ranges and FP16's limits inside."""
+    high = max((t.range.absmax for t in tensors if math.isfinite(t.range.absmax)), default=1.0)
+    low = min((t.range.mean_abs for t in tensors if t.range.mean_abs > 0.0), default=1.0)
+    bottom = max(FLOOR, min(low, SUBNORMAL / 10.0))
+    top = min(CEILING, max(high, LARGEST * 10.0))
+    return 10.0 ** math.floor(math.log10(bottom)), 10.0 ** math.ceil(math.log10(top))
+
+
+def _bars(tensors: Sequence[TensorAtDepth], kinds: Sequence[str], kind: str, y: Scale) -> str:
+    """One vertical line a tensor, from the mean to the largest absolute value; a dash for constants."""
+    parts = []
+    for tensor, own in zip(tensors, kinds, strict=True):
+        if own == kind:
+            top = y(tensor.range.absmax)
+            end = "h.8" if tensor.constant else f"V{max(y(_mean(tensor)), top + 1.0):.1f}"
+            parts.append(f"M{tensor.place + (0.1 if tensor.constant else 0.5)} {top:.1f}{end}")
+    return "".join(parts)
+
+
+def _mean(tensor: TensorAtDepth) -> float:
+    mean = tensor.range.mean_abs
+    return mean if math.isfinite(mean) else tensor.range.absmax
+
+
+def _dots(tensors: Sequence[TensorAtDepth], marks: Iterable[int], y: Scale) -> str:
+    return "".join(f"M{tensors[i].place + 0.5} {y(tensors[i].range.absmax):.1f}h0" for i in marks)
+
+
+def _runs(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterable[Run]:
+    """Neighbouring places of one kind, with the first and the last node."""
+    firsts = {tensor.place: tensor for tensor in reversed(tensors) if not tensor.constant}
+    ordered = [firsts[place] for place in sorted(firsts)]
+    groups = [(kind, list(members)) for kind, members in groupby(ordered, key=nodes.kind)]
+    for kind, group in groups:
+        first, last = group[0], group[-1]
+        title = f"{nodes.labels.get(kind, kind)}: {len(group)} node{'s' * (len(group) > 1)}"
+        if len(groups) <= NAMED_RUNS:
+            title += f", {first.node} to {last.node}" if len(group) > 1 else f", {first.node}"
+        yield Run(first.place, last.place - first.place + 1, kind, title)
+
+
+def _columns(
+    tensors: Sequence[TensorAtDepth],
+    kinds: Sequence[str],
+    labels: Mapping[str, str],
+    marked: Sequence[str],
+    y: Scale,
+) -> dict[str, object]:
+    """What the cursor shows, by tensor; texts that repeat are numbers into `texts`."""
+    texts: dict[str, int] = {}
+
+    def number(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    rows = [
+        [
+            t.place,
+            t.node,
+            _suffix(t),
+            number(t.op),
+            number(labels[kind]),
+            number(reason),
+            f"{t.range.low:.4g}",
+            f"{t.range.high:.4g}",
+            f"{t.range.mean_abs:.3g}",
+            round(y(t.range.absmax)),
+            int(t.constant),
+            int(not t.range.finite),
+        ]
+        for t, kind, reason in zip(tensors, kinds, marked, strict=True)
+    ]
+    return {"rows": rows, "texts": list(texts)}
+
+
+def _suffix(tensor: TensorAtDepth) -> str:
+    """The tensor's name; `=` and its end where it starts with the node's, which saves a third of the page."""
+    name, node = tensor.tensor, tensor.node
+    if node and name.startswith(node):
+        return "=" + name[len(node) :]
+    return " " + name
+
+
+def _summary(tensors: Sequence[TensorAtDepth], hazards: int) -> str:
+    results = [tensor for tensor in tensors if not tensor.constant]
+    beyond = sum(not tensor.range.absmax <= LARGEST for tensor in results)
+    small = sum(0.0 < tensor.range.absmax < NORMAL for tensor in results)
+    parts = [f"{len(results)} results of nodes in order of depth"]
+    if results:
+        widest = max(results, key=lambda tensor: tensor.range.absmax)
+        parts.append(f"the largest value is {widest.range.absmax:.3g} at {widest.node} ({widest.op})")
+    parts.append(f"{beyond} exceed 65504" if beyond else "none exceeds 65504")
+    if small:
+        parts.append(f"{small} lie wholly below 6.1e-5")
+    if hazards:
+        parts.append(f"{hazards} are marked")
+    return "; ".join(parts) + "."

@@ -1,0 +1,190 @@
+"""The page of `fix`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rewriter.data.ranges.depth import TensorAtDepth
+from rewriter.hazards.kinds import KINDS
+from rewriter.jobs.fix.result import FixResult
+from rewriter.plan import Decision, Plan
+from rewriter.planning.free_fp32 import FREE
+from rewriter.report import fix as text
+from rewriter.report.checks import judging_check
+from rewriter.report.html.depth import LARGEST, Nodes, beyond_limits, depth_chart
+from rewriter.report.html.outputs import output_cards
+from rewriter.report.html.run import run_section
+from rewriter.report.html.scatter import frontier_plot, searched_plot
+from rewriter.report.html.tables import checks_table, decisions_table, number, passes_table
+from rewriter.report.html.view import (
+    Body,
+    Cell,
+    Column,
+    Fact,
+    Notes,
+    Page,
+    Section,
+    State,
+    Table,
+    Tile,
+)
+from rewriter.report.next_step import next_step
+from rewriter.search.tried_plans import Searched
+
+BEYOND = "beyond"
+"""Class of tensors that compute in FP16 and exceed it."""
+
+
+def page(result: FixResult, command: str = "") -> Page:
+    """Returns the page of a result; `command` is the command line that gave it."""
+    states: dict[bool | None, State] = {None: "warn", True: "good", False: "bad"}
+    source = result.model.path
+    return Page(
+        verb="fix",
+        subject=str(source) if source else "a model in memory",
+        verdict=text.verdict_line(result).plain,
+        state=states[result.verified],
+        tiles=list(_tiles(result)),
+        warnings=[*result.repairs, *result.warnings],
+        sections=list(_sections(result, command)),
+    )
+
+
+def _tiles(result: FixResult) -> Iterator[Tile]:
+    check = judging_check(result.verdict.checks) if result.verdict else None
+    if check is not None:
+        worst = max(check.outputs, key=lambda o: (not o.passed, o.relative_l2 / (o.tolerance or 1.0)))
+        state: State = "good" if worst.passed else "bad"
+        value = f"{worst.relative_l2:.2g}" if worst.finite else "NaN or infinity"
+        yield Tile("Largest error", value, f"of {worst.tolerance:.2g} allowed, by {check.name}", state)
+    plan = result.plan
+    if plan is not None:
+        free = sum(d.rule in FREE and d.repair == "fp32" for d in plan.decisions)
+        low = plan.float_nodes - len(plan.fp32) - len(plan.bf16)
+        yield Tile(f"Nodes in {plan.precision.upper()}", str(low), f"of {plan.float_nodes} on floats")
+        yield Tile("Nodes in FP32", str(len(plan.fp32)), f"{free} of them at no cost" if free else "")
+        if plan.bf16:
+            yield Tile("Nodes in BF16", str(len(plan.bf16)))
+        if plan.decisions:
+            kinds = {d.rule for d in plan.decisions if d.rule in KINDS and d.rule not in FREE}
+            yield Tile("Kinds of hazard", str(len(kinds)), ", ".join(sorted(kinds)))
+    changes = sum(len(step.changes) for step in result.passes)
+    refusals = sum(len(step.refusals) for step in result.passes)
+    yield Tile("Changes", str(changes), f"{refusals} declined" if refusals else "none declined")
+
+
+def _sections(result: FixResult, command: str) -> Iterator[Section]:
+    checks = result.verdict.checks if result.verdict else ()
+    check = judging_check(checks)
+    if check is not None:
+        lead = (
+            f"Relative L2 error of every output against the original in FP32, by the check “{check.name}”. "
+            "The histogram counts elements by their absolute error over the output's RMS."
+        )
+        yield Section("outputs", "Outputs", lead, [output_cards(check, check.statistics)])
+    yield _depth(result)
+    if result.frontier is not None or result.searched is not None:
+        yield Section("search", "Accuracy against latency", *_search(result))
+    if result.plan is not None:
+        yield _plan(result.plan)
+    lead = "What each pass did, and what it recognised and left unchanged, with the reason."
+    yield Section("passes", "Changes and refusals", lead, [passes_table(result.passes)])
+    lead = "Each step of verification; one that was not done says why."
+    yield Section("verification", "Verification", lead, [checks_table(checks)])
+    facts = [Fact("Pipeline", result.pipeline, code=True)]
+    if result.output is not None:
+        facts.insert(0, Fact("Written", str(result.output), code=True))
+    yield run_section(
+        command,
+        facts=facts,
+        target=result.target,
+        data=result.data,
+        seconds=result.seconds,
+        following=next_step(result).first,
+    )
+
+
+def _depth(result: FixResult) -> Section:
+    title = "Ranges along the depth of the network"
+    if not result.depth:
+        reason = "No ranges were measured: the plan was given, or no precision pass ran."
+        return Section("ranges", title, reason, [])
+    lead = (
+        "Every bar is one tensor, from its mean to its largest absolute value on the samples, measured in "
+        "FP32 after the structural passes. The strip below shows the type that each node computes in."
+    )
+    return Section("ranges", title, lead, [depth_chart(result.depth, _nodes(result.plan))])
+
+
+def _nodes(plan: Plan | None) -> Nodes:
+    decisions: dict[str, Decision] = {d.key: d for d in plan.decisions} if plan else {}
+    low = plan.precision if plan else "fp32"
+
+    def kind(tensor: TensorAtDepth) -> str:
+        decision = decisions.get(tensor.key)
+        if decision is not None:
+            return decision.repair
+        return BEYOND if low == "fp16" and not tensor.range.absmax <= LARGEST else low
+
+    hazards = [d for d in decisions.values() if d.rule in KINDS and d.rule not in FREE]
+    reasons = {d.tensor or d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
+    nodes = {d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
+
+    def mark(tensor: TensorAtDepth) -> str:
+        seen = reasons.get(tensor.tensor) or reasons.get(tensor.key)
+        return seen or (nodes.get(tensor.key, "") if beyond_limits(tensor.range) else "")
+
+    labels = {"fp16": "FP16", "bf16": "BF16", "fp32": "FP32", BEYOND: "FP16, although it exceeds 65504"}
+    return Nodes(kind, labels, mark, "hazard", "Computes in")
+
+
+def _search(result: FixResult) -> tuple[str, list[Body]]:
+    bodies: list[Body] = []
+    plots = [
+        frontier_plot(result.frontier) if result.frontier is not None else None,
+        searched_plot(result.searched) if result.searched is not None else None,
+    ]
+    bodies += [plot for plot in plots if plot is not None]
+    if result.searched is not None:
+        bodies.append(_tried(result.searched))
+    return "Every plan that the search evaluated. Plans towards the lower left are better.", bodies
+
+
+def _tried(found: Searched) -> Table:
+    rows = []
+    for one in found.tried:
+        state: State = "good" if one.applied else "warn" if one.problem else "plain"
+        note = "applied" if one.applied else one.problem.partition("\n")[0]
+        ran = one.latency_us is not None
+        rows.append(
+            [
+                Cell(one.words),
+                number(one.value if ran else None),
+                number(one.latency_us, "{:.1f}"),
+                number(one.spread_us if ran else None, "{:.1f}"),
+                number(len(one.plan.fp32), "{:d}"),
+                Cell(note, state=state),
+            ]
+        )
+    columns = [
+        Column("Plan"),
+        Column(found.metric, number=True),
+        Column("µs", number=True),
+        Column("± µs", number=True),
+        Column("FP32 nodes", number=True),
+        Column("Note"),
+    ]
+    return Table("tried", f"Plans tried ({found.origin})", columns, rows)
+
+
+def _plan(plan: Plan) -> Section:
+    low = plan.precision.upper()
+    if not plan.decisions:
+        lead = f"No node needs another type: all {plan.float_nodes} nodes on floats compute in {low}."
+        return Section("plan", "Plan", lead, [])
+    count = f"{len(plan.decisions)} of {plan.float_nodes} nodes on floats"
+    lead = f"{count} keep another type than {low}. Filter by rule, or by a part of a name."
+    notes: list[Body] = []
+    if plan.exponents:
+        notes.append(Notes([f"{len(plan.exponents)} tensors are rescaled by powers of two, exactly."]))
+    return Section("plan", "Plan", lead, [*notes, decisions_table(plan.decisions)])

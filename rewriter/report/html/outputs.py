@@ -1,0 +1,137 @@
+"""Cards of outputs: error against what is allowed, histogram, worst element, and pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from rewriter.figures.outputs import DECADES, OutputComparison, OutputStatistics
+from rewriter.figures.pictures import Picture
+from rewriter.report.html.png import data_uri, heat
+from rewriter.report.html.scales import logarithmic, power_of_ten
+from rewriter.report.html.view import Bar, Fact, Image, Output, Outputs, State
+from rewriter.verification.verdict import Check
+
+MOST_CARDS = 24
+"""Outputs with a card; all of them are in the table of checks."""
+
+MOST_PICTURES = 6
+"""Outputs with pictures: three of 320 x 320 pixels in colour take up to 1 MB as data URIs."""
+
+PICTURE_BYTES = 900_000
+"""Length of all data URIs together."""
+
+GAUGE = logarithmic(1e-7, 1.0, 0.0, 100.0)
+"""Position of a relative error on the gauge of a card."""
+
+WIDTH, HEIGHT, GAP = 36.0, 84.0, 4.0
+"""Size of a histogram's bars, in units of its drawing."""
+
+
+def output_cards(check: Check, statistics: Sequence[OutputStatistics]) -> Outputs:
+    """Returns the cards of a check's outputs, those that failed first."""
+    figures = {one.name: one for one in statistics}
+    images = _images(check.pictures)
+    worst_first = sorted(check.outputs, key=lambda one: (one.passed, -_share(one)))
+    return Outputs(
+        [_card(one, figures.get(one.name), images.get(one.name, ())) for one in worst_first[:MOST_CARDS]]
+    )
+
+
+def _share(one: OutputComparison) -> float:
+    """The error in units of what is allowed."""
+    return one.relative_l2 / one.tolerance if one.tolerance else one.relative_l2
+
+
+def _card(one: OutputComparison, figures: OutputStatistics | None, images: Sequence[Image]) -> Output:
+    state: State = "good" if one.passed else "bad"
+    return Output(
+        name=one.name,
+        state=state,
+        sentence=_sentence(one),
+        error=GAUGE(one.relative_l2) if one.finite else None,
+        allowed=GAUGE(one.tolerance) if one.tolerance else None,
+        facts=list(_facts(one, figures)),
+        bars=_bars(figures.histogram) if figures and any(figures.histogram) else (),
+        summary=_summary(figures) if figures else "",
+        images=images,
+    )
+
+
+def _sentence(one: OutputComparison) -> str:
+    if not one.finite:
+        return "NaN or infinity, where the original has numbers"
+    if not one.tolerance:
+        return "bit-equal" if one.passed else f"error {one.relative_l2:.2g}; it should be bit-equal"
+    return f"error {one.relative_l2:.2g} of {one.tolerance:.2g} allowed"
+
+
+def _facts(one: OutputComparison, figures: OutputStatistics | None) -> Iterable[Fact]:
+    if one.note:
+        yield Fact("Compared", one.note)
+    yield Fact("Largest difference", f"{one.max_abs:.3g}")
+    yield Fact("Cosine", f"{one.cosine:.6f}")
+    if figures is None:
+        return
+    yield Fact("PSNR", f"{figures.psnr:.1f} dB" if math.isfinite(figures.psnr) else "no difference")
+    if figures.not_finite:
+        yield Fact("Not finite", f"{figures.not_finite} elements")
+    shares = [f"{share}\N{NO-BREAK SPACE}% below {error:.2g}" for share, error in figures.percentiles.items()]
+    if shares:
+        yield Fact("Absolute error", ", ".join(shares))
+    if figures.at and figures.max_abs:
+        index = ", ".join(map(str, figures.at))
+        yield Fact("Worst element", f"[{index}]: {figures.actual:.5g}, not {figures.expected:.5g}")
+    build = f", build {figures.build}" if figures.build else ""
+    yield Fact("Worst sample", f"number {figures.sample}{build}")
+    shape = "x".join(map(str, figures.shape)) or "scalar"
+    yield Fact("Shape", f"{shape}, {figures.dtype}")
+
+
+def _bins() -> list[str]:
+    edges = [power_of_ten(10.0**decade) for decade in DECADES]
+    return [f"<{edges[0]}", *(f"{edge}" for edge in edges[:-1]), f"≥{edges[-1]}"]
+
+
+def _bars(histogram: Sequence[int]) -> list[Bar]:
+    total, top = sum(histogram) or 1, max(histogram, default=0) or 1
+    bars = []
+    for index, (count, label) in enumerate(zip(histogram, _bins(), strict=True)):
+        height = HEIGHT * count / top
+        share = "" if not count else f"{100 * count / total:.0f}%" if count >= 0.005 * total else "<1%"
+        bars.append(Bar(index * (WIDTH + GAP), HEIGHT - height, WIDTH, height, share, label))
+    return bars
+
+
+def _summary(figures: OutputStatistics) -> str:
+    """The histogram in a sentence, for those who do not see it."""
+    total = sum(figures.histogram)
+    parts = [
+        f"{label}: {100 * count / total:.2g} %"
+        for count, label in zip(figures.histogram, _bins(), strict=True)
+        if count
+    ]
+    return f"Share of elements by absolute error over {figures.rms:.3g}, the output's RMS: {', '.join(parts)}"
+
+
+def _images(pictures: Sequence[Picture]) -> Mapping[str, Sequence[Image]]:
+    found: dict[str, Sequence[Image]] = {}
+    size = 0
+    for picture in pictures[:MOST_PICTURES]:
+        images = _three(picture)
+        size += sum(len(image.uri) for image in images)
+        if size > PICTURE_BYTES:
+            break
+        found[picture.name] = images
+    return found
+
+
+def _three(picture: Picture) -> list[Image]:
+    height, width = picture.size
+    what = f"output {picture.name}, {width} x {height}"
+    largest = f"brightest: {picture.largest:.2g}" if picture.largest else "there is none"
+    return [
+        Image(data_uri(picture.expected), "Original in FP32", f"{what}, of the original"),
+        Image(data_uri(picture.actual), "Fixed", f"{what}, of the fixed model"),
+        Image(data_uri(heat(picture.difference)), f"Difference, {largest}", f"Absolute difference, {what}"),
+    ]

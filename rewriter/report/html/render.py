@@ -1,0 +1,63 @@
+"""A page as HTML: one file that asks for nothing, and runs no script but its own.
+
+Names of nodes come from the user's model and may hold anything. The templates escape all text, and the
+Content-Security-Policy admits the page's own style and script by their hashes alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from rewriter.report.html.view import Page
+
+_POLICY = (
+    "default-src 'none'; img-src data:; script-src 'sha256-{script}'; style-src 'sha256-{style}'; "
+    "base-uri 'none'; form-action 'none'"
+)
+
+
+def html(page: Page) -> str:
+    """Returns the page as one HTML document."""
+    return _environment().get_template("page.html").render(page=page)
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FunctionLoader(_source),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["ticks"] = _with_code
+    script, style = _source("page.js"), _source("page.css")
+    policy = _POLICY.format(script=_hash(script), style=_hash(style))
+    made.globals.update(script=Markup(script), style=Markup(style), policy=policy)
+    return made
+
+
+def _with_code(text: str) -> Markup:
+    """Escaped text, where words between backticks are set as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one has no partner: it is a part of a name
+        return escape(text)
+    marked = (
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)
+    )
+    return Markup("").join(marked)
+
+
+def _source(name: str) -> str:
+    """The text of a file in the folder of templates."""
+    return files("rewriter.report.html").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

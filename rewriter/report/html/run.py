@@ -1,0 +1,46 @@
+"""The last section of every page: what ran, on what, and how to run it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rewriter.base import Target
+from rewriter.data.source import DataSource
+from rewriter.report.html.view import Body, Command, Fact, Facts, Section
+from rewriter.report.json import installed_versions
+from rewriter.report.terminal import about_target
+
+
+def run_section(
+    command: str,
+    *,
+    facts: Iterable[Fact] = (),
+    target: Target | None = None,
+    data: DataSource | None = None,
+    seconds: Mapping[str, float] | None = None,
+    following: str | None = None,
+) -> Section:
+    """Returns the section.
+
+    Args:
+        command: The command that made the page; "" where Python did.
+        following: The command to continue with.
+    """
+    rows = list(facts)
+    if data is not None:
+        rows.append(Fact("Data", data.text))
+    if target is not None:
+        rows.append(Fact("Target", about_target(target).removeprefix("Target: ")))
+    if seconds:
+        total = sum(seconds.values())
+        parts = ", ".join(f"{stage} {spent:.1f} s" for stage, spent in seconds.items())
+        rows.append(Fact("Time", f"{total:.1f} s: {parts}"))
+    versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
+    rows.append(Fact("Versions", versions))
+    bodies: list[Body] = []
+    if following:
+        bodies.append(Command("Next", following))
+    if command:
+        bodies.append(Command("Repeats this run", command))
+    lead = "What this was made with, and the commands that repeat and continue it."
+    return Section("run", "This run", lead, [*bodies, Facts(rows)])

@@ -1,0 +1,102 @@
+"""The page of `scan`."""
+
+from __future__ import annotations
+
+from rewriter.data.ranges.depth import TensorAtDepth
+from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
+from rewriter.jobs.findings import Finding, ScanResult
+from rewriter.report import scan as text
+from rewriter.report.html.depth import Nodes, beyond_limits, depth_chart
+from rewriter.report.html.run import run_section
+from rewriter.report.html.tables import MOST_NAMES, number
+from rewriter.report.html.view import Body, Cell, Column, Page, Section, State, Table, Tile
+
+STATES: dict[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
+
+
+def page(result: ScanResult, command: str = "") -> Page:
+    """Returns the page of a result; `command` is the command line that gave it."""
+    state: State = "bad" if result.count("error") else "warn" if result.count("warning") else "good"
+    return Page(
+        verb="scan",
+        subject=str(result.path) if result.path else "a model in memory",
+        verdict=text.verdict_line(result).plain,
+        state=state,
+        tiles=[_tile(result, severity) for severity in reversed(SEVERITIES)]
+        + [Tile("Nodes on floats", str(result.float_nodes), f"to compute in {result.precision.upper()}")],
+        warnings=list(result.warnings),
+        sections=[
+            _depth(result),
+            Section("findings", "Findings", "What would go wrong, and what repairs it.", [_table(result)]),
+            run_section(command, target=result.target, data=result.data, seconds=result.seconds),
+        ],
+    )
+
+
+def _tile(result: ScanResult, severity: Severity) -> Tile:
+    found = [f for f in result.findings if f.severity == severity]
+    kinds = sorted({f.kind for f in found})
+    state = STATES[severity] if found else "plain"
+    return Tile(f"{severity.capitalize()}s", str(len(found)), ", ".join(kinds), state)
+
+
+def _depth(result: ScanResult) -> Section:
+    lead = (
+        "Every bar is one tensor, from its mean to its largest absolute value on the samples, measured in "
+        "FP32. The strip below shows where errors, warnings and notes are."
+    )
+    bodies: list[Body] = [depth_chart(result.depth, _nodes(result))] if result.depth else []
+    lead = lead if bodies else "No tensor could be measured."
+    return Section("ranges", "Ranges along the depth of the network", lead, bodies)
+
+
+def _nodes(result: ScanResult) -> Nodes:
+    worst: dict[str, Finding] = {}
+    for finding in reversed(result.findings):  # errors come first in the result, and win here
+        worst.update(dict.fromkeys(finding.nodes, finding))
+
+    def kind(tensor: TensorAtDepth) -> str:
+        return worst[tensor.node].severity if tensor.node in worst else "sound"
+
+    serious = [finding for finding in reversed(result.findings) if finding.severity != "note"]
+    evidence = {finding.tensor: finding for finding in serious if finding.tensor}
+
+    def mark(tensor: TensorAtDepth) -> str:
+        found = evidence.get(tensor.tensor) or worst.get(tensor.node)
+        if found is None or found.severity == "note":
+            return ""
+        shown = found.tensor in (None, tensor.tensor) or beyond_limits(tensor.range)
+        return f"{KINDS[found.kind].title}: {found.reason}" if shown else ""
+
+    labels = {"sound": "no finding", "note": "note", "warning": "warning", "error": "error"}
+    return Nodes(kind, labels, mark, "error or warning", "Findings")
+
+
+def _table(result: ScanResult) -> Table:
+    left, rows = MOST_NAMES, []
+    for finding in result.findings:
+        names = finding.nodes[:left]
+        left -= len(names)
+        rows.append(
+            [
+                Cell(
+                    finding.severity,
+                    order=-SEVERITIES.index(finding.severity),
+                    state=STATES[finding.severity],
+                ),
+                Cell(KINDS[finding.kind].title),
+                Cell(finding.reason, names=names, rest=len(finding.nodes) - len(names)),
+                number(len(finding.nodes), "{:d}"),
+                number(finding.range.absmax if finding.range else None),
+                Cell(finding.repair + (f" ({finding.link})" if finding.link else "")),
+            ]
+        )
+    columns = [
+        Column("Severity", choices=True),
+        Column("Kind", choices=True),
+        Column("Reason, and which nodes"),
+        Column("Nodes", number=True),
+        Column("Largest |x|", number=True),
+        Column("Repair"),
+    ]
+    return Table("findings-table", "Findings, errors first", columns, rows, "Nothing was found.")

@@ -1,0 +1,275 @@
+"""The content of a page, as plain data: the templates show it and compute nothing.
+
+Colours are names of CSS classes: `good`, `warn`, `bad` and `plain` for states; those of precisions are in
+`Legend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+State = Literal["good", "warn", "bad", "plain"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key figure under the verdict, with a remark in small print."""
+
+    label: str
+    value: str
+    note: str = ""
+    state: State = "plain"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A name with its value; `code` marks what is typed or was printed by a program."""
+
+    name: str
+    value: str
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        number: True if cells sort by number and stand on the right.
+        choices: True if the column has few values, and a menu to choose one.
+        code: True for names of nodes and tensors.
+    """
+
+    name: str
+    number: bool = False
+    choices: bool = False
+    code: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        order: What it sorts by in a column of numbers; None comes last.
+        names: Nodes that the cell lists on demand; `rest`: how many more there are.
+    """
+
+    text: str
+    order: float | None = None
+    state: State = "plain"
+    names: tuple[str, ...] = ()
+    rest: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that sorts by every column and filters by text and by choices."""
+
+    template: ClassVar[str] = "table.html"
+    id: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    empty: str = "There is nothing to list."
+
+    def choices(self, index: int) -> list[str]:
+        """The different texts of a column, in their order."""
+        return sorted({row[index].text for row in self.rows})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values, one a line."""
+
+    template: ClassVar[str] = "facts.html"
+    rows: Sequence[Fact]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Sentences, one a line."""
+
+    template: ClassVar[str] = "notes.html"
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line to be copied into a shell."""
+
+    template: ClassVar[str] = "command.html"
+    label: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar of a histogram; lengths in units of the drawing."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    share: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """A picture as a data URI."""
+
+    uri: str
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """The error of one output.
+
+    Attributes:
+        error, allowed: Positions on the logarithmic scale, 0 to 100; None: not on the scale, or no limit.
+        bars: The histogram; empty where none was measured. `summary` says the same in a sentence.
+    """
+
+    name: str
+    state: State
+    sentence: str
+    error: float | None
+    allowed: float | None
+    facts: Sequence[Fact]
+    bars: Sequence[Bar] = ()
+    summary: str = ""
+    images: Sequence[Image] = ()
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """A card for each output."""
+
+    template: ClassVar[str] = "outputs.html"
+    cards: Sequence[Output]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark on an axis, at a position in units of the drawing."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Layer:
+    """All tensors of one kind in the chart of ranges, as one path.
+
+    Attributes:
+        kind: CSS class. `label`: its line in the legend.
+    """
+
+    kind: str
+    label: str
+    path: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbours along the depth that compute in one type."""
+
+    start: float
+    width: float
+    kind: str
+    title: str
+
+
+@dataclass(frozen=True)
+class DepthChart:
+    """Ranges of tensors along the depth of the network, on a logarithmic scale, with the strip of islands.
+
+    Attributes:
+        width: Places along the depth: the unit of x. `height`: of the drawing, in pixels.
+        stroke: Width of one bar in pixels of a drawing 1000 pixels wide.
+        lines: Limits of FP16, at their height. `zones`: top, height and CSS class of what is beyond them.
+        data: Columns of every tensor, for the cursor.
+        summary: The chart in a sentence.
+    """
+
+    template: ClassVar[str] = "depth.html"
+    width: int
+    height: float
+    stroke: float
+    layers: Sequence[Layer]
+    marks: Sequence[Layer]
+    ticks: Sequence[Tick]
+    lines: Sequence[Tick]
+    zones: Sequence[tuple[float, float, str]]
+    runs: Sequence[Run]
+    strip_label: str
+    strip: Sequence[tuple[str, str]]
+    data: Mapping[str, Any]
+    summary: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a scatter plot."""
+
+    x: float
+    y: float
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points with axes; `line` connects those on the frontier."""
+
+    template: ClassVar[str] = "scatter.html"
+    id: str
+    summary: str
+    x_label: str
+    y_label: str
+    x_ticks: Sequence[Tick]
+    y_ticks: Sequence[Tick]
+    points: Sequence[Point]
+    line: str
+    legend: Sequence[tuple[str, str]]
+    limit: float | None = None
+    limit_label: str = ""
+
+
+Body = Table | Facts | Notes | Command | Outputs | DepthChart | Scatter
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page with a heading; `lead` explains it in a sentence or two."""
+
+    id: str
+    title: str
+    lead: str
+    bodies: Sequence[Body]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page.
+
+    Attributes:
+        verb: The command, such as `fix`. `subject`: the file that it is about.
+        verdict: One sentence; `state` is its colour.
+        warnings: Sentences that the reader should know before the rest.
+    """
+
+    verb: str
+    subject: str
+    verdict: str
+    state: State
+    tiles: Sequence[Tile]
+    warnings: Sequence[str]
+    sections: Sequence[Section] = field(default_factory=tuple)

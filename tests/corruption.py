@@ -1,0 +1,394 @@
+"""Corrupted models and data from a seed, each scanned: it succeeds, or ends in an error that says what to do.
+
+    cd tests && python -m corruption 5000 --seed 7      # more of them than the tests do, from another seed
+    cd tests && python -m corruption --only 7:1234      # one again, with its error and its file kept
+
+Batches run in child processes, so that a crash of native code is a finding with a number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from onnx import numpy_helper
+
+from rewriter.engines.child_process import run_in_child
+from rewriter.errors import PassError, RewriterError
+from rewriter.jobs.scan import scan
+
+BATCH = 50
+"""Files of one child: its start costs as much as a dozen scans."""
+
+PROCESSES = 2
+
+BATCH_SECONDS = 300.0
+"""Fifty scans need about 5 s."""
+
+ADDRESS_BYTES = 16 * 2**30
+"""Limit on a child's addresses: a model that asks for more than that gets an error, and not this machine."""
+
+TEXTS = (
+    """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[n,8] x) => (float[n,8] y, float[n,1] s)
+    <float[8,8] w, float[8] b, int64[2] shape = {-1, 8}, float[1] eps = {0.00001}> {
+        [product] m = MatMul(x, w)
+        [bias] a = Add(m, b)
+        [view] v = Reshape<allowzero = 0>(a, shape)
+        [mean] u = ReduceMean<axes = [-1], keepdims = 1>(v)
+        [centre] d = Sub(v, u)
+        [square] q = Mul(d, d)
+        [variance] s = ReduceMean<axes = [-1], keepdims = 1>(q)
+        [safe] t = Add(s, eps)
+        [root] r = Sqrt(t)
+        [norm] z = Div(d, r)
+        [attention] p = Softmax<axis = -1>(z)
+        [clip] y = Cast<to = 1>(p)
+    }""",
+    """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,2,8,8] x, int64[1] i) => (float[1,4,12,12] y, float[2] c)
+    <float[4,2,3,3] w, float[4] scale, float[4] shift, float[4] mean, float[4] variance, float[8,2] table,
+     float[4] sizes = {1, 1, 2, 2}> {
+        [conv] a = Conv<kernel_shape = [3, 3], strides = [1, 1]>(x, w)
+        [batch] b = BatchNormalization<epsilon = 0.001>(a, scale, shift, mean, variance)
+        [act] r = Relu(b)
+        [resize] y = Resize<mode = "nearest">(r, , sizes)
+        [gather] e = Gather<axis = 0>(table, i)
+        [squeeze] c = Flatten<axis = 0>(e)
+    }""",
+    """
+    <ir_version: 8, opset_import: ["" : 17, "local" : 1]>
+    g (float[2,8] x, bool k) => (float[2,8] y)
+    <float[8,8] w, float[2,8] o> {
+        [call] a = local.twice(x)
+        [branch] b = If (k) <then_branch = then () => (float[2,8] t) { t = MatMul(a, w) },
+                    else_branch = other () => (float[2,8] e) { e = Exp(a) }>
+        [plugin] q = TheirPlugin<alpha = 0.5, mode = "fast", sizes = [1, 2]>(b)
+        [sum] y = Add(b, o)
+    }
+    <domain: "local", opset_import: ["" : 17]>
+    twice (u) => (v) { c = Constant<value = float {2.0}>() v = Mul(u, c) }""",
+)
+
+
+@dataclass
+class Case:
+    """A file and its neighbours in a folder, as they are before and after corruption.
+
+    Attributes:
+        files: Contents by name; `m.onnx` is the model, and `x.npz` its data, if it is there.
+        done: What was corrupted.
+    """
+
+    files: dict[str, bytes]
+    done: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the scan of one case ended: `ok`, the class of an error of ours, or `DEFECT` with a traceback."""
+
+    number: int
+    kind: str
+    text: str
+    done: tuple[str, ...]
+
+    @property
+    def bad(self) -> bool:
+        return self.kind == "DEFECT"
+
+
+def originals() -> list[dict[str, bytes]]:
+    """The sound files: each model with its data inside, with external data, and with a sample."""
+    found = []
+    for text in TEXTS:
+        proto = _with_weights(text)
+        found.append({"m.onnx": proto.SerializeToString()})
+        found.append(_externalised(proto))
+    (found[0])["x.npz"] = _npz(x=np.ones((3, 8), np.float32))
+    return found
+
+
+def _with_weights(text: str) -> onnx.ModelProto:
+    """The model; declared tensors that have no value get a positive one as raw data."""
+    proto = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for value in proto.graph.value_info:
+        sizes = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        weight = np.abs(rng.standard_normal(sizes)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(weight, value.name))
+    del proto.graph.value_info[:]
+    return proto
+
+
+def _externalised(proto: onnx.ModelProto) -> dict[str, bytes]:
+    copy, data = onnx.ModelProto(), b""
+    copy.CopyFrom(proto)
+    for tensor in copy.graph.initializer:
+        if not tensor.HasField("raw_data"):
+            continue
+        for key, value in (("location", "w.bin"), ("offset", len(data)), ("length", len(tensor.raw_data))):
+            tensor.external_data.add(key=key, value=str(value))
+        data += tensor.raw_data
+        tensor.ClearField("raw_data")
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+    return {"m.onnx": copy.SerializeToString(), "w.bin": data}
+
+
+def _npz(**arrays: Any) -> bytes:
+    import io
+
+    stream = io.BytesIO()
+    np.savez_compressed(stream, **arrays)
+    return stream.getvalue()
+
+
+# -- corruption ------------------------------------------------------------------------------
+
+
+def corrupted(sound: Sequence[dict[str, bytes]], seed: int, number: int) -> Case:
+    """The case of a number: one of the sound ones, corrupted one to three times."""
+    rng = np.random.default_rng([seed, number])
+    case = Case(dict(_pick(rng, sound)))
+    for _ in range(int(rng.integers(1, 4))):
+        _pick(rng, CORRUPTIONS)(case, rng)
+    return case
+
+
+def _pick(rng: np.random.Generator, choices: Sequence[Any]) -> Any:
+    return choices[int(rng.integers(len(choices)))]
+
+
+def _flip(case: Case, rng: np.random.Generator) -> None:
+    name = _pick(rng, list(case.files))
+    content = bytearray(case.files[name])
+    places = [int(p) for p in rng.integers(0, max(1, len(content)), int(rng.integers(1, 9)))]
+    for place in places if content else ():
+        content[place] ^= 1 << int(rng.integers(8))
+    case.files[name] = bytes(content)
+    case.done.append(f"{name}: bits flipped at {places}")
+
+
+def _truncate(case: Case, rng: np.random.Generator) -> None:
+    name = _pick(rng, list(case.files))
+    size = int(rng.integers(0, len(case.files[name]) + 1))
+    case.files[name] = case.files[name][:size]
+    case.done.append(f"{name}: cut to {size} bytes")
+
+
+def _splice(case: Case, rng: np.random.Generator) -> None:
+    """Repeats, removes or overwrites a piece."""
+    name = _pick(rng, list(case.files))
+    content = case.files[name]
+    start, end = sorted(int(p) for p in rng.integers(0, len(content) + 1, 2))
+    end = min(end, start + 64)
+    kind = _pick(rng, ("repeated", "removed", "zeroed", "filled"))
+    piece = content[start:end]
+    new = {"repeated": piece * 2, "removed": b"", "zeroed": bytes(len(piece)), "filled": b"\xff" * len(piece)}
+    case.files[name] = content[:start] + new[kind] + content[end:]
+    case.done.append(f"{name}: bytes {start} to {end} {kind}")
+
+
+def _lose(case: Case, rng: np.random.Generator) -> None:
+    """Removes the external data, if there are any."""
+    if case.files.pop("w.bin", None) is not None:
+        case.done.append("w.bin: removed")
+
+
+def _change_field(case: Case, rng: np.random.Generator) -> None:
+    """Changes one field anywhere in the protobuf message."""
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(case.files["m.onnx"])
+        fields = list(_fields(proto, ""))
+        place, owner, descriptor = _pick(rng, fields)
+        _replace(owner, descriptor, [o for _, o, d in fields if d is descriptor], rng)
+        case.files["m.onnx"] = proto.SerializeToString()
+    except (IndexError, ValueError, TypeError) as error:  # corrupted before, or not possible here
+        case.done.append(f"no field changed: {type(error).__name__}")
+        return
+    except Exception as error:
+        if type(error).__name__ not in ("DecodeError", "EncodeError"):
+            raise
+        return
+    case.done.append(f"{place} changed")
+
+
+CORRUPTIONS: tuple[Callable[[Case, np.random.Generator], None], ...] = (
+    _flip, _truncate, _splice, _lose, *[_change_field] * 8,
+)  # fmt: skip
+"""Changes of fields get further than others, which protobuf notices."""
+
+NUMBERS = (0, 1, -1, 2, 3, 7, 16, 77, 255, 2**15, 2**31 - 1, -(2**31), 2**31, 2**40, 2**62, -(2**63))
+FLOATS = (0.0, -1.0, 1e-30, 1e30, float("inf"), float("nan"))
+WORDS = ("", "x", "y", "w", "a", "no such", "Add", "Cast", "Loop", "Softmax", "ai.onnx", "com.microsoft",
+         "local", "../x", "w.bin", "-1", "99999999999999999999", "\x1b[31m", "\0", "é",
+         "n" * 5000)  # fmt: skip
+
+
+def _fields(message: Message, place: str) -> Iterator[tuple[str, Message, FieldDescriptor]]:
+    """Every field that is set, with the message that owns it."""
+    for descriptor, value in message.ListFields():
+        here = f"{place}.{descriptor.name}".lstrip(".")
+        yield here, message, descriptor
+        if descriptor.type == FieldDescriptor.TYPE_MESSAGE:
+            for index, item in enumerate(value if descriptor.is_repeated else [value]):
+                yield from _fields(item, f"{here}[{index}]" if descriptor.is_repeated else here)
+
+
+def _replace(
+    owner: Message, descriptor: FieldDescriptor, others: Sequence[Message], rng: np.random.Generator
+) -> None:
+    name = descriptor.name
+    if rng.random() < 0.15:
+        owner.ClearField(name)
+        return
+    if descriptor.type == FieldDescriptor.TYPE_MESSAGE:
+        other = getattr(_pick(rng, others), name)
+        if not descriptor.is_repeated:
+            getattr(owner, name).CopyFrom(type(other).FromString(other.SerializeToString()))
+            return
+        items = [type(item).FromString(item.SerializeToString()) for item in getattr(owner, name)]
+        items = _rearranged(items, [type(i).FromString(i.SerializeToString()) for i in other], rng)
+        owner.ClearField(name)
+        getattr(owner, name).extend(items)
+    elif descriptor.is_repeated:
+        items = _rearranged(list(getattr(owner, name)), [_scalar(descriptor, b"", rng)], rng)
+        owner.ClearField(name)
+        getattr(owner, name).extend(items)
+    else:
+        setattr(owner, name, _scalar(descriptor, getattr(owner, name), rng))
+
+
+def _rearranged(items: list[Any], others: list[Any], rng: np.random.Generator) -> list[Any]:
+    """The items without one, with one twice, in another order, or with one of the others."""
+    kind, place = int(rng.integers(4)), int(rng.integers(len(items)))
+    if kind == 0:
+        return items[:place] + items[place + 1 :]
+    if kind == 1:
+        return [*items, items[place]]
+    if kind == 2:
+        return items[::-1]
+    return [*items[:place], _pick(rng, others), *items[place + 1 :]]
+
+
+def _scalar(descriptor: FieldDescriptor, old: Any, rng: np.random.Generator) -> Any:
+    kinds = FieldDescriptor
+    if descriptor.type == kinds.TYPE_ENUM:
+        assert descriptor.enum_type is not None
+        return _pick(rng, [value.number for value in descriptor.enum_type.values])
+    if descriptor.type == kinds.TYPE_STRING:
+        return _pick(rng, WORDS)
+    if descriptor.type == kinds.TYPE_BYTES:
+        return _pick(rng, (b"", b"\xff\xfe", bytes(old)[:-1], bytes(old) * 2, bytes(rng.bytes(len(old)))))
+    if descriptor.type in (kinds.TYPE_FLOAT, kinds.TYPE_DOUBLE):
+        return _pick(rng, FLOATS)
+    narrow = descriptor.type in (kinds.TYPE_INT32, kinds.TYPE_UINT32)
+    least = 0 if descriptor.type in (kinds.TYPE_UINT32, kinds.TYPE_UINT64) else -(2**31)
+    return _pick(rng, [n for n in NUMBERS if not narrow or least <= n < 2**31])
+
+
+# -- trials ----------------------------------------------------------------------------------
+
+
+def trial(case: Case, number: int, folder: Path) -> Outcome:
+    """Writes the files of a case to an empty folder and scans the model."""
+    for name, content in case.files.items():
+        (folder / name).write_bytes(content)
+    inputs = folder / "x.npz" if "x.npz" in case.files else None
+    done = tuple(case.done)
+    try:
+        scan(folder / "m.onnx", inputs=inputs)
+    except RewriterError as error:
+        if isinstance(error, PassError) or not error.hint:
+            return Outcome(number, "DEFECT", f"{type(error).__name__} without help: {error}", done)
+        return Outcome(number, type(error).__name__, str(error), done)
+    except Exception:
+        return Outcome(number, "DEFECT", traceback.format_exc(), done)
+    return Outcome(number, "ok", "", done)
+
+
+def batch(seed: int, numbers: Sequence[int], journal: Path) -> list[Outcome]:
+    """Tries some cases in this process; the journal holds the number of the one in progress."""
+    sound, found = originals(), []
+    for number in numbers:
+        journal.write_text(str(number))
+        with tempfile.TemporaryDirectory(prefix="corruption-", ignore_cleanup_errors=True) as folder:
+            found.append(trial(corrupted(sound, seed, number), number, Path(folder)))
+    return found
+
+
+def run(count: int, seed: int) -> list[Outcome]:
+    """Tries `count` cases in child processes."""
+    numbers = [range(start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        batches = pool.map(lambda some: _guarded(seed, some), numbers)
+        return [outcome for found in batches for outcome in found]
+
+
+def _guarded(seed: int, numbers: Sequence[int]) -> list[Outcome]:
+    """A batch in a child; the case that ends the child is a defect, and those after it go on in another."""
+    with tempfile.TemporaryDirectory(prefix="corruption-") as folder:
+        journal = Path(folder) / "journal"
+        child = run_in_child(
+            batch, seed, list(numbers), journal, timeout_s=BATCH_SECONDS, memory_bytes=ADDRESS_BYTES
+        )
+        if child.status == "ok":
+            return list(child.result)
+        last = int(journal.read_text()) if journal.exists() else numbers[0]
+    done = corrupted(originals(), seed, last).done
+    broken = Outcome(last, "DEFECT", f"{child.summary}\n{child.log[-3000:]}", tuple(done))
+    before = [n for n in numbers if n < last]
+    after = [n for n in numbers if n > last]
+    return [*(_guarded(seed, before) if before else []), broken, *(_guarded(seed, after) if after else [])]
+
+
+def report(outcomes: Sequence[Outcome], seed: int) -> str:
+    """Counts by kind, and every defect with what was corrupted."""
+    counts = Counter(outcome.kind for outcome in outcomes)
+    lines = [f"{len(outcomes)} corrupted: " + json.dumps(dict(counts.most_common()))]
+    for outcome in outcomes:
+        if outcome.bad:
+            lines += [f"--only {seed}:{outcome.number}: {'; '.join(outcome.done)}", outcome.text]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("count", nargs="?", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", help="SEED:NUMBER")
+    given = parser.parse_args()
+    if given.only:
+        seed, number = map(int, given.only.split(":"))
+        folder = Path(tempfile.mkdtemp(prefix="corruption-"))
+        outcome = trial(corrupted(originals(), seed, number), number, folder)
+        sys.stdout.write(f"{folder}\n{outcome.kind} {outcome.text}\n{outcome.done}\n")
+        return int(outcome.bad)
+    outcomes = run(given.count, given.seed)
+    sys.stdout.write(report(outcomes, given.seed) + "\n")
+    return int(any(outcome.bad for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    import corruption  # children import its functions by this name
+
+    sys.exit(corruption.main())

@@ -1,0 +1,134 @@
+"""The engines' code runs on the interface of every release, as far as it goes without the library."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_tensorrt import Fake
+from trt_surface import releases
+
+from rewriter.engines import nvidia_driver, tensorrt_program
+from rewriter.engines.build_in_child import build_here
+from rewriter.engines.build_options import BuildOptions
+from rewriter.engines.build_report import BuildReport
+from rewriter.engines.protocol import RunOrder, Variant
+from rewriter.engines.tensor_files import read_tensors, write_samples
+from rewriter.planning.weak_typing import Constraint, python_code
+
+GPU = nvidia_driver.Gpu("NVIDIA H100", (9, 0), (13, 0))
+X = np.ones((2, 2), np.float32)
+
+
+@dataclass
+class HostStream:
+    """A stream whose memory is the host's: enough for buffers, without a GPU."""
+
+    handle: int = 7
+    memory: dict[int, Any] = field(default_factory=dict)
+
+    def call(self, name: str, *arguments: Any) -> tuple[Any, ...]:
+        if name == "cudaMalloc":
+            array = np.zeros(arguments[0], np.uint8)
+            self.memory[array.ctypes.data] = array
+            return (array.ctypes.data,)
+        return ()
+
+    def wait(self) -> None:
+        """Nothing runs."""
+
+    def copy(self, to: int, source: int, size: int, kind: str) -> None:
+        """Nothing to copy: the values are not looked at."""
+
+    def download(self, pointer: int, array: Any) -> None:
+        array[...] = 0
+
+
+@cache
+def fake_of(place: int) -> Fake:
+    return Fake(releases()[place])
+
+
+@pytest.fixture(params=[pytest.param(place, id=str(release)) for place, release in enumerate(releases())])
+def fake(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fake:
+    made = fake_of(request.param)
+    release = made.release
+    made.used.clear()
+    monkeypatch.setitem(sys.modules, release.library, made.module)
+    monkeypatch.setattr(nvidia_driver, "gpus", lambda: [GPU])
+    monkeypatch.setattr(tensorrt_program, "Stream", HostStream)
+    monkeypatch.setattr(tensorrt_program, "refusal", lambda *_: None)
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path / "cache"))
+    return made
+
+
+def built(fake: Fake, folder: Path, **options: Any) -> BuildReport:
+    model = folder / "model.onnx"
+    model.write_bytes(b"")
+    return build_here(
+        model,
+        BuildOptions(
+            library=fake.release.library,
+            shapes={"x": ((1, 2), (2, 2), (4, 2))},
+            engine=str(folder / "model.engine"),
+            details=True,
+            optimization_level=3,
+            timing_cache=True,
+            tf32=False,
+            outputs=["y"],
+            **options,
+        ),
+    )
+
+
+def test_a_network_is_parsed_and_built(fake: Fake, tmp_path: Path) -> None:
+    report = built(fake, tmp_path, compute_capability="SM80", debug=True)
+    assert (report.library, report.version) == (fake.release.library, fake.release.version)
+    assert (report.engine_bytes, (tmp_path / "model.engine").read_bytes()) == (6, b"engine")
+    assert report.parser_errors[0].node == "relu"
+    assert report.layers[0].node == "relu"
+    rtx = fake.release.library == "tensorrt_rtx"
+    assert ("IBuilderConfig.set_compute_capability" in fake.used) == rtx
+    assert ("IBuilderConfig.create_timing_cache" in fake.used) != rtx
+    marks = fake.release.find("INetworkDefinition", "mark_unfused_tensors_as_debug_tensors") is not None
+    assert report.notes == (
+        () if marks else ("this TensorRT has no unfused debug tensors (10.12 and later have)",)
+    )
+
+
+def test_an_engine_is_inspected_and_run(fake: Fake, tmp_path: Path) -> None:
+    engine = tmp_path / "model.engine"
+    engine.write_bytes(b"engine")
+    samples = write_samples(tmp_path / "samples", [{"x": X}])
+    variant = Variant("fixed", tmp_path / "model.onnx", samples, debug=True)
+    program = tensorrt_program.load_engine(fake.release.library, RunOrder(variant, 0, engine, tmp_path))
+    outputs = program.run({"x": X}, tmp_path / "debug")
+    assert {name: array.shape for name, array in outputs.items()} == {"y": (2, 2), "sized": (3,)}
+    assert [layer.nodes for layer in program.layers()] == [("relu",)]
+    listens = fake.release.find("IExecutionContext", "unfused_tensors_debug_state") is not None
+    if listens:
+        assert list(read_tensors(tmp_path / "debug")) == ["inner"]
+    else:
+        assert "has no unfused debug tensors" in program.notes[0]
+    eager = fake.release.find("", "DynamicShapesKernelSpecializationStrategy") is not None
+    assert ("ICudaEngine.create_runtime_config" in fake.used) == eager
+    program.close()
+
+
+def test_the_printed_constraints_run(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (
+        fake.release.find("BuilderFlag", "OBEY_PRECISION_CONSTRAINTS") is None
+        or fake.release.library != "tensorrt"
+    ):
+        pytest.skip("strongly typed networks alone")
+    code: dict[str, Any] = {}
+    exec(python_code([Constraint("relu", "bf16", True, 1)], "model.onnx"), code)
+    trt = fake.module
+    builder = trt.Builder(trt.Logger())
+    code["constrain"](builder.create_network(0), builder.create_builder_config())
+    assert {"ILayer.precision", "ILayer.set_output_type", "IBuilderConfig.set_flag"} <= fake.used

@@ -1,0 +1,106 @@
+"""Where a fixed model comes from is in its metadata, as any ONNX library reads it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import rewriter
+from rewriter.graph.editor import TAG
+from rewriter.jobs.fix.provenance import KEPT
+from rewriter.model import walk_nodes
+
+HUGE = """
+    <ir_version: 9, opset_import: ["" : 17]>
+    g (float[4,8] x) => (float[4,4] y)
+    <float[8,4] w = {1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8},
+     float[8] up = {3e4,3e4,3e4,3e4,3e4,3e4,3e4,3e4}, float down = {3e-5}> {
+        a = Mul(x, up)
+        b = Mul(a, up)
+        c = Mul(b, down)
+        d = Mul(c, down)
+        e = MatMul(d, w)
+        y = Softmax(e)
+    }"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    onnx.save(onnx.parser.parse_model(HUGE), path)
+    return path
+
+
+def entries(message: onnx.ModelProto | onnx.NodeProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in message.metadata_props}
+
+
+def test_the_file_says_where_it_comes_from(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "fixed.onnx"
+    result = rewriter.fix(source, output, build=False)
+    written = onnx.load(output)
+    found = entries(written)
+    assert found["rewriter.version"] == f"rewriter {rewriter.__version__}"
+    assert found["rewriter.preset"] == "trt-fp16"
+    assert found["rewriter.pipeline"] == result.pipeline
+    assert found["rewriter.source"] == "net.onnx"
+    assert found["rewriter.source.sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
+    assert found["rewriter.verdict"] == "verified: structure, emulation"
+    assert found == entries(result.proto)
+
+
+def test_the_hash_of_the_plan_is_that_of_its_file(source: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    result = rewriter.fix(source, save_plan=plan, build=False)
+    assert entries(result.proto)["rewriter.plan.sha256"] == hashlib.sha256(plan.read_bytes()).hexdigest()
+
+
+def test_every_kept_node_has_its_reason_and_every_made_one_its_pass(source: Path) -> None:
+    result = rewriter.fix(source, build=False)
+    assert result.plan is not None and result.plan.fp32
+    notes = {node.output[0]: entries(node) for node in walk_nodes(result.proto.graph)}
+    kept = {name: note[KEPT] for name, note in notes.items() if KEPT in note}
+    assert len(kept) == len(result.plan.fp32)
+    assert kept["b"].startswith("FP32, overflow: ") and "is in [" in kept["b"]
+    casts = [node for node in result.proto.graph.node if node.op_type == "Cast"]
+    assert casts and all(entries(node)[TAG] == "mixed-precision" for node in casts)
+
+
+def test_a_failure_is_noted(source: Path, tmp_path: Path) -> None:
+    plan = rewriter.fix(source, build=False).plan
+    assert plan is not None
+    output, lowered = tmp_path / "fixed.onnx", replace(plan, decisions=())
+    result = rewriter.fix(source, output, plan=lowered, build=False)
+    assert result.verified is False
+    assert entries(onnx.load(output))["rewriter.verdict"].startswith("FAILED: emulation")
+
+
+def test_weights_outside_the_file_stay_where_they_are(tmp_path: Path) -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "mm")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 64])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    source, output = tmp_path / "net.onnx", tmp_path / "fixed.onnx"
+    onnx.save(model, source, save_as_external_data=True, location="net.bin", size_threshold=0)
+    rewriter.fix(source, output, build=False)
+    both = source.read_bytes() + (tmp_path / "net.bin").read_bytes()
+    found = entries(onnx.load(output))
+    assert found["rewriter.source.sha256"] == hashlib.sha256(both).hexdigest()
+    assert found["rewriter.verdict"] == "verified: structure, emulation"
+    assert len(list(tmp_path.glob("fixed.onnx*.data*"))) <= 1
+
+
+def test_a_model_that_nothing_changed_has_no_notes(source: Path) -> None:
+    result = rewriter.fix(source, passes="isolate-clip", build=False)
+    assert not entries(result.proto)

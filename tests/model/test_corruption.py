@@ -1,0 +1,20 @@
+"""Corrupted files end in success or in an error that says what to do, never in a crash or a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import corruption
+
+COUNT = 500 * (10 if os.environ.get("REWRITER_NIGHTLY") else 1)
+SEED = 17
+
+
+def test_corrupted_files_are_scanned_or_refused() -> None:
+    outcomes = corruption.run(COUNT, SEED)
+    counts = Counter(outcome.kind for outcome in outcomes)
+    assert sorted(outcome.number for outcome in outcomes) == list(range(COUNT))
+    assert not counts["DEFECT"], corruption.report(outcomes, SEED)
+    assert counts["ok"] > COUNT / 20, "some corruption is harmless"
+    assert counts["ModelError"] > COUNT / 4, "and most is not"

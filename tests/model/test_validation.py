@@ -1,0 +1,240 @@
+"""Files of which the checker, protobuf or NumPy would crash: each is an error that names file and node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from rewriter.errors import ModelError
+from rewriter.model import data_files, load
+
+Change = Callable[[onnx.ModelProto], object]
+
+
+def base() -> onnx.ModelProto:
+    """Add of a weight of 2 KiB, Reshape by a small constant, and Softmax."""
+    constants = [
+        numpy_helper.from_array(np.ones(512, np.float32), "w"),
+        numpy_helper.from_array(np.array([2, 512], np.int64), "shape"),
+    ]
+    nodes = [
+        helper.make_node("Add", ["x", "w"], ["a"], "add"),
+        helper.make_node("Reshape", ["a", "shape"], ["b"], "reshape"),
+        helper.make_node("Softmax", ["b"], ["y"], "softmax", axis=-1),
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 512]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], constants)
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def external(folder: Path, **entries: str | None) -> onnx.ModelProto:
+    """The model with its weight in `w.bin`; `entries` replace what it says of the place."""
+    proto = base()
+    weight = proto.graph.initializer[0]
+    (folder / "w.bin").write_bytes(weight.raw_data)
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": "w.bin", "offset": "0", "length": "2048", **entries}.items():
+        if value is not None:
+            weight.external_data.add(key=key, value=value)
+    return proto
+
+
+def refused(content: onnx.ModelProto | bytes, folder: Path) -> ModelError:
+    """The error of loading the model from a file, which names it and says what to do."""
+    path = folder / "m.onnx"
+    path.write_bytes(content if isinstance(content, bytes) else content.SerializeToString())
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.hint
+    assert len(str(caught.value)) < 1000
+    return caught.value
+
+
+PLACEHOLDER = "NAME"
+
+
+def _set(owner: Callable[[onnx.ModelProto], object], field: str) -> Change:
+    return lambda proto: setattr(owner(proto), field, PLACEHOLDER)
+
+
+NAMES = [
+    pytest.param(_set(lambda m: m.graph.node[1], "name"), "graph.node[1].name", id="node"),
+    pytest.param(_set(lambda m: m.graph.node[1], "op_type"), "graph.node[1].op_type", id="operator"),
+    pytest.param(_set(lambda m: m.graph.node[1], "domain"), "graph.node[1].domain", id="domain"),
+    pytest.param(
+        lambda m: m.graph.node[2].output.__setitem__(0, PLACEHOLDER), "graph.node[2].output[0]", id="output"
+    ),
+    pytest.param(
+        _set(lambda m: m.graph.node[2].attribute[0], "name"),
+        "graph.node[2].attribute[0].name",
+        id="attribute",
+    ),
+    pytest.param(
+        _set(lambda m: m.graph.initializer[0], "name"), "graph.initializer[0].name", id="initializer"
+    ),
+    pytest.param(
+        _set(lambda m: m.graph.input[0].type.tensor_type.shape.dim[0], "dim_param"),
+        "graph.input[0].type.tensor_type.shape.dim[0].dim_param",
+        id="axis",
+    ),
+    pytest.param(
+        lambda m: m.metadata_props.add(key=PLACEHOLDER, value="v"), "metadata_props[0].key", id="metadata"
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "place"), NAMES)
+def test_text_that_is_not_utf8_is_named_with_its_place(change: Change, place: str, tmp_path: Path) -> None:
+    proto = base()
+    change(proto)
+    content = proto.SerializeToString()
+    assert content.count(PLACEHOLDER.encode()) == 1
+    error = refused(content.replace(PLACEHOLDER.encode(), b"a\xc0\xafb"), tmp_path)
+    assert str(error).startswith(f"{tmp_path / 'm.onnx'}: {place}: it is not UTF-8: a\\xc0\\xafb")
+
+
+@pytest.mark.parametrize("field", ["doc_string", "producer_name"])
+def test_notes_in_another_encoding_stay(field: str, tmp_path: Path) -> None:
+    proto = base()
+    setattr(proto, field, PLACEHOLDER)
+    content = proto.SerializeToString().replace(PLACEHOLDER.encode(), b"f\xfcr!")
+    (tmp_path / "m.onnx").write_bytes(content)
+    assert load(tmp_path / "m.onnx").whole().SerializeToString() == content
+
+
+EXTERNAL = [
+    pytest.param({"offset": "abc"}, "its offset in the external data is 'abc'", id="offset is text"),
+    pytest.param({"offset": "-4"}, "its offset in the external data is '-4'", id="negative offset"),
+    pytest.param({"offset": "9" * 40}, "its offset in the external data is", id="huge offset"),
+    pytest.param({"offset": "²"}, "its offset in the external data is", id="offset in another script"),
+    pytest.param({"offset": "4"}, "'w.bin' is too short: it has 2048 bytes", id="offset past the end"),
+    pytest.param({"length": "x"}, "its length in the external data is 'x'", id="length is text"),
+    pytest.param(
+        {"length": "8"}, "its data has 8 bytes, but its shape [512] of float needs 2048", id="short"
+    ),
+    pytest.param({"length": "4096"}, "its data has 4096 bytes", id="long"),
+    pytest.param({"location": "a" * 5000}, "cannot be opened", id="location too long"),
+    pytest.param({"location": None}, "'' is missing", id="no location"),
+    pytest.param({"location": "."}, "'.' is missing", id="a folder"),
+    pytest.param({"location": "../w.bin"}, "outside the model's folder", id="outside"),
+]
+
+
+@pytest.mark.parametrize(("entries", "words"), EXTERNAL)
+def test_an_impossible_place_of_external_data(
+    entries: dict[str, str | None], words: str, tmp_path: Path
+) -> None:
+    proto = external(tmp_path, **entries)
+    error = refused(proto, tmp_path)
+    assert words in str(error)
+    assert "initializer 'w'" in str(error)
+    data_files(tmp_path / "m.onnx")  # the command line asks before it loads
+
+
+def test_keys_of_external_data_that_are_unknown_are_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(external(tmp_path, colour="red").SerializeToString())
+    assert load(path).weights["w"].shape == (512,)
+
+
+def _dims(*sizes: int, which: int = 0) -> Change:
+    def change(proto: onnx.ModelProto) -> None:
+        proto.graph.initializer[which].dims[:] = sizes
+
+    return change
+
+
+def _type(number: int) -> Change:
+    return lambda proto: setattr(proto.graph.initializer[0], "data_type", number)
+
+
+TENSORS = [
+    pytest.param(_dims(-512), "its shape [-512] has a negative size", id="negative"),
+    pytest.param(_dims(-2, -256), "its shape [-2, -256] has a negative size", id="negative twice"),
+    pytest.param(_dims(2**62, 4), "is larger than any memory", id="huge"),
+    pytest.param(_dims(2**40, 2**40), "is larger than any memory", id="huger"),
+    pytest.param(_dims(2**40), "its shape [1099511627776] of float needs 4398046511104", id="a trillion"),
+    pytest.param(_dims(513), "its shape [513] of float needs 2052", id="one more"),
+    pytest.param(_type(0), "it has the element type 0, which ONNX lacks", id="no type"),
+    pytest.param(_type(99), "it has the element type 99, which ONNX lacks", id="an unknown type"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), TENSORS)
+@pytest.mark.parametrize("outside", [False, True], ids=["inside", "external"])
+def test_an_impossible_weight(change: Change, words: str, outside: bool, tmp_path: Path) -> None:
+    proto = external(tmp_path, length=None) if outside else base()
+    change(proto)
+    error = refused(proto, tmp_path)
+    assert "initializer 'w'" in str(error)
+    assert words in str(error) or (outside and "is too short" in str(error))
+
+
+def test_an_initializer_in_a_branch_and_a_constant_are_checked(tmp_path: Path) -> None:
+    proto = base()
+    node = helper.make_node("Constant", [], ["c"], "three", value=numpy_helper.from_array(np.ones(3)))
+    node.attribute[0].t.dims[:] = [-3]
+    proto.graph.node.insert(0, node)
+    assert "node 'three'" in str(refused(proto, tmp_path))
+    branch = onnx.GraphProto(name="then")
+    branch.initializer.add(name="inner", data_type=TensorProto.FLOAT, dims=[4], raw_data=b"1234")
+    proto = base()
+    proto.graph.node.append(helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch))
+    assert "initializer 'inner': it holds 4 bytes" in str(refused(proto, tmp_path))
+
+
+OTHERS = [
+    pytest.param(
+        lambda m: setattr(m.opset_import[0], "version", 2**62),
+        "operator set 'ai.onnx' cannot have the version 4611686018427387904",
+        id="opset",
+    ),
+    pytest.param(
+        lambda m: setattr(m.opset_import[0], "version", -5), "cannot have the version -5", id="negative"
+    ),
+    pytest.param(
+        lambda m: m.opset_import.add(domain="theirs", version=2**40), "operator set 'theirs'", id="theirs"
+    ),
+    pytest.param(
+        lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 77),
+        "tensor 'x': it has the element type 77",
+        id="type of an input",
+    ),
+    pytest.param(
+        lambda m: setattr(m.graph.output[0].type.tensor_type, "elem_type", 77),
+        "tensor 'y': it has the element type 77",
+        id="type of an output",
+    ),
+    pytest.param(
+        lambda m: setattr(m.graph.node[2].attribute[0], "type", 3), "softmax", id="type of an attribute"
+    ),
+    pytest.param(lambda m: setattr(m, "ir_version", 2**60), "ir_version", id="IR version"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), OTHERS)
+def test_other_impossible_fields(change: Change, words: str, tmp_path: Path) -> None:
+    proto = base()
+    change(proto)
+    assert words in str(refused(proto, tmp_path))
+
+
+def test_graphs_nested_too_deeply_for_protobuf(tmp_path: Path) -> None:
+    def message(field: int, content: bytes) -> bytes:
+        size, count = b"", len(content)
+        while count >= 128:
+            size, count = size + bytes([count % 128 | 128]), count // 128
+        return bytes([field << 3 | 2]) + size + bytes([count]) + content
+
+    graph = b""
+    for _ in range(60):  # GraphProto.node = 1, NodeProto.attribute = 5, AttributeProto.g = 6
+        graph = message(1, message(5, message(6, graph)))
+    error = refused(b"\x08\x0a" + message(7, graph), tmp_path)
+    assert "nested more deeply than protobuf reads" in str(error)
