@@ -14,7 +14,7 @@ from rich.text import Text
 from rewriter.errors import UsageError
 from rewriter.report.checks import JUDGING
 from rewriter.report.json import SCHEMA_VERSION
-from rewriter.report.terminal import SHOWN, fitting, listed, new_table
+from rewriter.report.terminal import listed, new_table
 
 MARKS = {"fix": "pipeline", "scan": "findings", "verify": "builds"}
 """Commands whose reports can be compared, each with a field that only its report has."""
@@ -26,7 +26,7 @@ NOTICED = 1.2
 
 
 @dataclass(frozen=True)
-class OutputError:
+class OutputDistance:
     """The error of an output, its limit, and if it passed."""
 
     error: float
@@ -52,7 +52,7 @@ class Run:
     passed: bool | None
     facts: Mapping[str, str]
     figures: Mapping[str, float]
-    outputs: Mapping[str, OutputError]
+    outputs: Mapping[str, OutputDistance]
     nodes: Mapping[str, str] = field(default_factory=dict)
     passes: Mapping[str, int] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class Compared:
         return [(name, self.before.figures.get(name), self.after.figures.get(name)) for name in names]
 
     @property
-    def outputs(self) -> list[tuple[str, OutputError | None, OutputError | None]]:
+    def outputs(self) -> list[tuple[str, OutputDistance | None, OutputDistance | None]]:
         """Errors of both, by output."""
         names = dict.fromkeys((*self.before.outputs, *self.after.outputs))
         return [(name, self.before.outputs.get(name), self.after.outputs.get(name)) for name in names]
@@ -189,12 +189,12 @@ def _figures(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     yield "seconds of the run", sum(map(float, content["seconds"].values()))
 
 
-def _outputs(checks: Sequence[Mapping[str, Any]]) -> dict[str, OutputError]:
+def _outputs(checks: Sequence[Mapping[str, Any]]) -> dict[str, OutputDistance]:
     """Those of the check that decides; JSON has "inf" and "nan" as strings."""
     made = {check["name"]: check["outputs"] for check in checks if check["outputs"]}
     found = next((made[name] for name in JUDGING if name in made), ())
     return {
-        one["name"]: OutputError(float(one["relative_l2"]), float(one["tolerance"]), bool(one["passed"]))
+        one["name"]: OutputDistance(float(one["relative_l2"]), float(one["tolerance"]), bool(one["passed"]))
         for one in found
     }
 
@@ -206,6 +206,10 @@ def _nodes(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for finding in reversed(content.get("findings", ())):
         for node in finding["nodes"]:
             yield str(node), f"{finding['severity']}, {finding['kind']}: {finding['reason']}"
+
+
+SHOWN = 5
+"""Nodes, outputs and passes listed without `-v`."""
 
 
 def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> None:
@@ -227,7 +231,7 @@ def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> No
                 names_of = listed(list(nodes), limit)
                 out.print(Text(f"{len(nodes)} nodes {what} in the {which} only: {names_of}"))
         for name, old, new in found.facts:
-            out.print(Text(fitting(f"{name}: {_difference(old, new)}", limit)), soft_wrap=True)
+            out.print(Text(f"{name}: {_difference(old, new)}"), soft_wrap=True)
     style = {True: "green", False: "bold red", None: "yellow"}[found.after.passed]
     out.print(Text(found.verdict, style=style), soft_wrap=True)
 
@@ -254,7 +258,7 @@ def _output_rows(found: Compared) -> Iterator[list[str]]:
         yield [name, plain_number(before), plain_number(after), change(before, after)]
 
 
-def error_of(one: OutputError | None) -> float | None:
+def error_of(one: OutputDistance | None) -> float | None:
     """Returns the error of an output; None for an output that a run lacks."""
     return one.error if one else None
 
