@@ -150,7 +150,8 @@ def _types(plan: Plan) -> str:
     bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
     if len(fp32) == total:
         return f"ALL {count(total, 'float node')} in FP32, nothing in {low} ({', '.join(parts)})"
-    return f"{total - len(plan.decisions)} nodes in {low}, {len(fp32)} in FP32 ({', '.join(parts)}){bf16}"
+    lowered = count(total - len(plan.decisions), "node")
+    return f"{lowered} in {low}, {len(fp32)} in FP32 ({', '.join(parts)}){bf16}"
 
 
 def _checks(result: FixResult) -> Iterator[Row]:
