@@ -249,7 +249,7 @@ class FixCommand(FixOptions):
 
     report: Path | None = option(
         None,
-        "Write a page (.html) or JSON, too",
+        "A page (.html) or JSON, too",
         OUTCOME,
         "FILE",
         places=("command line", "file"),
