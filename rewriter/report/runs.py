@@ -14,12 +14,15 @@ from rich.text import Text
 from rewriter.errors import UsageError
 from rewriter.report.checks import JUDGING
 from rewriter.report.json import SCHEMA_VERSION
-from rewriter.report.terminal import SHOWN, fitting, listed, new_table
+from rewriter.report.terminal import listed, new_table
 
 MARKS = {"fix": "pipeline", "scan": "findings", "verify": "builds"}
 """Commands whose reports can be compared, each with a field that only its report has."""
 
 HINT = "give two reports of one command, as `--report a.json` of fix, scan or verify writes them"
+
+SHOWN = 5
+"""Outputs, passes and nodes listed of each kind without `-v`."""
 
 NOTICED = 1.2
 """Ratio of two errors from which one is called larger: two emulations of a network differ by less."""
@@ -227,7 +230,7 @@ def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> No
                 names_of = listed(list(nodes), limit)
                 out.print(Text(f"{len(nodes)} nodes {what} in the {which} only: {names_of}"))
         for name, old, new in found.facts:
-            out.print(Text(fitting(f"{name}: {_difference(old, new)}", limit)), soft_wrap=True)
+            out.print(Text(f"{name}: {_difference(old, new)}"), soft_wrap=True)
     style = {True: "green", False: "bold red", None: "yellow"}[found.after.passed]
     out.print(Text(found.verdict, style=style), soft_wrap=True)
 
