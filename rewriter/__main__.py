@@ -1,7 +1,31 @@
-"""`python -m rewriter` is the command `rewriter`."""
+"""The program `rewriter`, and `python -m rewriter`."""
 
 from __future__ import annotations
 
-from rewriter.cli import main
+import os
+import signal
+from types import FrameType
 
-main()
+INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+
+def main() -> None:
+    """Loads the command line and runs it; Ctrl-C while it loads ends the process at once."""
+    signal.signal(signal.SIGINT, _end_at_once)
+    from rewriter import cli
+
+    try:
+        cli.main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends, and its exit code is known
+
+
+def _end_at_once(_signal: int, _frame: FrameType | None) -> None:
+    """There is nothing to clean up yet, and an exception during an import can end as another one."""
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

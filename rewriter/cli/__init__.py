@@ -14,6 +14,7 @@ import typer
 from rewriter import __version__
 from rewriter.cli import catalogue, compare_inputs, config, fix, hook, locate, probe, report, scan, verify
 from rewriter.cli.plain import Command, Group
+from rewriter.report.signals import listening
 
 app = typer.Typer(
     name="rewriter",
@@ -51,9 +52,13 @@ GARBAGE_THRESHOLD = 20_000
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Runs the command that `sys.argv` names, and exits."""
     gc.set_threshold(GARBAGE_THRESHOLD)
-    app(prog_name="rewriter")
+    with listening() as signals:
+        try:
+            app(prog_name="rewriter")
+        except SystemExit as end:  # Click ends with 1 when Ctrl-C comes before the command starts
+            raise SystemExit(128 + signals.received if signals.received else end.code) from None
 
 
 def _print_version(wanted: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from rewriter.cli.echo import echo
 from rewriter.cli.exits import exit_codes, reader_may_leave
 from rewriter.cli.plain import Command, Group
 from rewriter.pipeline import completion
@@ -35,7 +36,7 @@ def _show_pass(
         from rewriter.pipeline.catalogue.passes import page
         from rewriter.pipeline.registry import find
 
-        typer.echo(page(find(name, "passes show")).rstrip())
+        echo(page(find(name, "passes show")).rstrip())
 
 
 @presets.command("show", cls=Command)

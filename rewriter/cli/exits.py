@@ -1,27 +1,34 @@
 """Ends a command: its report, its exit code, and its message on stderr.
 
 Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
-something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written;
-70 a defect of this program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT).
+something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written, or
+a report that could not be written; 3 TensorRT does not build the model as it came; 70 a defect of this
+program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT); 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 import typer
 
-from rewriter.errors import RewriterError
+from rewriter.cli.echo import echo
+from rewriter.errors import OutputError, RewriterError, UnbuildableError
+from rewriter.report import signals
 
-FAILED, BAD_INPUT, DEFECT, INTERRUPTED = 1, 2, 70, 130
+FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
+
+MEMORY = "take smaller samples, or a machine with more memory; save large weights as external data"
 
 
 @contextmanager
@@ -29,19 +36,29 @@ def exit_codes() -> Iterator[None]:
     """Prints errors of ours to stderr as they read; anything else is a defect and shows its traceback."""
     try:
         yield
-    except RewriterError as error:
-        _stop(f"error: {error}", BAD_INPUT)
-    except KeyboardInterrupt as interrupt:
-        _stop(f"interrupted: {interrupt}" if str(interrupt) else "interrupted", INTERRUPTED)
     except (typer.Exit, typer.Abort):
         raise
-    except Exception:
-        traceback.print_exc()
+    except KeyboardInterrupt as interrupt:
+        _stop(f"interrupted: {interrupt}" if str(interrupt) else "interrupted", INTERRUPTED)
+    except Exception as error:
+        if (handler := signals.current()) and handler.received:  # what it became in an extension module
+            _end(handler.received)
+        if isinstance(error, RewriterError):
+            _stop(f"error: {error}", UNBUILDABLE if isinstance(error, UnbuildableError) else BAD_INPUT)
+        if isinstance(error, MemoryError):
+            _stop(f"error: memory ran out: {error}\n  what to do: {MEMORY}", BAD_INPUT)
+        echo(traceback.format_exc().rstrip(), err=True)
         _stop("this is a defect of rewriter: please report it with the lines above", DEFECT)
 
 
+def _end(number: int) -> NoReturn:
+    if number == signal.SIGINT:
+        _stop("interrupted", INTERRUPTED)
+    raise SystemExit(128 + number)
+
+
 def _stop(message: str, code: int) -> NoReturn:
-    typer.echo(message, err=True)
+    echo(message, err=True)
     raise typer.Exit(code) from None
 
 
@@ -75,36 +92,63 @@ def write_page(result: Any, path: Path) -> None:
 
 
 def show(
-    result: Any, report: ModuleType, json: Path | None, written: Path | None = None, **options: Any
+    result: Any,
+    report: ModuleType,
+    json: Path | None,
+    written: Path | None = None,
+    more: Iterable[Callable[[], object]] = (),
+    **options: Any,
 ) -> None:
     """Write a result to the files that are named, and print it: on stderr if JSON goes to stdout.
+
+    It is printed even if a file cannot be written.
 
     Args:
         report: The module of `rewriter.report` for the command.
         json: File for JSON.
         written: File for a page, or for JSON: its suffix decides.
+        more: Each writes another file.
         options: Of its `print_result`.
+
+    Raises:
+        OutputError: a file cannot be written; the message says that the model was, if it was.
     """
     from rewriter.report.terminal import console
 
-    if written is not None and is_page(written):
-        write_page(result, written)
-        written = None
-    for path in (json, written):
-        if path is not None:
-            write_document(report.as_dict(result), path)
+    failures = []
+    for write in (*_files(result, report, json, written), *more):
+        try:
+            write()
+        except OutputError as error:
+            failures.append(error)
     with reader_may_leave():
         report.print_result(result, console(stderr=STDOUT in (json, written)), **options)
+    for failure in failures:
+        model = getattr(result, "output", None)
+        also = f"; the model was written to {model}" if model else ""
+        hint = failure.hint or "name another file"
+        raise OutputError(failure.what + also, where=failure.where, hint=hint)
+
+
+def _files(
+    result: Any, report: ModuleType, json: Path | None, written: Path | None
+) -> Iterator[Callable[[], object]]:
+    """Yields a function that writes the file, for each that is named."""
+    if json is not None:
+        yield partial(write_document, report.as_dict(result), json)
+    if written is not None and is_page(written):
+        yield partial(write_page, result, written)
+    elif written is not None:
+        yield partial(write_document, report.as_dict(result), written)
 
 
 def write_document(content: Any, json: Path) -> None:
     """Write JSON to a file, or to the standard output."""
-    from json import dumps
-
     from rewriter.model import write_json
+    from rewriter.model.writing import json_text
 
     if json != STDOUT:
         write_json(content, json)
         return
     with reader_may_leave():
-        typer.echo(dumps(content, indent=2, allow_nan=False, ensure_ascii=False))
+        typer.echo(json_text(content))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
+from rewriter.cli.exits import FAILED, UNBUILDABLE, show
 from rewriter.cli.parameters import (
     Json,
     ModelPath,
@@ -39,7 +40,8 @@ def fix(
 ) -> None:
     """Rewrite MODEL so that TensorRT builds it in FP16 and it stays accurate.
 
-    Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model.
+    Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model, 3 if TensorRT does not build
+    MODEL as it came.
     """
     from rewriter.jobs.fix import api
     from rewriter.model import data_files
@@ -52,7 +54,9 @@ def fix(
         raise UsageError("nowhere to write to", hint="add -o OUT, --in-place or --dry-run")
     resolved = configured(model, given, quiet=quiet)
     values, save_plan = resolved.values, given.get("save_plan")
-    written, read = values["report"], [model, *data_files(model), values["plan"], values["inputs"]]
+    read = [model, *data_files(model), values["plan"], values["inputs"], resolved.file]
+    read.extend(values["plugin_lib"] or [])
+    written = values["report"]
     check_extra("-o", output, read[1:])  # MODEL itself is a matter of --in-place
     check_extra(resolved.where("report"), written, [*read, output, save_plan])
     check_extra("--json", json, [*read, output, save_plan, written])
@@ -63,8 +67,11 @@ def fix(
     options = FixOptions(**resolved.arguments("fix"), pareto=pareto is not None)
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
+    more = []
     if pareto is not None and result.frontier is not None:
-        frontier.write(result.frontier, pareto)
-    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
+        more.append(partial(frontier.write, result.frontier, pareto))
+    show(result, report, json, written, more, verbosity=int(verbose) - int(quiet))
+    if result.conclusion.ending == "unbuildable":
+        raise typer.Exit(UNBUILDABLE)
     if result.verdict is not None and not result.verdict.passed:
         raise typer.Exit(FAILED)

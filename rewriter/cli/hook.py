@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rewriter.cli.echo import echo
 from rewriter.cli.exits import BAD_INPUT, FAILED, exit_codes, reader_may_leave
 from rewriter.cli.parameters import FLAG, Verbose, with_options
 from rewriter.cli.plain import Command, Group
@@ -47,11 +48,11 @@ def install(
             installer.apply(changes)
         with reader_may_leave():
             for change in changes:
-                typer.echo(change.diff, nl=False)
+                echo(change.diff, nl=False)
             if not changes:
-                typer.echo("everything is there already")
+                echo("everything is there already")
             elif not dry_run:
-                typer.echo("next: pre-commit install, and commit both files")
+                echo("next: pre-commit install, and commit both files")
 
 
 @app.command(cls=Command)
@@ -105,4 +106,4 @@ def _show(outcome: FileOutcome, *, verbose: bool) -> None:
     if isinstance(outcome.detail, ScanResult) and (verbose or not outcome.passed):
         scan_report.print_result(outcome.detail, terminal.console(), verbosity=int(verbose))
     else:
-        typer.echo(outcome.text)
+        echo(outcome.text)

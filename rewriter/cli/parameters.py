@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.models import ArgumentInfo
 
+from rewriter.cli.echo import echo
 from rewriter.cli.exits import STDOUT, exit_codes
 from rewriter.errors import OutputError, UsageError
+from rewriter.model import data_files
 from rewriter.model.output_files import overwrites
 from rewriter.pipeline.config.option_values import shape_from_text
 from rewriter.pipeline.declaration import Declaration, Names, Paths, Shapes, declarations
@@ -134,10 +136,10 @@ def configured(model: Path, given: Mapping[str, Any], *, quiet: bool) -> Resolve
 
     configuration = config.load()
     for warning in (*configuration.warnings, *_unused(configuration.file, model)):
-        typer.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     resolved = configuration.resolve(**given)
     for sentence in () if quiet else resolved.messages():
-        typer.echo(f"configuration: {sentence}", err=True)
+        echo(f"configuration: {sentence}", err=True)
     return resolved
 
 
@@ -152,7 +154,8 @@ def check_extra(option: str, path: Path | None, inputs: Iterable[Any]) -> None:
     """Refuses, before the work starts, an output that could not be written after it, or is an input.
 
     Args:
-        inputs: Other files and folders of the command; what is no path is ignored.
+        inputs: Other files and folders of the command; what is no path is ignored. The weights of models
+            are inputs, too.
     """
     if path in (None, STDOUT):
         return
@@ -162,6 +165,12 @@ def check_extra(option: str, path: Path | None, inputs: Iterable[Any]) -> None:
         raise OutputError("its folder does not exist", where=where, hint="make it first")
     if path.is_dir():
         raise OutputError("it is a folder", where=where, hint="name a file in it")
-    for other in inputs:
-        if isinstance(other, (str, os.PathLike)) and overwrites(path, Path(other)):
+    named = [Path(other) for other in inputs if isinstance(other, (str, os.PathLike))]
+    for other in named + (_weights(named) if path.is_file() else []):
+        if overwrites(path, other):
             raise UsageError(f"it would overwrite {other}", where=where, hint="name another file")
+
+
+def _weights(files: Iterable[Path]) -> list[Path]:
+    """The files with the weights of those that are models."""
+    return [data for file in files if file.suffix == ".onnx" for data in data_files(file)]

@@ -44,13 +44,12 @@ def scan(
 
     resolved = configured(model, given, quiet=quiet)
     for flag, path in (("--json", json), ("--sarif", sarif), ("--report", written)):
-        check_extra(flag, path, [model, resolved.values["inputs"]])
+        check_extra(flag, path, [model, resolved.values["inputs"], resolved.file])
     options = ScanOptions(**resolved.arguments("scan"))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = scanner.scan(model, options, progress=shown)
-    if sarif is not None:
-        write_json(sarif_report.as_sarif(result), sarif)
-    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
+    more = [] if sarif is None else [lambda: write_json(sarif_report.as_sarif(result), sarif)]
+    show(result, report, json, written, more, verbosity=int(verbose) - int(quiet))
     least = resolved.values["fail_on"]
     if least is not None and result.reaches(least):
         raise typer.Exit(FAILED)

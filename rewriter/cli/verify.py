@@ -38,7 +38,7 @@ def verify(
 
     resolved = configured(original, given, quiet=quiet)
     for flag, path in (("--json", json), ("--report", written)):
-        check_extra(flag, path, [original, fixed, resolved.values["inputs"]])
+        check_extra(flag, path, [original, fixed, resolved.values["inputs"], resolved.file])
     options = VerifyOptions(**resolved.arguments("verify") | _tolerance(resolved, given.get("metric")))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = rewriter.verify(original, fixed, options, progress=shown)

@@ -7,14 +7,13 @@ compiles on the GPU that it runs on, and asking for one makes a build without a 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rewriter.engines import nvidia_driver
 from rewriter.engines.user_cache import user_cache
+from rewriter.model.output_files import replacing
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,8 @@ class TimingCache:
 
     def keep(self) -> None:
         """Write the file; failures are ignored, as they only make the next build slower."""
-        with contextlib.suppress(OSError):
-            handle, temporary = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(memoryview(self.config.get_timing_cache().serialize()))
-            Path(temporary).replace(self.path)
+        with contextlib.suppress(OSError), replacing(self.path) as temporary:
+            temporary.write_bytes(memoryview(self.config.get_timing_cache().serialize()))
 
 
 def open_cache(trt: Any, config: Any) -> TimingCache | None:

@@ -15,6 +15,7 @@ from rewriter.errors import RewriterError
 from rewriter.hooks.hook_options import HookOptions
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Array, Model, load, save
+from rewriter.printable import printable
 from rewriter.verification.verdict import Verdict
 
 Feeds = Callable[[Model], Iterable[Mapping[str, Array]] | None]
@@ -92,7 +93,7 @@ def attempt(work: Callable[[], Fixed], options: HookOptions, where: str, path: P
 def say(text: str, options: HookOptions) -> None:
     """Print for the user on stderr: stdout belongs to the training script."""
     if not options.quiet:
-        print(f"rewriter: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        print(printable(f"rewriter: {text}"), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _fix(

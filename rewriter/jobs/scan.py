@@ -104,7 +104,7 @@ class _Scan:
             tuple(findings),
             samples.source,
             sum(len(s.nodes) for s in seen),
-            (*_warnings(ranges), *data_warnings(original, samples)),
+            (*original.notes, *_warnings(ranges), *data_warnings(original, samples)),
             self.stage.seconds,
             along_depth(model, ranges),
         )

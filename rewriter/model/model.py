@@ -42,12 +42,14 @@ class Model:
         weights: Data of the detached initializers of the main graph, by name, read-only.
         path: The file it was loaded from, for messages.
         external: True when that file kept weights in external data; `save` then does, too.
+        notes: A sentence for each thing that `load` mended.
     """
 
     proto: onnx.ModelProto
     weights: dict[str, Array] = field(default_factory=dict)
     path: Path | None = None
     external: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def opset(self) -> int:

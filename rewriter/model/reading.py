@@ -13,7 +13,9 @@ from google.protobuf.message import DecodeError
 from rewriter.errors import ModelError
 from rewriter.model.external_source import map_external
 from rewriter.model.graphs import walk_graphs
+from rewriter.model.mending import mend
 from rewriter.model.model import Model
+from rewriter.model.native import guarded
 from rewriter.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
@@ -45,6 +47,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
                 hint="pass a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph",
             )
         model = _detach(gs.export_onnx(source), None)
+    model.notes = mend(model)
     check(model)
     return model
 
@@ -55,14 +58,26 @@ def check(model: Model) -> None:
     Raises:
         ModelError: the graph is invalid; the message names node and tensor.
     """
-    try:
-        onnx.checker.check_model(model.weightless(isolate_deprecated=True))
-    except onnx.checker.ValidationError as error:
+    proto = model.weightless(isolate_deprecated=True)
+    for value in proto.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
+    problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
+    if problem is not None:
         raise ModelError(
-            f"the graph is invalid: {_first_lines(str(error))}",
+            f"the graph is invalid: {_first_lines(problem)}",
             where=str(model.path) if model.path else None,
             hint="export the model again, or mend the graph that the message names",
-        ) from error
+        )
+
+
+def _problem(proto: onnx.ModelProto) -> str | None:
+    """What onnx.checker says against a graph; runs in a child process."""
+    try:
+        onnx.checker.check_model(proto)
+    except onnx.checker.ValidationError as error:
+        return str(error)
+    return None
 
 
 def read_proto(path: Path) -> onnx.ModelProto:

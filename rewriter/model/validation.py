@@ -184,7 +184,7 @@ def _strict_model() -> type[Message]:
     onnx.onnx_ml_pb2.DESCRIPTOR.CopyToProto(file)
     file.syntax = "proto3"
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)  # type: ignore[no-untyped-call]
+    pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("onnx.ModelProto"))
 
 

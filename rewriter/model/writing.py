@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,8 +114,21 @@ def write_text(text: str, path: Path, what: str = "the report", newline: str | N
 
 
 def write_json(content: Any, path: Path, what: str = "the report") -> None:
-    """Write standard JSON (no NaN or infinity), in the same way as `write_text`."""
-    write_text(json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n", path, what)
+    """Write standard JSON (no NaN or infinity), in the same way as `write_text`.
+
+    Control characters are escapes, those included that JSON allows: reports are shown on terminals.
+    """
+    write_text(json_text(content) + "\n", path, what)
+
+
+def json_text(content: Any) -> str:
+    """The text that `write_json` writes."""
+    text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False)
+    return _CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+_CONTROLS = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Those outside ASCII's first 32, which JSON escapes by itself."""
 
 
 @contextmanager

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from rewriter.model.stopwatch import LASTING
+from rewriter.report.signals import listening
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-BEAT_SECONDS = 10.0
+BEAT_SECONDS = 20.0
 """Time between two lines where no bar can be shown."""
 
 
@@ -30,16 +29,16 @@ def progress(*, shown: bool) -> Iterator[Callable[[str, int, int], None]]:
 
     Yields:
         A function of a stage, the amount done, and the total (0: unknown). It raises KeyboardInterrupt if
-        the user has pressed Ctrl-C.
+        the user has pressed Ctrl-C, and SystemExit after SIGTERM.
     """
-    from rich.console import Console
+    from rewriter.report.terminal import console
 
-    console = Console(stderr=True)
-    bar = nullcontext() if not shown else _bar(console) if console.is_terminal else _lines(console)
-    with _lasting_interrupts() as check, bar as draw:
+    stderr = console(stderr=True)
+    bar = nullcontext() if not shown else _bar(stderr) if stderr.is_terminal else _lines(stderr)
+    with listening() as signals, bar as draw:
 
         def update(stage: str, done: int, total: int) -> None:
-            check()
+            signals.check()
             if draw is not None:
                 draw(stage, done, total)
 
@@ -96,30 +95,3 @@ def _beat(console: Console, state: _State, over: threading.Event) -> None:
     while not over.wait(BEAT_SECONDS):
         text = f"{time.monotonic() - start:.0f} s: {state.text}"
         console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _lasting_interrupts() -> Iterator[Callable[[], None]]:
-    """After Ctrl-C, every later check raises KeyboardInterrupt, too.
-
-    Extension modules that call back into Python may lose the first one.
-    """
-    pressed = False
-
-    def remember(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal pressed
-        pressed = True
-        raise KeyboardInterrupt
-
-    def check() -> None:
-        if pressed:
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield check
-        return
-    before = signal.signal(signal.SIGINT, remember)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -7,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Literal, TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from rewriter.base import Target
 from rewriter.data.source import DataSource
+from rewriter.printable import printable
 
 MORE = "-v shows all"
 
@@ -25,6 +27,11 @@ Item = TypeVar("Item")
 
 
 class _Console(Console):
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Spells out control characters in names, and leaves rich's own in place."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
     def on_broken_pipe(self) -> None:
         """Let the caller handle it: rich would exit with 1, which here means a failed verification."""
         raise BrokenPipeError

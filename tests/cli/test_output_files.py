@@ -172,6 +172,21 @@ class TestReports:
         assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["output"] == str(odd)
         assert {p.name for p in tmp_path.glob("*.data")} == {"m_.onnx.data"}
 
+    def test_a_report_that_cannot_be_written_says_that_the_model_was(
+        self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", full)
+        written, report = tmp_path / "f.onnx", tmp_path / "r.json"
+        code, output = fix(model, "-o", written, "--report", report)
+        assert code == 2
+        assert f"{report}: cannot write the report: No space left on device; " in output
+        assert f"the model was written to {written}" in output
+        assert "Fixed, NOT verified" in output, "the verdict is printed all the same"
+        onnx.checker.check_model(str(written))
+
     def test_a_folder_is_refused_before_the_work(self, model: Path, tmp_path: Path) -> None:
         code, output = fix(model, "-o", tmp_path / "f.onnx", "--report", tmp_path)
         assert (code, "it is a folder" in output) == (2, True)
@@ -244,6 +259,34 @@ class TestInputs:
         for _ in range(2):
             given = ("--inputs", folder / "samples", "--dry-run", "--report", report)
             assert fix(folder / "m.onnx", *given)[0] == 0
+
+    @pytest.mark.parametrize("command", ["scan", "verify", "locate"])
+    def test_other_commands_refuse_the_weights(self, folder: Path, command: str) -> None:
+        weights = folder / "weights.data"
+        before, models = weights.read_bytes(), [str(folder / "m.onnx")] * (1 if command == "scan" else 2)
+        outcome = CliRunner().invoke(cli.app, [command, *models, "--json", str(weights)])
+        assert (outcome.exit_code, f"it would overwrite {weights}" in outcome.output) == (2, True)
+        assert weights.read_bytes() == before
+
+    def test_so_is_the_configuration_in_force(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = folder / "rewriter.toml"
+        config.write_text("opset = 17\n")
+        monkeypatch.chdir(folder)
+        code, output = fix("m.onnx", "--dry-run", "--report", "rewriter.toml")
+        assert (code, "it would overwrite" in output) == (2, True)
+        assert config.read_text() == "opset = 17\n"
+
+    @pytest.mark.parametrize("link", ["hard", "symbolic"])
+    def test_the_model_is_no_output_under_another_name(self, folder: Path, link: str) -> None:
+        other = folder / "other.onnx"
+        other.hardlink_to(folder / "m.onnx") if link == "hard" else other.symlink_to("m.onnx")
+        before = other.read_bytes()
+        usual: list[str | Path] = ["-o", folder / "f.onnx", "--report", other]
+        for flags in (["-o", other], usual):
+            code, output = fix(folder / "m.onnx", *flags)
+            assert code == 2
+            assert "the output is the input" in output or "it would overwrite" in output
+        assert other.read_bytes() == before
 
     @pytest.mark.parametrize("flags", [["scan", "--json"], ["scan", "--sarif"], ["verify", "--json"]])
     def test_other_commands_refuse_too(self, folder: Path, flags: list[str]) -> None:

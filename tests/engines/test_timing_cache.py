@@ -66,6 +66,15 @@ def test_tensorrt_rtx_and_a_machine_without_a_gpu_have_no_cache(
     assert open_cache(TENSORRT, Config()) is None
 
 
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    TimingCache(Config(), tmp_path / "tensorrt.cache").keep()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     TimingCache(Config(), tmp_path / "gone" / "tensorrt.cache").keep()
     assert list(tmp_path.iterdir()) == []

@@ -13,8 +13,10 @@ from paths import ROOT
 PACKAGE = ROOT / "rewriter"
 
 ROOMS = (
+    "printable",
     "english",
     "errors",
+    "walls",
     "model",
     "plan",
     "graph",

@@ -53,6 +53,25 @@ def lowered(source: Model, plan: Plan) -> Model:
     return result
 
 
+def test_bits_are_read_in_the_type_that_they_have() -> None:
+    """BitCast of FP16 would give other bits, and another number of them."""
+    text = """
+        g (float[2,3] x, float[3,4] w) => (int32[2,4] bits, float[2,4] y) {
+            m = MatMul(x, w)
+            s = Sigmoid(m)
+            bits = BitCast<to = 6>(s)
+            back = BitCast<to = 1>(bits)
+            y = Relu(back)
+        }"""
+    source = graphs.graph(text, opset=26, ir=10)
+    fixed = lowered(source, plan_of(source))
+    known = facts.infer(fixed, strict=True).main
+    types = {n.op_type: known[n.output[0]].dtype for n in fixed.proto.graph.node}
+    assert types["MatMul"] == TensorProto.FLOAT16
+    first, second = (n for n in fixed.proto.graph.node if n.op_type == "BitCast")
+    assert known[first.input[0]].dtype == known[second.output[0]].dtype == TensorProto.FLOAT
+
+
 def test_the_change_counts_nodes() -> None:
     source = graphs.graph(TEXT)
     plan = plan_of(source, PlanRequest(keep_ops=("Exp",)))

@@ -20,8 +20,8 @@ from rewriter.model import facts as tensor_facts
 BATCH, IMAGE_SIDE, LENGTH = 1, 224, 32
 """Sizes of free dimensions: for axis 0 and names with `batch`; for axes 2 and 3 of four; for others."""
 
-MOST_ELEMENTS = 2**32
-"""Of an input with random values: 16 GiB in FP32, far above what networks take."""
+MOST_ELEMENTS = 2**30
+"""Of an input with random values: 4 GiB in FP32, far above what networks take."""
 
 _INDEX_PATH = VIEWS | {"Cast"}
 """Operators that pass ids on, unchanged, to the Gather that looks them up."""

@@ -80,12 +80,14 @@ class ResolvedOptions:
         origins: The origin of each value.
         ignored: A sentence for each value that another option overrides.
         one_run: Values of the command line for options that no file may set.
+        file: The configuration file that was read, if there was one.
     """
 
     values: Mapping[str, Any]
     origins: Mapping[str, Origin]
     ignored: tuple[str, ...]
     one_run: dict[str, Any]
+    file: Path | None = None
 
     def arguments(self, command: Command) -> dict[str, Any]:
         """Returns keyword arguments of `rewriter.fix`, `scan` or `verify`.
@@ -158,7 +160,8 @@ class Configuration:
                 origins[name] = Origin(f"preset {preset.name}" if name in preset.defaults else "default")
         if values["opset"] is None:
             values["opset"] = DEFAULT_OPSETS[values["precision"]]
-        return ResolvedOptions(values, origins, ignored, {n: v for n, v in own.items() if n not in KEYS})
+        one_run = {n: v for n, v in own.items() if n not in KEYS}
+        return ResolvedOptions(values, origins, ignored, one_run, self.file)
 
 
 def load(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Configuration:

@@ -1,0 +1,80 @@
+"""Ctrl-C and requests to end: the work stops, temporary files go, and no traceback is shown.
+
+`rewriter.__main__` ends the process at once while the command line is being imported, when there is nothing
+to clean up yet. From then on the signals raise exceptions, which extension modules may turn into others, and
+callbacks of the garbage collector may lose. What was received is therefore remembered.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Requests to end; SIGHUP comes when the terminal is closed."""
+
+AGAIN_S = 0.05
+"""Delay after which a signal whose exception was lost in a callback is sent again."""
+
+
+class Signals:
+    """Handler of the signals that end a command; `received` is the number of the last one, or 0."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        self.received = number
+        self.check()
+
+    def check(self) -> None:
+        """Raises the exception of the signal that was received.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+            SystemExit: a request to end, with the exit code that shells report for it.
+        """
+        if self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.received:
+            raise SystemExit(128 + self.received)
+
+    def send_again(self, lost: Any) -> None:
+        """A hook for exceptions in callbacks: those of signals come again when the callback has returned."""
+        if isinstance(lost.exc_value, (KeyboardInterrupt, SystemExit)) and self.received:
+            threading.Timer(AGAIN_S, os.kill, (os.getpid(), self.received)).start()
+        else:
+            sys.__unraisablehook__(lost)
+
+
+def current() -> Signals | None:
+    """The handler of the innermost `listening`; None outside."""
+    handler = signal.getsignal(signal.SIGINT)
+    return handler if isinstance(handler, Signals) else None
+
+
+@contextmanager
+def listening() -> Iterator[Signals]:
+    """Handles signals in the block, as a part of an outer block if there is one."""
+    if outer := current():
+        yield outer
+        return
+    signals = Signals()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield signals
+        return
+    numbers = [n for n in (signal.SIGINT, *ENDING) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, signals) for number in numbers}
+    hook, sys.unraisablehook = sys.unraisablehook, signals.send_again
+    try:
+        yield signals
+    finally:
+        sys.unraisablehook = hook
+        for number, handler in before.items():
+            signal.signal(number, handler)

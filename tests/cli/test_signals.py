@@ -1,0 +1,118 @@
+"""Ctrl-C and SIGTERM end every phase of a command without a traceback, and leave no temporary files."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from graphs import graph
+from paths import ROOT
+
+from rewriter.model import save
+from rewriter.report.signals import AGAIN_S, current, listening
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sends POSIX signals")
+
+TELEMETRY = ".ses"
+"""ONNX Runtime's, which is not ours to remove."""
+
+SCRIPT = """
+import os, sys
+sent = False
+def hook(event, arguments):
+    global sent
+    if event == {event!r} and not sent and {test}:
+        sent = True
+        os.kill(os.getpid(), {number})
+sys.addaudithook(hook)
+from rewriter.__main__ import main
+main()"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save(graph("g (float[2,8] x) => (float[2,8] y) { y = Sigmoid(x) }"), tmp_path / "m.onnx")
+
+
+def ended(
+    number: signal.Signals, event: str, test: str, *arguments: str | Path
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The program, sent a signal at an audit event; and what it left in its temporary folder."""
+    code = SCRIPT.format(event=event, test=test, number=int(number))
+    temporary = Path(str(arguments[1])).parent / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+    return done, [path.name for path in temporary.iterdir() if path.name != TELEMETRY]
+
+
+IMPORTS = ["typer", "rewriter.cli.fix", "rich.console", "onnx", "rewriter.jobs.scan", "onnxruntime"]
+"""From the first import of the command line to libraries that load in the middle of the work."""
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_ctrl_c_during_an_import(model: Path, name: str) -> None:
+    done, left = ended(signal.SIGINT, "import", f"arguments[0] == {name!r}", "scan", model)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+    assert left == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_removes_temporary_folders(model: Path, number: signal.Signals) -> None:
+    """The signal comes when a temporary folder has just been made."""
+    arguments = ("fix", model, "--dry-run", "--engine", "tensorrt-rtx")
+    done, left = ended(number, "tempfile.mkdtemp", "True", *arguments)
+    assert (done.returncode, done.stderr) == (128 + number, "")
+    assert left == []
+
+
+def test_a_request_to_end_in_the_middle_of_a_child(model: Path) -> None:
+    done, left = ended(signal.SIGTERM, "subprocess.Popen", "True", "fix", model, "--dry-run")
+    assert (done.returncode, done.stderr) == (143, "")
+    assert left == []
+
+
+class Lost:
+    """Its destructor receives the signal, and Python ignores exceptions there."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_a_destructor_loses_comes_again() -> None:
+    def lose() -> None:
+        Lost()
+        gc.collect()
+        time.sleep(AGAIN_S * 40)
+
+    with listening(), pytest.raises(KeyboardInterrupt):
+        lose()
+
+
+def test_what_was_received_stays_known() -> None:
+    with listening() as signals:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert signals.received == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signals.check()
+        with listening() as inner:
+            assert inner is signals
+    assert current() is None
+
+
+def test_an_ignored_hangup_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with listening():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
