@@ -272,3 +272,10 @@ def test_two_variants_with_the_same_name_are_refused(tmp_path: Path, samples: St
     one = variant(DOUBLED, tmp_path, samples)
     with pytest.raises(EngineError, match="several variants are called 'one'"):
         measure([one, one], ORT, tmp_path / "work")
+
+
+def test_a_copy_of_a_dtype_is_written_and_read_as_itself(tmp_path: Path) -> None:
+    dtype = np.dtype(np.float32).newbyteorder("=")
+    assert dtype.isbuiltin == 0, "NumPy's own object has 1"
+    read = read_tensors(write_tensors(tmp_path / "t", {"x": np.ones(3).astype(dtype)}))
+    assert read["x"].dtype == np.float32 and read["x"].tolist() == [1.0, 1.0, 1.0]
