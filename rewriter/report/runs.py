@@ -29,7 +29,7 @@ NOTICED = 1.2
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class OutputDistance:
     """The error of an output, its limit, and if it passed."""
 
     error: float
@@ -55,7 +55,7 @@ class Run:
     passed: bool | None
     facts: Mapping[str, str]
     figures: Mapping[str, float]
-    outputs: Mapping[str, Accuracy]
+    outputs: Mapping[str, OutputDistance]
     nodes: Mapping[str, str] = field(default_factory=dict)
     passes: Mapping[str, int] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class Compared:
         return [(name, self.before.figures.get(name), self.after.figures.get(name)) for name in names]
 
     @property
-    def outputs(self) -> list[tuple[str, Accuracy | None, Accuracy | None]]:
+    def outputs(self) -> list[tuple[str, OutputDistance | None, OutputDistance | None]]:
         """Errors of both, by output."""
         names = dict.fromkeys((*self.before.outputs, *self.after.outputs))
         return [(name, self.before.outputs.get(name), self.after.outputs.get(name)) for name in names]
@@ -192,12 +192,12 @@ def _figures(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     yield "seconds of the run", sum(map(float, content["seconds"].values()))
 
 
-def _outputs(checks: Sequence[Mapping[str, Any]]) -> dict[str, Accuracy]:
+def _outputs(checks: Sequence[Mapping[str, Any]]) -> dict[str, OutputDistance]:
     """Those of the check that decides; JSON has "inf" and "nan" as strings."""
     made = {check["name"]: check["outputs"] for check in checks if check["outputs"]}
     found = next((made[name] for name in JUDGING if name in made), ())
     return {
-        one["name"]: Accuracy(float(one["relative_l2"]), float(one["tolerance"]), bool(one["passed"]))
+        one["name"]: OutputDistance(float(one["relative_l2"]), float(one["tolerance"]), bool(one["passed"]))
         for one in found
     }
 
@@ -209,6 +209,10 @@ def _nodes(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for finding in reversed(content.get("findings", ())):
         for node in finding["nodes"]:
             yield str(node), f"{finding['severity']}, {finding['kind']}: {finding['reason']}"
+
+
+SHOWN = 5
+"""Nodes, outputs and passes listed without `-v`."""
 
 
 def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> None:
@@ -257,7 +261,7 @@ def _output_rows(found: Compared) -> Iterator[list[str]]:
         yield [name, plain_number(before), plain_number(after), change(before, after)]
 
 
-def error_of(one: Accuracy | None) -> float | None:
+def error_of(one: OutputDistance | None) -> float | None:
     """Returns the error of an output; None for an output that a run lacks."""
     return one.error if one else None
 
