@@ -22,6 +22,9 @@ MARKS = {"fix": "pipeline", "scan": "findings", "verify": "builds"}
 
 HINT = "give two reports of one command, as `--report a.json` of fix, scan or verify writes them"
 
+SHOWN = 5
+"""Outputs, passes and nodes listed of each kind without `-v`."""
+
 NOTICED = 1.2
 """Ratio of two errors from which one is called larger: two emulations of a network differ by less."""
 
