@@ -35,8 +35,8 @@ from rewriter.jobs.scan import scan
 BATCH = 50
 """Files of one child: its start costs as much as a dozen scans."""
 
-FIXED = 3
-"""Of the files that can be scanned, one of three is also fixed, which costs four times as much."""
+FIXED = 10
+"""Of the files that can be scanned, one of ten is also fixed, which costs six times as much."""
 
 PROCESSES = 2
 
