@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint catalogue clean
+.PHONY: demo test lint catalogue clean nightly suites fuzz mutation audit coverage test-oldest lock
 
 demo: $(VENV)/with-rtx
 	@mkdir -p demo
@@ -25,8 +25,45 @@ lint: $(VENV)/with-dev
 catalogue: $(VENV)/with-dev
 	$(BIN)/python -m rewriter.pipeline.catalogue
 
+# -- what takes hours; tests/suites/README.md says what each of them does --------------------------
+
+FUZZ_SECONDS ?= 600
+FUZZ_TARGETS := loader plan pipeline configuration
+MUTANTS ?= 400
+
+nightly: suites fuzz mutation audit
+
+suites: $(VENV)/with-nightly
+	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q -s tests/suites tests/model
+
+# FUZZ_SECONDS are shared by all targets; an input that fails stays in the current folder
+fuzz: $(VENV)/with-nightly
+	for target in $(FUZZ_TARGETS); do \
+		$(BIN)/python tests/suites/fuzz_atheris.py $$target $$(($(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)))) || exit 1; \
+	done
+
+mutation: $(VENV)/with-nightly
+	$(BIN)/python tests/suites/mutation.py --mutants $(MUTANTS)
+
+audit: $(VENV)/with-nightly
+	$(BIN)/pip-audit -r requirements-dev.lock --disable-pip --require-hashes --strict --progress-spinner off
+
+coverage: $(VENV)/with-nightly
+	$(BIN)/python -m pytest -q --cov=rewriter --cov-branch --cov-report=term:skip-covered
+
+# the lowest versions that pyproject.toml allows, in an environment of their own
+test-oldest:
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install -qq --disable-pip-version-check "uv>=0.7"
+	$(VENV)-oldest/bin/uv pip install -q --python $(VENV)-oldest/bin/python --resolution lowest-direct --editable ".[dev]"
+	$(VENV)-oldest/bin/python -m pytest -q
+
+lock: $(VENV)/with-nightly
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra rtx --extra nightly --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -q -o requirements-dev.lock
+
 clean:
-	rm -rf $(VENV) build dist demo *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest build dist demo *.egg-info
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or later found; name one: make PYTHON=..." >&2; exit 2; }
@@ -41,6 +78,10 @@ $(VENV)/with-rtx: pyproject.toml | $(BIN)/python
 # breaks Lightning beside another one.
 TORCH := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+$(VENV)/with-nightly: $(VENV)/with-dev
+	$(PIP) --editable ".[nightly]"
+	@touch $@
 
 $(VENV)/with-dev: pyproject.toml | $(BIN)/python
 	$(PIP) "$(TORCH)+cpu" 2>/dev/null || $(PIP) --index-url $(TORCH_INDEX) "$(TORCH)" || true

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 from rewriter.printable import printable
 
@@ -18,7 +19,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class RewriterError(Exception):
-    """Base of all deliberate errors.
+    """Base of all deliberate errors. They can be pickled, whatever their constructors take.
 
     Args:
         what: One sentence that says what is wrong.
@@ -36,6 +37,13 @@ class RewriterError(Exception):
         text = f"{self.where}: {self.what}" if self.where else self.what
         return printable(f"{text}\n  what to do: {self.hint}" if self.hint else text)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[RewriterError], arguments: tuple[Any, ...]) -> RewriterError:
+    return kind.__new__(kind, *arguments)
+
 
 class UsageError(RewriterError):
     """An option, a pass name or a combination of them that makes no sense."""
@@ -43,6 +51,10 @@ class UsageError(RewriterError):
 
 class ModelError(RewriterError):
     """The model cannot be read, or is not a valid ONNX model."""
+
+
+class UnbuildableError(ModelError):
+    """TensorRT has no implementation of an operator, whatever is done to the rest of the model."""
 
 
 class OutputError(RewriterError):
@@ -63,6 +75,22 @@ class TimeUpError(ArithmeticRunError):
 
 class PassError(RewriterError):
     """A pass broke its contract: a defect of the pass, not of the model."""
+
+
+class NativeError(RewriterError):
+    """A native library crashed, hung or ran out of memory on a model, in a process of its own.
+
+    Attributes:
+        cause: `timeout`, or the name of the signal; "" if it raised an exception that cannot be passed on.
+        log: End of what it printed.
+    """
+
+    def __init__(
+        self, what: str, *, where: str | None = None, hint: str | None = None, cause: str = "", log: str = ""
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.cause = cause
+        self.log = log
 
 
 class EngineError(RewriterError):

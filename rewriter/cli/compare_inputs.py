@@ -20,6 +20,10 @@ def compare_inputs(
     samples: Annotated[
         int, typer.Option(min=1, metavar="N", help="Samples to look at [8]", show_default=False)
     ] = 8,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", metavar="FILE", help="The photographs that both read, one for each sample"),
+    ] = None,
     json: Json = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -33,9 +37,9 @@ def compare_inputs(
         from rewriter.report import compare_inputs as report
         from rewriter.report.progress import progress
 
-        check_extra("--json", json, [ours, theirs])
+        check_extra("--json", json, [ours, theirs, images])
         with progress(shown=not quiet) as shown:
-            result = job(ours, theirs, samples=samples, progress=shown)
+            result = job(ours, theirs, samples=samples, images=images, progress=shown)
         show(result, report, json, verbosity=int(verbose) - int(quiet))
         if result.differ:
             raise typer.Exit(FAILED)

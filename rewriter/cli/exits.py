@@ -2,8 +2,8 @@
 
 Exit codes: 0 fixed and verified, or nothing found; 1 verification failed, or `scan --fail-on` found
 something, or `locate` or `compare-inputs` a difference; 2 bad usage or bad model, nothing written, or
-a report that could not be written; 70 a defect of this program (EX_SOFTWARE of sysexits.h);
-130 interrupted (128 + SIGINT); 143 ended by SIGTERM.
+a report that could not be written; 3 TensorRT does not build the model as it came; 70 a defect of this
+program (EX_SOFTWARE of sysexits.h); 130 interrupted (128 + SIGINT); 143 ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, NoReturn
 import typer
 
 from rewriter.cli.echo import echo
-from rewriter.errors import OutputError, RewriterError
+from rewriter.errors import OutputError, RewriterError, UnbuildableError
 from rewriter.report import signals
 
-FAILED, BAD_INPUT, DEFECT, INTERRUPTED = 1, 2, 70, 130
+FAILED, BAD_INPUT, UNBUILDABLE, DEFECT, INTERRUPTED = 1, 2, 3, 70, 130
 
 MEMORY = "take smaller samples, or a machine with more memory; save large weights as external data"
 
@@ -44,7 +44,7 @@ def exit_codes() -> Iterator[None]:
         if (handler := signals.current()) and handler.received:  # what it became in an extension module
             _end(handler.received)
         if isinstance(error, RewriterError):
-            _stop(f"error: {error}", BAD_INPUT)
+            _stop(f"error: {error}", UNBUILDABLE if isinstance(error, UnbuildableError) else BAD_INPUT)
         if isinstance(error, MemoryError):
             _stop(f"error: memory ran out: {error}\n  what to do: {MEMORY}", BAD_INPUT)
         echo(traceback.format_exc().rstrip(), err=True)

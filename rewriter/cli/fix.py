@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
+from rewriter.cli.exits import FAILED, UNBUILDABLE, show
 from rewriter.cli.parameters import (
     Json,
     ModelPath,
@@ -40,7 +40,8 @@ def fix(
 ) -> None:
     """Rewrite MODEL so that TensorRT builds it in FP16 and it stays accurate.
 
-    Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model.
+    Exits with 0 if it is verified, 1 if a check failed, 2 on bad usage or model, 3 if TensorRT does not build
+    MODEL as it came.
     """
     from rewriter.jobs.fix import api
     from rewriter.model import data_files
@@ -70,5 +71,7 @@ def fix(
     if pareto is not None and result.frontier is not None:
         more.append(partial(frontier.write, result.frontier, pareto))
     show(result, report, json, written, more, verbosity=int(verbose) - int(quiet))
+    if result.conclusion.ending == "unbuildable":
+        raise typer.Exit(UNBUILDABLE)
     if result.verdict is not None and not result.verdict.passed:
         raise typer.Exit(FAILED)

@@ -24,7 +24,8 @@ def _plain(params: list[Any]) -> list[Any]:
             param.metavar = FLAG
         if param.name in COMPLETION:
             param.help = COMPLETION[param.name]
-            param.hidden = param.name == "show_completion"  # seldom needed: it still works
+            if isinstance(param, TyperOption) and param.name == "help":
+                param.hidden = True
     return params
 
 
@@ -40,5 +41,9 @@ class Group(TyperGroup):
     """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters of the group, completion among them."""
-        return _plain(super().get_params(ctx))
+        """The parameters of the group, completion among them; a screen has no line for `--help` itself."""
+        params = _plain(super().get_params(ctx))
+        for param in params:
+            if isinstance(param, TyperOption) and param.name == "help":
+                param.hidden = True
+        return params

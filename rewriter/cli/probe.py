@@ -59,6 +59,8 @@ def _without_gpu(reasons: str, json: Path | None, page: Path | None, *, verbosit
         )
     out = console()
     out.print(f"Nothing can be measured here: {reasons}", soft_wrap=True)
+    if page is not None:
+        write_page(recorded(), page)
     if verbosity < 0:
         return
     try:
@@ -67,8 +69,6 @@ def _without_gpu(reasons: str, json: Path | None, page: Path | None, *, verbosit
         report.print_builds(builds, out)
     except EngineError as error:
         out.print(f"The probes' models were not built: {error.what}", soft_wrap=True)
-    if page is not None:
-        write_page(recorded(), page)
     with reader_may_leave():
         for answers in recorded():
             report.print_result(answers, out, verbosity=verbosity)

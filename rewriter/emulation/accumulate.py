@@ -18,6 +18,7 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
 from rewriter.emulation.local_functions import declare, paired
+from rewriter.emulation.product_kernels import sums_in_fp32, taps_apart
 from rewriter.emulation.product_sums import ProductSums
 from rewriter.graph import attribute
 from rewriter.graph.match import optional_input
@@ -103,8 +104,9 @@ def accumulate_in_fp16(emulated: Model, given: Model, facts: Facts, found: Produ
     """Give the FP16 MatMul, Gemm and Conv nodes of an emulation FP16 accumulators.
 
     ConvTransposes in `found.twice` are rounded before their bias. The accumulators stay FP32 in products of
-    `found.summed`, in BF16, below opset 13, and in a Conv with an unknown kernel size or with `auto_pad`.
-    The chunks of a grouped Conv hold all channels of a group.
+    `found.summed`, in those that run without Tensor Cores (`product_kernels`), in BF16, below opset 13, and
+    in a Conv with an unknown kernel size or with `auto_pad`. The chunks of a grouped Conv hold all channels
+    of a group.
 
     Args:
         emulated: The result of `retype` on `given` with rounding, which has the same nodes of these
@@ -140,7 +142,7 @@ def _chosen(
         if node.op_type == "ConvTranspose":
             if low and key in sums.twice and any(node.input[2:]) and shapes[1] is not None:
                 found[position] = _Choice(shapes)
-        elif low and key not in sums.summed and _can_split(node, shapes):
+        elif low and key not in sums.summed and _can_split(node, shapes) and not _is_exact(node, shapes):
             found[position] = _Choice(shapes, FUSED_CHUNK if key in sums.fused else CHUNK)
     return found
 
@@ -151,6 +153,11 @@ def _can_split(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
         return right is None or len(right) > 1
     padded = attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
     return padded and right is not None and all(isinstance(d, int) for d in right)
+
+
+def _is_exact(node: NodeProto, shapes: Sequence[Shape | None]) -> bool:
+    left, right = (shape or () for shape in shapes[:2])
+    return sums_in_fp32(node, left, right)
 
 
 @dataclass
@@ -203,7 +210,7 @@ class _Writer:
         dilations = attribute(node, "dilations", [1] * spatial)
         pads = attribute(node, "pads", [0] * 2 * spatial)
         group = attribute(node, "group", 1)
-        chunks = list(boxes(sizes[1:], group))
+        chunks = list(boxes(sizes[1:], group, apart=taps_apart(sizes[0])))
         tables = {
             "pads": [0, 0, *pads[:spatial], 0, 0, *pads[spatial:]],
             "axes": list(range(1, spatial + 2)),

@@ -15,15 +15,18 @@ Box = tuple[tuple[int, int], ...]
 """Start and end of a chunk along the channels of a group and along every axis of the kernel."""
 
 
-def boxes(sizes: Sequence[int], group: int) -> Iterator[Box]:
+def boxes(sizes: Sequence[int], group: int, *, apart: bool = False) -> Iterator[Box]:
     """The chunks of a kernel [channels, *spatial]: up to 16 channels of one tap, or fewer of several taps.
 
     Together they cover the kernel once. The channels of a grouped kernel stay together.
+
+    Args:
+        apart: Each chunk has one tap, even if that gives it few products.
     """
     channels, *spatial = sizes
     *outer, inner = spatial
     deep = channels if group > 1 else min(channels, CHUNK)
-    wide = max(1, CHUNK // deep)
+    wide = 1 if apart else max(1, CHUNK // deep)
     for taps in product(*map(range, outer)):
         for tap in range(0, inner, wide):
             for channel in range(0, channels, deep):

@@ -2,7 +2,7 @@
 
 Operands are rounded or cut off to 11 significant bits, as FP16 has them, with the exponents of FP32; sums are
 FP32. So an FP32 island around such a node has the range and the sums of FP32, but weights of 11 bits.
-`tf32_kernels` names the nodes that run in FP32 all the same. Nodes with dequantised operands are skipped,
+`product_kernels` names the nodes that run in FP32 all the same. Nodes with dequantised operands are skipped,
 because TensorRT runs them in INT8.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.emulation.local_functions import declare, paired
-from rewriter.emulation.tf32_kernels import Operands, operands_of
+from rewriter.emulation.product_kernels import Operands, operands_of
 from rewriter.graph.ops import LAYOUTS, TENSOR_CORE
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, TensorFacts

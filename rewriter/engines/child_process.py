@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from rewriter import walls
+
 ChildStatus = Literal["ok", "error", "crashed", "timeout"]
 
 LOG_BYTES = 256 * 1024
@@ -190,6 +192,8 @@ def _signal_name(number: int) -> str:
 def serve(order: BinaryIO) -> None:
     """Carry out one order and end the process, without the destructors of native libraries."""
     faulthandler.enable()
+    walls.enter()
+    os.environ.update(walls.QUIET)
     answer, memory_bytes = pickle.load(order)
     _limit_memory(memory_bytes)
     threading.Thread(target=_die_with_parent, daemon=True).start()

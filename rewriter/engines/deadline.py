@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rewriter.engines.onnxruntime_module import import_onnxruntime
+
 if TYPE_CHECKING:
     import onnxruntime as ort
 
@@ -22,12 +24,10 @@ def stopped_at(until: float) -> Iterator[ort.RunOptions | None]:
     Args:
         until: By time.monotonic().
     """
-    import onnxruntime as ort
-
     if not math.isfinite(until):
         yield None
         return
-    options = ort.RunOptions()
+    options = import_onnxruntime().RunOptions()
 
     def end() -> None:
         options.terminate = True

@@ -12,12 +12,15 @@ from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.child_process import ChildResult, run_in_child
 from rewriter.engines.measure_in_child import run_here
-from rewriter.engines.protocol import EngineOutcome, MeasureSettings, RunOrder, Status, Variant
+from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, RunOrder, Status, Variant
 from rewriter.engines.tensorrt_build import NO_TF32, build
 from rewriter.errors import EngineError
 
 SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
+
+UNBUILT: frozenset[EngineName | None] = frozenset({"onnxruntime", "onnxruntime-cuda"})
+"""Engines that run the ONNX file itself."""
 
 
 def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path) -> list[EngineOutcome]:
@@ -70,7 +73,7 @@ def build_variant(
     """
     if variant.engine is not None:
         return variant.engine, None
-    if settings.engine.startswith("onnxruntime"):
+    if settings.engine in UNBUILT:
         return variant.path, None
     options = BuildOptions(
         shapes=variant.samples.spans() | dict(variant.shapes),

@@ -1,34 +1,28 @@
-"""Sessions of ONNX Runtime that share weights without copies, and name the node of a failure."""
+"""Sessions of ONNX Runtime, each in a child process that shares this process's weights without a copy."""
 
 from __future__ import annotations
 
 import math
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from rewriter.engines.deadline import stopped_at
-from rewriter.engines.onnxruntime_copies import protect_inputs, take_version
-from rewriter.engines.onnxruntime_errors import explained
-from rewriter.engines.onnxruntime_values import array_of, value_of
-from rewriter.engines.this_machine import cuda_obstacle
-from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
+from rewriter import walls
+from rewriter.engines.local_session import LocalSession
+from rewriter.engines.onnxruntime_copies import learn_versions
+from rewriter.engines.onnxruntime_module import import_onnxruntime
+from rewriter.errors import ArithmeticRunError, NativeError, TimeUpError
 from rewriter.graph import label
-from rewriter.model import Array, Model, walk_graphs
+from rewriter.model import Array, Model, walk_nodes
 
-if TYPE_CHECKING:
-    import onnxruntime as ort
+RUN_S = 600.0
+"""Wall time of one run, and of loading a model: the slowest model of `models/` needs seconds."""
 
-MAX_THREADS = 2
-"""Reductions and small convolutions gain little from more, and builds often share the machine."""
-
-_QUIET = 4
-"""`fatal` of OrtLoggingLevel: failures of lower levels are raised as exceptions, too."""
+GRACE_S = 30.0
+"""How long a run may go on after its deadline, for the node that is computed at that moment."""
 
 
 def qualified(node: onnx.NodeProto) -> str:
@@ -37,58 +31,35 @@ def qualified(node: onnx.NodeProto) -> str:
 
 
 class Session:
-    """A model, loaded and ready to run. A context manager; `close` frees its memory.
+    """A model, loaded and ready to run on the CPU. A context manager; `close` frees its memory.
 
-    Detached weights (`Model.weights`) are neither copied nor serialised: ONNX Runtime gets them as
-    inputs, by reference, so models over 2 GiB load like small ones. Where they must be constants, for
-    optimisations and for operators of other domains, they are external initializers, which it copies.
-    Operands that an operator writes to are copied in each run, so that weights and feeds never change.
-
-    Args:
-        model: Any model; FP16 and BF16 arithmetic works as far as ONNX Runtime has kernels.
-        optimize: Switch on ONNX Runtime's graph optimisations. They change rounding, so they are off.
-        threads: Threads of one operator; None: as many as there are cores, at most `MAX_THREADS`.
-        gpu: Compute with CUDA, and with the weights on the GPU.
-        tf32: Whether FP32 may be computed in TF32 there.
+    Takes the arguments `optimize` and `threads` of `LocalSession`, which lives in a child process. Feeds and
+    outputs go through shared memory.
 
     Raises:
         NoKernelError: an operator has no implementation.
-        ArithmeticRunError: ONNX Runtime cannot load the model.
-        EngineError: it cannot use a GPU here.
+        ArithmeticRunError: ONNX Runtime cannot load the model, or its process ended.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        *,
-        optimize: bool = False,
-        threads: int | None = None,
-        gpu: bool = False,
-        tf32: bool = True,
-    ) -> None:
-        import onnxruntime as ort
-
+    def __init__(self, model: Model, *, optimize: bool = False, threads: int | None = None) -> None:
         self._file = str(model.path) if model.path else None
-        self._gpu = gpu
+        self._loops = [label(n) for n in walk_nodes(model.proto.graph) if n.op_type in ("Loop", "Scan")]
+        ort = import_onnxruntime()  # here, so that each child has it at once
+        learn_versions(model.proto)
         self.version = f"onnxruntime {ort.__version__}"
-        proto, inputs, constants = _split(model, all_constant=optimize or gpu)
-        protect_inputs(proto)
-        take_version(proto, self._file)
-        self._inputs = {name: value_of(model.weights[name]) for name in inputs}
-        self._constants = {name: value_of(model.weights[name]) for name in constants}
-        options = _options(optimize, threads or min(MAX_THREADS, os.cpu_count() or 1))
-        if constants:
-            options.add_external_initializers(list(self._constants), list(self._constants.values()))
-        providers = _providers(gpu, tf32)
-        with explained(self._file, "ONNX Runtime cannot load the model"):
-            self._session: ort.InferenceSession | None = ort.InferenceSession(
-                proto.SerializeToString(), options, providers=providers
+        self._local: LocalSession | None = None
+        self._child: walls.Walled | None = None
+        if walls.inside or not walls.WALLED:
+            self._local = LocalSession(model, optimize=optimize, threads=threads)
+            self.outputs = self._local.outputs
+            return
+        with self._explained():
+            self._child = walls.Walled(
+                lambda: LocalSession(model, optimize=optimize, threads=threads),
+                doing="ONNX Runtime",
+                limit_s=RUN_S,
             )
-        if gpu and self._session.get_providers()[0] != "CUDAExecutionProvider":
-            raise EngineError(
-                "ONNX Runtime fell back to the CPU", hint="its log says which library is missing"
-            )
-        self.outputs: tuple[str, ...] = tuple(o.name for o in self._session.get_outputs())
+            self.outputs = self._child.call("named")
 
     def run(
         self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, until: float = math.inf
@@ -103,56 +74,36 @@ class Session:
             ArithmeticRunError: a feed does not fit, or a node failed, which is named.
             TimeUpError: the deadline passed.
         """
-        session = self._opened()
-        names = list(self.outputs if outputs is None else outputs)
+        if self._local is not None:
+            return self._local.run(feeds, outputs, until)
+        if self._child is None:
+            raise ArithmeticRunError("the session is closed", where=self._file)
+        limit = min(RUN_S, max(0.0, until - time.monotonic()) + GRACE_S)
+        names = None if outputs is None else list(outputs)
+        with self._explained(until):
+            values: dict[str, Array] = self._child.call("run", dict(feeds), names, until, limit_s=limit)
+        return values
+
+    @contextmanager
+    def _explained(self, until: float = math.inf) -> Iterator[None]:
+        """Turns the end of the child into the error of a run."""
         try:
-            with self._running(), stopped_at(until) as options:
-                given = {name: value_of(array) for name, array in feeds.items()}
-                values = session.run_with_ort_values(names, self._inputs | given, options)
-        except ArithmeticRunError as error:
+            yield
+        except NativeError as error:
             if time.monotonic() >= until:
                 raise TimeUpError(
                     "a run on ONNX Runtime was stopped at its deadline",
                     hint="allow more time, or take smaller or fewer samples",
                 ) from error
-            raise
-        return {name: array_of(name, value) for name, value in zip(names, values, strict=True)}
-
-    def bound(self, feeds: Mapping[str, Array]) -> Callable[[], None]:
-        """Returns a function that runs these feeds without copies: inputs and outputs stay on the device.
-
-        Raises:
-            ArithmeticRunError: a feed does not fit; or, when it is called, a node failed.
-        """
-        session, device = self._opened(), "cuda" if self._gpu else "cpu"
-        binding = session.io_binding()
-        with self._running():
-            for name, value in (self._inputs | {n: value_of(a, device) for n, a in feeds.items()}).items():
-                binding.bind_ortvalue_input(name, value)
-        for name in self.outputs:
-            binding.bind_output(name, device)
-
-        def run() -> None:
-            with self._running():
-                session.run_with_iobinding(binding)
-                binding.synchronize_outputs()
-
-        return run
-
-    def _opened(self) -> ort.InferenceSession:
-        if self._session is None:
-            raise ArithmeticRunError(
-                "the session is closed", where=self._file, hint="run it before close, or make another session"
-            )
-        return self._session
-
-    def _running(self) -> AbstractContextManager[None]:
-        return explained(self._file, "ONNX Runtime cannot run the model")
+            loops = f": {', '.join(self._loops[:3])}" if self._loops and error.cause == "timeout" else ""
+            raise ArithmeticRunError(error.what + loops, where=self._file, hint=error.hint) from error
 
     def close(self) -> None:
         """Free the session; the weights stay with the model."""
-        self._session = None
-        self._inputs = self._constants = {}
+        for one in (self._local, self._child):
+            if one is not None:
+                one.close()
+        self._local = self._child = None
 
     def __enter__(self) -> Session:
         return self
@@ -161,64 +112,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _providers(gpu: bool, tf32: bool) -> list[Any]:
-    """Execution providers, best first: nodes without a CUDA kernel run on the CPU."""
-    if not gpu:
-        return ["CPUExecutionProvider"]
-    if problem := cuda_obstacle():
-        raise problem
-    return [("CUDAExecutionProvider", {"use_tf32": str(int(tf32))}), "CPUExecutionProvider"]
-
-
-def _options(optimize: bool, threads: int) -> ort.SessionOptions:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    level = ort.GraphOptimizationLevel
-    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
-    # The default order is a depth-first search backwards from the outputs: a cheap reader of a tensor
-    # that leads to an output of its own may run last, and the tensor lives until then.
-    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    options.enable_mem_pattern = False  # its one block comes on top of what the arena holds already
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Threads that wait would spin, at the cost of other programs (docs/engines.md#what-releases-do).
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = _QUIET
-    return options
-
-
-def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[str], list[str]]:
-    """Splits a model into a proto for ONNX Runtime and the detached weights.
-
-    Every node of the proto gets a name for error messages.
-
-    Returns:
-        The proto, the weights that are inputs of it, and those that are external initializers.
-    """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    foreign: set[str] = set()
-    local = {(f.domain, f.name) for f in proto.functions}  # inlined: ordinary operators take any tensor
-    for graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            node.name = label(node)
-            if node.domain not in ("", "ai.onnx") and (node.domain, node.op_type) not in local:
-                foreign.update(node.input)
-    kept, inputs, constants = [], [], []
-    listed = {v.name for v in proto.graph.input}
-    for tensor in proto.graph.initializer:
-        detached = tensor.data_location == onnx.TensorProto.EXTERNAL
-        if not detached or all_constant or tensor.name in foreign:
-            kept.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
-            constants += [tensor.name] if detached else []
-            continue
-        inputs.append(tensor.name)
-        if tensor.name not in listed:
-            value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            proto.graph.input.append(value)
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
-    return proto, inputs, constants

@@ -8,6 +8,8 @@ from typing import Any
 
 import onnx
 
+from rewriter import walls
+from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.errors import ArithmeticRunError
 from rewriter.model import opsets_of, walk_graphs
 
@@ -53,25 +55,39 @@ def take_version(proto: onnx.ModelProto, file: str | None) -> None:
         proto.ir_version = min(proto.ir_version, newest_ir())
     opset = opsets_of(proto).get("", 0)
     if opset > OLD_OPSET and opset > newest_opset():
-        import onnxruntime as ort
-
         raise ArithmeticRunError(
             f"operator set {opset} is newer than {newest_opset()}, the newest that "
-            f"ONNX Runtime {ort.__version__} has",
+            f"ONNX Runtime {import_onnxruntime().__version__} has",
             where=file,
             hint=f"export the model with opset {newest_opset()} or older, or install a newer onnxruntime",
         )
 
 
+def learn_versions(proto: onnx.ModelProto) -> None:
+    """Ask now what the model's versions are compared with: children inherit the answers."""
+    if proto.ir_version > OLD_IR:
+        newest_ir()
+    if opsets_of(proto).get("", 0) > OLD_OPSET:
+        newest_opset()
+
+
 @cache
 def newest_ir() -> int:
     """The newest IR version that the installed ONNX Runtime loads."""
+    return walls.fresh(_newest_ir, doing="ONNX Runtime")
+
+
+def _newest_ir() -> int:
     return _newest(onnx.IR_VERSION, OLD_IR, lambda version: (version, OLD_OPSET))
 
 
 @cache
 def newest_opset() -> int:
     """The newest standard operator set that the installed ONNX Runtime loads."""
+    return walls.fresh(_newest_opset, doing="ONNX Runtime")
+
+
+def _newest_opset() -> int:
     return _newest(onnx.defs.onnx_opset_version(), OLD_OPSET, lambda version: (OLD_IR, version))
 
 
@@ -81,8 +97,7 @@ def _newest(newest: int, oldest: int, versions: Callable[[int], tuple[int, int]]
 
 
 def _loads(ir: int, opset: int) -> bool:
-    import onnxruntime as ort
-
+    ort = import_onnxruntime()
     ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Neg", ["x"], ["y"])], "g", ports[:1], ports[1:])
     proto = onnx.helper.make_model(graph, ir_version=ir, opset_imports=[onnx.helper.make_opsetid("", opset)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 
 from rewriter.engines import nvidia_driver
-from rewriter.engines.onnxruntime import Session
+from rewriter.engines.local_session import LocalSession
 from rewriter.engines.protocol import EngineLayer, RunOrder
 from rewriter.errors import EngineError
 from rewriter.model import Array, load
@@ -33,7 +33,7 @@ class OnnxRuntimeProgram:
         model.proto.graph.output.extend(
             onnx.ValueInfoProto(name=name) for name in order.variant.outputs if name not in ports
         )
-        self._session = Session(model, gpu=gpu, tf32=order.variant.tf32)
+        self._session = LocalSession(model, gpu=gpu, tf32=order.variant.tf32)
         self.library = self._session.version
         if order.variant.debug:
             self.notes.append("ONNX Runtime has no unfused debug tensors")

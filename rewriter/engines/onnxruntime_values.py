@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.errors import ArithmeticRunError
 from rewriter.model import Array
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 
 def value_of(array: Array, device: str = "cpu") -> ort.OrtValue:
     """The array as an OrtValue that shares its memory where it is contiguous and stays on the CPU."""
-    import onnxruntime as ort
-
+    ort = import_onnxruntime()
     array = np.asarray(array, order="C")
     if array.dtype.isbuiltin != 2:  # 2: registered with numpy from outside, as ml_dtypes does
         return ort.OrtValue.ortvalue_from_numpy(array, device)

@@ -11,6 +11,7 @@ from typing import get_args
 from rewriter.engines import nvidia_driver
 from rewriter.engines.child_process import run_in_child
 from rewriter.engines.nvidia_driver import Gpu
+from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import EngineError
 
@@ -104,8 +105,7 @@ def obstacle(engine: EngineName) -> EngineError | None:
 
 def cuda_obstacle() -> EngineError | None:
     """The error for an ONNX Runtime without CUDA."""
-    import onnxruntime as ort
-
+    ort = import_onnxruntime()
     if "CUDAExecutionProvider" in ort.get_available_providers():
         return None
     return EngineError(

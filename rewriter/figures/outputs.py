@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rewriter.figures.pair import Pair, degenerate, is_float, root_mean_square
+from rewriter.figures.probabilities import Probabilities, ProbabilityError, probability_error
 from rewriter.figures.rows import SET_FACTOR, matched, row_groups
+from rewriter.figures.tolerances import RELATIVE_L2, USABLE
 from rewriter.model import Array
+
+PROBABILITY = "probability"
+"""The measure of outputs that end in a Softmax or Sigmoid: see `probabilities`."""
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
@@ -28,6 +34,7 @@ class OutputComparison:
         finite: True if NaN and infinities are those of the original.
         tolerance: Largest `relative_l2` that passes.
         note: The way of comparison if it was not element by element, e.g. as a set of detections.
+        probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
     """
 
     name: str
@@ -37,10 +44,46 @@ class OutputComparison:
     finite: bool
     tolerance: float
     note: str = ""
+    probability: ProbabilityError | None = None
 
     @property
     def passed(self) -> bool:
-        return self.finite and self.relative_l2 <= self.tolerance
+        return self.finite and (self.relative_l2 <= self.tolerance or self.is_fair)
+
+    @property
+    def is_fair(self) -> bool:
+        """True if it is an output of probabilities, and those are as the original's."""
+        fair = self.probability
+        return fair is not None and fair.passed and self.relative_l2 <= USABLE
+
+    @property
+    def fair_text(self) -> str:
+        """How probabilities fare that a relative error alone would fail; "" for all other outputs."""
+        fair = self.probability
+        if fair is None or not self.finite or self.relative_l2 <= self.tolerance:
+            return ""
+        kept = "" if fair.top_1 is None else f", the same best class in {fair.top_1:.4g} of the rows"
+        beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
+        return (
+            f"{self.name} holds probabilities ({fair.reason}): largest difference {fair.difference:.2g}, "
+            f"{fair.allowed:.2g} allowed{kept}" + (beyond if self.relative_l2 > USABLE else "")
+        )
+
+    @property
+    def metric(self) -> str:
+        """The measure that decides on it."""
+        return PROBABILITY if self.probability is not None else RELATIVE_L2
+
+    @property
+    def excess(self) -> float:
+        """The error in units of what is allowed: above 1 it fails."""
+        if not self.finite or (not self.tolerance and self.relative_l2):
+            return math.inf
+        relative = self.relative_l2 / self.tolerance if self.tolerance else 0.0
+        fair = self.probability
+        if fair is None or not fair.decided:
+            return relative
+        return min(relative, max(fair.difference / fair.allowed, self.relative_l2 / USABLE))
 
 
 @dataclass(frozen=True)
@@ -78,7 +121,12 @@ class OutputStatistics:
 
 
 def compare(
-    expected: Mapping[str, Array], actual: Mapping[str, Array], tolerance: float, *, as_sets: bool = False
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    tolerance: float,
+    *,
+    as_sets: bool = False,
+    kinds: Mapping[str, Probabilities] | None = None,
 ) -> tuple[OutputComparison, ...]:
     """Compare outputs by name, element by element.
 
@@ -88,12 +136,19 @@ def compare(
             any other output.
         as_sets: Match the rows of finite outputs [batch, rows] or [batch, rows, features] that fail, and
             compare them again: for models whose TopK orders detections.
+        kinds: Outputs that are probabilities: they pass by these, too.
     """
-    return tuple(found for found, _ in compared_pairs(expected, actual, tolerance, as_sets=as_sets))
+    found = compared_pairs(expected, actual, tolerance, as_sets=as_sets, kinds=kinds)
+    return tuple(one for one, _ in found)
 
 
 def compared_pairs(
-    expected: Mapping[str, Array], actual: Mapping[str, Array], tolerance: float, *, as_sets: bool = False
+    expected: Mapping[str, Array],
+    actual: Mapping[str, Array],
+    tolerance: float,
+    *,
+    as_sets: bool = False,
+    kinds: Mapping[str, Probabilities] | None = None,
 ) -> tuple[tuple[OutputComparison, Pair], ...]:
     """As `compare`, with the arrays that were compared: rows are in matching order where they are a set."""
     pairs = {name: Pair(expected[name], actual[name]) for name in expected}
@@ -104,6 +159,10 @@ def compared_pairs(
                 for name, pair, note in matched(names, expected, actual):
                     found[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
                     pairs[name] = pair
+    for name, kind in (kinds or {}).items():
+        if found[name].finite and math.isfinite(tolerance):
+            error = probability_error(kind, Pair(expected[name], actual[name]), tolerance)
+            found[name] = replace(found[name], probability=error)
     return tuple((one, pairs[name]) for name, one in found.items())
 
 
@@ -126,16 +185,19 @@ def compare_samples(
     tolerance: float,
     *,
     as_sets: bool = False,
+    kinds: Mapping[str, Probabilities] | None = None,
 ) -> tuple[OutputComparison, ...]:
     """The worst comparison of each output over some samples; see `compare`."""
     pairs = zip(expected, actual, strict=True)
-    return worst_of_samples([compare(one, other, tolerance, as_sets=as_sets) for one, other in pairs])
+    return worst_of_samples(
+        [compare(one, other, tolerance, as_sets=as_sets, kinds=kinds) for one, other in pairs]
+    )
 
 
 def worst_of_samples(rounds: Sequence[Sequence[OutputComparison]]) -> tuple[OutputComparison, ...]:
     """The worst comparison of each output; one round for each sample."""
     by_output = zip(*rounds, strict=True)
-    return tuple(max(same, key=lambda c: (not c.finite, c.relative_l2)) for same in by_output)
+    return tuple(max(same, key=lambda c: (not c.finite, not c.passed, c.relative_l2)) for same in by_output)
 
 
 def statistics(name: str, pair: Pair, *, sample: int = 0, build: int = 0) -> OutputStatistics:

@@ -12,6 +12,10 @@ from rewriter.model.facts import Facts
 RELATIVE_L2 = "relative-l2"
 """The default metric."""
 
+USABLE = 0.1
+"""Largest relative L2 error that another figure, or the network's own FP32 engine, excuses: beyond it the
+result is of no use, whatever it is compared with."""
+
 
 @dataclass(frozen=True)
 class Tolerance:

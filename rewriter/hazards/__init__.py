@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rewriter.hazards import accumulation, attention, internal, loss, magnitude, provenance, resolution, types
+from rewriter.hazards import (
+    accumulation,
+    attention,
+    internal,
+    loss,
+    magnitude,
+    provenance,
+    resolution,
+    small_values,
+    types,
+)
 from rewriter.hazards.kept import KEPT, is_kept
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.quirks import known_defects
@@ -30,9 +40,14 @@ RULES: tuple[Rule, ...] = (
     internal.norm_operators,
     internal.long_softmax,
     accumulation.likely_partial_sums,
+    small_values.signal_logarithms,
     magnitude.lost_epsilon,
+    small_values.small_operands,
+    small_values.square_differences,
     magnitude.underflow,
     loss.small_weights,
+    loss.batch_statistics,
+    small_values.filter_banks,
     resolution.phase,
     resolution.positions,
     resolution.integers,
@@ -66,7 +81,12 @@ SCAN_RULES: tuple[Rule, ...] = (
     loss.vanishing,
     loss.flushed_constants,
     loss.weights,
+    loss.batch_statistics,
     loss.cancellation,
+    small_values.signal_logarithms,
+    small_values.small_operands,
+    small_values.square_differences,
+    small_values.filter_banks,
     attention.masks,
     attention.linear_attention,
     resolution.phase,

@@ -124,6 +124,12 @@ KINDS: dict[str, Kind] = {
         "rescale it by a power of two, or keep its node in FP32: `rewriter fix` does on overflow",
     ),
     "epsilon": Kind("epsilon that FP16 loses", "warning", "fp32-island", _ISLAND),
+    "small-operand": Kind(
+        "small operand of a logarithm, root or division", "warning", "fp32-island", _ISLAND, True
+    ),
+    "signal-logarithm": Kind(
+        "logarithm of powers that FP16 does not resolve", "warning", "fp32-island", _ISLAND, True
+    ),
     "mask": Kind(
         "mask constant that becomes infinite",
         "warning",

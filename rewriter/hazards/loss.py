@@ -4,12 +4,12 @@ flushed constants, weights, cancellation."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from onnx import NodeProto
 
-from rewriter.graph import label
+from rewriter.graph import attribute, label
 from rewriter.graph.ops import CHEAP, INEQUALITIES, SCALING, TENSOR_CORE, VIEWS
 from rewriter.hazards.attention import mask_uses
 from rewriter.hazards.kinds import Hazard, Severity
@@ -223,6 +223,41 @@ def small_weights(survey: Survey) -> Iterator[Hazard]:
             if errors[tensor] > WEIGHT_ERROR:
                 reason = f"{tensor} would be rounded by {errors[tensor]:.1%}: {_SMALL}"
                 yield survey.hazard(node, "weights", reason, tensor)
+
+
+def batch_statistics(survey: Survey) -> Iterator[Hazard]:
+    """BatchNormalization whose statistics FP16 cannot hold: variances up to 1e8 occur, and subnormal ones.
+
+    Folded into a Conv, they are gone. `weights` judges each constant as a whole; here each channel counts,
+    with the epsilon that is added to its variance.
+    """
+    for node in survey.nodes if survey.is_fp16 else ():
+        if node.op_type != "BatchNormalization" or len(node.input) < 5:
+            continue
+        values = [survey.constant(t) for t in node.input[1:5]]
+        known = [v.astype(np.float64) for v in values if v is not None and v.dtype.kind == "f"]
+        if len(known) < 4 or not all(np.isfinite(v).all() for v in known):
+            continue
+        epsilon = float(attribute(node, "epsilon", 1e-5))
+        worst = _worst_channel(known, epsilon)
+        if worst > WEIGHT_ERROR:
+            reason = f"{label(node)}: statistics in FP16 change the factor of one channel by {worst:.2%}"
+            if math.isinf(worst):
+                reason = f"{label(node)}: statistics up to {max(np.abs(v).max() for v in known):.4g}"
+            yield survey.hazard(node, "weights", reason, node.input[4])
+
+
+def _worst_channel(known: Sequence[Array], epsilon: float) -> float:
+    """The largest relative change of a channel's factor; infinite if a statistic overflows."""
+    scale, _, _, variance = known
+    with np.errstate(over="ignore"):
+        rounded = [v.astype(np.float16).astype(np.float64) for v in known]
+    if not all(np.isfinite(v).all() for v in rounded):
+        return math.inf
+    used = np.abs(scale) > FP16_FLUSH * np.abs(scale).max(initial=0.0)
+    exact = scale / np.sqrt(variance + epsilon)
+    found = rounded[0] / np.sqrt(rounded[3] + epsilon)
+    return float(np.max(np.abs(found - exact)[used] / np.abs(exact[used]), initial=0.0))
 
 
 def _cannot_lose(survey: Survey, measured: Range) -> bool:

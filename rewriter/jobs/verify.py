@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -25,6 +26,7 @@ from rewriter.model.stopwatch import Progress, Stopwatch
 from rewriter.pipeline.keywords import VerifyKeywords
 from rewriter.pipeline.options import VerifyOptions, combined, documented
 from rewriter.verification.judge import BuildRun
+from rewriter.verification.not_finite import nan_warnings
 from rewriter.verification.run_check import build_without_gpu, run_emulated, run_on_engine
 from rewriter.verification.verdict import Verdict
 from rewriter.verification.verify_result import VerifyResult
@@ -81,6 +83,7 @@ def verify(
         held = asked or default_tolerance(workspace.fixed_facts, tf32=tf32)
         with watch("reference"):
             missing = _without_reference(workspace, chosen)
+            made_nan = nan_warnings(models[0], islice(samples, MOST_SAMPLES), workspace.expected)
         if chosen.engine is None:
             with watch("emulation"):
                 done = run_emulated(workspace, held, request.accumulation)
@@ -98,7 +101,12 @@ def verify(
             )
             with watch("run"):
                 done = run_on_engine(workspace, settings, held, missing)
-        warnings = (*_warnings(chosen, samples), *data_warnings(models[0], samples), *done.warnings)
+        warnings = (
+            *_warnings(chosen, samples),
+            *data_warnings(models[0], samples),
+            *made_nan,
+            *done.warnings,
+        )
         return VerifyResult(
             original=models[0].path,
             fixed=models[1].path,

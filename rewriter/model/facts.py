@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import onnx
 from onnx import TensorProto
 
 from rewriter.errors import ModelError
 from rewriter.model import Model, shape_of, walk_graphs
+from rewriter.model.native import guarded
 
 Shape = tuple[int | str | None, ...]
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 """The element types that a precision pass may exchange for one another."""
+
+
+KEPT = 4
+"""Graphs whose facts are kept; a pass sees its own, and a measurement a copy with FP32 alone."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +51,54 @@ class Facts:
         return self.scopes[0]
 
 
+_RECENT: dict[tuple[bytes, bool], Facts] = {}
+"""By graph and strictness, oldest first."""
+
+
 def infer(model: Model, *, strict: bool = False) -> Facts:
     """Facts by onnx.shape_inference, with data propagation so that computed shapes are followed.
+
+    The facts of the last few graphs are kept: between two passes, many ask for those of one graph.
 
     Raises:
         ModelError: with `strict`, types or shapes contradict each other; the message names the node.
     """
-    proto = model.weightless()
-    try:
-        inferred = _inferred(proto, strict)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+    graph = _digest(model)
+    known = _RECENT.get((graph, True)) or _RECENT.get((graph, strict))  # strict inference finds no less
+    if known is None:
+        known = _RECENT[graph, strict] = _infer(model, strict)
+        while len(_RECENT) > KEPT:
+            _RECENT.pop(next(iter(_RECENT), None), None)
+    return Facts([dict(scope) for scope in known.scopes])  # callers add tensors to theirs
+
+
+def _digest(model: Model) -> bytes:
+    """Identifies the graph and its small constants; the values of detached weights have no influence."""
+    digest = blake2b(model.proto.SerializeToString())
+    digest.update("\0".join(model.weights).encode("utf-8", "surrogateescape"))
+    return digest.digest()
+
+
+def _infer(model: Model, strict: bool) -> Facts:
+    inferred = guarded(_inferred, model.weightless(), strict, doing="shape inference", path=model.path)
+    if isinstance(inferred, str):
         raise ModelError(
-            f"types or shapes contradict each other: {str(error).strip()}",
+            f"types or shapes contradict each other: {inferred}",
             where=str(model.path) if model.path else None,
             hint="correct the node that the message names, or export the model again",
-        ) from error
+        )
     return Facts([_scope(graph) for graph in walk_graphs(inferred.graph)])
 
 
-def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
+def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto | str:
+    """The model after shape inference, or the contradiction that it found; runs in a child process."""
+    try:
+        return _propagated(proto, strict)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        return str(error).strip()
+
+
+def _propagated(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:
     """Shape inference with data propagation, unless subgraphs use one name for two tensors.
 
     onnx keeps propagated values of all graphs by name alone, and refuses a name that comes twice.
@@ -80,8 +115,18 @@ def _scope(graph: onnx.GraphProto) -> dict[str, TensorFacts]:
     facts = {}
     for tensor in graph.initializer:
         facts[tensor.name] = TensorFacts(tensor.data_type, tuple(tensor.dims))
+    types: dict[bytes, TensorFacts | None] = {}  # most tensors of a graph have one of few types
     for value in (*graph.value_info, *graph.input, *graph.output):
-        if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
-            tensor_type = value.type.tensor_type
-            facts[value.name] = TensorFacts(tensor_type.elem_type, shape_of(tensor_type))
+        key = value.type.SerializeToString()
+        if key not in types:
+            types[key] = _of_type(value.type)
+        found = types[key]
+        if found is not None:
+            facts[value.name] = found
     return facts
+
+
+def _of_type(kind: onnx.TypeProto) -> TensorFacts | None:
+    if not kind.HasField("tensor_type") or not kind.tensor_type.elem_type:
+        return None
+    return TensorFacts(kind.tensor_type.elem_type, shape_of(kind.tensor_type))

@@ -15,6 +15,7 @@ from rewriter.model.external_source import map_external
 from rewriter.model.graphs import walk_graphs
 from rewriter.model.mending import mend
 from rewriter.model.model import Model
+from rewriter.model.native import guarded
 from rewriter.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
@@ -61,14 +62,22 @@ def check(model: Model) -> None:
     for value in proto.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()  # the checker wants one, and compares it with nothing
+    problem = guarded(_problem, proto, doing="the check of the graph", path=model.path)
+    if problem is not None:
+        raise ModelError(
+            f"the graph is invalid: {_first_lines(problem)}",
+            where=str(model.path) if model.path else None,
+            hint="export the model again, or mend the graph that the message names",
+        )
+
+
+def _problem(proto: onnx.ModelProto) -> str | None:
+    """What onnx.checker says against a graph; runs in a child process."""
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
-        raise ModelError(
-            f"the graph is invalid: {_first_lines(str(error))}",
-            where=str(model.path) if model.path else None,
-            hint="export the model again, or mend the graph that the message names",
-        ) from error
+        return str(error)
+    return None
 
 
 def read_proto(path: Path) -> onnx.ModelProto:

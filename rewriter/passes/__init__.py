@@ -12,6 +12,7 @@ from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
 from rewriter.passes.fold_strides import FoldStrides
 from rewriter.passes.fuse_layer_norm import FuseLayerNorm
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
+from rewriter.passes.fuse_softmax import FuseSoftmax
 from rewriter.passes.inline_functions import InlineFunctions
 from rewriter.passes.isolate_clip import IsolateClip
 from rewriter.passes.keep_epilogues import KeepEpilogues
@@ -27,6 +28,7 @@ from rewriter.passes.split_products import SplitProducts
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
+from rewriter.passes.unfold_einsum import UnfoldEinsum
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
 
@@ -38,8 +40,10 @@ ALL: tuple[type[Pass], ...] = (
     FoldQuantizedBias,
     CleanCasts,
     MergeBranches,
+    UnfoldEinsum,
     FuseLayerNorm,
     FuseRmsNorm,
+    FuseSoftmax,
     ScaleQuery,
     ClampConstants,
     IsolateClip,

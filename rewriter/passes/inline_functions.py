@@ -11,8 +11,9 @@ from typing import NamedTuple
 from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
+from rewriter import walls
 from rewriter.base import Change, Context, Event, ModelPass, Refusal
-from rewriter.errors import ModelError
+from rewriter.errors import ModelError, NativeError
 from rewriter.graph import TAG, label
 from rewriter.model import STANDARD_DOMAINS, Model, check, refill, walk_nodes
 from rewriter.model.schemas import schema_of
@@ -29,6 +30,7 @@ class InlineFunctions(ModelPass):
     Declines:
         - functions that call themselves
         - functions whose operator set defines one of their operators differently from the model's
+        - functions that grow beyond all limits when they are expanded
         - models that are invalid with the bodies in place, such as a call with too few inputs
     """
 
@@ -80,6 +82,8 @@ def inline(model: Model, tag: str) -> list[Event]:
     try:
         proto = model.restore(_inlined(model, functions)).proto
         check(replace(model, proto=proto))
+    except NativeError as error:
+        return [Refusal("model", error.what)]
     except (ModelError, RuntimeError) as error:  # a call with other inputs than its function has
         return [
             Refusal(next(iter(functions)).name, f"the model is invalid with the bodies in place: {error}")
@@ -106,7 +110,7 @@ def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
             if opset.domain in STANDARD_DOMAINS:
                 opset.version = version  # `_other_opsets` found every operator unchanged between the two
     _fill_defaults(proto, functions)
-    return inline_local_functions(proto)
+    return walls.call(inline_local_functions, proto, doing="onnx.inliner")
 
 
 def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -11,11 +12,14 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from rewriter import walls
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
+from rewriter.errors import NativeError
 from rewriter.graph import TAG, casts_to, open_graphs, reads
 from rewriter.graph.ops import QUANTISING
 from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
@@ -75,7 +79,7 @@ class Simplify(ModelPass):
 
     Declines:
         - a result with other inputs or outputs
-        - a model that onnxsim cannot read
+        - a model that onnxsim cannot read, or on which it crashes or takes over a minute
     """
 
     name = "simplify"
@@ -139,6 +143,8 @@ def _round(model: Model, tag: str) -> Refusal | bool:
     given = _with_weights(model, _needed_weights(model))
     try:
         result = _simplified(given)
+    except NativeError as error:
+        return Refusal("model", error.what)
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
         return Refusal("model", f"onnxsim cannot simplify the model: {_first_line(error)}")
     if not _same_ports(given.graph, result.graph):
@@ -147,11 +153,15 @@ def _round(model: Model, tag: str) -> Refusal | bool:
 
 
 def _simplified(proto: ModelProto) -> ModelProto:
-    import onnxsim
+    return walls.call(_run_onnxsim, proto, _skipped(proto), doing="onnxsim")
 
+
+def _run_onnxsim(proto: ModelProto, skipped: list[str]) -> ModelProto:
+    """Runs in a child process."""
+    library = _onnxsim()
     with _quiet():
-        result, _ = onnxsim.simplify(
-            proto, check_n=0, skipped_optimizers=_skipped(proto), tensor_size_threshold=LARGEST_FOLD
+        result, _ = library.simplify(
+            proto, check_n=0, skipped_optimizers=skipped, tensor_size_threshold=LARGEST_FOLD
         )
     assert isinstance(result, ModelProto)
     return result
@@ -166,12 +176,30 @@ def _skipped(proto: ModelProto) -> list[str]:
 @lru_cache(maxsize=1)
 def skipped_always() -> tuple[str, ...]:
     """Returns the optimizers that onnxsim must skip: all of this version except `OPTIMIZERS`."""
-    import onnxsim
+    names = walls.call(_optimizers, doing="onnxsim")
+    return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
+
+
+def _optimizers() -> list[str]:
+    """All optimizers of onnxsim; runs in a child process."""
+    _onnxsim()
     from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
 
-    onnxsim.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
-    names = library._list_optimizers()
-    return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
+    library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
+    return list(library._list_optimizers())
+
+
+def _onnxsim() -> Any:
+    """Imports onnxsim without torch and sympy: it needs neither, and they cost 3 s and 230 MB."""
+    if "onnxsim" not in sys.modules:
+        absent = [name for name in ("torch", "sympy") if name not in sys.modules]
+        sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: an import of it fails
+        try:
+            importlib.import_module("onnxsim")
+        finally:
+            for name in absent:
+                del sys.modules[name]
+    return sys.modules["onnxsim"]
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal
-from rewriter.errors import ModelError, PassError, RewriterError
+from rewriter.errors import ModelError, NativeError, PassError, RewriterError
 from rewriter.graph import open_graphs
 from rewriter.model import Model, check
 from rewriter.model import facts as tensor_facts
@@ -86,7 +86,9 @@ class _State:
     def of(cls, model: Model) -> _State:
         try:
             return cls(model, tensor_facts.infer(model, strict=True), True)
-        except ModelError:
+        except ModelError as error:
+            if isinstance(error.__cause__, NativeError):
+                raise
             return cls(model, tensor_facts.infer(model), False)
 
 

@@ -127,7 +127,8 @@ class FixOptions(DataOptions, EngineOptions):
         verify: Emulate the result, compare it with the original, build it, and run it if there is a GPU.
         build: Build with TensorRT as a part of `verify`.
         accumulation: The type in which the emulation sums the products of FP16 MatMul, Gemm and Conv.
-            `fp16` is what GPUs were measured to do; it needs 2 to 8 times as long.
+            `fp16` is what GPUs were measured to do; it needs 2 to 8 times as long. By default `fix` takes
+            what is recorded of the target, and FP32 where nothing is, or an emulation would take minutes.
         repair: Repair a result that fails its checks: leave out what our own passes broke, keep more nodes
             in FP32, and at last all of them.
         repair_seconds: No repair starts later than this, in seconds.
@@ -248,7 +249,7 @@ class FixCommand(FixOptions):
 
     report: Path | None = option(
         None,
-        "Write a page (.html) or JSON, too",
+        "A page (.html) or JSON, too",
         OUTCOME,
         "FILE",
         places=("command line", "file"),

@@ -15,6 +15,15 @@ from rewriter.verification.verdict import Check
 
 _RESULTS = {True: ("passed", "green"), False: ("FAILED", "bold red"), None: ("not done", "yellow")}
 
+JUDGING = ("run", "emulation", "tf32", "structure")
+"""Checks that compare outputs, the most telling first."""
+
+
+def judging_check(checks: Sequence[Check]) -> Check | None:
+    """The check whose outputs decide: the run on an engine, or else its emulation."""
+    made = {check.name: check for check in checks if check.outputs}
+    return next((made[name] for name in JUDGING if name in made), None)
+
 
 def check_dict(check: Check) -> dict[str, Any]:
     """A check with the verdict on each output."""

@@ -33,8 +33,12 @@ def print_result(result: FixResult, out: Console, *, verbosity: int = 0) -> None
 def verdict_line(result: FixResult) -> Text:
     """One line: verified or not, the file, and the number of nodes in FP32."""
     where = str(result.output) if result.output else "nothing written"
+    if result.conclusion.ending == "unbuildable":
+        return Text(f"Does not build as it came: {where}", style="bold red")
     if result.verified is None:
         text, style = f"Fixed, NOT verified (--no-verify): {where}", "yellow"
+    elif result.conclusion.ending == "as-fp32":
+        text, style = f"Fixed, as accurate as FP32 here: {where}", "green"
     elif result.verified:
         text, style = f"Fixed and verified: {where}", "green"
     else:
@@ -155,6 +159,7 @@ def as_dict(result: FixResult) -> dict[str, Any]:
             "plan": _plan_dict(result.plan) if result.plan else None,
             "data": data_dict(result.data) if result.data else None,
             "verified": result.verified,
+            "conclusion": asdict(result.conclusion),
             "before": [asdict(output) for output in result.before],
             "checks": [checks.check_dict(check) for check in result.verdict.checks] if result.verdict else [],
             "frontier": frontier.frontier_dict(result.frontier) if result.frontier else None,

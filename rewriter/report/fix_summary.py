@@ -35,10 +35,16 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     yield from _done(result)
     yield from first_rows("Repair", result.repairs, None if everything else REPAIRS)
     yield from _checks(result)
+    found = result.conclusion
+    if found.limit:
+        yield "Limit", found.limit
+        yield "Remedy", found.remedy
     if result.data is not None:
         yield "Data", result.data.text
     warnings = [w for w in result.warnings if result.data is None or w != result.data.text]
-    yield from first_rows("Note", [*warnings, *next_step(result).remarks], None if everything else WARNINGS)
+    yield from first_rows(
+        "Note", [*found.remarks, *warnings, *next_step(result).remarks], None if everything else WARNINGS
+    )
 
 
 def _checks_made(result: FixResult) -> Sequence[Check]:
@@ -55,11 +61,14 @@ def _error(result: FixResult) -> Iterator[Row]:
     of = f"{worst.name}, the worst of {len(check.outputs)} outputs" if len(check.outputs) > 1 else worst.name
     unit = SHARE if worst.note.endswith(SHARE) else "relative L2"
     allowed = f"{'' if worst.passed else 'NOT '}within {figure(worst.tolerance)}"
+    if worst.passed and worst.fair_text:
+        allowed = f"beyond {figure(worst.tolerance)}, but fair"
     yield "Error", f"{_before(result, worst)}{_size(worst)}, {allowed} ({unit} of {of}; {how})"
+    yield from (("", output.fair_text) for output in check.outputs if output.fair_text)
 
 
 def _worst(outputs: Sequence[OutputComparison]) -> OutputComparison:
-    return max(outputs, key=lambda o: (not o.finite, o.relative_l2 / (o.tolerance or 1.0)))
+    return max(outputs, key=lambda o: (not o.finite, o.excess))
 
 
 def _size(output: OutputComparison) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-BEAT_SECONDS = 10.0
+BEAT_SECONDS = 20.0
 """Time between two lines where no bar can be shown."""
 
 

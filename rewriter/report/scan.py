@@ -77,7 +77,7 @@ def _rows(result: ScanResult) -> Iterator[Row]:
         groups = _by_repair(f for f in result.findings if f.severity == severity)
         label = f"{severity.capitalize()}s"
         for members in groups[: SHOWN[severity]]:
-            yield label, _summarised(members)
+            yield label, _summarised(members) + (_link(members) if severity == "note" else "")
             if severity != "note":
                 yield label, f"-> {members[0].repair}{_link(members)}"
         if len(groups) > SHOWN[severity]:

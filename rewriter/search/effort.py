@@ -1,6 +1,6 @@
-"""Limits the emulation of a model: large models get FP32 sums, fewer samples and fewer plans.
+"""Limits the emulation of a model that is slow to run: fewer samples, FP32 sums and fewer plans.
 
-The size of the model decides, not the clock, so that a model gets the same plan on every machine.
+What one run of the original took decides, in processor time, so that the load of the machine does not count.
 """
 
 from __future__ import annotations
@@ -17,15 +17,34 @@ from rewriter.search.problem import Problem
 FP16_SUMS = 8.0
 """Largest ratio of the times of an emulation with FP16 sums and one with FP32 sums (README.md)."""
 
-FULL = 4e10
-"""Most multiply-adds of one evaluation: some 10 s of one core, which emulates 4e9 (a ViT) to 1.5e10 (a
-Whisper encoder) a second."""
+FULL_S = 10.0
+"""Most processor seconds of one evaluation: a search needs dozens."""
 
 MOST, FEWER, FEWEST = 12, 5, 3
-"""Plans that a search for a budget evaluates: for small models, for large ones, and beyond `HUGE`."""
+"""Plans that a search for a budget evaluates: for quick models, for slow ones, and beyond `HUGE_S`."""
 
-HUGE = 8 * FULL
-"""Multiply-adds of one evaluation with FP16 sums, above which only `FEWEST` plans are evaluated."""
+HUGE_S = 8 * FULL_S
+"""Processor seconds of one evaluation with FP16 sums, above which only `FEWEST` plans are evaluated."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Processor seconds of one emulation of one sample, estimated from a run of the original.
+
+    Attributes:
+        exact: With FP32 sums.
+        summed: With FP16 sums.
+    """
+
+    exact: float
+    summed: float
+
+    @classmethod
+    def of(cls, model: Model, facts: Facts, run_s: float) -> RunCost:
+        """The cost of a model whose original took `run_s` processor seconds for one sample."""
+        plain = _multiply_adds(model, facts)
+        ratio = _multiply_adds(model, facts, FP16_SUMS) / plain if plain else 1.0
+        return cls(run_s, run_s * ratio)
 
 
 @dataclass(frozen=True)
@@ -50,27 +69,33 @@ class Effort:
         return replace(problem, samples=samples, expected=expected, accumulation=self.accumulation)
 
 
-def for_tolerance(model: Model, facts: Facts, given: int, requested: Accumulation) -> Effort:
+def for_tolerance(cost: RunCost, given: int, requested: Accumulation) -> Effort:
     """Reduces the samples first, to one, then uses FP32 sums: a tolerance needs many evaluations.
 
     Args:
         given: Number of samples.
         requested: Type of the emulated sums.
     """
-    exact, summed = _multiply_adds(model, facts), _multiply_adds(model, facts, FP16_SUMS)
-    slow = requested == "fp16" and summed <= FULL
-    one = summed if slow else exact
-    samples, sums = _affordable(given, one), requested if slow else "fp32"
-    return Effort(samples, sums, MOST, _reduced(samples, given, "" if sums == requested else "FP32 sums"))
+    sums = with_sums(cost, requested)
+    one = cost.summed if sums == "fp16" else cost.exact
+    samples = _affordable(given, one)
+    return Effort(
+        samples, sums, MOST, _reduced(samples, given, "" if sums == requested else "FP32 sums", one)
+    )
 
 
-def for_budget(model: Model, facts: Facts, given: int) -> Effort:
+def with_sums(cost: RunCost, requested: Accumulation, most_s: float = FULL_S) -> Accumulation:
+    """Returns the requested type of sums, or FP32 where FP16 sums take more than `most_s`."""
+    return requested if requested == "fp32" or cost.summed <= most_s else "fp32"
+
+
+def for_budget(cost: RunCost, given: int) -> Effort:
     """Reduces samples first, then FP16 sums in the ranking, then plans; plans are judged with FP16 sums."""
-    one = _multiply_adds(model, facts, FP16_SUMS)
-    samples, small = _affordable(given, one), one <= FULL
-    most = MOST if small else FEWER if one <= HUGE else FEWEST
-    less = "" if small else f"a ranking with FP32 sums, {most} plans"
-    return Effort(samples, "fp16" if small else "fp32", most, _reduced(samples, given, less))
+    one = cost.summed
+    samples, quick = _affordable(given, one), one <= FULL_S
+    most = MOST if quick else FEWER if one <= HUGE_S else FEWEST
+    less = "" if quick else f"a ranking with FP32 sums, {most} plans"
+    return Effort(samples, "fp16" if quick else "fp32", most, _reduced(samples, given, less, one))
 
 
 def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
@@ -84,11 +109,13 @@ def _multiply_adds(model: Model, facts: Facts, times: float = 1.0) -> float:
 
 
 def _affordable(given: int, one: float) -> int:
-    """Returns how many samples of `one` multiply-adds each fit into `FULL`; at least one."""
-    return max(1, min(given, int(FULL // one))) if one else given
+    """Returns how many samples of `one` second each fit into `FULL_S`; at least one."""
+    return max(1, min(given, int(FULL_S // one))) if one else given
 
 
-def _reduced(samples: int, given: int, less: str) -> str:
+def _reduced(samples: int, given: int, less: str, one: float) -> str:
     words = [f"{samples} of {given} samples"] if samples < given else []
     words += [less] if less else []
-    return f"the search emulated with {', '.join(words)}: the model is large" if words else ""
+    return (
+        f"the search emulated with {', '.join(words)}: one costs some {one:.2g} s of a core" if words else ""
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -27,7 +29,7 @@ from rewriter.search.builder import Builder
 from rewriter.search.candidate import Candidate, added
 from rewriter.search.cheapest import cheapest
 from rewriter.search.clock import Clock
-from rewriter.search.effort import Effort, for_budget, for_tolerance
+from rewriter.search.effort import Effort, RunCost, for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.fp32_groups import groups
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
@@ -37,7 +39,7 @@ from rewriter.search.rounds import by_measurement
 from rewriter.search.trials import Trials
 from rewriter.search.tried_plans import Searched
 from rewriter.search.within import most_accurate
-from rewriter.verification.expected import Outputs, expected_outputs, selects_rows
+from rewriter.verification.expected import Outputs, selects_rows
 from rewriter.verification.verdict import Check
 
 EMULATED_SAMPLES, RUN_SAMPLES = 4, 16
@@ -161,15 +163,22 @@ def _with_rows_as_sets(request: SearchRequest, original: Model) -> SearchRequest
 
 
 def _by_emulation(given: SearchInput, request: SearchRequest) -> SearchOutcome:
-    samples, goal = min(len(given.samples), EMULATED_SAMPLES), request.goal
-    if isinstance(goal, Budget):
-        effort = for_budget(given.structured, given.facts, samples)
-    elif isinstance(goal, ErrorLimit) and goal.first_found:
-        effort = Effort(1, request.accumulation)
-    else:
-        effort = for_tolerance(given.structured, given.facts, samples, request.accumulation)
-    compared: Sequence[Sample] = list(islice(given.samples, effort.samples))
-    exact = expected_outputs(given.original, compared).exact
+    goal, clock = request.goal, Clock(math.inf)
+    few = isinstance(goal, ErrorLimit) and goal.first_found
+    candidates = list(islice(given.samples, 1 if few else EMULATED_SAMPLES))
+    effort = Effort(1, request.accumulation)
+
+    def enough(run_s: float) -> int:
+        nonlocal effort
+        cost = RunCost.of(given.structured, given.facts, run_s)
+        if isinstance(goal, Budget):
+            effort = for_budget(cost, len(candidates))
+        elif not few:
+            effort = for_tolerance(cost, len(candidates), request.accumulation)
+        return effort.samples
+
+    exact, _ = _exact(given.original, candidates, clock, enough)
+    compared: Sequence[Sample] = candidates[: len(exact)]
     ranked = effort.of(_problem(given, request, compared, exact))
     judged = replace(ranked, accumulation="fp16") if isinstance(goal, Budget) else ranked
     trials = Trials(judged, given.plan, named(request.metric), request.reason, ranked)
@@ -203,13 +212,14 @@ def _on_engine(
     report("running the original")
     compared: Sequence[Sample] = list(islice(given.samples, RUN_SAMPLES))
     try:
-        exact = _exact(given.original, compared, clock)
+        exact, run_s = _exact(given.original, compared, clock)
     except TimeUpError:
         why = f"{goal}: the time was up before the original had run on one sample: --search-seconds"
         met = not isinstance(goal, ErrorLimit)
         return SearchOutcome(given.plan, Check(goal.option, met, f"{why}; the rules' plan is kept"))
     problem = _problem(given, request, compared[: len(exact)], exact)
-    effort = for_tolerance(given.structured, given.facts, 1, request.accumulation)
+    cost = RunCost.of(given.structured, given.facts, run_s)
+    effort = for_tolerance(cost, 1, request.accumulation)
     ranker, ranked_by = effort.of(problem), clock.at(RANKED_SHARE)
     trials = Trials(problem, given.plan, named(request.metric), request.reason, ranker, ranked_by)
     report("the rules' plan first")
@@ -221,22 +231,38 @@ def _on_engine(
     return _engine_outcome(found, request, trials.metric.least, judge.failures)
 
 
-def _exact(original: Model, samples: Sequence[Sample], clock: Clock) -> list[Outputs]:
+def _exact(
+    original: Model,
+    samples: Sequence[Sample],
+    clock: Clock,
+    enough: Callable[[float], int] = lambda run_s: RUN_SAMPLES,
+) -> tuple[list[Outputs], float]:
     """Returns the original's outputs in FP32 for as many samples as there is time for, at least one.
+
+    Args:
+        enough: Returns how many samples are needed; called with the processor seconds of the first run,
+            which are returned, too.
 
     Raises:
         TimeUpError: there is no time for one sample.
     """
     found: list[Outputs] = []
+    run_s, most = 0.0, 1
     with Session(reference(original, tensor_facts.infer(original))) as session:
         for sample in samples:
+            start = time.process_time()
             try:
                 found.append(session.run(sample, until=clock.at(EXPECTED_SHARE) if found else clock.end))
             except TimeUpError:
                 if not found:
                     raise
                 break
-    return found
+            if len(found) == 1:
+                run_s = time.process_time() - start
+                most = enough(run_s)
+            if len(found) >= most:
+                break
+    return found, run_s
 
 
 def _engine_outcome(

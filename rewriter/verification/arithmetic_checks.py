@@ -13,20 +13,16 @@ from rewriter.base import Pass
 from rewriter.emulation import Accumulation, emulation, rounded, sums
 from rewriter.emulation.divergence import NodeError, diverge
 from rewriter.errors import ArithmeticRunError
-from rewriter.figures.outputs import (
-    OutputComparison,
-    compare_samples,
-    compared_pairs,
-    worst_of_samples,
-)
+from rewriter.figures.metrics import named
+from rewriter.figures.outputs import OutputComparison, compare_samples
 from rewriter.figures.pair import degenerate
-from rewriter.figures.tolerances import TOLERANCES
-from rewriter.figures.worst import WorstOutputs
+from rewriter.figures.tolerances import RELATIVE_L2, TOLERANCES, USABLE, Tolerance
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
 from rewriter.verification.expected import Expected, Outputs, as_declared, run_all, selects_rows
-from rewriter.verification.verdict import Check
+from rewriter.verification.judge import Standard, fair_words, weigh
+from rewriter.verification.verdict import Check, Excuse, MetricValue
 
 BOTH_ROUND = 2.0
 """Largest distance of two models that both round every tensor, in units of the distance of one from the exact
@@ -39,9 +35,6 @@ another order of FP32 sums was measured to change: both sides are off by that (t
 AS_FP32 = 1.2
 """Errors of a model that is as accurate as the network's own FP32 engine, in units of that engine's: two
 builds of one model were measured to differ by less."""
-
-USABLE = 0.1
-"""Largest relative L2 error that the network's own FP32 engine excuses: beyond it neither is of use."""
 
 EXPLAINED = 3
 """Nodes with the largest added errors that a failed emulation names."""
@@ -65,15 +58,16 @@ def check_structure(
     """
     tolerance = sum(step.exactness.tolerance for step in passes)
     noise = _own_rounding(expected, rewritten) if tolerance else {}
-    check = _compare_run("structure", expected.as_written, rewritten, samples, tolerance, rounded, noise)
+    held = Standard(Tolerance(tolerance, RELATIVE_L2, "the passes"), as_sets=selects_rows(rewritten))
+    check = _compare_run("structure", expected.as_written, rewritten, samples, held, rounded, noise)
     if check.passed is None:
         return check
     inexact = ", ".join(step.name for step in passes if step.exactness.tolerance)
-    held = f"within {tolerance:.2g} ({inexact})" if tolerance else "bit-equal"
+    words = f"within {tolerance:.2g} ({inexact})" if tolerance else "bit-equal"
     if any(noise.values()):
-        held += f" and {max(noise.values()):.2g} for the model's own rounding"
+        words += f" and {max(noise.values()):.2g} for the model's own rounding"
     verb = "is" if check.passed else "is NOT"
-    return replace(check, summary=f"FP32 result {verb} {held}")
+    return replace(check, summary=f"FP32 result {verb} {words}")
 
 
 def _own_rounding(expected: Expected, model: Model) -> dict[str, float]:
@@ -88,6 +82,7 @@ def check_emulation(
     precision: str,
     samples: Iterable[Mapping[str, Array]],
     accumulation: Accumulation = "fp32",
+    standard: Standard | None = None,
 ) -> Check:
     """Compares the emulated reduced-precision model with the original in FP32.
 
@@ -95,45 +90,91 @@ def check_emulation(
 
     Args:
         accumulation: Type in which FP16 MatMul, Gemm and Conv accumulate, as for `emulation.emulation`.
+        standard: How close the outputs have to be; by default what is known of the precision.
     """
-    tolerance = TOLERANCES["tf32" if precision == "fp32" else precision].value
+    default = TOLERANCES["tf32" if precision == "fp32" else precision]
+    held = standard or Standard(default, as_sets=selects_rows(fixed))
     emulate = partial(emulation, accumulation=accumulation, tf32=True)
-    check = _compare_run("emulation", expected.exact, fixed, samples, tolerance, emulate)
+    check = _compare_run("emulation", expected.exact, fixed, samples, held, emulate)
     if check.passed is None:
         return check
     how = precision.upper() + " emulated"
     how += f", sums in {sums(fixed, accumulation)}" if accumulation == "fp16" else ""
+    return replace(check, summary=f"{how}: {_largest_error(check, default.value)}{fair_words(check.outputs)}")
+
+
+def _largest_error(check: Check, tolerance: float) -> str:
+    """The error that is closest to its tolerance, or furthest beyond."""
+    if check.value is not None:
+        relation = "within" if check.value.met else "NOT within"
+        return f"{check.value.metric} {check.value.value:.3g}, {relation} {check.value.allowed:.3g}"
     # the tolerance differs between outputs whose rows are matched as sets and others
     known = [(c.relative_l2, c.tolerance) for c in check.outputs if c.tolerance]
     error, allowed = max(known, key=lambda pair: pair[0] / pair[1], default=(0.0, tolerance))
-    relation = "within" if check.passed else "NOT within"
-    return replace(check, summary=f"{how}: largest error {error:.2g}, {relation} {allowed:.2g}")
+    relation = "within" if error <= allowed else "beyond" if check.passed else "NOT within"
+    return f"largest error {error:.2g}, {relation} {allowed:.2g}"
 
 
-def check_tf32(expected: Expected, fixed: Model, samples: Iterable[Mapping[str, Array]]) -> Check:
+def check_tf32(
+    expected: Expected,
+    fixed: Model,
+    samples: Iterable[Mapping[str, Array]],
+    standard: Standard | None = None,
+) -> Check:
     """Compares an FP32 model with the original, with the TF32 products of TensorRT's FP32 engines."""
-    check = replace(check_emulation(expected, fixed, "tf32", samples), name="tf32")
+    check = replace(check_emulation(expected, fixed, "tf32", samples, standard=standard), name="tf32")
     if check.passed is not False:
         return check
     hint = "; --noTF32, or NVIDIA_TF32_OVERRIDE=0, makes it slower and exact"
     return replace(check, summary=check.summary + hint)
 
 
-def allowing(check: Check, errors: Mapping[str, float], reason: str, factor: float) -> Check:
+def excused(check: Check, conditioning: Callable[[], Mapping[str, float]]) -> Check:
+    """Judges a failed check again where another order of the original's own sums explains the error.
+
+    Args:
+        conditioning: As `expected.conditioning`; called for a failed check alone.
+    """
+    if check.passed is not False:
+        return check
+    reason = "another order of its own sums moves the result by"
+    return allowing(check, conditioning(), reason, REORDERED, "conditioning")
+
+
+def as_fp32(check: Check, errors: Callable[[], Mapping[str, float]], engine: str) -> Check:
+    """Judges a failed check again where the network's own FP32 engine errs as much.
+
+    Args:
+        errors: Of the outputs of that engine; called for a failed check alone.
+        engine: The engine, for the summary.
+    """
+    if check.passed is not False:
+        return check
+    reason = f"as accurate as FP32 here, where {engine} errs by"
+    allowed = allowing(check, errors(), reason, AS_FP32, "as-fp32")
+    return allowed if allowed.passed else check
+
+
+def allowing(
+    check: Check, errors: Mapping[str, float], reason: str, factor: float, excuse: Excuse = ""
+) -> Check:
     """Judges a failed check again, where the network itself is less accurate than a tolerance.
 
     Args:
         errors: Error of each output that is not due to the fixed model.
         reason: The source of these errors, for the summary.
         factor: Errors that are allowed, in units of `errors`.
+        excuse: Of the check if it passes so.
     """
     allowed = {name: min(USABLE, factor * error) for name, error in errors.items()}
     outputs = tuple(replace(o, tolerance=max(o.tolerance, allowed.get(o.name, 0.0))) for o in check.outputs)
-    if check.passed is not False or outputs == check.outputs:
+    if check.passed is not False or outputs == check.outputs or check.value is not None:
         return check
     passed = all(o.passed for o in outputs)
     summary = f"{check.summary}; {reason} {max(errors.values()):.2g}"
-    return replace(check, passed=passed, outputs=outputs, summary=summary)
+    return replace(
+        check, passed=passed, outputs=outputs, summary=summary, excuse=excuse if passed else check.excuse
+    )
 
 
 def explained(
@@ -155,8 +196,9 @@ def explained(
         return replace(check, details=(*check.details, f"not explained: {error.what}"))
     first = found.first(tolerance)
     lines = [f"first beyond {tolerance:.2g}: {_place(first)}, {first.total:.2g}"] if first else []
-    lines += [f"adds {n.added:.2g}: {_place(n)}" for n in found.worst(EXPLAINED)]
-    return replace(check, details=(*check.details, *lines))
+    worst = found.worst(EXPLAINED)
+    lines += [f"adds {n.added:.2g}: {_place(n)}" for n in worst]
+    return replace(check, details=(*check.details, *lines), worst=worst)
 
 
 def _place(node: NodeError) -> str:
@@ -168,7 +210,7 @@ def _compare_run(
     expected: Sequence[Outputs],
     model: Model,
     samples: Iterable[Mapping[str, Array]],
-    tolerance: float,
+    standard: Standard,
     fp32_form: Callable[[Model, Facts], Model],
     noise: Mapping[str, float] | None = None,
 ) -> Check:
@@ -176,7 +218,7 @@ def _compare_run(
 
     Args:
         fp32_form: Makes the FP32 model that ONNX Runtime computes.
-        noise: Added to the tolerance, by output.
+        standard: How close the outputs have to be. `noise` is added to its tolerance, by output.
     """
     start = time.perf_counter()
     fed = (as_declared(model, sample) for sample in samples)
@@ -184,25 +226,19 @@ def _compare_run(
         actual = run_all(fp32_form(model, tensor_facts.infer(model)), fed)
     except ArithmeticRunError as error:
         return Check(name, None, f"not checked: {error.what}", seconds=time.perf_counter() - start)
-    found, worst = _judged(expected, actual, tolerance, as_sets=selects_rows(model))
-    outputs = tuple(replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in found)
-    passed = all(c.passed for c in outputs)
+    found = weigh(expected, actual, standard)
+    outputs = tuple(
+        replace(o, tolerance=o.tolerance + (noise or {}).get(o.name, 0.0)) for o in found.comparisons
+    )
+    metric, value = standard.tolerance.metric, None
+    if metric != RELATIVE_L2:
+        met = named(metric).meets(found.value, found.allowed)
+        value = MetricValue(metric, found.value, found.allowed, met)
+    passed = all(c.passed for c in outputs) and (value is None or value.met)
     details = () if passed else tuple(_degenerate(expected, outputs))
     seconds = time.perf_counter() - start
-    return Check(name, passed, "", outputs, details, seconds, worst.statistics, worst.pictures)
-
-
-def _judged(
-    expected: Sequence[Outputs], actual: Sequence[Outputs], tolerance: float, *, as_sets: bool
-) -> tuple[tuple[OutputComparison, ...], WorstOutputs]:
-    """The worst comparison of each output, as `compare_samples`, with the figures of the worst samples."""
-    rounds, worst = [], WorstOutputs()
-    for sample, (exact, found) in enumerate(zip(expected, actual, strict=True)):
-        pairs = compared_pairs(exact, found, tolerance, as_sets=as_sets)
-        rounds.append([comparison for comparison, _ in pairs])
-        for comparison, pair in pairs:
-            worst.add(comparison.name, pair, sample=sample)
-    return worst_of_samples(rounds), worst
+    worst = found.worst
+    return Check(name, passed, "", outputs, details, seconds, worst.statistics, worst.pictures, value=value)
 
 
 def _degenerate(expected: Sequence[Outputs], outputs: Iterable[OutputComparison]) -> Iterator[str]:

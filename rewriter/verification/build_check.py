@@ -24,7 +24,7 @@ from rewriter.graph.ops import NORMS
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
-from rewriter.verification.verdict import Check, log_lines
+from rewriter.verification.verdict import ORIGINAL, Check, log_lines
 
 NORMALIZATIONS = NORMS - {"RMSNormalization", "SimplifiedLayerNormalization"}
 """Operators that become one NORMALIZATION layer each (docs/engines.md#what-releases-do)."""
@@ -119,15 +119,7 @@ def check_build(
         input is not known. A plugin that does not load is a failure.
     """
     start = time.perf_counter()
-    options = BuildOptions(
-        shapes={name: _span(shape) for name, shape in (shapes or {}).items()},
-        values={name: _plain(tuple(value)) for name, value in (values or {}).items()},
-        plugins=[str(plugin) for plugin in plugins],
-        engine=None if engine is None else str(engine),
-        details=engine is not None,
-        library=library,
-        timing_cache=True,
-    )
+    options = _options(shapes or {}, values or {}, plugins, engine, library)
     try:
         outcome = build(path, options, timeout_s=timeout_s)
     except EngineError as error:
@@ -139,6 +131,55 @@ def check_build(
             judged_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)
         )
     return replace(check, seconds=time.perf_counter() - start)
+
+
+def check_original_build(
+    path: Path,
+    sample: Mapping[str, Array],
+    spans: Mapping[str, Span],
+    timeout_s: float,
+    *,
+    plugins: Sequence[Path] = (),
+    library: str | None = None,
+) -> Check:
+    """Checks that the user's own file gives an engine; its arguments are those of `check_model_build`.
+
+    Returns:
+        A check `ORIGINAL`, whose details are the library's reasons; `passed` is None if no library is there.
+    """
+    start = time.perf_counter()
+    shapes: dict[str, Shape | Span] = {name: array.shape for name, array in sample.items()}
+    options = _options(shapes | dict(spans), shape_values(sample), plugins, None, library)
+    try:
+        outcome = build(path, options, timeout_s=timeout_s)
+    except EngineError as error:
+        return Check(ORIGINAL, None, f"not built: {error.what}", details=_advice(error.hint))
+    if isinstance(outcome, ChildResult):
+        check = replace(_of_accident(outcome), name=ORIGINAL)
+    else:
+        built = outcome.engine_bytes is not None
+        words = "builds the model as it came" if built else "does not build the model as it came"
+        summary = f"{outcome.library} {outcome.version} {words}"
+        check = Check(ORIGINAL, built, summary, details=tuple(_refusals(outcome)), built=built)
+    return replace(check, seconds=time.perf_counter() - start)
+
+
+def _options(
+    shapes: Mapping[str, Shape | Span],
+    values: Mapping[str, Sequence[int]],
+    plugins: Sequence[Path],
+    engine: Path | None,
+    library: str | None,
+) -> BuildOptions:
+    return BuildOptions(
+        shapes={name: _span(shape) for name, shape in shapes.items()},
+        values={name: _plain(tuple(value)) for name, value in values.items()},
+        plugins=[str(plugin) for plugin in plugins],
+        engine=None if engine is None else str(engine),
+        details=engine is not None,
+        library=library,
+        timing_cache=True,
+    )
 
 
 def check_model_build(
@@ -192,7 +233,8 @@ def _of_accident(child: ChildResult) -> Check:
     if child.status == "error":
         return Check("build", None, f"not built: {child.summary}", details=details)
     end = "did not end" if child.status == "timeout" else "crashed"
-    return Check("build", False, f"the TensorRT build {end}: {child.summary}", details=details)
+    summary = f"the TensorRT build {end}: {child.summary}"
+    return Check("build", False, summary, details=details, built=False)
 
 
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
@@ -203,7 +245,8 @@ def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     passed = None if not faults and report.obstacle else not faults
     if _is_lacking(report):
         passed, details = None, (*details, _elsewhere(report))
-    return Check("build", passed, _summary(report, len(faults), passed), details=details)
+    built = report.engine_bytes is not None
+    return Check("build", passed, _summary(report, len(faults), passed), details=details, built=built)
 
 
 def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:

@@ -11,6 +11,7 @@ from rewriter.emulation import reference, rounded
 from rewriter.engines.onnxruntime import Session
 from rewriter.errors import ArithmeticRunError
 from rewriter.figures.outputs import compare_samples
+from rewriter.figures.tolerances import precision_of
 from rewriter.graph.float_types import NUMPY_TYPES
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.model import facts as tensor_facts
@@ -43,6 +44,12 @@ def expected_outputs(model: Model, samples: Sequence[Outputs]) -> Expected:
     low = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     rounds = any(tensor.dtype in low for scope in facts.scopes for tensor in scope.values())
     return Expected(exact, run_all(rounded(model, facts), samples) if rounds else exact)
+
+
+def widened(model: Model) -> Model:
+    """Returns the model in FP32; the same object if none of its tensors is FP16 or BF16."""
+    facts = tensor_facts.infer(model)
+    return model if precision_of(facts) == "fp32" else reference(model, facts)
 
 
 def conditioning(model: Model, samples: Sequence[Outputs], exact: Sequence[Outputs]) -> dict[str, float]:

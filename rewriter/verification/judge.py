@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rewriter.engines.protocol import EngineOutcome, Latency
 from rewriter.figures.metrics import Metric, named
 from rewriter.figures.outputs import (
     OutputComparison,
     OutputStatistics,
-    compare,
+    compared_pairs,
     worst_of_samples,
 )
-from rewriter.figures.pair import Pair
 from rewriter.figures.pictures import Picture
+from rewriter.figures.probabilities import Probabilities, probabilities
 from rewriter.figures.tolerances import RELATIVE_L2, Tolerance
 from rewriter.figures.worst import WorstOutputs
-from rewriter.verification.expected import Outputs
+from rewriter.model import Model
+from rewriter.verification.expected import Outputs, selects_rows
 
 
 @dataclass(frozen=True)
@@ -59,62 +60,120 @@ class Judged:
     pictures: tuple[Picture, ...] = ()
 
 
-def judge(
+@dataclass(frozen=True)
+class Standard:
+    """How close outputs have to be to the original's.
+
+    Attributes:
+        tolerance: The user's, or the one of the model's precision.
+        kinds: Outputs of the original that are probabilities; empty if the user chose the measure.
+        as_sets: True if the rows of the outputs may be in another order.
+    """
+
+    tolerance: Tolerance
+    kinds: Mapping[str, Probabilities] = field(default_factory=dict)
+    as_sets: bool = False
+
+    @classmethod
+    def of(
+        cls, original: Model, default: Tolerance, asked: Tolerance | None = None, *, fair: bool = True
+    ) -> Standard:
+        """The standard for results of a model: the user's tolerance alone, if there is one.
+
+        Args:
+            fair: False if the user named the metric.
+        """
+        kinds = probabilities(original) if fair and asked is None else {}
+        return cls(asked or default, kinds, selects_rows(original))
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Outputs of one result, compared over all samples.
+
+    Attributes:
+        comparisons: Each output in its worst sample.
+        value: The tolerance's metric in the worst sample.
+        allowed: As in `Judged`.
+        worst: Figures of the arrays that were compared.
+    """
+
+    comparisons: tuple[OutputComparison, ...]
+    value: float
+    allowed: float
+    passed: bool
+    worst: WorstOutputs
+
+
+def weigh(
     expected: Iterable[Outputs],
-    outcomes: Sequence[EngineOutcome],
-    tolerance: Tolerance,
-    *,
-    as_sets: bool = False,
-) -> Judged:
+    actual: Iterable[Outputs],
+    standard: Standard,
+    worst: WorstOutputs | None = None,
+    build: int = 0,
+) -> Weighed:
+    """Compares outputs with the original's, sample by sample; the worst counts.
+
+    Args:
+        worst: Collects the figures of several builds; `build` is the number of this one.
+    """
+    worst = worst or WorstOutputs()
+    tolerance = standard.tolerance
+    metric, by_output = named(tolerance.metric), tolerance.metric == RELATIVE_L2
+    rounds: list[tuple[OutputComparison, ...]] = []
+    values = []
+    for sample, (exact, found) in enumerate(zip(expected, actual, strict=True)):
+        limit, kinds = tolerance.of_each_output, standard.kinds
+        pairs = compared_pairs(exact, found, limit, as_sets=standard.as_sets, kinds=kinds)
+        for one, pair in pairs:
+            worst.add(one.name, pair, sample=sample, build=build)
+        compared = tuple(one for one, _ in pairs)
+        if not by_output:  # only outputs that are not finite fail by themselves
+            compared = tuple(replace(c, note=c.note or f"judged by {tolerance.metric}") for c in compared)
+        rounds.append(compared)
+        values.append(_value(metric, exact, found, compared, tolerance))
+    comparisons = worst_of_samples(rounds) if rounds else ()
+    value = metric.worst_of(values)
+    value = metric.failed if value is None else value
+    allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
+    met = by_output or metric.meets(value, allowed)
+    return Weighed(comparisons, value, allowed, met and all(c.passed for c in comparisons), worst)
+
+
+def fair_words(comparisons: Iterable[OutputComparison]) -> str:
+    """What a summary adds where outputs are probabilities."""
+    return "".join(f"; {one.fair_text}" for one in comparisons if one.fair_text)
+
+
+def judge(expected: Iterable[Outputs], outcomes: Sequence[EngineOutcome], standard: Standard) -> Judged:
     """Compares every sample of every build with the original's outputs; the worst counts.
 
     Args:
         expected: The original's outputs in FP32 for each sample; iterated once for each build.
-        as_sets: True if the rows of the outputs may be in another order.
     """
-    metric = named(tolerance.metric)
+    metric = named(standard.tolerance.metric)
     worst = WorstOutputs()
-    rounds: list[tuple[OutputComparison, ...]] = []
+    weighed: list[Weighed] = []
     runs = []
     for outcome in outcomes:
-        values = []
-        for sample, exact in enumerate(expected) if outcome.ran else ():
-            actual = outcome.values(sample)
-            rounds.append(_compared(exact, actual, tolerance, as_sets))
-            values.append(_value(metric, exact, actual, rounds[-1], tolerance))
-            for name in exact:
-                pair = Pair(exact[name], actual[name])
-                worst.add(name, pair, sample=sample, build=outcome.build)
-        error = metric.worst_of(values)
+        error = None
+        if outcome.ran:
+            found = (outcome.values(sample) for sample in range(len(outcome.outputs)))
+            one = weigh(expected, found, standard, worst, outcome.build)
+            weighed.append(one)
+            error = one.value
         runs.append(BuildRun(outcome.build, outcome.status, outcome.problem, error, outcome.latency))
-    comparisons = worst_of_samples(rounds) if rounds else ()
     errors = [run.error for run in runs if run.error is not None]
-    error = metric.worst_of(errors)
-    by_output = tolerance.metric == RELATIVE_L2
-    allowed = max((c.tolerance for c in comparisons if by_output), default=tolerance.value)
     return Judged(
         outputs=worst.statistics,
-        comparisons=comparisons,
+        comparisons=worst_of_samples([one.comparisons for one in weighed]) if weighed else (),
         builds=tuple(runs),
-        error=error,
+        error=metric.worst_of(errors),
         best=(max if metric.least else min)(errors, default=None),
-        allowed=allowed,
-        passed=error is not None
-        and metric.meets(error, allowed)
-        and all(o.ran for o in outcomes)
-        and all(c.passed for c in comparisons),
+        allowed=max((one.allowed for one in weighed), default=standard.tolerance.value),
+        passed=bool(weighed) and all(o.ran for o in outcomes) and all(one.passed for one in weighed),
         pictures=worst.pictures,
     )
-
-
-def _compared(
-    expected: Outputs, actual: Outputs, tolerance: Tolerance, as_sets: bool
-) -> tuple[OutputComparison, ...]:
-    """Compares each output with the tolerance; under another metric, only non-finite outputs fail."""
-    found = compare(expected, actual, tolerance.of_each_output, as_sets=as_sets)
-    if tolerance.metric == RELATIVE_L2:
-        return found
-    return tuple(replace(one, note=one.note or f"judged by {tolerance.metric}") for one in found)
 
 
 def _value(

@@ -13,13 +13,13 @@ from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
 from rewriter.engines.tensor_files import StoredSamples, write_samples
 from rewriter.errors import ArithmeticRunError, EngineError
-from rewriter.figures.tolerances import TOLERANCES, Tolerance, default_tolerance
+from rewriter.figures.metrics import named
+from rewriter.figures.tolerances import RELATIVE_L2, TOLERANCES, Tolerance
 from rewriter.model import Array, Model
-from rewriter.model import facts as tensor_facts
 from rewriter.verification.build_check import check_model_build, expectation, judged_report
-from rewriter.verification.expected import as_declared, selects_rows
-from rewriter.verification.judge import Judged, judge
-from rewriter.verification.verdict import Check, log_lines
+from rewriter.verification.expected import as_declared
+from rewriter.verification.judge import Judged, Standard, fair_words, judge
+from rewriter.verification.verdict import Check, MetricValue, log_lines
 from rewriter.verification.workspace import Workspace
 
 
@@ -79,12 +79,14 @@ def run_built(
     settings: MeasureSettings,
     samples: Sequence[Mapping[str, Array]],
     expected: Sequence[Mapping[str, Array]],
+    standard: Standard,
 ) -> Check:
     """Runs an existing engine of the fixed model, and compares it with the original's outputs.
 
     Args:
         path: The file of `fixed`. `engine`: built from it; its folder takes the outputs.
         expected: Outputs of the original in FP32 for each of `samples`.
+        standard: How close to them the engine has to be.
 
     Raises:
         EngineError: the library is not installed.
@@ -93,9 +95,8 @@ def run_built(
     folder = engine.parent
     stored = write_samples(folder / "samples", (as_declared(fixed, sample) for sample in samples))
     outcomes = measure([Variant("fixed", path, stored, engine=engine)], settings, folder)
-    tolerance = default_tolerance(tensor_facts.infer(fixed), tf32=True)
-    judged = judge(expected, outcomes, tolerance, as_sets=selects_rows(fixed))
-    check = run_check(outcomes, judged, tolerance, time.perf_counter() - start)
+    judged = judge(expected, outcomes, standard)
+    check = run_check(outcomes, judged, standard.tolerance, time.perf_counter() - start)
     latency = outcomes[0].latency
     timed = f"; {latency.median_us:.1f} us (+- {latency.iqr_us:.1f})" if latency else ""
     return replace(check, summary=check.summary + timed, latency=latency, statistics=judged.outputs)
@@ -187,14 +188,27 @@ def run_check(
         summary = f"{where.library} on {where.device}: {_against(judged, tolerance)}"
         summary += spread if len(outcomes) > 1 else ""
         summary += f"; {len(failed)} of {len(outcomes)} builds did not run" if failed else ""
+    value = None
+    if judged.error is not None and tolerance.metric != RELATIVE_L2:
+        met = named(tolerance.metric).meets(judged.error, judged.allowed)
+        value = MetricValue(tolerance.metric, judged.error, judged.allowed, met)
     return Check(
-        "run", judged.passed, summary, judged.comparisons, tuple(details), seconds, pictures=judged.pictures
+        "run",
+        judged.passed,
+        summary,
+        judged.comparisons,
+        tuple(details),
+        seconds,
+        pictures=judged.pictures,
+        value=value,
     )
 
 
 def _against(judged: Judged, tolerance: Tolerance) -> str:
-    relation = "within" if judged.passed else "NOT within"
-    return f"{tolerance.metric} {judged.error:.3g}, {relation} {judged.allowed:.3g}"
+    within = judged.error is not None and named(tolerance.metric).meets(judged.error, judged.allowed)
+    relation = "within" if within else "beyond" if judged.passed else "NOT within"
+    fair = fair_words(judged.comparisons)
+    return f"{tolerance.metric} {judged.error:.3g}, {relation} {judged.allowed:.3g}{fair}"
 
 
 def _log(outcome: EngineOutcome) -> tuple[str, ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from typing import Literal
 
+from rewriter.emulation.divergence import NodeError
 from rewriter.engines.protocol import Latency
 from rewriter.figures.outputs import OutputComparison, OutputStatistics
 from rewriter.figures.pictures import Picture
@@ -12,8 +15,39 @@ from rewriter.figures.pictures import Picture
 GOALS = frozenset({"tolerance", "max-latency-cost", "search"})
 """Checks of a search's goal, which verify nothing about the written model."""
 
+ORIGINAL = "original build"
+"""The check that tells a model that does not build as it came from one that a pass of ours broke."""
+
+Excuse = Literal["", "conditioning", "as-fp32"]
+"""Why an error beyond the tolerance passes: the network's own sums move its result that far in another order,
+or its own FP32 engine errs as much."""
+
 LOG_LINES = 15
 """Lines of a dead child's log that are reported."""
+
+
+@dataclass(frozen=True)
+class MetricValue:
+    """A result under a metric that judges all outputs together.
+
+    Attributes:
+        metric: As `--metric` names it.
+        value: In the worst sample. `allowed`: the user's tolerance.
+        met: True if the tolerance is met.
+    """
+
+    metric: str
+    value: float
+    allowed: float
+    met: bool
+
+    @property
+    def excess(self) -> float:
+        """Distance from the tolerance in its units; above 1 it is missed."""
+        if self.met:
+            return 0.0
+        far = abs(self.value - self.allowed) / (abs(self.allowed) or 1.0)
+        return 1.0 + far if math.isfinite(far) else math.inf
 
 
 @dataclass(frozen=True)
@@ -26,6 +60,10 @@ class Check:
         latency: Of the engine that `run` timed.
         statistics: Errors of each output in its worst sample, of the arrays that `outputs` compares.
         pictures: The same samples of outputs that look like images.
+        excuse: Of a check that passed beyond its tolerance.
+        value: Under a metric of the user's, which judges all outputs together.
+        built: True if there is an engine, whatever is wrong with it; None if no build was tried.
+        worst: The nodes that add most of a failed emulation's error, largest first.
     """
 
     name: str
@@ -36,7 +74,18 @@ class Check:
     seconds: float = 0.0
     statistics: tuple[OutputStatistics, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    excuse: Excuse = ""
     latency: Latency | None = None
+    value: MetricValue | None = None
+    worst: tuple[NodeError, ...] = ()
+    built: bool | None = None
+
+    @property
+    def error(self) -> float:
+        """Largest error of an output in units of its tolerance; infinite where none could be compared."""
+        if self.value is not None:
+            return self.value.excess
+        return max((output.excess for output in self.outputs), default=math.inf)
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineOutcome, Span, Variant
 from rewriter.engines.tensor_files import StoredSamples, write_samples
 from rewriter.errors import UsageError
-from rewriter.figures.tolerances import Tolerance, precision_of
+from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.model import Model, save
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
-from rewriter.verification.expected import as_declared, selects_rows
-from rewriter.verification.judge import Judged, judge
+from rewriter.verification.expected import as_declared, widened
+from rewriter.verification.judge import Judged, Standard, judge
 
 MOST_SAMPLES = 16
 """Most samples that are compared; a warning reports that the others are not."""
@@ -59,7 +59,8 @@ class Workspace:
 
     def judge(self, outcomes: Sequence[EngineOutcome], tolerance: Tolerance) -> Judged:
         """Compares builds with the original's outputs."""
-        return judge(self.expected, outcomes, tolerance, as_sets=selects_rows(self.original))
+        asked = None if tolerance in TOLERANCES.values() else tolerance
+        return judge(self.expected, outcomes, Standard.of(self.original, tolerance, asked))
 
     def stored(self, model: Model, name: str) -> StoredSamples:
         """The samples on disk, in the types of the model's inputs."""
@@ -75,8 +76,7 @@ class Workspace:
 
     def reference_variant(self) -> Variant:
         """The original in FP32, without TF32."""
-        facts = tensor_facts.infer(self.original)
-        wide = self.original if precision_of(facts) == "fp32" else reference(self.original, facts)
+        wide = widened(self.original)
         path = self._file(wide, "original")
         samples = self.stored(wide, "original")
         return Variant("original", path, samples, tf32=False, shapes=self.shapes)

@@ -98,10 +98,8 @@ def test_dynamic_shapes_are_in_the_next_command(tmp_path: Path) -> None:
     options = ("--input-shape", "x:4x3", "--no-verify", "--target", "tensorrt-rtx")
     code, out, error = quick("fix", source, "-o", tmp_path / "f.onnx", *options)
     assert code == 0, error
-    command = (
-        f"tensorrt_rtx --onnx={tmp_path / 'f.onnx'} --minShapes=x:4x3 --optShapes=x:4x3 --maxShapes=x:4x3"
-    )
-    assert command in out
+    engine = f"tensorrt_rtx --onnx={tmp_path / 'f.onnx'} --saveEngine={tmp_path / 'f.engine'}"
+    assert f"{engine} --minShapes=x:1x3 --optShapes=x:4x3 --maxShapes=x:8x3\n" in out
 
 
 def test_the_profile_is_what_the_user_says(tmp_path: Path) -> None:
@@ -391,7 +389,8 @@ def watch():
 threading.Thread(target=watch, daemon=True).start()"""
     done = python(when_written, "fix", large, "-o", written)
     assert (done.returncode, done.stdout) == (exits.INTERRUPTED, "")
-    assert done.stderr == f"interrupted: {written} is written, but not verified to the end\n"
+    interrupted = f"interrupted: {written} is written, but not verified to the end"
+    assert done.stderr.splitlines()[-1] == interrupted
     onnx.checker.check_model(str(written))
 
 
@@ -455,7 +454,8 @@ def test_a_reader_that_leaves_early_does_not_hide_a_failure(tmp_path: Path) -> N
     root = ROOT
     command = f"{sys.executable} -m rewriter fix {source} --dry-run --no-repair | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, cwd=root)
-    assert (done.returncode, done.stderr) == (exits.FAILED, "")
+    assert done.returncode == exits.FAILED
+    assert "Error" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_defect_of_ours_is_neither_1_nor_2(
@@ -510,6 +510,7 @@ def test_help_fits_a_screen_in_groups() -> None:
         "presets",
         "passes",
         "hook",
+        "report",
     } <= {line.split()[1] for line in lines if "│" in line}
 
 

@@ -77,7 +77,7 @@ def test_partial_sums_overflow_though_the_result_is_one() -> None:
         pytest.param(40, 4, (3, 3), 1, 1, 1, 1, id="channels that 16 does not divide"),
         pytest.param(16, 4, (3, 2), 1, 2, 2, 3, id="strides and dilations"),
         pytest.param(32, 4, (1, 1), 1, 2, 1, 0, id="pointwise"),
-        pytest.param(6, 6, (7, 7), 6, 1, 1, 3, id="depthwise"),
+        pytest.param(6, 40, (7, 7), 1, 1, 1, 3, id="every tap apart"),
         pytest.param(8, 4, (3, 5), 2, 1, 2, 2, id="groups"),
         pytest.param(3, 4, (8, 8), 1, 8, 1, 0, id="patches"),
     ],
@@ -199,7 +199,9 @@ def test_an_fp32_bias_leaves_the_final_rounding_alone(op: str, depth: int) -> No
         assert error == pytest.approx(2.07e-4, rel=0.03)
 
 
-SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}, int64[4] ones = {1,1,1,1}"
+SQUARE = (
+    "float16[2,2] w = {1,1,1,1}, float16[1,1,1,1] k = {1}, float[2] b = {1,1}, int64[4] sizes = {1,1,2,2}"
+)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +217,12 @@ SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}, int6
         ),
         pytest.param(
             "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n a = Add(c, b)\n d = Cast<to = 10>(a)\n"
-            " r = Reshape(d, ones)\n s = Split<axis = -2>(r)\n y = Cast<to = 1>(s)",
+            " r = Reshape(d, sizes)\n s = Split<axis = -2>(r)\n y = Cast<to = 1>(s)",
             0,
             id="a bias, then heads by Reshape and Split",
         ),
         pytest.param(
-            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n r = Reshape(c, ones)\n s = Split<axis = -2>(r)\n"
+            "m = MatMul(x, w)\n c = Cast<to = 1>(m)\n r = Reshape(c, sizes)\n s = Split<axis = -2>(r)\n"
             " y = Add(s, b)",
             1,
             id="heads by Reshape and Split before the bias",
@@ -246,12 +248,12 @@ SQUARE = "float16[1,1] w = {1}, float16[1,1,1,1] k = {1}, float[1] b = {1}, int6
     ],
 )
 def test_sums_with_fp32_consumers(body: str, split: int) -> None:
-    source = graphs.graph(f"g (float16[1,1,1,1] x) => (float[1,1,1,1] y) <{SQUARE}> {{ {body} }}")
+    source = graphs.graph(f"g (float16[1,1,2,2] x) => (float[1,1,2,2] y) <{SQUARE}> {{ {body} }}")
     assert split_nodes(source) == split
 
 
 NORMED = f"""
-    g (float16[1,1,1,1] x) => (OUTPUTS) <{SQUARE}> {{
+    g (float16[1,1,2,2] x) => (OUTPUTS) <{SQUARE}> {{
         m = MatMul(x, w)
         c = Cast<to = 1>(m)
         a = Add(c, b)
@@ -269,7 +271,7 @@ NORMED = f"""
     ],
 )
 def test_a_norm_in_fp32_takes_the_sums_into_its_kernel(outputs: str, split: int) -> None:
-    ports = ", ".join(f"float[1,1,1,1] {name}" for name in outputs.split())
+    ports = ", ".join(f"float[1,1,2,2] {name}" for name in outputs.split())
     assert split_nodes(graphs.graph(NORMED.replace("OUTPUTS", ports))) == split
 
 
@@ -309,11 +311,13 @@ def test_a_norm_in_fp32_takes_the_sums_into_its_kernel(outputs: str, split: int)
     ],
 )
 def test_a_norm_takes_the_epilogue_over_unless_a_view_is_between(norm: str, outputs: str, split: int) -> None:
-    ports = outputs.replace(" ", "[1,1,1,1] ").replace(",[1,1,1,1]", ",")
+    ports = outputs.replace(" ", "[1,1,2,2] ").replace(",[1,1,2,2]", ",")
     text = NORMED.replace("y = LayerNormalization(s, b)", norm).replace("OUTPUTS", ports)
     assert (
         split_nodes(
-            graphs.graph(text.replace(SQUARE, f"{SQUARE}, float16[1] d = {{15360}}, int64[1] i = {{0}}"))
+            graphs.graph(
+                text.replace(SQUARE, f"{SQUARE}, float16[2] d = {{15360,15360}}, int64[1] i = {{0}}")
+            )
         )
         == split
     )
@@ -321,7 +325,7 @@ def test_a_norm_takes_the_epilogue_over_unless_a_view_is_between(norm: str, outp
 
 def test_a_product_sums_in_fp32_for_the_view_of_a_norm() -> None:
     text = NORMED.replace("a = Add(c, b)\n        s = Relu(a)", "s = Unsqueeze(c, i)").replace(
-        "OUTPUTS", "float[1,1,1,1,1] y"
+        "OUTPUTS", "float[1,1,1,2,2] y"
     )
     assert split_nodes(graphs.graph(text.replace(SQUARE, f"{SQUARE}, int64[1] i = {{0}}"))) == 0
 
@@ -361,7 +365,7 @@ def test_attention_errs_as_measured_on_an_h200(tokens: int, softmax: str, measur
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     exact = shares / shares.sum(-1, keepdims=True) @ v.astype(np.float64)
     found = emulated(graphs.graph(text), {"q": q, "k": k, "v": v})
-    assert relative_l2(exact, found) == pytest.approx(measured, rel=0.2)
+    assert relative_l2(exact, found) == pytest.approx(measured, rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -382,22 +386,22 @@ def test_nodes_that_are_no_fp32_softmax_of_attention(softmax: str) -> None:
 
 def test_a_subgraphs_products_accumulate_in_fp16_too() -> None:
     source = graphs.graph("""
-        g (float16[1,48] x, float16[48,1] w, bool c) => (float16[1,1] y) {
+        g (float16[2,48] x, float16[48,2] w, bool c) => (float16[2,2] y) {
             y = If(c) <
-                then_branch = t () => (float16[1,1] p) { p = MatMul(x, w) },
-                else_branch = e () => (float16[1,1] q) { a = MatMul(x, w)\n q = Neg(a) }
+                then_branch = t () => (float16[2,2] p) { p = MatMul(x, w) },
+                else_branch = e () => (float16[2,2] q) { a = MatMul(x, w)\n q = Neg(a) }
             >
         }""")
-    x = np.zeros((1, 48), np.float16)
-    x[0, [0, 16, 32]] = 60000, 60000, -60000
-    feeds: dict[str, Array] = {"x": x, "w": np.ones((48, 1), np.float16)}
+    x = np.zeros((2, 48), np.float16)
+    x[:, [0, 16, 32]] = 60000, 60000, -60000
+    feeds: dict[str, Array] = {"x": x, "w": np.ones((48, 2), np.float16)}
     for branch, expected in ((True, np.inf), (False, -np.inf)):
         assert emulated(source, {**feeds, "c": np.asarray(branch)})[0, 0] == expected
 
 
-ONES = ", ".join(["1.0"] * 48)
+ONES = ", ".join(["1.0"] * 96)
 PEAK = f"""
-    g (float[1,48] x) => (float[1,1] y) <float[48,1] w = {{{ONES}}}> {{
+    g (float[2,48] x) => (float[2,2] y) <float[48,2] w = {{{ONES}}}> {{
         m = MatMul(x, w)
         y = Relu(m)
     }}"""
@@ -406,9 +410,9 @@ PEAK = f"""
 @pytest.mark.parametrize(("accumulation", "passed"), [("fp32", True), ("fp16", False)])
 def test_the_verdict_sees_partial_sums_overflow(accumulation: Accumulation, passed: bool) -> None:
     """Every tensor is in range, and 90000 comes up in between; the rules would keep the product in FP32."""
-    x = np.zeros((1, 48), np.float32)
-    x[0, [0, 1, 2, 16]] = 20000, 20000, 20000, 30000
-    x[0, [32, 33]] = -30000, -30000
+    x = np.zeros((2, 48), np.float32)
+    x[:, [0, 1, 2, 16]] = 20000, 20000, 20000, 30000
+    x[:, [32, 33]] = -30000, -30000
     result = rewriter.fix(
         graphs.graph(PEAK).whole(),
         inputs={"x": x},
@@ -425,3 +429,53 @@ def test_the_given_model_is_not_changed() -> None:
     before = source.copy()
     emulation(source, facts.infer(source), "fp16")
     assert source.same_as(before)
+
+
+@pytest.mark.parametrize(
+    ("text", "chunks"),
+    [
+        pytest.param(
+            "float16[1,8,9,9] x, float16[8,1,3,3] w) => (float16[N,C,H,W] y) { y = Conv<group = 8>",
+            0,
+            id="depthwise",
+        ),
+        pytest.param(
+            "float16[1,3,1,900] x, float16[8,3,1,256] w) => (float16[N,C,H,W] y) { y = Conv",
+            0,
+            id="a filter bank",
+        ),
+        pytest.param(
+            "float16[1,512] x, float16[512,64] w) => (float16[M,N] y) { y = MatMul", 0, id="one row"
+        ),
+        pytest.param(
+            "float16[2,512] x, float16[512,64] w) => (float16[M,N] y) { y = MatMul", 1, id="two rows"
+        ),
+        pytest.param(
+            "float16[100,512] x, float16[512,1] w) => (float16[M,N] y) { y = MatMul", 0, id="one column"
+        ),
+        pytest.param(
+            "float16[1000,512] x, float16[512,1] w) => (float16[M,N] y) { y = MatMul",
+            1,
+            id="one column, many rows",
+        ),
+    ],
+)
+def test_products_without_tensor_cores_sum_in_fp32(text: str, chunks: int) -> None:
+    assert split_nodes(graphs.graph(f"g ({text}(x, w) }}")) == chunks
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "size", "measured"),
+    [(1, 36, 5, 7.6e-4), (3, 128, 5, 7.5e-4), (3, 36, 3, 4.6e-4), (1, 8, 5, 3.5e-4), (8, 8, 5, 5.5e-4)],
+)
+def test_convs_of_few_channels_err_as_measured_on_an_h100(
+    channels: int, filters: int, size: int, measured: float
+) -> None:
+    kernel = f"float16[{filters},{channels},{size},{size}]"
+    source = graphs.graph(
+        f"g (float16[1,{channels},40,40] x, {kernel} w) => (float16[N,C,H,W] y) {{ y = Conv(x, w) }}"
+    )
+    rng = np.random.default_rng(0)
+    feeds = {"x": low(rng, 1, channels, 40, 40), "w": low(rng, filters, channels, size, size)}
+    error = relative_l2(emulated(source, feeds, "fp32"), emulated(source, feeds))
+    assert np.hypot(error, 2.1e-4) == pytest.approx(measured, rel=0.3)  # and one rounding of the result

@@ -16,6 +16,7 @@ ROOMS = (
     "printable",
     "english",
     "errors",
+    "walls",
     "model",
     "plan",
     "graph",

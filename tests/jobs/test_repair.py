@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,7 +17,10 @@ import rewriter
 from rewriter.base import Change, Context, Event, Exactness, ModelPass
 from rewriter.data.inputs import load_samples
 from rewriter.jobs.fix import stages
+from rewriter.jobs.fix.attempt import Attempt, Given, attempt
+from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.result import FixResult
 from rewriter.model import Array, Model, load
 from rewriter.passes.simplify import Simplify
 from rewriter.verification.expected import conditioning, expected_outputs
@@ -26,7 +31,10 @@ CANCELLING = """
         y = Add(c, u) }"""
 """FP16 keeps two digits of x beside 300; no value leaves its range, so no rule about ranges sees it."""
 
-HOPELESS = "g (float[2,2] x) => (float[2,1] y) <float[2,1] w = {2049.0, -2048.0}> { y = MatMul(x, w) }"
+HOPELESS = """
+    g (float[2,8] x) => (float[2,2] y)
+    <float[8,2] w = {2049.0, 2049.0, -2048.0, -2048.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+                     0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
 """Neither FP16 nor TF32 holds 2049."""
 
 
@@ -47,11 +55,85 @@ def test_islands_repair_what_the_rules_miss() -> None:
 
 
 def test_a_network_that_needs_more_than_tf32_is_not_verified_and_the_remedy_is_named() -> None:
-    data = {"x": np.ones((2, 2), np.float32)}
+    data = {"x": np.ones((2, 8), np.float32)}
     result = rewriter.fix(graph(HOPELESS).whole(), inputs=data, build=False)
     assert result.verified is False
-    assert "TF32 off" in result.repairs[-1]
+    found = result.conclusion
+    assert found.ending == "failed" and not found.usable
+    assert "more than TF32 in MatMul(y) (MatMul)" in found.limit
+    assert "TF32 off" in found.remedy
     assert result.plan is None or result.plan.fp32
+
+
+def names(result: FixResult) -> list[str]:
+    return [check.name for check in result.verdict.checks] if result.verdict else []
+
+
+def test_a_search_of_a_repair_is_no_check_of_its_own() -> None:
+    result = rewriter.fix(graph(CANCELLING).whole(), inputs=samples(), build=False)
+    assert names(result) == ["structure", "emulation"]
+    remark = "all of it is FP32: no plan with FP16 passed every check"
+    assert result.conclusion == Conclusion("verified", "verified", remarks=(remark,))
+
+
+def larger_but_the_last() -> list[dict[str, Array]]:
+    """Beside samples of 1,000 FP16 errs little; beside the last one, which is kept aside, it errs much."""
+    first, second, kept = samples()
+    return [{"x": 1000 * first["x"]}, {"x": -1000 * second["x"]}, kept]
+
+
+@pytest.mark.parametrize("options", [{"tolerance": 4e-3}, {"preset": "accurate"}, {}], ids=str)
+def test_every_goal_is_judged_on_the_sample_that_is_kept(options: dict[str, Any]) -> None:
+    source = graph(CANCELLING).whole()
+    given: dict[str, Any] = {"inputs": larger_but_the_last(), "build": False}
+    alone = rewriter.fix(source, repair=False, **given, **options)
+    assert alone.verdict is not None
+    found = {check.name: check for check in alone.verdict.checks}
+    assert found["emulation"].passed is False
+    assert found["emulation"].outputs[0].tolerance == options.get("tolerance", 5e-3)
+    assert found.get("tolerance", found["structure"]).passed, "the search was content with its own samples"
+    assert alone.conclusion.remedy == "leave out --no-repair"
+    assert rewriter.fix(source, **given, **options).verified
+
+
+def test_a_tolerance_of_the_users_is_the_one_that_is_judged_by() -> None:
+    source, data = graph(CANCELLING).whole(), samples()
+    assert not rewriter.fix(source, inputs=data, build=False, repair=False).verified
+    loose = rewriter.fix(source, inputs=data, build=False, repair=False, tolerance=0.9)
+    assert loose.verified
+    by_cosine = rewriter.fix(source, inputs=data, build=False, repair=False, metric="max-abs", tolerance=10.0)
+    assert by_cosine.verified
+    assert by_cosine.verdict is not None
+    assert "max-abs" in next(c.summary for c in by_cosine.verdict.checks if c.name == "emulation")
+
+
+def test_an_interrupted_repair_hands_out_the_best_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, out = graph(CANCELLING).whole(), tmp_path / "out.onnx"
+    jobs = list[FixJob]()
+
+    def interrupted(job: FixJob, given: Given) -> Attempt:
+        jobs.append(job)
+        if len(jobs) == 2:
+            raise KeyboardInterrupt
+        return attempt(job, given)
+
+    monkeypatch.setattr(stages, "attempt", interrupted)
+    result = rewriter.fix(source, out, inputs=samples(), build=False)
+    assert len(jobs) == 2 and jobs[1].repairing
+    assert result.verified is False and out.exists()
+    assert result.repairs[-1].startswith("interrupted after")
+    assert "interrupted" in result.conclusion.limit
+
+
+def test_what_is_recorded_of_the_target_decides_on_sums() -> None:
+    source = graph("g (float[4,64] x, float[64,4] w) => (float[4,4] y) { y = MatMul(x, w) }").whole()
+    data = {"x": np.ones((4, 64), np.float32), "w": np.ones((64, 4), np.float32)}
+    for target, sums in (("tensorrt-rtx", True), ("tensorrt", False)):
+        result = rewriter.fix(source, inputs=data, build=False, target=target)
+        assert result.verdict is not None
+        assert ("sums in FP16" in result.verdict.checks[1].summary) is sums
 
 
 def test_no_repair_starts_after_its_deadline() -> None:

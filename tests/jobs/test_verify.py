@@ -19,7 +19,7 @@ from rewriter.errors import UsageError
 from rewriter.figures.tolerances import Tolerance
 from rewriter.model import Array, save
 from rewriter.report.verify import bars
-from rewriter.verification.judge import judge
+from rewriter.verification.judge import Standard, judge
 from rewriter.verification.workspace import MOST_SAMPLES
 
 ORIGINAL = """
@@ -73,18 +73,20 @@ def outcomes(folder: Path, *builds: list[dict[str, Array]]) -> list[EngineOutcom
 def test_the_worst_sample_of_the_worst_build_is_judged(tmp_path: Path) -> None:
     truth = [{"y": np.ones(4)}, {"y": np.ones(4)}]
     builds = [[{"y": np.full(4, 1.01)}, {"y": np.full(4, 1.02)}], [{"y": np.full(4, 1.2)}, {"y": np.ones(4)}]]
-    found = judge(truth, outcomes(tmp_path, *builds), Tolerance(0.1, "relative-l2", "a test"))
+    found = judge(truth, outcomes(tmp_path, *builds), Standard(Tolerance(0.1, "relative-l2", "a test")))
     assert not found.passed
     assert [run.error for run in found.builds] == pytest.approx([0.02, 0.2])
     assert (found.error, found.best) == pytest.approx((0.2, 0.02))
     assert (found.outputs[0].build, found.outputs[0].sample) == (1, 0)
-    assert judge(truth, outcomes(tmp_path, builds[0]), Tolerance(0.1, "relative-l2", "a test")).passed
+    assert judge(
+        truth, outcomes(tmp_path, builds[0]), Standard(Tolerance(0.1, "relative-l2", "a test"))
+    ).passed
 
 
 def test_a_build_that_did_not_run_fails_the_others(tmp_path: Path) -> None:
     truth = [{"y": np.ones(4)}]
     made = [*outcomes(tmp_path, [{"y": np.ones(4)}]), EngineOutcome("fixed", 1, "crashed", "SIGSEGV")]
-    found = judge(truth, made, Tolerance(0.1, "relative-l2", "a test"))
+    found = judge(truth, made, Standard(Tolerance(0.1, "relative-l2", "a test")))
     assert not found.passed
     assert [run.status for run in found.builds] == ["ok", "crashed"]
 
@@ -93,13 +95,15 @@ def test_detections_in_another_order_are_matched(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(1, 40, 4))
     truth, same = {"boxes": rows}, outcomes(tmp_path, [{"boxes": rows[:, ::-1]}])
     tolerance = Tolerance(1e-3, "relative-l2", "a test")
-    assert judge([truth], same, tolerance, as_sets=True).passed
-    assert not judge([truth], same, tolerance).passed
+    assert judge([truth], same, Standard(tolerance, as_sets=True)).passed
+    assert not judge([truth], same, Standard(tolerance)).passed
 
 
 def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
     truth = [{"y": np.ones(4)}]
-    found = judge(truth, outcomes(tmp_path, [{"y": np.ones(5)}]), Tolerance(0.1, "relative-l2", "a test"))
+    found = judge(
+        truth, outcomes(tmp_path, [{"y": np.ones(5)}]), Standard(Tolerance(0.1, "relative-l2", "a test"))
+    )
     assert not found.passed
     assert found.error == math.inf
     assert "shape (5,), expected (4,)" in found.comparisons[0].note
@@ -108,8 +112,8 @@ def test_an_output_of_another_shape_fails(tmp_path: Path) -> None:
 def test_a_metric_of_which_more_is_better(tmp_path: Path) -> None:
     truth = [{"y": np.arange(4.0)}]
     made = outcomes(tmp_path, [{"y": np.arange(4.0) + 0.03}])
-    assert judge(truth, made, Tolerance(39.9, "psnr", "a test")).passed
-    assert not judge(truth, made, Tolerance(40.1, "psnr", "a test")).passed
+    assert judge(truth, made, Standard(Tolerance(39.9, "psnr", "a test"))).passed
+    assert not judge(truth, made, Standard(Tolerance(40.1, "psnr", "a test"))).passed
 
 
 def test_a_sound_model_is_verified_by_emulation_and_the_result_says_so(files: tuple[Path, Path]) -> None:
@@ -228,7 +232,7 @@ def run_cli(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_the_command_ends_with_the_verdict(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_command_begins_with_the_verdict(files: tuple[Path, Path], tmp_path: Path) -> None:
     for scale in (3.0, 300.0):
         np.savez(tmp_path / f"{scale:g}.npz", x=feeds(scale)[0]["x"])
     report = tmp_path / "report.json"
@@ -236,8 +240,8 @@ def test_the_command_ends_with_the_verdict(files: tuple[Path, Path], tmp_path: P
         *files, "--inputs", tmp_path / "3.npz", "--engine", "onnxruntime", "--json", report, "--builds", 2
     )
     assert code == 0, text
-    assert text.splitlines()[-1].startswith("Verified (onnxruntime ")
-    assert "NO GPU" in text.splitlines()[-1]
+    assert text.splitlines()[0].startswith("Verified (onnxruntime ")
+    assert "NO GPU" in text.splitlines()[0]
     told = json.loads(report.read_text())
     assert told["passed"] is True
     assert told["tolerance"]["source"]

@@ -8,43 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
+from stored import foreign, made, value
 from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.errors import ModelError, OutputError
-from rewriter.model import Model, external_data, load, save
-
-
-def made(value: float) -> Model:
-    """y = x + w, with a weight of 4 KiB that holds one value, and the value as the name of the graph."""
-    weight = numpy_helper.from_array(np.full(1024, value, np.float32), "w")
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1024]) for name in "xy"]
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"], "add")], str(value), ports[:1], ports[1:], [weight]
-    )
-    model = load(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 17)]))
-    model.external = True
-    return model
-
-
-def foreign(path: Path, value: float, location: str) -> Path:
-    """The model as another program saves it."""
-    proto = made(value).whole()
-    onnx.save(proto, path, save_as_external_data=True, location=location, size_threshold=0)
-    return path
-
-
-def value(path: Path) -> float:
-    """The value of a model's weight, which has to be the one that its graph belongs to."""
-    model = load(path)
-    (only,) = np.unique(model.weights["w"])
-    assert float(model.proto.graph.name) == only
-    return float(only)
+from rewriter.model import external_data, load, save
 
 
 def names(folder: Path) -> set[str]:
@@ -171,7 +142,7 @@ KILLS = """
 import os, shutil, signal, sys
 from itertools import count
 from pathlib import Path
-from test_external_data import made, value
+from stored import made, value
 from rewriter.model import save
 
 start, folder = Path(sys.argv[1]), Path(sys.argv[2])
@@ -218,8 +189,7 @@ def test_a_kill_at_any_moment_leaves_the_old_pair_or_the_new_one(
     _ = save(made(1), path) if owner == "ours" else foreign(path, 1, "m.onnx.data")
     if shared:
         shutil.copyfile(path, start / "copy.onnx")
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, here.parent, here)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}
     command = [sys.executable, "-c", KILLS, str(start), str(tmp_path / "folder")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

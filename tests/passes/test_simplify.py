@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import onnx
 import pytest
@@ -325,3 +328,13 @@ def test_an_expand_to_the_target_of_the_reshape_before_it_goes(target: str, kept
     feeds = {"x": np.arange(4, dtype=np.float32), "z": np.zeros((4, 8), np.float32)}
     for before, after in zip(run(source, feeds), run(result, feeds), strict=True):
         assert np.array_equal(before, after)
+
+
+def test_onnxsim_is_loaded_without_torch_and_sympy() -> None:
+    """They cost 3 s of every run; whoever needs them later imports them as ever."""
+    source = (
+        "import sys; from rewriter.passes.simplify import skipped_always; skipped_always();"
+        "print({'torch', 'sympy'} & sys.modules.keys()); import sympy; print(sympy.Integer(2))"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["set()", "2"]

@@ -62,6 +62,8 @@ class Case:
 SEARCH = {"tolerance": 1e-3}
 RNG = np.random.default_rng(1)
 SIGNS = np.where(np.arange(4096) < 2048, 10.0, -10.0).astype(np.float32)[:, None]
+BANK = np.kron(np.eye(4, dtype=np.float32), np.full((4, 1), 0.3, np.float32)) * [1, 1, 1, 3e-7]
+"""Four bands of four bins each; no other bin counts."""
 
 CASES = {
     "unfused_norm": Case(
@@ -162,6 +164,46 @@ CASES = {
             y = Div(x, r)
         }""",
         {"x": np.concatenate([np.zeros((1, 64), np.float32), normal(1e-3, 3, 64)])},
+    ),
+    "small_operands": Case(
+        "g (float[64] x) => (float[64] y) { s = Mul(x, x)\n y = Log(s) }",
+        {"x": span(1e-4, 1, 64)},
+    ),
+    "signal_logarithms": Case(
+        """g (float[1,1,1024] x) => (float[1,8,1017] y) <float e = {1e-8}, float two = {2.0},
+            float[8,1,8] w = {FILTERS}> {
+            c = Conv(x, w)
+            s = Pow(c, two)
+            a = Add(s, e)
+            y = Log(a)
+        }""".replace("FILTERS", ", ".join(f"{v:.6f}" for v in normal(0.5, 64))),
+        {"x": normal(1, 1, 1, 1024) * np.geomspace(1e-3, 30, 1024, dtype=np.float32)},
+    ),
+    "square_differences": Case(
+        """g (float[4,64] x) => (float[4,1] y) {
+            m = ReduceMean<axes = [1]>(x)
+            p = Mul(m, m)
+            q = Mul(x, x)
+            a = ReduceMean<axes = [1]>(q)
+            v = Sub(a, p)
+            y = Sqrt(v)
+        }""",
+        {"x": 30 + normal(1, 4, 64)},
+    ),
+    "filter_banks": Case(
+        """g (float[4,16] x) => (float[4,3] y, float[4,1] z)
+            <float[16,4] w = {BANK}, int64[2] parts = {3, 1}> {
+            b = MatMul(x, w)
+            y, z = Split<axis = 1>(b, parts)
+        }""".replace("BANK", ", ".join(str(v) for v in BANK.reshape(-1))),
+        {"x": span(100, 400, 4, 16)},
+    ),
+    "batch_statistics": Case(
+        """g (float[2,4,8] x) => (float[2,4,8] y) <float[4] s = {1, 2, 3, 4}, float[4] b = {1, 0, 1, 0},
+            float[4] m = {10, 0, 5, 1}, float[4] v = {9.8e7, 1e-6, 2e7, 1}> {
+            y = BatchNormalization(x, s, b, m, v)
+        }""",
+        {"x": normal(1e3, 2, 4, 8)},
     ),
     "vanishing": Case(
         """g (float[64] x) => (float[64] y) <float c = {1e-7}, float d = {1e7}> {

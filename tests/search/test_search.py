@@ -145,9 +145,14 @@ def test_a_tolerance_out_of_reach_is_a_failed_verification(tmp_path: Path) -> No
     path = save(graphs.graph(ILL), tmp_path / "m.onnx")
     np.savez(tmp_path / "d.npz", x=np.ones((1, 2), np.float32))
     arguments = [path, "--inputs", tmp_path / "d.npz", "--dry-run", "--no-build", "--skip", "simplify"]
-    outcome = CliRunner().invoke(cli.app, ["fix", *map(str, arguments), "--tolerance", "1e-2"])
+    command = ["fix", *map(str, arguments), "--tolerance", "1e-2"]
+    outcome = CliRunner().invoke(cli.app, [*command, "--no-repair"])
     assert outcome.exit_code == exits.FAILED
     assert "rounding the weights alone" in " ".join(outcome.stdout.split())
+    repaired = CliRunner().invoke(cli.app, command)
+    assert repaired.exit_code == 0 and "all of it is FP32" in repaired.stdout, (
+        "a product of one row has no TF32"
+    )
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ from rewriter.engines.deployment import Deployment
 from rewriter.engines.protocol import Timing, Variant
 from rewriter.errors import EngineError, UsageError
 from rewriter.figures.metrics import named
-from rewriter.model import Model, facts, save
+from rewriter.model import facts, save
 from rewriter.plan import Decision, Plan
 from rewriter.search.builder import TIME_UP, Builder
 from rewriter.search.candidate import Candidate, Group, added
 from rewriter.search.clock import Clock
-from rewriter.search.effort import FEWER, FEWEST, MOST, for_budget, for_tolerance
+from rewriter.search.effort import FEWER, FEWEST, MOST, RunCost, for_budget, for_tolerance
 from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.fp32_groups import ESTIMATE_OFF, groups
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
@@ -458,42 +458,42 @@ def test_the_command_prints_and_reports_the_tried_plans(
 
 
 @pytest.mark.parametrize(
-    ("width", "accumulation", "left"),
+    ("seconds", "accumulation", "left"),
     [
-        pytest.param(64, "fp16", (4, "fp16"), id="a small model"),
-        pytest.param(1600, "fp16", (1, "fp16"), id="fewer samples first"),
-        pytest.param(2000, "fp16", (4, "fp32"), id="then FP32 sums"),
-        pytest.param(4000, "fp16", (1, "fp32"), id="both"),
-        pytest.param(4000, "fp32", (1, "fp32"), id="FP32 sums on request"),
+        pytest.param(0.01, "fp16", (4, "fp16"), id="a quick model"),
+        pytest.param(1.0, "fp16", (1, "fp16"), id="fewer samples first"),
+        pytest.param(2.0, "fp16", (4, "fp32"), id="then FP32 sums"),
+        pytest.param(11.0, "fp16", (1, "fp32"), id="both"),
+        pytest.param(11.0, "fp32", (1, "fp32"), id="FP32 sums on request"),
     ],
 )
-def test_large_models_get_less_emulation_and_that_is_reported(
-    width: int, accumulation: Accumulation, left: tuple[int, Accumulation]
+def test_slow_models_get_less_emulation_and_that_is_reported(
+    seconds: float, accumulation: Accumulation, left: tuple[int, Accumulation]
 ) -> None:
-    source = square(width)
-    effort = for_tolerance(source, facts.infer(source), 4, accumulation)
+    """A product of this size is emulated eight times as slowly with FP16 sums."""
+    effort = for_tolerance(cost(seconds), 4, accumulation)
     assert (effort.samples, effort.accumulation) == left
     assert bool(effort.reduced) == (left != (4, accumulation))
+    assert not effort.reduced or "s of a core" in effort.reduced
 
 
 @pytest.mark.parametrize(
-    ("width", "left"),
+    ("seconds", "left"),
     [
-        pytest.param(64, (4, "fp16", MOST), id="a small model"),
-        pytest.param(1600, (1, "fp16", MOST), id="fewer samples first"),
-        pytest.param(2000, (1, "fp32", FEWER), id="then FP32 sums in the ranking and fewer plans"),
-        pytest.param(4000, (1, "fp32", FEWEST), id="then the fewest"),
+        pytest.param(0.01, (4, "fp16", MOST), id="a quick model"),
+        pytest.param(1.0, (1, "fp16", MOST), id="fewer samples first"),
+        pytest.param(2.0, (1, "fp32", FEWER), id="then FP32 sums in the ranking and fewer plans"),
+        pytest.param(11.0, (1, "fp32", FEWEST), id="then the fewest"),
     ],
 )
 def test_a_budget_reduces_plans_but_judges_with_fp16_sums(
-    width: int, left: tuple[int, Accumulation, int]
+    seconds: float, left: tuple[int, Accumulation, int]
 ) -> None:
-    source = square(width)
-    effort = for_budget(source, facts.infer(source), 4)
+    effort = for_budget(cost(seconds), 4)
     assert (effort.samples, effort.accumulation, effort.most) == left
     assert bool(effort.reduced) == (left != (4, "fp16", MOST))
 
 
-def square(width: int) -> Model:
-    shape = f"float[{width},{width}]"
-    return graphs.graph(f"g ({shape} x) => ({shape} y) {{ y = MatMul(x, x) }}")
+def cost(seconds: float) -> RunCost:
+    source = graphs.graph("g (float[8,8] x) => (float[8,8] y) { y = MatMul(x, x) }")
+    return RunCost.of(source, facts.infer(source), seconds)

@@ -71,8 +71,9 @@ class Samples:
 
     def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
         spans: dict[str, tuple[Shape, Shape, Shape]] = {}
-        for feeds in self:
+        for number, feeds in enumerate(self):
             for name, array in feeds.items():
+                _require_finite(array, name, number, self._samples[number].where)
                 low, first, high = spans.get(name, (array.shape,) * 3)
                 spans[name] = (
                     tuple(map(min, low, array.shape)),
@@ -161,6 +162,23 @@ def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:
     what = "objects (pickled data)" if dtype.kind == "O" else str(dtype)
     hint = f"convert it: array.astype({'np' if wanted.isbuiltin == 1 else 'ml_dtypes'}.{wanted})"
     raise InputsError(f"the model wants {wanted}, the data is {what}", where=where, hint=hint)
+
+
+def _require_finite(array: Array, name: str, number: int, where: str) -> None:
+    """Checks that there is no NaN or infinity; masks that are added to scores may hold -inf."""
+    if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
+        return
+    wide = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+    bad = np.isnan(wide) | (np.isinf(wide) if "mask" not in name.lower() else np.isposinf(wide))
+    if not bad.any():
+        return
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    of = f", one of {np.count_nonzero(bad)} such elements of {bad.size}" if bad.sum() > 1 else ""
+    raise InputsError(
+        f"element {list(at)} of sample {number} is {float(wide[at])}{of}",
+        where=f"{where}: input {name!r}",
+        hint="no result can be judged by it: check the program that wrote the data, and leave the sample out",
+    )
 
 
 def shape_text(shape: Sequence[int | str | None] | None) -> str:

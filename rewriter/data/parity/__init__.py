@@ -18,6 +18,7 @@ from rewriter.data.parity.comparison import (
     ArrayComparison,
     Difference,
     InputComparison,
+    Kind,
     SampleComparison,
     dtype_difference,
     shape_difference,
@@ -26,6 +27,7 @@ from rewriter.data.parity.explain import explain
 from rewriter.data.parity.geometry import layout_pairs
 from rewriter.data.parity.matching import match
 from rewriter.data.parity.plain import ROUNDING, compare_plain, distance
+from rewriter.data.parity.recognise import with_origins
 from rewriter.errors import InputsError
 from rewriter.model import Array
 
@@ -40,8 +42,29 @@ __all__ = [
 ]
 
 
-def compare_arrays(ours: Array, theirs: Array, name: str = "array") -> ArrayComparison:
-    """Compares one array of both pipelines: images in any layout, or any other numbers."""
+def compare_arrays(
+    ours: Array, theirs: Array, name: str = "array", image: Array | None = None
+) -> ArrayComparison:
+    """Compares one array of both pipelines: images in any layout, or any other numbers.
+
+    Args:
+        image: The photograph that both read, [H, W, 3] in uint8: tells how each side resized it.
+    """
+    found = _compared(ours, theirs, name)
+    if image is not None and found.differences:
+        return with_origins(found, image, ours, theirs)
+    if SHAPED & {difference.kind for difference in found.differences} and min(ours.ndim, theirs.ndim) > 2:
+        return replace(found, notes=(*found.notes, ASK))
+    return found
+
+
+SHAPED: frozenset[Kind] = frozenset({"values", "size", "interpolation"})
+"""Differences that come from how photographs were resized, where the arrays are images."""
+
+ASK = "--images with the photographs that both read tells how each side resized them"
+
+
+def _compared(ours: Array, theirs: Array, name: str) -> ArrayComparison:
     if ours.shape == theirs.shape and distance(ours, theirs) <= ROUNDING:
         differences = dtype_difference(ours.dtype, theirs.dtype)
         code = (f"theirs = ours.astype(np.{theirs.dtype})",) if differences else ()
@@ -98,8 +121,14 @@ def arrays_of(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
     return found
 
 
-def compare_samples(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> Iterator[ArrayComparison]:
-    """Compares arrays of the same name; single arrays, and close names, are compared as well."""
+def compare_samples(
+    ours: Mapping[str, Array], theirs: Mapping[str, Array], image: Array | None = None
+) -> Iterator[ArrayComparison]:
+    """Compares arrays of the same name; single arrays, and close names, are compared as well.
+
+    Args:
+        image: The photograph of the sample.
+    """
     left = [name for name in theirs if name not in ours]
     for name, array in ours.items():
         other = name if name in theirs else _partner(name, ours, theirs, left)
@@ -109,7 +138,7 @@ def compare_samples(ours: Mapping[str, Array], theirs: Mapping[str, Array]) -> I
             )
             yield ArrayComparison(name, (gone,), (), float("inf"), float("inf"))
             continue
-        found = compare_arrays(array, theirs[other], name)
+        found = compare_arrays(array, theirs[other], name, image)
         if other != name:
             left.remove(other)
             found = replace(found, notes=(*found.notes, f"it is called {other!r} in theirs"))

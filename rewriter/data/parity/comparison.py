@@ -18,6 +18,7 @@ Kind = Literal[
     "size",
     "padding",
     "interpolation",
+    "antialias",
     "rounding",
     "order",
     "values",

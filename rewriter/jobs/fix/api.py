@@ -67,7 +67,9 @@ def _job(
         precision, io = given.precision, given.io
     chosen_precision = precision or chosen.precision
     chosen_io: InputsOutputs = chosen.choose("io", io)
-    sums: Accumulation = chosen.choose("accumulation", request.accumulation)
+    known = known_target(Target.parse(chosen.choose("target", request.target)))
+    asked_sums: Accumulation | None = chosen.choose("accumulation", request.accumulation)
+    sums: Accumulation = asked_sums or _recorded_sums(known)
     _require("precision", chosen_precision, get_args(Precision))
     _require("io", chosen_io, get_args(InputsOutputs))
     _require("accumulation", sums, get_args(Accumulation))
@@ -103,7 +105,6 @@ def _job(
         request.max_shapes,
         engines=TENSORRT,
     )
-    known = known_target(Target.parse(chosen.choose("target", request.target)))
     if weak and not known.weakly_typed:
         raise UsageError(
             f"{known} has strongly typed networks alone, which take no precisions of layers",
@@ -136,7 +137,14 @@ def _job(
         weak_typing=weak,
         search_engine=_search_engine(request.search, request.search_seconds, deployed),
         deployment=deployed,
+        free_sums=asked_sums is None,
     )
+
+
+def _recorded_sums(target: Target) -> Accumulation:
+    """The type in which the target sums FP16 products, by its answers; FP32 if it was never asked."""
+    asked = ("matmul-accumulation", "conv-accumulation")
+    return "fp16" if any(target.answers.get(probe) == "fp16" for probe in asked) else "fp32"
 
 
 def _planning(given: Plan | None, save_plan: object, goal: Goal | None, pareto: bool) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
@@ -14,15 +13,15 @@ from rewriter.data.ranges.depth import TensorAtDepth, along_depth
 from rewriter.jobs.fix.causes import Cause, causes, fused_norms
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
-from rewriter.jobs.fix.proof import Proof
+from rewriter.jobs.fix.proof import ARITHMETIC, Proof
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
-from rewriter.model import Array, Model
+from rewriter.jobs.fix.yardstick import Yardstick
+from rewriter.model import Model
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan, Range
 from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
-from rewriter.verification.expected import Expected, conditioning
 from rewriter.verification.verdict import GOALS, Check
 
 
@@ -32,26 +31,17 @@ class Given:
 
     Attributes:
         fitting: Samples for ranges, weights and searches.
-        judging: Samples that checks compare; nothing is fitted to them if there are several samples.
-        expected: Outputs of the original for `judging`; None if it cannot run, or nothing is verified.
+        yardstick: What results are compared with.
         warnings: Sentences about the model and its data.
         measured: By the passes before the plan.
     """
 
     original: Model
     fitting: Samples
-    judging: Sequence[Mapping[str, Array]]
-    expected: Expected | None
+    yardstick: Yardstick
     stage: Stopwatch
     warnings: tuple[str, ...]
     measured: dict[tuple[Pass, ...], Measured] = field(default_factory=dict)
-
-    @cached_property
-    def conditioning(self) -> Mapping[str, float]:
-        """Error of each output when the original's sums run in another order; needed where a check fails."""
-        if self.expected is None:
-            return {}
-        return conditioning(self.original, self.judging, self.expected.exact)
 
 
 @dataclass(frozen=True)
@@ -105,10 +95,31 @@ class Attempt:
 
     @property
     def error(self) -> float:
-        """Largest error of a failed output, in units of its tolerance; 0.0 if no check failed."""
-        outputs = [o for check in self.failed for o in check.outputs]
-        sizes = [o.relative_l2 / o.tolerance if o.finite and o.tolerance else math.inf for o in outputs]
-        return max(sizes, default=math.inf if self.failed else 0.0)
+        """Largest error of the deciding check in units of its tolerance; infinite if another check failed."""
+        deciding = self.proof.arithmetic
+        others = [c for c in self.failed if c.name not in ARITHMETIC and c.name not in GOALS]
+        if others or deciding is None:
+            return max((check.error for check in others), default=math.inf if self.failed else 0.0)
+        return deciding.error
+
+    @property
+    def all_fp32(self) -> bool:
+        """True if nothing of it is in reduced precision by our plan."""
+        return self.job.wish.precision == "fp32" or (
+            self.plan is not None and len(self.plan.fp32) == self.plan.float_nodes > 0
+        )
+
+    @property
+    def relative_l2(self) -> float | None:
+        """Largest relative L2 error of an output, from the deciding check; None if nothing was compared."""
+        deciding = self.proof.arithmetic
+        return None if deciding is None else max(o.relative_l2 for o in deciding.outputs)
+
+    @property
+    def latency_us(self) -> float | None:
+        """Median latency of its engine; None if none ran."""
+        timed = (check.latency for check in self.proof.done if check.latency is not None)
+        return next((latency.median_us for latency in timed), None)
 
 
 def attempt(job: FixJob, given: Given) -> Attempt:
@@ -116,15 +127,11 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     phases, record = job.phases, Record(given.stage, warnings=list(given.warnings))
     rewriting = Rewriting(job, record)
     planning = Planning(job, record, rewriting, given.fitting)
-    proof = Proof(job, record, rewriting, given.fitting.source, given.judging, given.expected)
-
-    def excused() -> Mapping[str, float]:
-        return given.conditioning
-
+    proof = Proof(job, record, rewriting, given.fitting.source, given.yardstick)
     key = (*phases.structural, *phases.measuring)
     if key not in given.measured:
         model, ranges = _measured(rewriting.rewrite(given.original, phases.structural), planning)
-        proof.check_structure(model, excused)
+        proof.check_structure(model)
         given.measured[key] = Measured(
             model,
             ranges,
@@ -144,9 +151,10 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         unscaled = unscaled_overflows(plan, known.ranges)
         plan = hazards_first(plan, unscaled)
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
-    if record.search is not None and record.search.check is not None:
+    if record.search is not None and record.search.check is not None and not job.repairing:
         proof.done.append(record.search.check)
-    proof.check_types(structured, fixed, plan, excused)
+    proof.check_types(structured, fixed, plan)
+    proof.check_engine(fixed, plan)
     found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled)
     return Attempt(job, record, proof, structured, fixed, plan, found, known.depth)
 

@@ -26,7 +26,9 @@ from rewriter.search.goal import Goal
 class FixJob:
     """A request to `fix`, with the values that its preset, its plan and this machine decide.
 
-    `free_opset` is True if `opset` is a default, which a pass may raise (`Pass.opset_for`).
+    `free_opset` is True if `opset` is a default, which a pass may raise (`Pass.opset_for`). `repairing` is
+    True for a remedy: its goal is not the user's, so that missing it is no failed check. `free_sums` is True
+    if `accumulation` is what is recorded of the target, from which a slow emulation may depart.
     """
 
     source: Any
@@ -46,6 +48,8 @@ class FixJob:
     weak_typing: bool = False
     search_engine: EngineName | None = None
     deployment: Deployment = field(default_factory=Deployment)
+    repairing: bool = False
+    free_sums: bool = False
 
     @cached_property
     def phases(self) -> Phases:

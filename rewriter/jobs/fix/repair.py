@@ -2,8 +2,8 @@
 
     rules' plan -> judged on samples that nothing was fitted to -> cause -> repair -> judged again
 
-Each remedy is one attempt with another job. The first that passes is the result; if none does, the most
-accurate one is, with a sentence that says what the limit is and what would do better.
+Each remedy is one attempt with another job. Where an engine runs here, it judges each attempt. The first that
+passes is the result; if none does, the most accurate one is.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import dataclass, field, replace
 from rewriter.base import Pass, Stage
 from rewriter.jobs.fix.attempt import Attempt, Given
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.proof import ARITHMETIC
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model.stopwatch import LASTING
 from rewriter.search.goal import ErrorLimit
 from rewriter.verification.arithmetic_checks import check_structure
+from rewriter.verification.verdict import Check
 
 CLOSER = 0.5
 """A plan that meets a limit on the samples of the search may miss it on others: the next search asks for
@@ -28,6 +30,8 @@ this share of the limit. A plan for 2e-3 was measured at 7.3e-3 on a sample that
 GAIN = 0.9
 """An attempt without a pass is kept if it leaves at most this share of the error: two emulations of one
 network differ by less on other samples."""
+
+IN_FP32 = "all of it in FP32 (TF32)"
 
 
 @dataclass
@@ -38,59 +42,88 @@ class Repair:
         attempt: Runs a job.
         seconds: No remedy starts after this time.
         lines: What was found and done, in sentences for the user.
+        stopped: Why not every remedy was tried; "" if all were, or one passed.
+        in_fp32: Error of all of it in FP32, in units of the tolerance, if that failed.
     """
 
     given: Given
     attempt: Callable[[FixJob], Attempt]
     seconds: float
     lines: list[str] = field(default_factory=list)
+    stopped: str = ""
+    in_fp32: float | None = None
 
     def of(self, first: Attempt) -> Attempt:
-        """Returns the first attempt that passes; if none does, the most accurate one."""
+        """Returns the first attempt that passes; if none does, the most accurate one.
+
+        Ctrl-C ends the repair, and the most accurate attempt so far is the result.
+        """
         start, best = time.monotonic(), first
-        for words, job in self._remedies(first):
+        try:
+            for words, job in self._remedies(first):
+                spent = time.monotonic() - start
+                if spent > self.seconds:
+                    self.stopped = f"stopped after {spent:.0f} s (--repair-seconds)"
+                    break
+                self.given.stage.progress(f"{LASTING}repair, {spent:.0f} s: {words}", 0, 0)
+                tried = self.attempt(job)
+                if tried.error <= best.error:
+                    best = tried
+                if not tried.failed:
+                    self.lines.append(f"{words}: every check passes")
+                    return tried
+                self.lines.append(f"{words}: {summary(tried)}")
+                self._latest = tried
+                if words == IN_FP32:
+                    self.in_fp32 = tried.error
+        except KeyboardInterrupt:
             spent = time.monotonic() - start
-            if spent > self.seconds:
-                self.lines.append(f"stopped after {spent:.0f} s (--repair-seconds)")
-                break
-            self.given.stage.progress(f"{LASTING}repair, {spent:.0f} s: {words}", 0, 0)
-            tried = self.attempt(job)
-            if tried.error <= best.error:
-                best = tried
-            if not tried.failed:
-                self.lines.append(f"{words}: every check passes")
-                return tried
-            self.lines.append(f"{words}: {_summary(tried)}")
-            self._latest = tried
-        if best.failed:
-            self.lines.append(_limit(best))
+            self.stopped = f"interrupted after {spent:.0f} s: the most accurate attempt so far is the result"
+        if self.stopped:
+            self.lines.append(self.stopped)
         return best
 
     def _remedies(self, first: Attempt) -> Iterator[tuple[str, FixJob]]:
         job = first.job
-        if any(check.name == "structure" for check in first.failed):
+        self._latest = first
+        if self._failed("structure"):
             for culprit in self._culprits(first):
                 job = _without(job, culprit)
                 yield f"without {culprit.name}, which changed the result in FP32", job
                 if not self._failed("structure"):
                     break
-        limit = _tolerance(first)
-        if limit is None or not job.phases.lowering:
+        if limit_of(self._latest) is None or not job.phases.lowering:
             return
-        error = first.error if job is first.job else self._latest.error
         for step in job.phases.rounding:
             if _changed(first, step):
+                before = self._latest.error
                 yield f"weights rounded to nearest (without {step.name})", _without(job, step)
-                if self._latest.error < GAIN * error:
-                    job, error = self._latest.job, self._latest.error
-        if isinstance(first.job.goal, ErrorLimit):
-            return  # the user's own limit was searched for; another one would not be what was asked
+                if self._latest.error < GAIN * before:
+                    job = self._latest.job
         for share in (1.0, CLOSER):
-            wanted = ErrorLimit(limit * share, job.metric, first_found=True)
-            yield f"more nodes in FP32, for {wanted}", replace(job, goal=wanted, search_engine=None)
-        yield "all of it in FP32 (TF32)", _in_fp32(job)
+            wanted = self._wanted(first, share)
+            if wanted is not None:
+                yield f"more nodes in FP32, for {wanted}", _searching(job, wanted)
+        yield IN_FP32, in_fp32(job)
 
     _latest: Attempt = field(init=False)
+
+    def _wanted(self, first: Attempt, share: float) -> ErrorLimit | None:
+        """Returns the limit to search for by emulation on the samples of the search; None: no search helps.
+
+        Where an engine erred more than its emulation, the emulation has to be that much better.
+        """
+        limit, own = limit_of(self._latest), first.job.goal
+        if limit is None:
+            return None
+        limit *= share * _optimism(self._latest)
+        if not isinstance(own, ErrorLimit):
+            return ErrorLimit(limit, first.job.metric, first_found=True)
+        found = first.record.search
+        missed = found is not None and found.check is not None and found.check.passed is False
+        if missed or limit >= own.tolerance or own.metric != first.job.metric or own.measure.least:
+            return None
+        return replace(own, tolerance=limit)
 
     def _failed(self, check: str) -> bool:
         return any(one.name == check for one in self._latest.failed)
@@ -101,16 +134,49 @@ class Repair:
         Each is left out alone; the structure check runs without ranges, plan and emulation.
         """
         given, phases = self.given, first.job.phases
-        assert given.expected is not None
+        expected, judging = given.yardstick.expected, given.yardstick.judging
+        assert expected is not None
         suspects = [step for step in phases.structural if step.exactness.tolerance and _changed(first, step)]
         found = []
         for step in suspects:
             job = _without(first.job, step)
             rewriting = Rewriting(job, Record(given.stage))
             model = rewriting.rewrite(given.original, job.phases.structural)
-            check = check_structure(given.expected, model, rewriting.changed(), given.judging)
+            check = check_structure(expected, model, rewriting.changed(), judging)
             found.append((max((o.relative_l2 for o in check.outputs), default=0.0), step))
         return [step for _, step in sorted(found, key=lambda pair: pair[0])]
+
+
+def in_fp32(job: FixJob) -> FixJob:
+    """The job with the structural passes alone."""
+    steps = tuple(s for s in job.steps if s.stage is Stage.STRUCTURE)
+    wish = replace(job.wish, precision="fp32")
+    return replace(job, steps=steps, wish=wish, goal=None, repairing=True)
+
+
+def limit_of(attempt: Attempt) -> float | None:
+    """The smallest tolerance of an output of the failed check of the arithmetic; None if it did not fail."""
+    deciding = attempt.proof.arithmetic
+    if deciding is None or deciding.passed is not False:
+        return None
+    return min(output.tolerance for output in deciding.outputs)
+
+
+def summary(attempt: Attempt) -> str:
+    """What failed, in one line."""
+    return "; ".join(check.summary for check in attempt.failed)
+
+
+def _optimism(attempt: Attempt) -> float:
+    """The error of an attempt's emulation over its engine's, at most 1.0; 1.0 without an engine."""
+    errors = {check.name: _largest(check) for check in attempt.proof.done if check.name in ARITHMETIC}
+    if not errors.get("run") or not errors.get("emulation"):
+        return 1.0
+    return min(1.0, errors["emulation"] / errors["run"])
+
+
+def _largest(check: Check) -> float:
+    return max((o.relative_l2 for o in check.outputs if o.finite), default=0.0)
 
 
 def _changed(attempt: Attempt, step: Pass) -> bool:
@@ -118,29 +184,8 @@ def _changed(attempt: Attempt, step: Pass) -> bool:
 
 
 def _without(job: FixJob, step: Pass) -> FixJob:
-    return replace(job, steps=tuple(other for other in job.steps if other is not step))
+    return replace(job, steps=tuple(other for other in job.steps if other is not step), repairing=True)
 
 
-def _in_fp32(job: FixJob) -> FixJob:
-    """The job with the structural passes alone."""
-    steps = tuple(s for s in job.steps if s.stage is Stage.STRUCTURE)
-    return replace(job, steps=steps, wish=replace(job.wish, precision="fp32"), goal=None)
-
-
-def _tolerance(attempt: Attempt) -> float | None:
-    """The smallest tolerance of the outputs of a failed emulation; None if it did not fail."""
-    outputs = [o for check in attempt.failed if check.name == "emulation" for o in check.outputs]
-    return min((o.tolerance for o in outputs), default=None)
-
-
-def _summary(attempt: Attempt) -> str:
-    return "; ".join(check.summary for check in attempt.failed)
-
-
-def _limit(best: Attempt) -> str:
-    if best.plan is None:
-        return (
-            "out of reach: the network needs more than TF32. Build it in FP32 with TF32 off (--noTF32, or "
-            "NVIDIA_TF32_OVERRIDE=0)"
-        )
-    return "the most accurate attempt is written; --tolerance allows a larger error, if that is acceptable"
+def _searching(job: FixJob, goal: ErrorLimit) -> FixJob:
+    return replace(job, goal=goal, search_engine=None, repairing=True)

@@ -12,6 +12,7 @@ from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.data.source import DataSource
 from rewriter.figures.outputs import OutputComparison
 from rewriter.jobs.fix.causes import Cause
+from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
 from rewriter.model import Model
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan
@@ -41,6 +42,7 @@ class FixResult:
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
         causes: What was wrong with the model, in numbers, and what was done about each.
         before: Outputs of the original, emulated in the plan's precision, unrepaired; () if not verified.
+        conclusion: The verdict in words, with the limit and the remedy of a failure.
     """
 
     model: Model
@@ -60,6 +62,7 @@ class FixResult:
     depth: tuple[TensorAtDepth, ...] = ()
     causes: tuple[Cause, ...] = ()
     before: tuple[OutputComparison, ...] = ()
+    conclusion: Conclusion = UNVERIFIED
 
     @property
     def verified(self) -> bool | None:

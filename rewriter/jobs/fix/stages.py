@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -12,26 +12,38 @@ from rewriter import __version__
 from rewriter.base import Stage
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
+from rewriter.engines.protocol import MeasureSettings
 from rewriter.errors import ArithmeticRunError
 from rewriter.figures.outputs import OutputComparison
+from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
 from rewriter.jobs.fix.before import errors_before
+from rewriter.jobs.fix.conclusion import Tried, conclude
+from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
+from rewriter.jobs.fix.refusals import refuse_dynamic_int8
 from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.fix.yardstick import Yardstick
 from rewriter.model import Model, load
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline import text as pipeline
 from rewriter.plan import Plan
 from rewriter.planning import plan_file, weak_typing
+from rewriter.search.effort import RunCost, with_sums
+from rewriter.search.goal import ErrorLimit
 from rewriter.verification.expected import expected_outputs
-from rewriter.verification.verdict import Check
+from rewriter.verification.judge import Standard
+from rewriter.verification.not_finite import nan_warnings
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use the others."""
+
+CHECKED_S = 60.0
+"""Most processor seconds of a check's emulation with FP16 sums that nobody asked for."""
 
 
 def run(job: FixJob) -> FixResult:
@@ -40,9 +52,7 @@ def run(job: FixJob) -> FixResult:
     job, given = _given(job, stage)
     before = _before(job, given, stage)
     source_sha = source_hash(job.source, given.original)
-    made, repairs = attempt(job, given), list[str]()
-    if made.is_wrong and _can_be_repaired(job):
-        made, repairs = _repaired(made, given)
+    made, repairs, tried = _best(job, given)
     if made.plan is not None and job.request.save_plan is not None:
         plan_file.write(made.plan, Path(job.request.save_plan))
     fixed = weak_typing.named(made.structured) if job.weak_typing else made.fixed
@@ -57,6 +67,7 @@ def run(job: FixJob) -> FixResult:
     if changed:
         stamp(fixed, job, pipeline.render(steps), plan, source_sha, __version__)
     written = proof.write_and_build(fixed, destination, plan)
+    proof.check_original()
     if changed:
         note_verdict(fixed, written, proof.verdict)
     constraints = None
@@ -80,33 +91,44 @@ def run(job: FixJob) -> FixResult:
         depth,
         causes,
         before,
+        conclude(proof.done, tried),
     )
+
+
+def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
+    """The attempt to hand out, what was repaired, and what a conclusion needs to know of it."""
+    made, again = attempt(job, given), partial(attempt, given=given)
+    lines, stopped, in_fp32, remark = list[str](), "", None, ""
+    if made.is_wrong and _can_be_repaired(job):
+        repair = Repair(given, again, job.request.repair_seconds)
+        lines.append("the rules' plan failed: " + "; ".join(f"{c.name}: {c.summary}" for c in made.failed))
+        made = repair.of(made)
+        lines.extend(repair.lines)
+        stopped, in_fp32 = repair.stopped, repair.in_fp32
+    if not stopped:
+        made, remark = fp32_instead(made, again)
+    if made.all_fp32 and not remark and job.wish.precision != "fp32":
+        low = job.wish.precision.upper()
+        why = (
+            f"no plan with {low} passed every check" if lines else f"rules and options leave nothing in {low}"
+        )
+        remark = f"all of it is FP32: {'the most accurate of what was tried' if made.failed else why}"
+    remarks, changed = (remark,) if remark else (), (one.name for one in made.record.passes if one.changes)
+    return made, lines, Tried(job, made.plan is not None, in_fp32, stopped, remarks, tuple(changed))
 
 
 def _before(job: FixJob, given: Given, stage: Stopwatch) -> tuple[OutputComparison, ...]:
     """The errors of the original in plain FP16 or BF16; () if nothing is verified, or lowered."""
-    if given.expected is None or not job.phases.lowering or job.wish.precision == "fp32":
+    expected, judging = given.yardstick.expected, given.yardstick.judging
+    if expected is None or not job.phases.lowering or job.wish.precision == "fp32":
         return ()
     with stage("before"):
-        return errors_before(
-            given.original, given.expected, given.judging, job.wish.precision, job.accumulation
-        )
-
-
-def _repaired(failed: Attempt, given: Given) -> tuple[Attempt, list[str]]:
-    """The best attempt, and what led to it."""
-    repair = Repair(given, partial(attempt, given=given), failed.job.request.repair_seconds)
-    best = repair.of(failed)
-    return best, [_summary(failed.failed), *repair.lines]
+        return errors_before(given.original, expected, judging, job.wish.precision, job.accumulation)
 
 
 def _can_be_repaired(job: FixJob) -> bool:
     """True unless the user gave the plan, or asked for the rules' plan alone."""
     return job.request.repair and job.plan is None and not job.weak_typing and job.wish.precision != "fp32"
-
-
-def _summary(failed: Sequence[Check]) -> str:
-    return "the rules' plan failed: " + "; ".join(f"{check.name}: {check.summary}" for check in failed)
 
 
 def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
@@ -116,16 +138,60 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
         if job.free_opset:
             wanted = (step.opset_for(original, job.target) for step in job.steps)
             job = replace(job, opset=max(job.opset, *wanted))
+        if not job.deployment.plugins:  # a plugin may stand in for any operator
+            refuse_dynamic_int8(original)
         samples, warnings = _samples(original, job)
     fitting, kept = samples.split() if job.request.verify else (samples, samples)
     judging, expected = list(islice(kept, VERIFIED_SAMPLES)), None
     if job.request.verify:
         with stage("reference"):
+            start = time.process_time()
             try:
                 expected = expected_outputs(original, judging)
             except ArithmeticRunError as error:
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
-    return job, Given(original, fitting, judging, expected, stage, tuple(warnings))
+            else:
+                warnings.extend(nan_warnings(original, judging, expected.exact))
+                job = _affordable_sums(job, original, time.process_time() - start)
+    asked = None
+    if isinstance(job.goal, ErrorLimit):
+        asked = Tolerance(job.goal.tolerance, job.goal.metric, "--tolerance")
+    yardstick = Yardstick(
+        job.source,
+        judging,
+        expected,
+        _standards(job, original, asked),
+        _engine_settings(job),
+        {**fitting.source.spans, **job.deployment.profile},
+        asked is not None,
+    )
+    return job, Given(original, fitting, yardstick, stage, tuple(warnings))
+
+
+def _standards(job: FixJob, original: Model, asked: Tolerance | None) -> dict[str, Standard]:
+    """By precision: the user's tolerance or the precision's own, and a fair measure unless one is named."""
+    fair = job.request.metric is None
+    return {name: Standard.of(original, default, asked, fair=fair) for name, default in TOLERANCES.items()}
+
+
+def _affordable_sums(job: FixJob, original: Model, run_s: float) -> FixJob:
+    """The job with FP32 sums if the target's FP16 sums, which nobody asked for, take too long to emulate."""
+    if not job.free_sums or job.accumulation == "fp32":
+        return job
+    cost = RunCost.of(original, tensor_facts.infer(original), run_s)
+    return replace(job, accumulation=with_sums(cost, job.accumulation, CHECKED_S))
+
+
+def _engine_settings(job: FixJob) -> MeasureSettings | None:
+    """How engines of this machine judge attempts; None if none is to be built, or none runs."""
+    if not (job.request.verify and job.request.build):
+        return None
+    engine, timeout = job.deployment.choose().engine, job.request.build_timeout
+    if engine is None:
+        return None
+    return MeasureSettings(
+        engine, plugins=job.deployment.plugins, build_timeout_s=timeout, run_timeout_s=timeout
+    )
 
 
 def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:

@@ -15,6 +15,7 @@ from rewriter.graph import GraphEditor, label
 from rewriter.patterns.norms.affine import Affine, Frame, Tail, follow
 from rewriter.patterns.norms.formulas import Core, Kind, match
 from rewriter.patterns.norms.values import origins, positive, transparent
+from rewriter.patterns.units import exposed
 
 __all__ = ["Frame", "Kind", "Norm", "find_norms"]
 
@@ -74,7 +75,7 @@ def _norm(graph: GraphEditor, core: Core, order: dict[int, int]) -> Norm:
     unit = {id(n): n for n in (*core.nodes, *tail.nodes)}
     blocked = _blocked(graph, core, tail, source, unit)
     for node in (*tail.views, *_between(graph, core.sources, source)):
-        if not _exposed(graph, node, unit):
+        if not exposed(graph, node, unit):
             unit[id(node)] = node
     nodes = tuple(sorted(unit.values(), key=lambda n: order[id(n)]))
     return Norm(
@@ -134,18 +135,7 @@ def _blocked(
     elif graph.dtype(source) != graph.dtype(tail.output):
         reasons.append(f"{source} and {tail.output} have different types")
     inner = [n for n in unit.values() if tail.output not in n.output]
-    exposed = next((reason for node in inner if (reason := _exposed(graph, node, unit))), None)
-    if exposed:
-        reasons.append(exposed)
+    kept = next((reason for node in inner if (reason := exposed(graph, node, unit))), None)
+    if kept:
+        reasons.append(kept)
     return "; ".join(reasons) or None
-
-
-def _exposed(graph: GraphEditor, node: NodeProto, unit: dict[int, NodeProto]) -> str | None:
-    """The reason why a node inside the unit has to stay; None if it may go."""
-    for tensor in node.output:
-        if graph.is_output(tensor):
-            return f"{tensor} inside it is a graph output"
-        reader = next((n for n in graph.consumers(tensor) if id(n) not in unit), None)
-        if reader is not None:
-            return f"{tensor} inside it is also used by {label(reader)}"
-    return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rewriter.data.ranges.depth import TensorAtDepth
+from rewriter.plan import Range
 from rewriter.report.html.scales import Scale, decades, logarithmic, power_of_ten
 from rewriter.report.html.view import DepthChart, Layer, Run, Tick
 
@@ -20,11 +21,19 @@ HEIGHT = 320.0
 FLOOR, CEILING = 1e-10, 1e10
 """The scale ends here at the latest: a mask of -3.4e38 would flatten all the rest."""
 
-MOST = 4000
+MOST = 3000
 """Tensors that are drawn: more would not fit into the page, and a screen has fewer columns."""
+
+NAMED_RUNS = 500
+"""Parts of the strip that name their first and last node; the cursor names those of all."""
 
 STRONG, WEAK = 5.0, 0.8
 """Widest and narrowest bar, in pixels of a drawing of 1000."""
+
+
+def beyond_limits(measured: Range) -> bool:
+    """True if FP16 overflows on the largest value, or rounds all values as subnormal numbers."""
+    return not measured.absmax <= LARGEST or 0.0 < measured.absmax < NORMAL
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ def depth_chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
     return DepthChart(
         width=width,
         height=HEIGHT,
-        stroke=max(WEAK, min(STRONG, 600.0 / width)),
+        stroke=max(WEAK, min(STRONG, 800.0 / width)),
         layers=layers,
         marks=[Layer("hazard", nodes.mark_label, _dots(tensors, marks, y), len(marks))] if marks else [],
         ticks=[Tick(y(value), power_of_ten(value)) for value in decades(*_span(tensors), 9)],
@@ -149,12 +158,12 @@ def _runs(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterable[Run]:
     """Neighbouring places of one kind, with the first and the last node."""
     firsts = {tensor.place: tensor for tensor in reversed(tensors) if not tensor.constant}
     ordered = [firsts[place] for place in sorted(firsts)]
-    for kind, members in groupby(ordered, key=nodes.kind):
-        group = list(members)
+    groups = [(kind, list(members)) for kind, members in groupby(ordered, key=nodes.kind)]
+    for kind, group in groups:
         first, last = group[0], group[-1]
-        count = f"{len(group)} nodes" if len(group) > 1 else "1 node"
-        where = f"{first.node} to {last.node}" if len(group) > 1 else first.node
-        title = f"{nodes.labels.get(kind, kind)}: {count}, {where}"
+        title = f"{nodes.labels.get(kind, kind)}: {len(group)} node{'s' * (len(group) > 1)}"
+        if len(groups) <= NAMED_RUNS:
+            title += f", {first.node} to {last.node}" if len(group) > 1 else f", {first.node}"
         yield Run(first.place, last.place - first.place + 1, kind, title)
 
 

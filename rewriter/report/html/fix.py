@@ -10,8 +10,9 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.plan import Decision, Plan
 from rewriter.planning.free_fp32 import FREE
 from rewriter.report import fix as text
-from rewriter.report.html.depth import LARGEST, Nodes, depth_chart
-from rewriter.report.html.outputs import judging_check, output_cards
+from rewriter.report.checks import judging_check
+from rewriter.report.html.depth import LARGEST, Nodes, beyond_limits, depth_chart
+from rewriter.report.html.outputs import output_cards
 from rewriter.report.html.run import run_section
 from rewriter.report.html.scatter import frontier_plot, searched_plot
 from rewriter.report.html.tables import checks_table, decisions_table, number, passes_table
@@ -125,10 +126,13 @@ def _nodes(plan: Plan | None) -> Nodes:
             return decision.repair
         return BEYOND if low == "fp16" and not tensor.range.absmax <= LARGEST else low
 
+    hazards = [d for d in decisions.values() if d.rule in KINDS and d.rule not in FREE]
+    reasons = {d.tensor or d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
+    nodes = {d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
+
     def mark(tensor: TensorAtDepth) -> str:
-        decision = decisions.get(tensor.key)
-        hazard = decision is not None and decision.rule in KINDS and decision.rule not in FREE
-        return f"{decision.rule}: {decision.reason}" if decision and hazard else ""
+        seen = reasons.get(tensor.tensor) or reasons.get(tensor.key)
+        return seen or (nodes.get(tensor.key, "") if beyond_limits(tensor.range) else "")
 
     labels = {"fp16": "FP16", "bf16": "BF16", "fp32": "FP32", BEYOND: "FP16, although it exceeds 65504"}
     return Nodes(kind, labels, mark, "hazard", "Computes in")

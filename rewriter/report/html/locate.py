@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rewriter.report.html.run import run_section
 from rewriter.report.html.scales import decades, linear, logarithmic, power_of_ten
 from rewriter.report.html.scatter import BOTTOM, LEFT, RIGHT, TOP
-from rewriter.report.html.tables import number
+from rewriter.report.html.tables import number, without_empty
 from rewriter.report.html.view import (
     Body,
     Cell,
@@ -108,7 +108,7 @@ def _table(name: str, caption: str, steps: Sequence[Step], tolerance: float) -> 
         Column("Own error", number=True),
         Column("Note"),
     ]
-    return Table(name, caption, columns, rows)
+    return without_empty(Table(name, caption, columns, rows))
 
 
 def _plot(found: Location, steps: Sequence[Step]) -> Scatter | None:

@@ -12,9 +12,6 @@ from rewriter.report.html.scales import logarithmic, power_of_ten
 from rewriter.report.html.view import Bar, Fact, Image, Output, Outputs, State
 from rewriter.verification.verdict import Check
 
-JUDGING = ("run", "emulation", "tf32", "structure")
-"""Checks that compare outputs, the most telling first."""
-
 MOST_CARDS = 24
 """Outputs with a card; all of them are in the table of checks."""
 
@@ -29,12 +26,6 @@ GAUGE = logarithmic(1e-7, 1.0, 0.0, 100.0)
 
 WIDTH, HEIGHT, GAP = 36.0, 84.0, 4.0
 """Size of a histogram's bars, in units of its drawing."""
-
-
-def judging_check(checks: Sequence[Check]) -> Check | None:
-    """The check whose outputs decide: the run on an engine, or else its emulation."""
-    made = {check.name: check for check in checks if check.outputs}
-    return next((made[name] for name in JUDGING if name in made), None)
 
 
 def output_cards(check: Check, statistics: Sequence[OutputStatistics]) -> Outputs:
@@ -61,7 +52,7 @@ def _card(one: OutputComparison, figures: OutputStatistics | None, images: Seque
         error=GAUGE(one.relative_l2) if one.finite else None,
         allowed=GAUGE(one.tolerance) if one.tolerance else None,
         facts=list(_facts(one, figures)),
-        bars=_bars(figures.histogram) if figures else (),
+        bars=_bars(figures.histogram) if figures and any(figures.histogram) else (),
         summary=_summary(figures) if figures else "",
         images=images,
     )
@@ -85,7 +76,7 @@ def _facts(one: OutputComparison, figures: OutputStatistics | None) -> Iterable[
     yield Fact("PSNR", f"{figures.psnr:.1f} dB" if math.isfinite(figures.psnr) else "no difference")
     if figures.not_finite:
         yield Fact("Not finite", f"{figures.not_finite} elements")
-    shares = [f"{share} % below {error:.2g}" for share, error in figures.percentiles.items()]
+    shares = [f"{share}\N{NO-BREAK SPACE}% below {error:.2g}" for share, error in figures.percentiles.items()]
     if shares:
         yield Fact("Absolute error", ", ".join(shares))
     if figures.at and figures.max_abs:

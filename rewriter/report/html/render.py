@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from rewriter.report.html.view import Page
 
@@ -36,10 +36,22 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["ticks"] = _with_code
     script, style = _source("page.js"), _source("page.css")
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
     made.globals.update(script=Markup(script), style=Markup(style), policy=policy)
     return made
+
+
+def _with_code(text: str) -> Markup:
+    """Escaped text, where words between backticks are set as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one has no partner: it is a part of a name
+        return escape(text)
+    marked = (
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)
+    )
+    return Markup("").join(marked)
 
 
 def _source(name: str) -> str:

@@ -6,7 +6,7 @@ from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report import scan as text
-from rewriter.report.html.depth import Nodes, depth_chart
+from rewriter.report.html.depth import Nodes, beyond_limits, depth_chart
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import MOST_NAMES, number
 from rewriter.report.html.view import Body, Cell, Column, Page, Section, State, Table, Tile
@@ -58,11 +58,15 @@ def _nodes(result: ScanResult) -> Nodes:
     def kind(tensor: TensorAtDepth) -> str:
         return worst[tensor.node].severity if tensor.node in worst else "sound"
 
+    serious = [finding for finding in reversed(result.findings) if finding.severity != "note"]
+    evidence = {finding.tensor: finding for finding in serious if finding.tensor}
+
     def mark(tensor: TensorAtDepth) -> str:
-        found = worst.get(tensor.node)
+        found = evidence.get(tensor.tensor) or worst.get(tensor.node)
         if found is None or found.severity == "note":
             return ""
-        return f"{found.severity}, {KINDS[found.kind].title}: {found.reason}"
+        shown = found.tensor in (None, tensor.tensor) or beyond_limits(tensor.range)
+        return f"{KINDS[found.kind].title}: {found.reason}" if shown else ""
 
     labels = {"sound": "no finding", "note": "note", "warning": "warning", "error": "error"}
     return Nodes(kind, labels, mark, "error or warning", "Findings")

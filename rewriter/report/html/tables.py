@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import itemgetter
 
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision
 from rewriter.report.html.view import Cell, Column, State, Table
+from rewriter.report.terminal import grouped
 from rewriter.verification.verdict import Check
 
-MOST_NAMES = 4000
+MOST_NAMES = 2500
 """Names that all cells of a table list together; JSON has the others."""
 
 MOST_ROWS = 1500
 """Rows of a table with one row a node: beyond it, nodes with one reason share a row."""
+
+MOST_SENTENCES = 300
+"""Different sentences of one pass: beyond it, those that differ in names alone share a row."""
 
 WORDS: Mapping[bool | None, tuple[str, State]] = {
     True: ("passed", "good"),
@@ -25,6 +31,13 @@ WORDS: Mapping[bool | None, tuple[str, State]] = {
 def number(value: float | None, form: str = "{:.3g}") -> Cell:
     """A cell with a number; empty for None."""
     return Cell("") if value is None else Cell(form.format(value), order=value)
+
+
+def without_empty(table: Table) -> Table:
+    """The table without columns in which every cell is empty."""
+    used = [i for i in range(len(table.columns)) if any(row[i].text for row in table.rows)]
+    columns, rows = [table.columns[i] for i in used], [[row[i] for i in used] for row in table.rows]
+    return replace(table, columns=columns, rows=rows)
 
 
 def checks_table(checks: Sequence[Check]) -> Table:
@@ -67,10 +80,13 @@ def passes_table(passes: Sequence[PassResult]) -> Table:
 def _events(passes: Sequence[PassResult]) -> dict[tuple[str, str, str], list[str]]:
     groups: dict[tuple[str, str, str], list[str]] = {}
     for step in passes:
-        for change in step.changes:
-            groups.setdefault((step.name, "changed", change.what), []).append(change.node)
-        for refusal in step.refusals:
-            groups.setdefault((step.name, "declined", refusal.reason), []).append(refusal.node)
+        changed = [(change.what, change.node) for change in step.changes]
+        declined = [(refusal.reason, refusal.node) for refusal in step.refusals]
+        for kind, events in (("changed", changed), ("declined", declined)):
+            if len({what for what, _ in events}) > MOST_SENTENCES:
+                events = [(what, node) for what, alike in grouped(events, itemgetter(0)) for _, node in alike]
+            for what, node in events:
+                groups.setdefault((step.name, kind, what), []).append(node)
     return groups
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from rewriter.report import verify as text
-from rewriter.report.html.outputs import judging_check, output_cards
+from rewriter.report.checks import judging_check
+from rewriter.report.html.outputs import output_cards
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import checks_table, number
 from rewriter.report.html.view import Cell, Column, Fact, Page, Section, State, Table, Tile

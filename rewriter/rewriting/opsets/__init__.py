@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper, version_converter
 
+from rewriter import walls
+from rewriter.errors import NativeError
 from rewriter.model import DETACH_BYTES, STANDARD_DOMAINS, Array, holds_graphs
 from rewriter.model.facts import TensorFacts
 from rewriter.model.schemas import schema_of
@@ -62,7 +64,7 @@ class NodeConverter:
         if not drafts:
             return
         try:
-            converted = version_converter.convert_version(_joined(drafts.values(), self.source), self.target)
+            converted = _converted(_joined(drafts.values(), self.source), self.target)
         except CPP_ERRORS:
             return
         self._done.update(zip(drafts, _separated(converted.graph, len(drafts)), strict=True))
@@ -122,8 +124,8 @@ class NodeConverter:
             return _reason(str(error))
 
 
-CPP_ERRORS = (RuntimeError, ValueError, IndexError)
-"""Exceptions of the library's C++ code."""
+CPP_ERRORS = (RuntimeError, ValueError, IndexError, NativeError)
+"""Exceptions of the library's C++ code, and its end in a crash."""
 
 
 def _key(draft: ModelProto) -> bytes:
@@ -173,7 +175,11 @@ def _index(name: str, owner: dict[str, int]) -> int | None:
 def _to(proto: ModelProto, version: int) -> ModelProto:
     if proto.opset_import[0].version == version:
         return deepcopy(proto)
-    return version_converter.convert_version(proto, version)
+    return _converted(proto, version)
+
+
+def _converted(proto: ModelProto, version: int) -> ModelProto:
+    return walls.call(version_converter.convert_version, proto, version, doing="onnx.version_converter")
 
 
 def _corrected(proto: ModelProto, rule: Rule, correct: Correction | None) -> ModelProto:

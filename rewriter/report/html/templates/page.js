@@ -27,7 +27,7 @@
       });
       count.textContent = shown === rows.length ? `${shown} rows` : `${shown} of ${rows.length} rows`;
     };
-    filter.addEventListener("input", show);
+    filter?.addEventListener("input", show);
     for (const menu of menus) menu.addEventListener("change", show);
     for (const button of box.querySelectorAll("[data-sort]")) {
       button.addEventListener("click", () => {
@@ -92,7 +92,7 @@
     const draw = () => {
       plot.setAttribute("viewBox", `${view.start} -8 ${view.width} ${height}`);
       strip.setAttribute("viewBox", `${view.start} 0 ${view.width} 18`);
-      const stroke = Math.min(14, Math.max(0.8, 600 / view.width));
+      const stroke = Math.min(14, Math.max(0.8, 800 / view.width));
       for (const bar of bars) bar.setAttribute("stroke-width", stroke);
     };
     const zoom = (factor, centre) => {

@@ -1,7 +1,7 @@
-"""How TensorRT's kernels treat the operands of an FP32 product: exact, rounded to TF32, or cut off to TF32.
+"""How TensorRT's kernels compute a product, by its shape.
 
-The classes are those of 887 single nodes on one H100 with TensorRT-RTX 1.6.1, 367 of them from networks with
-trained weights: 8 differ, each between rounded and cut off (docs/accuracy.md#tf32-kernels).
+FP32 products run exact, or with operands rounded or cut off to TF32; FP16 products sum in FP16 or FP32. The
+classes are those of single nodes on one H100 with TensorRT-RTX 1.6.1 (docs/accuracy.md#kernels-of-products).
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ TWO_CHANNELS = 2
 """A pointwise Conv of at most this many channels runs in FP32."""
 
 LONG_ROW = 256
-"""A Conv whose kernel is at least this wide and one high runs in FP32; one of 39 runs in TF32."""
+"""A Conv whose kernel is one high and at least this wide runs without Tensor Cores; one of 39 does not."""
+
+MANY_ROWS = 128
+"""A product of at most so many rows with one column runs without Tensor Cores: 100 did, 1000 did not."""
 
 FEW_CHANNELS = 32
 """Convs of fewer input channels and at most as many output channels cut the operands off."""
@@ -55,24 +58,57 @@ def operands_of(node: NodeProto, left: Dims, right: Dims) -> Operands:
     return _of_conv(node, outputs, channels, kernel)
 
 
+def sums_in_fp32(node: NodeProto, left: Dims, right: Dims) -> bool:
+    """True if the kernel of an FP16 product sums in FP32, whatever reads the result.
+
+    Args:
+        node, left, right: As in `operands_of`.
+    """
+    if node.op_type in ("MatMul", "Gemm"):
+        return _is_vector_product(node, left, right)
+    return is_depthwise(node, right) or (node.op_type == "Conv" and _has_long_row(right[2:]))
+
+
+def taps_apart(outputs: object) -> bool:
+    """True if a Conv with so many output channels sums every tap by itself, however few channels it reads."""
+    return isinstance(outputs, int) and outputs > FEW_CHANNELS
+
+
 def _of_matrices(node: NodeProto, left: Dims, right: Dims) -> Operands:
     """A product with a vector needs no Tensor Core, and short sums do not fill one."""
+    if _is_vector_product(node, left, right):
+        return "fp32"
+    if len(left) < 2:
+        return "nearest"
+    depth = left[-2] if attribute(node, "transA", 0) else left[-1]
+    return "fp32" if isinstance(depth, int) and depth <= SHORT_DEPTH else "nearest"
+
+
+def _is_vector_product(node: NodeProto, left: Dims, right: Dims) -> bool:
     if len(left) < 2 or len(right) < 2:
-        return "fp32" if 1 in (len(left), len(right)) else "nearest"
-    rows, depth = left[-2:] if not attribute(node, "transA", 0) else (left[-1], left[-2])
-    columns = right[-1] if not attribute(node, "transB", 0) else right[-2]
-    if len(right) == 2:  # leading dimensions are rows of one product
-        above = [size for size in left[:-2] if size != 1]
-        rows = rows if not above else None
-    short = isinstance(depth, int) and depth <= SHORT_DEPTH
-    return "fp32" if rows == 1 or columns == 1 or short else "nearest"
+        return 1 in (len(left), len(right))
+    rows = left[-1] if attribute(node, "transA", 0) else left[-2]
+    columns = right[-2] if attribute(node, "transB", 0) else right[-1]
+    leading = left[:-2] if len(right) == 2 else ()  # they are rows of one product
+    if rows == 1 and all(size == 1 for size in leading):
+        return True
+    few = all(isinstance(size, int) for size in (*leading, rows)) and _size((*leading, rows)) <= MANY_ROWS
+    return columns == 1 and few
+
+
+def _size(dims: Dims) -> int:
+    return math.prod(size for size in dims if isinstance(size, int))
+
+
+def _has_long_row(kernel: Dims) -> bool:
+    return len(kernel) == 2 and kernel[0] == 1 and isinstance(kernel[1], int) and kernel[1] >= LONG_ROW
 
 
 def _of_conv(node: NodeProto, outputs: int, channels: int, kernel: Sequence[int]) -> Operands:
     taps = math.prod(kernel)
     if (channels == 1 and taps <= SHORT_WINDOW) or (taps == 1 and channels <= TWO_CHANNELS):
         return "fp32"
-    if len(kernel) == 2 and kernel[0] == 1 and kernel[1] >= LONG_ROW:
+    if _has_long_row(kernel):
         return "fp32"
     pointwise = taps == 1 and all(step == 1 for step in attribute(node, "strides", [1]))
     few = channels < FEW_CHANNELS and outputs <= FEW_CHANNELS

@@ -1,0 +1,139 @@
+"""Outputs that are probabilities, found by the last operators of the graph, and how far they are apart.
+
+A relative L2 error of such an output says little about its use: classes are compared with each other, and
+scores with a threshold. Both are decided by differences of probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.figures.pair import Pair
+from rewriter.graph import attribute, is_op, label
+from rewriter.graph.ops import RESHAPES
+from rewriter.model import Array, Model, opsets_of
+
+PER_TOLERANCE = 2.0
+"""Largest difference of a probability, over the tolerance of relative L2: 0.01 for FP16. Thresholds on
+probabilities are set in steps of 0.05."""
+
+TIE = 0.02
+"""Two classes of the original whose probabilities are this close, as a share of the larger one, are a tie:
+either may win."""
+
+FIRST_PLAIN_AXIS = 13
+"""Operator set from which on a Softmax is along one axis; before, it joined all axes from that one on."""
+
+PLAIN = RESHAPES | {"Cast", "Slice", "Gather", "Concat", "Split", "Transpose"}
+"""Operators between a Softmax or Sigmoid and an output that leave each probability as it is."""
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """An output of probabilities.
+
+    Attributes:
+        reason: The operator that makes it one, for the report.
+        classes: Axis from the end along which the classes of a row lie; None where each value stands alone.
+        logarithms: True for the logarithms of probabilities.
+    """
+
+    reason: str
+    classes: int | None = None
+    logarithms: bool = False
+
+
+@dataclass(frozen=True)
+class ProbabilityError:
+    """How far probabilities are from the original's.
+
+    Attributes:
+        reason: Why they are judged so.
+        difference: Largest difference of a probability; `allowed`: the largest that passes.
+        top_1: Share of rows with the same best class; None where each value stands alone.
+        decided: True if no row has another best class, ties aside (`TIE`).
+    """
+
+    reason: str
+    difference: float
+    allowed: float
+    top_1: float | None
+    decided: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.decided and self.difference <= self.allowed
+
+
+def probabilities(model: Model) -> dict[str, Probabilities]:
+    """Returns the outputs that end in a Softmax, LogSoftmax or Sigmoid, with nothing but views after it.
+
+    Raw scores (logits) are not among them: the graph does not tell them from features.
+    """
+    graph = model.proto.graph
+    made_by = {name: node for node in graph.node for name in node.output if name}
+    opset = opsets_of(model.proto).get("", 1)
+    found = {}
+    for port in model.signature.outputs:
+        ends, moved = _ends(port.name, made_by)
+        operators = {node.op_type if node is not None else "" for node in ends}
+        node = ends[0]
+        if node is not None and operators in ({"Softmax"}, {"LogSoftmax"}, {"Sigmoid"}):
+            rank = len(port.shape) if port.shape else 0
+            classes = None if moved or node.op_type == "Sigmoid" else _class_axis(node, rank, opset)
+            reason = f"{label(node)} ({node.op_type}) makes it"
+            found[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
+    return found
+
+
+def _ends(tensor: str, made_by: Mapping[str, NodeProto]) -> tuple[list[NodeProto | None], bool]:
+    """The nodes before the views that make a tensor, None for inputs; True if a view moved elements."""
+    moved, ends, stack, seen = False, list[NodeProto | None](), [tensor], set[str]()
+    while stack:
+        name = stack.pop()
+        node = made_by.get(name)
+        if name in seen:
+            continue
+        seen.add(name)
+        if node is None or not is_op(node, *PLAIN):
+            ends.append(node)
+            continue
+        moved = moved or not is_op(node, "Identity", "Cast")
+        stack.extend(node.input if node.op_type == "Concat" else node.input[:1])
+    return ends, moved
+
+
+def _class_axis(node: NodeProto, rank: int, opset: int) -> int | None:
+    """The axis of a Softmax, from the end; None where older operator sets join axes, or it is not known."""
+    axis = attribute(node, "axis", -1 if opset >= FIRST_PLAIN_AXIS else 1)
+    from_end = axis if axis < 0 else axis - rank if rank else None
+    return from_end if from_end == -1 or opset >= FIRST_PLAIN_AXIS else None
+
+
+def probability_error(known: Probabilities, pair: Pair, tolerance: float) -> ProbabilityError:
+    """Compares an output of probabilities; its shapes are equal, and it is finite.
+
+    Args:
+        tolerance: Of relative L2, for the precision of the model.
+    """
+    expected, actual = pair.wide
+    if known.logarithms:
+        expected, actual = np.exp(expected), np.exp(actual)
+    difference = float(np.max(np.abs(actual - expected), initial=0.0))
+    top_1, decided = None, True
+    if known.classes is not None and expected.size and expected.shape[known.classes] > 1:
+        top_1, decided = _top_1(
+            np.moveaxis(expected, known.classes, -1), np.moveaxis(actual, known.classes, -1)
+        )
+    return ProbabilityError(known.reason, difference, PER_TOLERANCE * tolerance, top_1, decided)
+
+
+def _top_1(expected: Array, actual: Array) -> tuple[float, bool]:
+    """Share of rows with the same best class, and True if the others are ties."""
+    best, other = (np.argmax(array, axis=-1)[..., None] for array in (expected, actual))
+    first, second = (np.take_along_axis(expected, at, axis=-1) for at in (best, other))
+    return float(np.mean(best == other)), bool(np.all(first - second <= TIE * first))

@@ -1,0 +1,165 @@
+"""How a run of `fix` ended: one verdict, and the limit and the remedy if it is not what was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rewriter.emulation.divergence import NodeError
+from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.proof import ARITHMETIC
+from rewriter.verification.verdict import GOALS, ORIGINAL, Check, Verdict
+
+Ending = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
+"""`as-fp32`: verified, as the network's own FP32 engine errs as much; `unbuildable`: TensorRT does not build
+the model as it came."""
+
+TF32_OFF = "build it with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower"
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """The verdict in words that stand by themselves.
+
+    Attributes:
+        summary: The verdict, without the file: `verified`, `as accurate as FP32 here: ...`.
+        limit: What keeps the result from passing, in one sentence; "" if it passes.
+        remedy: What to do about it, in one sentence; "" if it passes.
+        remarks: What else is to be known of the result, such as that all of it is FP32.
+    """
+
+    ending: Ending
+    summary: str
+    limit: str = ""
+    remedy: str = ""
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def usable(self) -> bool:
+        """True if the next step is to build the file."""
+        return self.ending in ("verified", "as-fp32", "unverified")
+
+
+UNVERIFIED = Conclusion("unverified", "not verified")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What led to the result.
+
+    Attributes:
+        job: As the user asked for it.
+        planned: True if the result follows a plan; False if all of it is FP32.
+        in_fp32: Error of all of it in FP32, in units of the tolerance, if that was tried in vain.
+        stopped: Why not every remedy was tried; "" if all were, or none was needed.
+        remarks: As in `Conclusion`.
+        changed: Names of the passes that changed something.
+    """
+
+    job: FixJob
+    planned: bool
+    in_fp32: float | None = None
+    stopped: str = ""
+    remarks: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+
+def conclude(done: Sequence[Check], tried: Tried) -> Conclusion:
+    """Returns the conclusion of all checks of a result, its build included."""
+    remarks = tried.remarks
+    checked = [check for check in done if check.name not in GOALS]
+    failed = [check for check in done if check.passed is False]
+    if any(check.name == ORIGINAL and check.passed is False for check in done):
+        limit, remedy = _unbuildable(done)
+        return Conclusion("unbuildable", "does not build as it came", limit, remedy, remarks)
+    if not failed and not any(check.passed for check in checked):
+        asked = tried.job.request.verify
+        why = "no check could be made" if asked else "--no-verify"
+        return Conclusion("unverified", f"not verified ({why})", remarks=remarks)
+    if Verdict(tuple(done)).passed:
+        excused = next((c for c in done if c.excuse == "as-fp32"), None)
+        if excused is not None:
+            return Conclusion("as-fp32", "as accurate as FP32 here: " + excused.summary, remarks=remarks)
+        return Conclusion("verified", "verified", remarks=remarks)
+    limit, remedy = next(_reasons(failed, done, tried))
+    return Conclusion("failed", "failed: " + ", ".join(c.name for c in failed), limit, remedy, remarks)
+
+
+def _unbuildable(done: Sequence[Check]) -> tuple[str, str]:
+    original = next(check for check in done if check.name == ORIGINAL)
+    reason = next(iter(original.details), original.summary).removeprefix("builder: ")
+    return (
+        f"TensorRT does not build the model as it came, before any change: {reason}",
+        "export it anew (another opset, or without the named node), or run it with ONNX Runtime; another "
+        "release of TensorRT may build it",
+    )
+
+
+def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> Iterator[tuple[str, str]]:
+    """Yields limit and remedy of what failed, the gravest first; there is always one."""
+    by_name = {check.name: check for check in failed}
+    if "structure" in by_name:
+        yield (
+            f"a pass changed the result in FP32: {by_name['structure'].summary}",
+            _leave_out(tried),
+        )
+    if "build" in by_name:
+        yield _broken_build(by_name["build"], done, tried)
+    deciding = next((by_name[name] for name in ARITHMETIC if name in by_name), None)
+    if deciding is not None:
+        worst = next((check.worst for check in done if check.worst), ())
+        yield _arithmetic(deciding, worst, tried)
+    other = failed[0] if failed else done[0]
+    yield other.summary, "a larger --tolerance or budget, if that is acceptable; or --precision fp32"
+
+
+def _leave_out(tried: Tried) -> str:
+    names = ", ".join(tried.changed)
+    return f"leave out one of the passes that changed it, with --skip: {names}; and report this as a defect"
+
+
+def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[str, str]:
+    original = next((check for check in done if check.name == ORIGINAL), None)
+    advice = [d for d in build.details if d.startswith("what to do: ")]
+    if original is None or not original.passed:
+        remedy = advice[0].removeprefix("what to do: ") if advice else "the details of the check name it"
+        return f"TensorRT does not build the fixed file: {build.summary}", remedy
+    return (
+        "TensorRT builds the original, but not the fixed file: a pass of ours broke it",
+        _leave_out(tried),
+    )
+
+
+def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried) -> tuple[str, str]:
+    job, request = tried.job, tried.job.request
+    if not check.outputs:  # it did not run
+        advice = [d for d in check.details if d.startswith("what to do: ")]
+        return check.summary, next(iter(advice), "the log is in the details of the check").removeprefix(
+            "what to do: "
+        )
+    size = _size(check)
+    if not tried.planned and job.plan is None:
+        where = f" in {worst[0].node} ({worst[0].op})" if worst else ""
+        return f"this network needs more than TF32{where}: all in FP32 with TF32, {size}", TF32_OFF
+    if job.plan is not None:
+        return f"the given plan has too few nodes in FP32: {size}", "add nodes to it, or leave out --plan"
+    if job.weak_typing:
+        return f"the constrained build is not accurate enough: {size}", "build it in FP32, without --fp16"
+    if not request.repair:
+        return f"the rules' plan is not enough: {size}", "leave out --no-repair"
+    if tried.stopped:
+        return f"repair {tried.stopped}; {size}", "give it more time: --repair-seconds"
+    fp32 = ""
+    if tried.in_fp32 is not None:
+        fp32 = f"; all of it in FP32 (TF32) errs {tried.in_fp32:.2g} times what is allowed"
+    return f"no plan is within the tolerance: {size}{fp32}", f"take --precision fp32, and {TF32_OFF}"
+
+
+def _size(check: Check) -> str:
+    if check.value is not None:
+        return f"{check.value.metric} is {check.value.value:.2g}, {check.value.allowed:.2g} is asked for"
+    worst = max(check.outputs, key=lambda output: (not output.finite, output.excess))
+    if not worst.finite:
+        return f"{worst.name} has NaN or infinity"
+    return f"{worst.name} errs by {worst.relative_l2:.2g}, {worst.tolerance:.2g} is allowed"

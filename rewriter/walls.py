@@ -1,0 +1,400 @@
+"""Runs native code on a user's model in a child process, so that its crash, hang or greed is an error.
+
+    inferred = walls.call(infer, proto_bytes, doing="shape inference")
+
+The child is a fork of this process: it starts in milliseconds, has the libraries that are imported here, and
+shares this process's memory, weights included, without a copy. `call` keeps one child warm for all calls.
+`Walled` gives an object a child of its own, such as a session that holds a model.
+
+Large arrays travel through shared memory. A child that crashes or exceeds its limits is gone: the call raises
+`NativeError`, and the next call starts another child. There are walls on Linux alone. Forks are not safe on
+macOS and do not exist on Windows; there the code runs in this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import math
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from rewriter.errors import NativeError
+
+WALLED = sys.platform == "linux"
+
+CALL_S = 60.0
+"""Wall time of one call in seconds; shape inference of 50,000 nodes needs two."""
+
+QUIET = {"ORT_DISABLE_TELEMETRY": "1"}
+"""Environment in which ONNX Runtime keeps no records of the models that it runs, and opens no connection."""
+
+LEAST_BYTES = 4 << 30
+"""Address space that a child may always take on top of this process's own."""
+
+SHARE = 0.9
+"""Share of the machine's available memory that a child may take."""
+
+ALARM_S = 10.0
+"""How much later than this process the child ends itself: for a child whose parent was killed."""
+
+INLINE_BYTES = 1 << 16
+"""Larger messages go through shared memory."""
+
+_HEAD = struct.Struct("<QI")
+"""Bytes of a message, and the number of buffers that come with it."""
+
+T = TypeVar("T")
+
+inside = False
+"""True in a child: what it runs is behind a wall already."""
+
+
+class Walled:
+    """A child process that holds one object and calls its methods; a context manager.
+
+    Args:
+        make: Makes the object, in the child.
+        doing: What the child does, for messages: `a run on ONNX Runtime`.
+        limit_s: Wall time of `make` and, unless given there, of each call.
+
+    Raises:
+        NativeError: the child did not survive `make`, or exceeded a limit. Exceptions are passed on.
+    """
+
+    def __init__(self, make: Callable[[], Any], *, doing: str, limit_s: float | None = None) -> None:
+        self.doing = doing
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._log = _scratch("rewriter-log")
+        mine, its = socket.socketpair()
+        self._pid = _fork(make, mine, its, self._log, self._time())
+        its.close()
+        self._socket: socket.socket | None = mine
+        try:
+            self._answer(self._time())
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, method: str, *arguments: Any, limit_s: float | None = None, **keywords: Any) -> Any:
+        """Call a method of the object.
+
+        Raises:
+            NativeError: the child crashed or exceeded a limit. Exceptions of the method are passed on.
+        """
+        seconds = self._time() if limit_s is None else limit_s
+        with self._lock:
+            try:
+                _send(self._opened(), (method, arguments, keywords, seconds))
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._ended() from None
+            except KeyboardInterrupt:
+                self.close()
+                raise
+            return self._answer(seconds)
+
+    @property
+    def alive(self) -> bool:
+        return self._socket is not None
+
+    def close(self) -> None:
+        """End the child."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            os.close(self._log)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+
+    def _time(self) -> float:
+        return CALL_S if self._limit_s is None else self._limit_s
+
+    def _opened(self) -> socket.socket:
+        if self._socket is None:
+            raise BrokenPipeError
+        return self._socket
+
+    def _answer(self, seconds: float) -> Any:
+        """Wait for the child's answer; the child is ended if there is none, KeyboardInterrupt included."""
+        try:
+            connection = self._opened()
+            connection.settimeout(seconds if math.isfinite(seconds) else None)
+            good, value = _receive(connection)
+        except TimeoutError:
+            raise self._ended(after_s=seconds) from None
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            raise self._ended() from None
+        except BaseException:
+            self.close()
+            raise
+        if good:
+            return value
+        raise value
+
+    def _ended(self, after_s: float | None = None) -> NativeError:
+        """The error for a child that is gone, or is ended now because its time was up."""
+        if self._socket is None:
+            return NativeError(f"{self.doing}: its process is gone")
+        if after_s is not None:
+            os.kill(self._pid, signal.SIGKILL)
+        _, status = os.waitpid(self._pid, 0)
+        log = _tail(self._log)
+        self.close()
+        if after_s is not None:
+            return NativeError(
+                f"{self.doing} gave no result within {after_s:.0f} s, and was stopped",
+                hint="the model may hold a loop without an end, or grow without measure when it is expanded",
+                cause="timeout",
+                log=log,
+            )
+        code = os.waitstatus_to_exitcode(status)
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return NativeError(f"{self.doing} crashed ({name})", cause=name, log=log)
+
+    def __del__(self) -> None:
+        if getattr(self, "_socket", None) is not None:
+            self.close()
+
+    def __enter__(self) -> Walled:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def enter() -> None:
+    """Mark this process as a child, whose own calls need no other."""
+    global inside  # a process is behind a wall from its start to its end
+    inside = True
+
+
+class _Caller:
+    """The object of the warm child."""
+
+    def call(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        return function(*arguments)
+
+
+_idle: list[Walled] = []
+"""Warm children that nobody uses at the moment: one, or as many as threads called at once."""
+
+
+def call(function: Callable[..., T], *arguments: Any, doing: str, limit_s: float | None = None) -> T:
+    """Call a function of a module in the warm child; arguments and result are pickled.
+
+    Args:
+        doing: What it does, for messages: `shape inference`.
+        limit_s: Wall time; None: `CALL_S`.
+
+    Raises:
+        NativeError: it crashed, or exceeded the limits of time and memory.
+    """
+    if inside or not WALLED:
+        return function(*arguments)
+    child = _idle.pop() if _idle else Walled(_Caller, doing="a new process")
+    child.doing = doing
+    try:
+        return cast(
+            "T", child.call("call", function, arguments, limit_s=CALL_S if limit_s is None else limit_s)
+        )
+    finally:
+        if child.alive:
+            _idle.append(child)
+
+
+def fresh(function: Callable[[], T], *, doing: str) -> T:
+    """Call a function in a child of its own, which has what is imported here by now.
+
+    Raises:
+        NativeError: it crashed, or exceeded the limits of time and memory.
+    """
+    if inside or not WALLED:
+        return function()
+    with Walled(_Caller, doing=doing) as child:
+        return cast("T", child.call("call", function, ()))
+
+
+@atexit.register
+def close() -> None:
+    """End the warm children; the next call starts another one."""
+    while _idle:
+        _idle.pop().close()
+
+
+# -- the start of a child ----------------------------------------------------------------------
+
+
+def _fork(make: Callable[[], Any], mine: socket.socket, its: socket.socket, log: int, limit_s: float) -> int:
+    limit = _address_space() + max(LEAST_BYTES, int(SHARE * _available()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks in a process with threads
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _settle(its, log, limit)
+        _serve(make, its, limit_s)
+    finally:
+        os._exit(1)
+
+
+def _settle(its: socket.socket, log: int, limit: int) -> None:
+    """Makes a fork a process of its own: its files, its signals, its limits."""
+    import resource
+
+    enter()
+    os.environ.update(QUIET)
+    gc.freeze()  # objects of the parent must not be collected: finalizers would delete its files
+    os.setpgid(0, 0)  # Ctrl-C is the parent's
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if (
+            descriptor := int(entry.name)
+        ) > 2 and descriptor != its.fileno():  # other than the standard three
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    _idle.clear()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _serve(make: Callable[[], Any], its: socket.socket, limit_s: float) -> None:
+    """Makes the object and calls its methods until the parent closes the connection."""
+    made: Any = None
+
+    def start() -> None:
+        nonlocal made
+        made = make()
+
+    if not _carry_out(its, start, limit_s):
+        return
+    while True:
+        try:
+            method, arguments, keywords, seconds = _receive(its)
+        except (EOFError, ConnectionResetError):
+            return
+        _carry_out(its, lambda: getattr(made, method)(*arguments, **keywords), seconds)  # noqa: B023 - called here
+
+
+def _carry_out(its: socket.socket, work: Callable[[], Any], seconds: float) -> bool:
+    """Does one piece of work and sends its result or its exception; True if there was none."""
+    if math.isfinite(seconds):
+        signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_S)
+    try:
+        answer = True, work()
+    except MemoryError:
+        answer = False, NativeError("memory ran out", hint="a tensor of the model may be larger than memory")
+    except Exception as error:
+        answer = False, error
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    try:
+        _send(its, answer)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        _send(its, (False, NativeError(f"{type(answer[1]).__name__}: {answer[1]}")))
+    return answer[0]
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+
+def _send(connection: socket.socket, message: object) -> None:
+    """Sends a pickled object; what is large goes through a file in memory that both map."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
+    raw = [buffer.raw() for buffer in buffers]
+    sizes = struct.pack(f"<{len(raw)}Q", *(part.nbytes for part in raw))
+    connection.settimeout(None)
+    connection.sendall(_HEAD.pack(len(body), len(raw)) + sizes)
+    parts = [memoryview(body), *raw]
+    if sum(part.nbytes for part in parts) <= INLINE_BYTES:
+        for part in parts:
+            connection.sendall(part)
+        return
+    shared = _scratch("rewriter-message")
+    try:
+        for part in parts:
+            _write(shared, part)
+        socket.send_fds(connection, [b"m"], [shared])
+    finally:
+        os.close(shared)
+
+
+def _receive(connection: socket.socket) -> Any:
+    """The next object; its arrays are views of the memory that they came in."""
+    length, count = _HEAD.unpack(_exactly(connection, _HEAD.size))
+    sizes = struct.unpack(f"<{count}Q", _exactly(connection, 8 * count))
+    total = length + sum(sizes)
+    if total <= INLINE_BYTES:
+        content = memoryview(_exactly(connection, total))
+    else:
+        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        if not descriptors:
+            raise EOFError
+        try:
+            content = memoryview(mmap.mmap(descriptors[0], total))
+        finally:
+            os.close(descriptors[0])
+    buffers, start = [], length
+    for size in sizes:
+        buffers.append(content[start : start + size])
+        start += size
+    return pickle.loads(content[:length], buffers=buffers)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytearray:
+    content = bytearray(size)
+    view = memoryview(content)
+    while view:
+        received = connection.recv_into(view)
+        if not received:
+            raise EOFError
+        view = view[received:]
+    return content
+
+
+def _write(descriptor: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _scratch(name: str) -> int:
+    """A file in memory that goes when the last process closes it."""
+    return os.memfd_create(name)
+
+
+def _tail(descriptor: int, size: int = 4096) -> str:
+    end = os.lseek(descriptor, 0, os.SEEK_END)
+    return os.pread(descriptor, size, max(0, end - size)).decode(errors="replace")
+
+
+# -- limits ------------------------------------------------------------------------------------
+
+
+def _address_space() -> int:
+    """Bytes of addresses that this process has."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE
+
+
+def _available() -> int:
+    """Bytes of memory that the machine can give without swapping."""
+    with contextlib.suppress(OSError, StopIteration), Path("/proc/meminfo").open(encoding="ascii") as table:
+        return next(int(line.split()[1]) for line in table if line.startswith("MemAvailable:")) * 1024
+    return 0

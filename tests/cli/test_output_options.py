@@ -1,0 +1,101 @@
+"""`-q`, `-v` and `--json -` of every command that reports: stdout holds what was asked for alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph
+from typer.testing import CliRunner
+
+from rewriter.cli import app
+from rewriter.model import save
+from rewriter.pipeline.option_checks import share_from_text
+from rewriter.report import progress as progress_report
+
+SOURCE = "g (float[2,8] x) => (float[2,8] y) { a = Mul(x, x) y = Sqrt(a) }"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    save(graph(SOURCE), tmp_path / "m.onnx")
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x=np.ones((2, 8), np.float32))
+    return {path.stem: str(path) for path in tmp_path.iterdir()}
+
+
+def command(name: str, files: dict[str, str]) -> list[str]:
+    return {
+        "fix": ["fix", files["m"], "--dry-run", "--no-build", "--inputs", files["a"]],
+        "scan": ["scan", files["m"], "--inputs", files["a"]],
+        "verify": ["verify", files["m"], files["m"], "--engine", "onnxruntime", "--inputs", files["a"]],
+        "locate": ["locate", files["m"], files["m"], "--engine", "emulation", "--inputs", files["a"]],
+        "compare-inputs": ["compare-inputs", files["a"], files["b"]],
+    }[name]
+
+
+COMMANDS = ["fix", "scan", "verify", "locate", "compare-inputs"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_has_stdout_for_itself(name: str, files: dict[str, str]) -> None:
+    done = CliRunner().invoke(app, [*command(name, files), "--json", "-"])
+    assert not done.exit_code, done.output
+    assert json.loads(done.stdout)["schema_version"] == 1
+    assert done.stderr, "the report is not lost"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_quiet_is_one_line_and_verbose_says_more(name: str, files: dict[str, str]) -> None:
+    outputs = [
+        CliRunner().invoke(app, [*command(name, files), *more]).stdout for more in (["-q"], [], ["-v"])
+    ]
+    quiet, usual, verbose = (text.splitlines() for text in outputs)
+    assert len(quiet) == 1
+    assert usual[0] == verbose[0] == quiet[0], "the verdict comes first"
+    assert len(quiet) <= len(usual) <= len(verbose)
+    assert len(usual) <= 16
+
+
+def test_json_of_the_configuration(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["config", str(tmp_path), "--json", "-"])
+    assert json.loads(done.stdout)["options"]["preset"]["value"] == "trt-fp16"
+    quiet = CliRunner().invoke(app, ["config", str(tmp_path), "-q"]).stdout
+    assert "preset" not in quiet
+
+
+SHARES = [("5%", 0.05), ("0.05", 0.05), ("20%", 0.2), ("20x", 19.0), ("1.05x", 0.05), ("0", 0.0)]
+
+
+@pytest.mark.parametrize(("text", "share"), SHARES)
+def test_a_latency_cost(text: str, share: float) -> None:
+    assert share_from_text(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["20", "1", "1.5"])
+def test_a_latency_cost_that_may_mean_two_things_is_asked_about(text: str, files: dict[str, str]) -> None:
+    done = CliRunner().invoke(app, ["fix", files["m"], "--dry-run", "--max-latency-cost", text])
+    assert done.exit_code == 2
+    assert f"{text}% for that much more latency" in done.stderr
+    assert f"{text}x for that many times of it" in done.stderr
+
+
+def test_a_long_job_shows_that_it_is_alive_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_report, "BEAT_SECONDS", 0.05)
+    with progress_report.progress(shown=True) as shown:
+        shown("probing with 80 models", 3, 80)
+        progress_report.time.sleep(0.4)
+    assert "0 s: probing with 80 models, 3 of 80" in capsys.readouterr().err
+
+
+def test_a_fixed_model_is_noted_in_its_file(files: dict[str, str], tmp_path: Path) -> None:
+    written = tmp_path / "f.onnx"
+    done = CliRunner().invoke(app, ["fix", files["m"], "-o", str(written), "--no-build", "-q"])
+    assert not done.exit_code
+    keys = {entry.key for entry in onnx.load(written).metadata_props}
+    assert {"rewriter.version", "rewriter.verdict", "rewriter.source.sha256"} <= keys

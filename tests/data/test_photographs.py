@@ -1,0 +1,193 @@
+"""compare-inputs on photographs, against what OpenCV, Pillow and PyTorch really do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from rewriter.cli import app
+from rewriter.data.parity import compare_arrays
+from rewriter.data.parity.recognise import Origin, recognise
+from rewriter.data.parity.resampling import METHODS, resize
+from rewriter.errors import InputsError
+from rewriter.jobs.compare_inputs import compare_inputs
+from rewriter.model import Array
+
+cv2 = pytest.importorskip("cv2")
+torch = pytest.importorskip("torch")
+Image = pytest.importorskip("PIL.Image")
+datasets = pytest.importorskip("sklearn.datasets")
+
+SIDE = 112
+Resize = Callable[[Array, tuple[int, int]], Array]
+
+
+@pytest.fixture(scope="module", params=["china.jpg", "flower.jpg"])
+def photo(request: pytest.FixtureRequest) -> Array:
+    """A photograph [240, 320, 3] in uint8."""
+    return np.ascontiguousarray(datasets.load_sample_image(request.param)[100:340, 150:470])
+
+
+def opencv(flag: str) -> Resize:
+    return lambda image, size: np.asarray(cv2.resize(image, size[::-1], interpolation=getattr(cv2, flag)))
+
+
+def pillow(flag: str) -> Resize:
+    return lambda image, size: np.asarray(
+        Image.fromarray(image).resize(size[::-1], getattr(Image.Resampling, flag))
+    )
+
+
+def pytorch(mode: str, **more: bool) -> Resize:
+    def resized(image: Array, size: tuple[int, int]) -> Array:
+        planes = torch.from_numpy(np.float32(image)).permute(2, 0, 1)[None]
+        found = torch.nn.functional.interpolate(planes, size, mode=mode, **more)
+        return np.asarray(found[0].permute(1, 2, 0).numpy())
+
+    return resized
+
+
+LINEAR = opencv("INTER_LINEAR")
+
+
+def stretched(image: Array, how: Resize = LINEAR) -> Array:
+    return how(image, (SIDE, SIDE))
+
+
+def cropped(image: Array, how: Resize = LINEAR) -> Array:
+    high, wide = image.shape[:2]
+    size = (128, 128 * wide // high)
+    found, left = how(image, size), (size[1] - SIDE) // 2
+    return found[8 : 8 + SIDE, left : left + SIDE]
+
+
+def letterboxed(image: Array, how: Resize = LINEAR, value: int = 114) -> Array:
+    high, wide = image.shape[:2]
+    size = (SIDE * high // wide, SIDE)
+    found, top = np.full((SIDE, SIDE, 3), value, np.float32), (SIDE - size[0]) // 2
+    found[top : top + size[0]] = how(image, size)
+    return found
+
+
+MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+
+
+def tensor(image: Array, *, bgr: bool = False) -> Array:
+    """The image normalised with ImageNet's constants: [1, 3, H, W]."""
+    values = (image.astype(np.float32) / 255 - MEAN) / STD
+    return np.ascontiguousarray(values.transpose(2, 0, 1)[None, :: -1 if bgr else 1])
+
+
+REAL = {
+    ("bilinear", False, "half-pixel"): [LINEAR, pytorch("bilinear", align_corners=False)],
+    ("bilinear", True, "half-pixel"): [pillow("BILINEAR"), pytorch("bilinear", antialias=True)],
+    ("bilinear", False, "align-corners"): [pytorch("bilinear", align_corners=True)],
+    ("nearest", False, "floor"): [opencv("INTER_NEAREST"), pytorch("nearest")],
+    ("nearest", False, "centre"): [pillow("NEAREST"), pytorch("nearest-exact")],
+    ("bicubic", False, "half-pixel"): [opencv("INTER_CUBIC"), pytorch("bicubic", align_corners=False)],
+    ("bicubic", True, "half-pixel"): [pillow("BICUBIC"), pytorch("bicubic", antialias=True)],
+    ("bicubic", False, "align-corners"): [pytorch("bicubic", align_corners=True)],
+    ("area", True, "half-pixel"): [opencv("INTER_AREA")],
+    ("area", True, "floor"): [pytorch("area")],
+    ("lanczos", True, "half-pixel"): [pillow("LANCZOS")],
+}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{m.kernel} {m.antialias} {m.coordinates}")
+def test_every_method_is_what_the_libraries_do_and_is_recognised(method: object, photo: Array) -> None:
+    for real in REAL[method.kernel, method.antialias, method.coordinates]:  # type: ignore[attr-defined]
+        made = stretched(photo, real)
+        error = np.abs(resize(photo, (SIDE, SIDE), method) - made)  # type: ignore[arg-type]
+        assert np.median(error) <= 0.5, "half a pixel value where the library rounds"
+        found = recognise(photo, tensor(made))
+        assert found is not None and found.method == method
+        whole = made.dtype == np.uint8 or "nearest" in found.method.kernel
+        assert found.rounds == whole
+
+
+def kinds(photo: Array, ours: Array, theirs: Array) -> set[str]:
+    return {d.kind for d in compare_arrays(tensor(ours), tensor(theirs), image=photo).differences}
+
+
+PAIRS = [
+    pytest.param(stretched, cropped, {"size"}, id="resize-then-crop against direct"),
+    pytest.param(stretched, letterboxed, {"size"}, id="letterbox against stretch"),
+    pytest.param(
+        lambda p: stretched(p, pytorch("bilinear", align_corners=False)),
+        lambda p: stretched(p, pytorch("bilinear", align_corners=True)),
+        {"interpolation"},
+        id="align-corners",
+    ),
+    pytest.param(stretched, lambda p: stretched(p, pillow("BILINEAR")), {"antialias"}, id="antialias"),
+    pytest.param(stretched, lambda p: stretched(p, opencv("INTER_NEAREST")), {"interpolation"}, id="nearest"),
+    pytest.param(stretched, lambda p: stretched(p, opencv("INTER_CUBIC")), {"interpolation"}, id="bicubic"),
+    pytest.param(
+        stretched, lambda p: stretched(p, opencv("INTER_AREA")), {"interpolation", "antialias"}, id="area"
+    ),
+    pytest.param(
+        lambda p: stretched(p, pytorch("bilinear", antialias=True)),
+        lambda p: stretched(p, pillow("BILINEAR")),
+        {"rounding"},
+        id="whole pixels",
+    ),
+    pytest.param(letterboxed, lambda p: letterboxed(p, value=0), {"padding"}, id="padding value"),
+    pytest.param(
+        cropped,
+        lambda p: letterboxed(p, pillow("BICUBIC")),
+        {"size", "interpolation", "antialias"},
+        id="several",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "expected"), PAIRS)
+def test_what_people_mix_up_is_named(
+    ours: Callable[[Array], Array], theirs: Callable[[Array], Array], expected: set[str], photo: Array
+) -> None:
+    assert kinds(photo, ours(photo), theirs(photo)) == expected
+
+
+def test_channels_and_their_constants_are_told_apart_from_the_resize(photo: Array) -> None:
+    ours, theirs = tensor(stretched(photo)), tensor(stretched(photo, pillow("BILINEAR")), bgr=True)
+    found = compare_arrays(ours, theirs, image=photo)
+    assert {d.kind for d in found.differences} >= {"channel-order", "antialias"}
+
+
+def origin(photo: Array, array: Array) -> Origin:
+    found = recognise(photo, tensor(array))
+    assert found is not None
+    return found
+
+
+def test_the_code_of_a_crop_does_the_same(photo: Array) -> None:
+    found = origin(photo, cropped(photo))
+    names: dict[str, object] = {"image": photo, "cv2": cv2}
+    exec("\n".join(found.lines), names)
+    assert np.array_equal(names["image"], cropped(photo))
+
+
+def test_another_photograph_is_said_to_be_one(photo: Array) -> None:
+    other = np.random.default_rng(0).integers(0, 256, (240, 320, 3), np.uint8)
+    found = compare_arrays(tensor(stretched(photo)), tensor(cropped(photo)), image=other)
+    assert any("not recognised" in note for note in found.notes)
+
+
+def test_the_command_reads_photographs_and_prints_the_line(photo: Array, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=tensor(stretched(photo)))
+    np.savez(tmp_path / "b.npz", x=tensor(stretched(photo, pillow("BILINEAR"))))
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    paths = [str(tmp_path / name) for name in ("a.npz", "b.npz", "photo.png")]
+    done = CliRunner().invoke(app, ["compare-inputs", *paths[:2], "--images", paths[2]])
+    assert done.exit_code == 1
+    assert done.output.startswith("The two pipelines differ: 1 sample compared")
+    assert "theirs is resized with antialiasing" in done.output
+    assert "theirs: image = image.resize(size[::-1], Image.BILINEAR)" in done.output
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputsError, match="0 photographs for 1 sample"):
+        compare_inputs(paths[0], paths[1], images=tmp_path / "none")
+    with pytest.raises(InputsError, match="cannot read it"):
+        compare_inputs(paths[0], paths[1], images=paths[0])

@@ -1,0 +1,57 @@
+"""An engine for tests: the emulation with FP16 sums and TF32, behind `measure`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rewriter.emulation import emulation
+from rewriter.engines.measure import measure as measure_files
+from rewriter.engines.onnxruntime import Session
+from rewriter.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
+from rewriter.engines.tensor_files import write_samples
+from rewriter.engines.this_machine import Choice
+from rewriter.model import load
+from rewriter.model.facts import infer
+
+FP16_US, FP32_US = 10.0, 20.0
+
+
+def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path) -> list[EngineOutcome]:
+    """Runs the files by emulation; models with FP16 in them take `FP16_US`, others `FP32_US`."""
+    assert settings.engine == "onnxruntime"
+    return [_outcome(variant, folder) for variant in variants]
+
+
+def _outcome(variant: Variant, folder: Path) -> EngineOutcome:
+    model = load(variant.path)
+    facts = infer(model)
+    halves = any(tensor.dtype == 10 for tensor in facts.main.values())
+    with Session(emulation(model, facts, "fp16", tf32=variant.tf32)) as session:
+        stored = write_samples(folder / f"out-{variant.name}", map(session.run, variant.samples))
+    us = FP16_US if halves else FP32_US
+    return EngineOutcome(
+        variant.name,
+        0,
+        "ok",
+        device="CPU",
+        library="emulation",
+        outputs=stored.folders,
+        latency=Latency(us, 0.0, us, 1, False),
+    )
+
+
+def use_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes ONNX Runtime the engine that judges results on this machine."""
+    choice = Choice("onnxruntime")
+    monkeypatch.setattr("rewriter.engines.this_machine.choose", lambda engine="auto": choice)
+
+
+def use_emulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the emulation with FP16 sums the engine that judges results on this machine."""
+    use_onnxruntime(monkeypatch)
+    for user in ("rewriter.verification.run_check", "rewriter.jobs.fix.yardstick"):
+        monkeypatch.setattr(f"{user}.measure", measure)
+    assert measure_files is not measure

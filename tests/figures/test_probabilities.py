@@ -1,0 +1,108 @@
+"""Outputs of probabilities are found by the end of the graph, and judged by differences of probabilities."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import graph
+
+from rewriter.figures.outputs import OutputComparison, compare
+from rewriter.figures.probabilities import Probabilities, probabilities
+from rewriter.figures.tolerances import TOLERANCES, Tolerance
+from rewriter.model import Array
+from rewriter.verification.judge import Standard
+
+SOFTMAX = Probabilities("Softmax(y) (Softmax) makes it", classes=-1)
+FP16 = TOLERANCES["fp16"].value
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        pytest.param("y = Softmax(x)", SOFTMAX, id="softmax"),
+        pytest.param("s = Softmax(x) y = Identity(s)", -1, id="behind an Identity"),
+        pytest.param("y = Softmax<axis = 1>(x)", -2, id="over another axis"),
+        pytest.param("s = Sigmoid(x) y = Transpose(s)", None, id="sigmoid behind a view"),
+        pytest.param("a = Sigmoid(x) b = Sigmoid(x) y = Concat<axis = 0>(a, b)", None, id="joined scores"),
+    ],
+)
+def test_the_end_of_the_graph_shows_probabilities(body: str, found: Probabilities | int | None) -> None:
+    known = probabilities(graph(f"g (float[2,3,4] x) => (float[P,Q,R] y) {{ {body} }}"))
+    assert known["y"] == found if isinstance(found, Probabilities) else known["y"].classes == found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("a = Sigmoid(x) y = Mul(a, x)", id="SiLU"),
+        pytest.param("a = Sigmoid(x) y = Concat<axis = 0>(a, x)", id="boxes and scores in one tensor"),
+        pytest.param("y = Relu(x)", id="features"),
+        pytest.param("y = MatMul(x, x)", id="logits, which the graph does not tell from features"),
+    ],
+)
+def test_other_outputs_are_judged_by_their_relative_error(body: str) -> None:
+    assert not probabilities(graph(f"g (float[2,4,4] x) => (float[P,4,4] y) {{ {body} }}"))
+
+
+def test_old_softmaxes_over_joined_axes_have_no_rows() -> None:
+    source = graph("g (float[2,3,4] x) => (float[2,3,4] y) { y = Softmax<axis = 1>(x) }", opset=11)
+    known = probabilities(source)
+    assert known["y"].classes is None
+
+
+def judged(expected: Array, actual: Array, kind: Probabilities = SOFTMAX) -> OutputComparison:
+    (one,) = compare({"y": expected}, {"y": actual}, FP16, kinds={"y": kind})
+    return one
+
+
+SURE = np.array([[0.9, 0.06, 0.04], [0.1, 0.8, 0.1]])
+
+
+def test_a_difference_that_no_threshold_sees_passes() -> None:
+    shifted = SURE + np.array([-0.008, 0.004, 0.004])
+    one = judged(SURE, shifted)
+    assert one.relative_l2 > FP16 and one.passed and one.metric == "probability"
+    assert one.probability is not None
+    assert one.probability.top_1 == 1.0
+    assert one.probability.difference == pytest.approx(0.008)
+    assert "the same best class in 1 of the rows" in one.fair_text and "Softmax(y) (Softmax)" in one.fair_text
+    assert one.excess <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"),
+    [
+        pytest.param(SURE, SURE + np.array([-0.02, 0.01, 0.01]), id="a larger difference"),
+        pytest.param(SURE * 1e-3, 0.0 * SURE, id="zeros where all probabilities are small"),
+        pytest.param(
+            np.full((1, 100), 0.01) + np.eye(1, 100) * 5e-4,
+            np.full((1, 100), 0.01) + np.eye(1, 100, 1) * 5e-4,
+            id="another best class, far ahead for its size",
+        ),
+        pytest.param(SURE, np.where(SURE > 0.85, np.nan, SURE), id="NaN"),
+    ],
+)
+def test_no_figure_hides_a_broken_output(expected: Array, actual: Array) -> None:
+    one = judged(expected, actual)
+    assert not one.passed and one.excess > 1.0
+
+
+def test_a_tie_may_go_either_way() -> None:
+    tie = np.array([[0.4011, 0.4, 0.1989]])
+    one = judged(tie, tie[:, [1, 0, 2]] + np.array([0, 0.006, -0.006]))
+    assert one.probability is not None and one.probability.top_1 == 0.0 and one.probability.decided
+    assert one.passed
+
+
+def test_logarithms_are_compared_as_probabilities() -> None:
+    known = Probabilities("LogSoftmax", -1, logarithms=True)
+    small = np.array([[0.999, 0.0009, 0.0001]])
+    one = judged(np.log(small), np.log(small) + np.array([0, 0.02, 0.4]), known)
+    assert one.passed and one.relative_l2 > FP16
+
+
+def test_a_measure_of_the_users_replaces_it() -> None:
+    model = graph("g (float[2,3] x) => (float[2,3] y) { y = Softmax(x) }")
+    assert Standard.of(model, TOLERANCES["fp16"]).kinds
+    assert not Standard.of(model, TOLERANCES["fp16"], Tolerance(5e-3, "relative-l2", "--tolerance")).kinds
+    assert not Standard.of(model, TOLERANCES["fp16"], fair=False).kinds

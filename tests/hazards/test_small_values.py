@@ -1,0 +1,156 @@
+"""Small values that matter: each rule where it must report, and where a similar graph is right in FP16."""
+
+from __future__ import annotations
+
+import pytest
+from hazard_rules import Ranges, found
+from onnx import TensorProto
+
+from rewriter.hazards import PrecisionRequest
+from rewriter.plan import Range
+
+BF16 = PrecisionRequest(TensorProto.BFLOAT16)
+
+CHAIN = """
+    g (float[4] x, float[4] w) => (float[4] y) <float half = {0.5}, float back = {-0.5}> {
+        s = Mul(x, x)
+        END
+    }"""
+LOG, ROOT = "y = Log(s)", "y = Sqrt(s)"
+
+
+@pytest.mark.parametrize(
+    ("end", "ranges", "expected"),
+    [
+        pytest.param(LOG, {"s": (1e-8, 1)}, "s y", id="a logarithm of what becomes zero"),
+        pytest.param(LOG, {"s": (1e-6, 1)}, "s y", id="a logarithm of a subnormal number"),
+        pytest.param(LOG, {"s": (1e-3, 1)}, "", id="a logarithm of normal numbers"),
+        pytest.param(LOG, {"s": (0, 1)}, "", id="a logarithm of zero is infinite in FP32 already"),
+        pytest.param(LOG, {"s": (-1, 1)}, "", id="a signed operand"),
+        pytest.param("y = Reciprocal(s)", {"s": (1e-8, 1)}, "s y", id="a reciprocal"),
+        pytest.param("y = Div(w, s)", {"s": (1e-8, 1)}, "s y", id="a divisor"),
+        pytest.param("y = Div(s, w)", {"s": (1e-8, 1), "w": (1, 2)}, "", id="a small dividend"),
+        pytest.param("y = Pow(s, back)", {"s": (1e-8, 1)}, "s y", id="the power -0.5"),
+        pytest.param(ROOT, {"s": (1e-8, 1e-4), "y": (1e-4, 1e-2)}, "s y", id="small roots"),
+        pytest.param(ROOT, {"s": (0, 1e-4), "y": (0, 1e-2)}, "s y", id="small roots and zeros"),
+        pytest.param(ROOT, {"s": (1e-8, 25), "y": (1e-4, 5)}, "", id="roots that are mostly large"),
+        pytest.param("y = Pow(s, half)", {"s": (0, 1e-4), "y": (0, 1e-2)}, "s y", id="the power 0.5"),
+    ],
+)
+def test_small_operands(end: str, ranges: Ranges, expected: str) -> None:
+    assert found("small_operands", CHAIN.replace("END", end), ranges) == expected
+
+
+def test_small_operands_are_no_matter_of_bf16() -> None:
+    assert found("small_operands", CHAIN.replace("END", LOG), {"s": (1e-8, 1)}, request=BF16) == ""
+
+
+def test_the_island_ends_where_values_are_no_longer_small() -> None:
+    text = "g (float[4] x) => (float[4] y) { a = Exp(x)\n b = Relu(a)\n c = Mul(b, b)\n y = Log(c) }"
+    assert found("small_operands", text, {"a": (0.01, 2), "b": (1e-5, 2), "c": (1e-10, 4)}) == "b c y"
+
+
+SPECTROGRAM = """
+    g (float[1,1,64] x) => (float[1,4,61] y)
+    <float[4,1,4] f = {1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2},
+    float two = {2.0}, float e = {1e-10}> {
+        c = Conv(x, f)
+        MIDDLE
+        a = Add(s, e)
+        y = Log(a)
+    }"""
+SQUARE = SPECTROGRAM.replace("MIDDLE", "s = Pow(c, two)")
+
+
+@pytest.mark.parametrize(
+    ("text", "power", "expected"),
+    [
+        pytest.param(SQUARE, Range(1e-10, 200, 0.4, True), "a c s y", id="a spectrogram"),
+        pytest.param(SQUARE, Range(0.01, 200, 0.4, True), "", id="a small span"),
+        pytest.param(
+            SPECTROGRAM.replace("MIDDLE", "r = Relu(c) s = Pow(r, two)"),
+            Range(1e-10, 200, 0.4, True),
+            "",
+            id="behind an activation",
+        ),
+        pytest.param(
+            SPECTROGRAM.replace("MIDDLE", "z = Pow(c, two) s = Max(z, e)"),
+            Range(1e-10, 200, 0.4, True),
+            "a c s y z",
+            id="bounded by an epsilon",
+        ),
+        pytest.param(
+            SPECTROGRAM.replace("MIDDLE", "s = Pow(x, two)").replace("61", "64"),
+            Range(1e-10, 200, 0.4, True),
+            "",
+            id="without filters",
+        ),
+    ],
+)
+def test_signal_logarithms(text: str, power: Range, expected: str) -> None:
+    text = text.replace("float[1,4,64] y", "float[1,1,64] y")
+    assert found("signal_logarithms", text, {"a": power}) == expected
+
+
+VARIANCE = """
+    g (float[4,8] x) => (float[4,1] y) {
+        m = ReduceMean<axes = [1]>(x)
+        p = Mul(m, m)
+        q = Mul(x, x)
+        a = ReduceMean<axes = [1]>(q)
+        v = Sub(LEFT, p)
+        y = Sqrt(v)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("left", "ranges", "expected"),
+    [
+        pytest.param("a", {"a": (90, 110), "p": (90, 110), "v": (0, 2)}, "a m p q v", id="little remains"),
+        pytest.param("a", {"a": (3, 4), "p": (1, 1), "v": (2, 3)}, "", id="most remains"),
+        pytest.param("m", {"m": (90, 110), "p": (90, 110), "v": (0, 2)}, "", id="one of them is no square"),
+        pytest.param("a", {"a": (90, 110), "p": (90, 110)}, "", id="not measured"),
+    ],
+)
+def test_square_differences(left: str, ranges: Ranges, expected: str) -> None:
+    assert found("square_differences", VARIANCE.replace("LEFT", left), ranges) == expected
+
+
+def bank(*columns: float) -> str:
+    rows = [columns if i // 4 == 0 else (0.0,) * len(columns) for i in range(16)]
+    return ", ".join(str(v) for row in rows for v in row)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        pytest.param(bank(0.5, 0.5, 0.5, 1e-7), "y", id="one tiny filter"),
+        pytest.param(bank(0.5, 0.5, 0.5, 0.4), "", id="filters of one size"),
+        pytest.param(bank(0.5, -0.5, 0.5, 1e-7), "", id="negative weights are no bank"),
+        pytest.param(", ".join(["0.5, 0.5, 0.5, 1e-7"] * 16), "", id="neither are dense ones"),
+    ],
+)
+def test_filter_banks(weights: str, expected: str) -> None:
+    text = f"g (float[2,16] x) => (float[2,4] y) <float[16,4] w = {{{weights}}}> {{ y = MatMul(x, w) }}"
+    assert found("filter_banks", text) == expected
+
+
+@pytest.mark.parametrize(
+    ("variance", "scale", "expected"),
+    [
+        pytest.param("1, 2", "1, 2", "", id="ordinary statistics"),
+        pytest.param("1, 9.8e7", "1, 2", "y", id="a variance beyond FP16"),
+        pytest.param("1, 2", "1, 2e5", "y", id="a scale beyond FP16"),
+        pytest.param("1, 1e-6", "1, 2", "", id="a subnormal variance beside its epsilon"),
+        pytest.param("1, 1e-9", "1, 2", "", id="a variance that only its epsilon outweighs"),
+        pytest.param("1, 2", "1, 1e-6", "y", id="a subnormal scale"),
+        pytest.param("1, 2", "1, 1e-12", "", id="a channel that is switched off"),
+    ],
+)
+def test_batch_statistics(variance: str, scale: str, expected: str) -> None:
+    text = f"""
+        g (float[1,2,4] x) => (float[1,2,4] y) <float[2] s = {{{scale}}}, float[2] b = {{0, 1}},
+        float[2] m = {{0, 1}}, float[2] v = {{{variance}}}> {{
+            y = BatchNormalization(x, s, b, m, v)
+        }}"""
+    assert found("batch_statistics", text) == expected

@@ -1,0 +1,130 @@
+"""Where an engine runs, its figures decide: over the emulation's, and after each remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated_engine import use_emulation, use_onnxruntime
+from graphs import graph
+from onnx import numpy_helper
+
+import rewriter
+from rewriter.jobs.fix.result import FixResult
+from rewriter.model import Array
+from rewriter.verification.verdict import Check
+
+CANCELLING = """
+    g (float[4,64] x) => (float[4,64] y) <float offset = {300.0}, float share = {0.37}> {
+        a = Add(x, offset) t = Tanh(a) u = Mul(t, share) b = Sub(a, offset) c = Mul(b, share)
+        y = Add(c, u) }"""
+"""FP16 keeps two digits of x beside 300."""
+
+ROUNDED = """
+    g (float[2,8] x) => (float[2,2] y)
+    <float[8,2] w = {2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+                     0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
+"""2049 is 2048 in FP16 as in TF32: an error of 2 % in both."""
+
+
+def check(result: FixResult, name: str) -> Check:
+    assert result.verdict is not None
+    return next(check for check in result.verdict.checks if check.name == name)
+
+
+def samples(shape: tuple[int, ...]) -> list[dict[str, Array]]:
+    generator = np.random.default_rng(0)
+    return [{"x": generator.standard_normal(shape).astype(np.float32)} for _ in range(3)]
+
+
+def test_an_engine_that_passes_overrules_an_emulation_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime's CPU kernels compute FP16 in FP32: it is more accurate than the emulation."""
+    source = graph(CANCELLING).whole()
+    assert not rewriter.fix(source, inputs=samples((4, 64)), build=False, repair=False).verified
+    use_onnxruntime(monkeypatch)
+    result = rewriter.fix(source, inputs=samples((4, 64)), repair=False)
+    assert result.verified and result.conclusion.ending == "verified"
+    assert check(result, "run").passed and check(result, "emulation").passed is None
+
+
+def test_an_engine_that_fails_is_repaired_though_its_emulation_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine's FP16 sums rise and fall again; the emulation that plans are made by sums in FP32."""
+    source = graph(
+        "g (float[4,2048] x, float[2048,8] w) => (float[8,4] y) { h = MatMul(x, w) y = Transpose(h) }"
+    ).whole()
+    del source.graph.input[1]
+    w = np.abs(np.random.default_rng(2).standard_normal((2048, 8))).astype(np.float32) / 64
+    w[1024:] *= -1
+    source.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    data = [{"x": np.abs(sample["x"])} for sample in samples((4, 2048))]
+    given: dict[str, Any] = {"inputs": data, "passes": "mixed-precision", "accumulation": "fp32"}
+    emulated = rewriter.fix(source, build=False, **given)
+    assert emulated.verified and not emulated.repairs
+    use_emulation(monkeypatch)
+    alone = rewriter.fix(source, repair=False, **given)
+    assert check(alone, "run").passed is False and check(alone, "emulation").passed
+    result = rewriter.fix(source, **given)
+    assert result.verified and check(result, "run").passed
+    assert "NOT within" in result.repairs[0] and "every check passes" in result.repairs[-1]
+
+
+def test_an_engine_as_accurate_as_the_networks_own_fp32_engine_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_emulation(monkeypatch)
+    data = {"x": np.ones((2, 8), np.float32)}
+    result = rewriter.fix(graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision")
+    run = check(result, "run")
+    assert run.excuse == "as-fp32" and "the network's own FP32 engine errs by 0.02" in run.summary
+    assert result.verified and result.conclusion.ending == "as-fp32"
+    strict = rewriter.fix(
+        graph(ROUNDED).whole(), inputs=data, repair=False, passes="mixed-precision", tolerance=5e-3
+    )
+    assert strict.verified is False, "the user's own tolerance is not excused"
+
+
+def small() -> dict[str, Any]:
+    """A MatMul whose weights FP16 and TF32 round alike; its sums in FP16 add to that."""
+    w = np.random.default_rng(3).standard_normal((512, 512)).astype(np.float32)
+    source = graph(
+        "g (float[4,512] x, float[512,512] w) => (float[512,4] y) { h = MatMul(x, w) y = Transpose(h) }"
+    )
+    proto = source.whole()
+    del proto.graph.input[1]
+    proto.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    return {"model": proto, "inputs": samples((4, 512)), "passes": "mixed-precision"}
+
+
+def test_fp32_that_was_measured_to_be_faster_and_more_accurate_is_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.IN_DOUBT", 100.0)
+    slower = rewriter.fix(**small())
+    assert slower.plan is not None and not slower.conclusion.remarks, "FP32 takes twice the time"
+    monkeypatch.setattr("emulated_engine.FP32_US", 5.0)
+    result = rewriter.fix(**small())
+    assert result.verified and result.plan is None
+    (remark,) = result.conclusion.remarks
+    assert "faster and more accurate" in remark and "5 us instead of 10 us (measured)" in remark
+    assert rewriter.fix(**small(), repair=False).plan is not None, "--no-repair gives the rules' plan alone"
+
+
+def test_fp32_is_not_built_where_recorded_costs_rule_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("emulated_engine.FP32_US", 5.0)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.IN_DOUBT", 0.5)
+    assert rewriter.fix(**small()).plan is not None
+
+
+def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = rewriter.fix(**small(), build=False)
+    assert result.plan is not None and not result.conclusion.remarks
+    all_kept = rewriter.fix(**small(), build=False, keep_fp32_op=["MatMul"])
+    assert all_kept.conclusion.remarks == ("all of it is FP32: rules and options leave nothing in FP16",)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.CLEAR", 100.0)
+    result = rewriter.fix(**small(), build=False)
+    assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]

@@ -1,0 +1,74 @@
+"""Results for tests of pages: real runs on a small network with a picture as output and a hostile name."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from graphs import with_weights
+from onnx import numpy_helper
+
+from rewriter.jobs.findings import ScanResult
+from rewriter.jobs.fix.api import fix
+from rewriter.jobs.fix.result import FixResult
+from rewriter.jobs.locate import locate
+from rewriter.jobs.scan import scan
+from rewriter.jobs.verify import verify
+from rewriter.model import Array, Model
+from rewriter.verification.locate.location import Location
+from rewriter.verification.verify_result import VerifyResult
+
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>\"'&"
+"""A node's name that would run code in a page that does not escape it."""
+
+LAYERS = 4
+
+
+def network() -> Model:
+    """Convolutions on an image; between two of the nodes values reach 1e6, beyond FP16."""
+    rng = np.random.default_rng(0)
+    weights: dict[str, Array] = {
+        f"w{i}": 0.3 * rng.standard_normal((3, 3, 3, 3)).astype(np.float32) for i in range(LAYERS)
+    }
+    weights |= {"large": np.array([1e6], np.float32), "small": np.array([1e-6], np.float32)}
+    kinds = ", ".join(f"float[{','.join(map(str, array.shape))}] {n}" for n, array in weights.items())
+    layers = [
+        f"c{i} = Conv<pads=[1,1,1,1]>({f't{i - 1}' if i else 'x'}, w{i}) t{i} = Tanh(c{i})"
+        for i in range(LAYERS)
+    ]
+    tail = f"far = Mul(t{LAYERS - 1}, large) e = Exp(t0) sum = Add(far, e) y = Mul(sum, small)"
+    image = "float[1,3,32,32]"
+    made = with_weights(f"g ({image} x, {kinds}) => ({image} y) {{ {' '.join(layers)} {tail} }}", weights)
+    for node in made.proto.graph.node:
+        node.name = HOSTILE if node.output[0] == "sum" else f"/body/{node.output[0]}"
+    return made
+
+
+def samples() -> dict[str, Array]:
+    """One image of a gradient."""
+    ramp = np.linspace(-1.0, 1.0, 32 * 32 * 3, dtype=np.float32)
+    return {"x": ramp.reshape(1, 3, 32, 32)}
+
+
+@cache
+def fixed() -> FixResult:
+    return fix(network().proto, build=False, inputs=samples(), pareto=True)
+
+
+@cache
+def scanned() -> ScanResult:
+    return scan(network().proto, inputs=samples())
+
+
+@cache
+def verified() -> VerifyResult:
+    return verify(network().proto, fixed().proto, inputs=samples(), engine="onnxruntime")
+
+
+@cache
+def located() -> Location:
+    wrong = network().proto
+    weight = next(tensor for tensor in wrong.graph.initializer if tensor.name == "w2")
+    scaled = np.float32(1.1) * numpy_helper.to_array(weight)
+    weight.CopyFrom(numpy_helper.from_array(scaled, weight.name))
+    return locate(network().proto, wrong, inputs=samples(), engine="onnxruntime")

@@ -1,0 +1,224 @@
+"""Pages as text: self-contained, safe against hostile names, small; and the command line that writes them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pages
+import pytest
+from pages import HOSTILE
+from typer.testing import CliRunner
+
+from rewriter.base import Change, Refusal
+from rewriter.cli import app
+from rewriter.data.ranges.depth import TensorAtDepth
+from rewriter.figures.pair import Pair
+from rewriter.figures.pictures import LARGEST_SIDE, picture_of
+from rewriter.pipeline.driver import PassResult
+from rewriter.plan import Decision, Plan, Range
+from rewriter.report import html
+from rewriter.report.html.depth import MOST
+from rewriter.report.html.png import encoded
+from rewriter.report.html.scales import decades, linear, logarithmic, round_steps
+
+LIMIT = 2_000_000
+"""Bytes of a page."""
+
+
+def test_the_policy_admits_the_page_s_own_script_and_style_only() -> None:
+    text = html.as_html(pages.scanned())
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert "default-src 'none'" in policy.replace("&#39;", "'")
+    for kind in ("script", "style"):
+        (body,) = re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.S)
+        assert base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() in policy
+    assert "unsafe" not in policy
+    found = _Attributes()
+    found.feed(text)
+    assert not any(name.startswith("on") or name == "style" for name, _ in found.all)
+    links = [value for name, value in found.all if name in ("href", "src", "action", "srcset")]
+    assert links and all(link.startswith(("data:", "#")) for link in links)
+
+
+class _Attributes(HTMLParser):
+    """Collects the attributes of all elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[tuple[str, str]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.all += [(name, value or "") for name, value in attrs]
+
+
+@pytest.mark.parametrize("result", [pages.fixed, pages.scanned, pages.located])
+def test_a_hostile_name_is_text(result: object) -> None:
+    text = html.as_html(result(), f"rewriter fix '{HOSTILE}'")  # type: ignore[operator]
+    assert "window.hacked" in text
+    assert "<script>window" not in text and "<img src=x" not in text
+
+
+def test_words_between_backticks_are_code_and_names_with_one_are_text() -> None:
+    warnings = ["use `rewriter verify <x>` there", "node a`b is odd"]
+    text = html.as_html(replace(pages.fixed(), warnings=warnings))
+    assert "use <code>rewriter verify &lt;x&gt;</code> there" in text
+    assert "node a`b is odd" in text
+
+
+def _large(nodes: int) -> object:
+    """A result with as many nodes as RT-DETR or more, names as its exporter writes them, many hazards."""
+    name = "/model/decoder/decoder/layers.{0}/cross_attn/sampling_offsets/{1}/MatMul".format
+    names = [name(i % 6, i) for i in range(nodes)]
+    measured = [Range(-(10.0 ** (i % 12 - 6)), 1.0, 1e-3, finite=True) for i in range(nodes)]
+    depth = tuple(
+        TensorAtDepth(i, f"{n}_output_0", n, "MatMul", f"0:{n}_output_0", measured[i])
+        for i, n in enumerate(names)
+    )
+    reason = "the FP16 product before it then sums in FP32, at no cost: {0}".format
+    decisions = tuple(
+        Decision(t.node, t.op, t.key, "overflow", reason(t.tensor), t.tensor, t.range) for t in depth[::3]
+    )
+    passes = [
+        PassResult(
+            "fuse-attention",
+            tuple(Change(n, f"{n} became one MatMul") for n in names[::2]),
+            tuple(Refusal(n, "it has two readers") for n in names[1::2]),
+            1.0,
+        )
+    ]
+    return replace(
+        pages.fixed(), depth=depth, plan=Plan("fp16", decisions=decisions, float_nodes=nodes), passes=passes
+    )
+
+
+@pytest.mark.parametrize("nodes", [2500, 30_000])
+def test_a_page_of_a_large_network_stays_small(nodes: int) -> None:
+    text = html.as_html(_large(nodes))
+    assert len(text.encode()) < LIMIT
+    (data,) = re.findall(r'class="depth-data">(.*?)</script>', text, re.S)
+    rows = json.loads(data)["rows"]
+    assert min(nodes, MOST // 4) <= len(rows) <= MOST
+    assert max(float(row[6]) * -1 for row in rows) == 1e5, "the widest tensor is drawn"
+
+
+def test_the_depth_holds_every_tensor_in_its_place() -> None:
+    depth = pages.scanned().depth
+    results = [tensor for tensor in depth if not tensor.constant]
+    assert [t.tensor for t in results[:3]] == ["c0", "t0", "c1"]
+    assert [t.place for t in results] == list(range(len(results)))
+    far = next(t for t in results if t.tensor == "far")
+    assert far.range.absmax > 65504 and far.node == "/body/far"
+    weight = next(t for t in depth if t.tensor == "w1")
+    assert weight.constant and weight.place == next(t.place for t in results if t.tensor == "c1")
+
+
+def test_the_chart_marks_the_tensor_that_overflows() -> None:
+    text = html.as_html(pages.scanned())
+    assert re.search(r'class="dot hazard" d="M\d', text)
+    assert "exceed 65504" in text
+
+
+def test_checks_hold_the_figures_and_the_picture_of_their_worst_sample() -> None:
+    verdict = pages.fixed().verdict
+    assert verdict is not None
+    (emulation,) = [check for check in verdict.checks if check.name == "emulation"]
+    (figures,), (picture,) = emulation.statistics, emulation.pictures
+    assert figures.relative_l2 == emulation.outputs[0].relative_l2
+    assert sum(figures.histogram) == 3 * 32 * 32
+    assert picture.largest == pytest.approx(figures.max_abs)
+    assert picture.expected.shape == (32, 32, 3) and picture.difference.max() == 255
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((1, 3, 64, 48), (64, 48)),
+        ((2, 1, 32, 32), (32, 32)),
+        ((1, 700, 900, 3), (700, 900)),
+        ((1, 64, 64), (64, 64)),
+        ((1, 3, 4, 4), None),
+        ((1, 1, 512, 20), None),
+        ((1, 20, 300, 40), None),
+        ((3, 1000), None),
+    ],
+    ids=str,
+)
+def test_outputs_that_look_like_images(shape: tuple[int, ...], size: tuple[int, int] | None) -> None:
+    values = np.random.default_rng(0).random(shape).astype(np.float32)
+    picture = picture_of("y", Pair(values, values + np.float32(0.25)))
+    assert (picture and picture.size) == size
+    if picture is not None:
+        assert max(picture.expected.shape[:2]) <= LARGEST_SIDE
+        assert picture.largest == pytest.approx(0.25, rel=1e-5)
+
+
+def test_a_picture_with_nan_shows_where() -> None:
+    expected, actual = np.zeros((1, 1, 16, 16), np.float32), np.zeros((1, 1, 16, 16), np.float32)
+    expected[0, 0, 0, 0], actual[0, 0, 3, 4] = 1.0, np.nan
+    picture = picture_of("y", Pair(expected, actual))
+    assert picture is not None and np.argwhere(picture.difference).tolist() == [[0, 0], [3, 4]]
+
+
+def test_a_png_holds_its_pixels() -> None:
+    pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+    data = encoded(pixels)
+    size = int.from_bytes(data[33:37], "big")
+    assert data[37:41] == b"IDAT"
+    rows = np.frombuffer(zlib.decompress(data[41 : 41 + size]), np.uint8).reshape(2, 10)
+    assert (rows[:, 1:].reshape(2, 3, 3) == pixels).all() and not rows[:, 0].any()
+
+
+def test_scales_keep_their_ends_and_marks_are_round() -> None:
+    scale = logarithmic(1e-4, 1.0, 100.0, 0.0)
+    assert [scale(v) for v in (0.0, 1e-4, 1e-2, 1.0, float("inf"), float("nan"))] == [100, 100, 50, 0, 0, 0]
+    assert linear(0, 10, 0, 100)(5) == 50
+    assert decades(3e-5, 2.0, 9) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1.0])
+    assert round_steps(0.0, 43.0, 5) == [0, 10, 20, 30, 40]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """A model and its samples."""
+    onnx.save(pages.network().proto, tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", **pages.samples())  # type: ignore[arg-type]
+    return tmp_path / "model.onnx", tmp_path / "data.npz"
+
+
+def test_the_suffix_chooses_page_or_json(files: tuple[Path, Path], tmp_path: Path) -> None:
+    model, data = map(str, files)
+    for name in ("report.html", "report.json"):
+        arguments = ["scan", model, "--inputs", data, "--report", str(tmp_path / name)]
+        assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert json.loads((tmp_path / "report.json").read_text())["findings"]
+    page = (tmp_path / "report.html").read_text()
+    assert page.startswith("<!doctype html>") and "Repeats this run" in page
+
+
+@pytest.mark.parametrize("verb", ["fix", "verify", "locate", "probe"])
+def test_every_command_writes_a_page(verb: str, files: tuple[Path, Path], tmp_path: Path) -> None:
+    model, data = map(str, files)
+    arguments = {
+        "fix": [model, "--dry-run", "--no-build", "--inputs", data],
+        "verify": [model, model, "--engine", "onnxruntime", "--inputs", data],
+        "locate": [model, model, "--engine", "onnxruntime", "--inputs", data],
+        "probe": ["--engine", "onnxruntime"],
+    }
+    path = tmp_path / "page.HTML"
+    done = CliRunner().invoke(app, [verb, *arguments[verb], "--report", str(path)])
+    assert done.exit_code == 0, done.output
+    assert f"rewriter {verb}" in path.read_text()
+
+
+def test_a_page_does_not_overwrite_the_model(files: tuple[Path, Path]) -> None:
+    model = files[0].rename(files[0].with_suffix(".html"))
+    done = CliRunner().invoke(app, ["scan", str(model), "--report", str(model)])
+    assert done.exit_code == 2 and "overwrite" in done.output

@@ -1,0 +1,154 @@
+"""Kills, full disks, read-only folders and rival writers leave a whole model, the old one or the new."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from nightly import sized
+from stored import foreign, made, value
+
+import rewriter
+from rewriter.errors import OutputError
+from rewriter.model import save
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks, signals and limits of POSIX")
+
+MOMENTS = sized(10, 50)
+
+
+def fix(path: Path, output: Path) -> None:
+    rewriter.fix(path, output, passes="clean-casts", precision="fp32", verify=False, in_place=True)
+
+
+def fixing(path: Path, output: Path) -> int:
+    """The id of a forked process that fixes a model."""
+    child = os.fork()
+    if not child:
+        try:
+            fix(path, output)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def in_a_fork(work: Callable[[], object]) -> int:
+    """The exit code of `work` in a child: 0, 1 for an `OutputError`, 2 for anything else."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except OutputError:
+            os._exit(1)
+        except BaseException:
+            os._exit(2)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+LAYOUTS = [
+    pytest.param("m.onnx.data", False, id="external data"),
+    pytest.param("shared.data", True, id="shared data"),
+]
+
+
+@pytest.mark.parametrize(("location", "shared"), LAYOUTS)
+@pytest.mark.parametrize("in_place", [False, True], ids=["to another file", "in place"])
+def test_a_kill_at_any_time_leaves_whole_models(
+    tmp_path: Path, location: str, shared: bool, in_place: bool
+) -> None:
+    """A run is killed at times spread over all of it."""
+    start = tmp_path / "start"
+    start.mkdir()
+    foreign(start / "m.onnx", 1, location)
+    if shared:
+        shutil.copyfile(start / "m.onnx", start / "copy.onnx")
+    folder = tmp_path / "folder"
+    source = folder / "m.onnx"
+    output = source if in_place else folder / "out.onnx"
+    fix(start / "m.onnx", tmp_path / "first.onnx")  # imports what the forks need
+    shutil.copytree(start, folder)
+    begin = time.perf_counter()
+    assert os.waitpid(fixing(source, output), 0)[1] == 0
+    whole = time.perf_counter() - begin
+    killed = 0
+    for moment in range(MOMENTS):
+        shutil.rmtree(folder)
+        shutil.copytree(start, folder)
+        child = fixing(source, output)
+        time.sleep(whole * moment / MOMENTS)
+        os.kill(child, signal.SIGKILL)
+        killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        for model in folder.glob("*.onnx"):
+            assert value(model) == 1, f"{model.name} after a kill at moment {moment}"
+    assert killed, "every run ended before its kill"
+
+
+def test_a_full_disk_leaves_the_old_model_and_nothing_else(tmp_path: Path) -> None:
+    """A limit on file sizes stands in for the disk: the write fails in the middle."""
+    import resource
+
+    path = save(made(1), tmp_path / "m.onnx")
+    before = sorted(p.name for p in tmp_path.iterdir())
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        save(made(2), path)
+
+    assert in_a_fork(limited) == 1
+    assert value(path) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def test_a_folder_without_permission_keeps_its_model(open_folder: Path) -> None:
+    path = save(made(1), open_folder / "m.onnx")
+    for file in open_folder.iterdir():
+        file.chmod(0o444)
+    open_folder.chmod(0o555)
+
+    def as_nobody() -> None:
+        if os.geteuid() == 0:  # root may write anywhere
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+        save(made(2), path)
+
+    assert in_a_fork(as_nobody) == 1
+    assert value(path) == 1
+    open_folder.chmod(0o755)
+
+
+def test_two_writers_leave_one_whole_model(tmp_path: Path) -> None:
+    """Both replace the same model again and again; what is there afterwards is one of theirs."""
+    path = save(made(0), tmp_path / "m.onnx")
+    children = []
+    for number in (1, 2):
+        child = os.fork()
+        if not child:
+            try:
+                for _ in range(sized(20, 300)):
+                    save(made(number), path)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert codes == [0, 0]
+    assert value(path) in (1, 2)

@@ -1,0 +1,30 @@
+"""Readers of strangers' bytes on random changes of valid inputs; in `make nightly` atheris looks deeper."""
+
+from __future__ import annotations
+
+import pytest
+from fuzz_targets import TARGETS, FuzzTarget
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nightly import sized
+
+EVERY = [pytest.param(target, id=name) for name, target in TARGETS.items()]
+
+
+@pytest.mark.parametrize("target", EVERY)
+def test_its_seeds_are_valid(target: FuzzTarget) -> None:
+    """A seed that is declined would test nothing."""
+    for seed in target.seeds:
+        target.read(seed)
+
+
+@pytest.mark.parametrize("target", EVERY)
+@settings(deadline=None, max_examples=sized(100, 5000), suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_changed_bytes_give_a_result_or_an_error_of_ours(target: FuzzTarget, data: st.DataObject) -> None:
+    changed = bytearray(data.draw(st.sampled_from(target.seeds)))
+    for _ in range(data.draw(st.integers(1, 8))):
+        at = data.draw(st.integers(0, max(0, len(changed) - 1)))
+        length = data.draw(st.integers(0, 6))
+        changed[at : at + length] = data.draw(st.binary(max_size=6))
+    target.survive(bytes(changed))
