@@ -77,7 +77,9 @@ class Session:
         if self._local is not None:
             return self._local.run(feeds, outputs, until)
         if self._child is None:
-            raise ArithmeticRunError("the session is closed", where=self._file)
+            raise ArithmeticRunError(
+                "the session is closed", where=self._file, hint="run it before close, or make another session"
+            )
         limit = min(RUN_S, max(0.0, until - time.monotonic()) + GRACE_S)
         names = None if outputs is None else list(outputs)
         with self._explained(until):
