@@ -29,7 +29,7 @@ def classes(trees: dict[Path, ast.Module]) -> dict[str, ast.ClassDef | None]:
 
 
 def others(tree: ast.Module, known: dict[str, ast.ClassDef | None]) -> set[str]:
-    """Names that mean something else in a module: the reports have an `OutputError`, an error of an output."""
+    """Names that mean something else in a module: reports have an `OutputError` too."""
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     foreign = {a.asname or a.name for n in imports if "error" not in (n.module or "") for a in n.names}
     own = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
