@@ -13,8 +13,11 @@ demo: $(VENV)/with-rtx
 	@mkdir -p demo
 	$(BIN)/rewriter fix models/nafnet.onnx -o demo/nafnet.fixed.onnx --inputs models/nafnet.npz
 
+# PYTEST="-n 2 --dist loadgroup" spreads the tests over two processes
+PYTEST ?=
+
 test: lint
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PYTEST)
 
 lint: $(VENV)/with-dev
 	$(BIN)/ruff check .
@@ -34,7 +37,7 @@ MUTANTS ?= 400
 nightly: suites fuzz mutation audit
 
 suites: $(VENV)/with-nightly
-	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q -s tests/suites tests/model
+	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q tests/suites tests/model
 
 # FUZZ_SECONDS are shared by all targets; an input that fails stays in the current folder
 fuzz: $(VENV)/with-nightly
@@ -49,7 +52,7 @@ audit: $(VENV)/with-nightly
 	$(BIN)/pip-audit -r requirements-dev.lock --disable-pip --require-hashes --strict --progress-spinner off
 
 coverage: $(VENV)/with-nightly
-	$(BIN)/python -m pytest -q --cov=rewriter --cov-branch --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q $(PYTEST) --cov --cov-report=term:skip-covered
 
 # the lowest versions that pyproject.toml allows, in an environment of their own
 test-oldest:

@@ -55,6 +55,8 @@ INLINE_BYTES = 1 << 16
 _HEAD = struct.Struct("<QI")
 """Bytes of a message, and the number of buffers that come with it."""
 
+UNKNOWN = "a native library raised it: run again with a smaller model to find the node"
+
 T = TypeVar("T")
 
 inside = False
@@ -148,7 +150,7 @@ class Walled:
     def _ended(self, after_s: float | None = None) -> NativeError:
         """The error for a child that is gone, or is ended now because its time was up."""
         if self._socket is None:
-            return NativeError(f"{self.doing}: its process is gone")
+            return NativeError(f"{self.doing}: its process is gone", hint="start again: it crashed before")
         if after_s is not None:
             os.kill(self._pid, signal.SIGKILL)
         _, status = os.waitpid(self._pid, 0)
@@ -163,7 +165,8 @@ class Walled:
             )
         code = os.waitstatus_to_exitcode(status)
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return NativeError(f"{self.doing} crashed ({name})", cause=name, log=log)
+        hint = "the model makes a native library fail: look at the attributes and shapes of its nodes"
+        return NativeError(f"{self.doing} crashed ({name})", hint=hint, cause=name, log=log)
 
     def __del__(self) -> None:
         if getattr(self, "_socket", None) is not None:
@@ -308,7 +311,7 @@ def _carry_out(its: socket.socket, work: Callable[[], Any], seconds: float) -> b
     try:
         _send(its, answer)
     except (pickle.PicklingError, TypeError, AttributeError):
-        _send(its, (False, NativeError(f"{type(answer[1]).__name__}: {answer[1]}")))
+        _send(its, (False, NativeError(f"{type(answer[1]).__name__}: {answer[1]}", hint=UNKNOWN)))
     return answer[0]
 
 

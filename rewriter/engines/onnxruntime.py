@@ -78,7 +78,7 @@ class Session:
             return self._local.run(feeds, outputs, until)
         if self._child is None:
             raise ArithmeticRunError(
-                "the session is closed", where=self._file, hint="run it before close, or make another session"
+                "the session is closed", where=self._file, hint="make another session of the same model"
             )
         limit = min(RUN_S, max(0.0, until - time.monotonic()) + GRACE_S)
         names = None if outputs is None else list(outputs)

@@ -31,7 +31,7 @@ class TensorWriter:
     def write(self, name: str, array: Array) -> None:
         """Write one tensor; a name that comes again replaces what it was."""
         file = self._index[name][0] if name in self._index else f"{len(self._index)}.npy"
-        foreign = array.dtype.isbuiltin != 1
+        foreign = array.dtype.isbuiltin == 2  # 0 is NumPy's own, too: an instance that ONNX Runtime makes
         np.save(self._folder / file, array.view(f"u{array.itemsize}") if foreign else array)
         self._index[name] = (file, array.dtype.name)
 

@@ -62,12 +62,9 @@ class OutputComparison:
         fair = self.probability
         if fair is None or not self.finite or self.relative_l2 <= self.tolerance:
             return ""
-        kept = "" if fair.top_1 is None else f", the same best class in {fair.top_1:.4g} of the rows"
         beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
-        return (
-            f"{self.name} holds probabilities ({fair.reason}): largest difference {fair.difference:.2g}, "
-            f"{fair.allowed:.2g} allowed{kept}" + (beyond if self.relative_l2 > USABLE else "")
-        )
+        words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
+        return words + (beyond if self.relative_l2 > USABLE else "")
 
     @property
     def metric(self) -> str:
@@ -83,7 +80,7 @@ class OutputComparison:
         fair = self.probability
         if fair is None or not fair.decided:
             return relative
-        return min(relative, max(fair.difference / fair.allowed, self.relative_l2 / USABLE))
+        return min(relative, max(fair.excess, self.relative_l2 / USABLE))
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,18 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.figures.pair import Pair
+from rewriter.figures.tolerances import USABLE
 from rewriter.graph import attribute, is_op, label
 from rewriter.graph.ops import RESHAPES
 from rewriter.model import Array, Model, opsets_of
 
 PER_TOLERANCE = 2.0
-"""Largest difference of a probability, over the tolerance of relative L2: 0.01 for FP16. Thresholds on
-probabilities are set in steps of 0.05."""
+"""Largest difference of a probability that stands alone, and largest mean distance of rows of them, over the
+tolerance of relative L2: 0.01 for FP16. Thresholds on probabilities are set in steps of 0.05."""
 
-TIE = 0.02
-"""Two classes of the original whose probabilities are this close, as a share of the larger one, are a tie:
-either may win."""
+TIE = 0.1
+"""Two classes of the original whose probabilities are this close, as a share of the larger one, are a tie
+(0.52 and 0.48): either may win. The mean distance of the rows limits how many do."""
 
 FIRST_PLAIN_AXIS = 13
 """Operator set from which on a Softmax is along one axis; before, it joined all axes from that one on."""
@@ -53,20 +54,41 @@ class ProbabilityError:
 
     Attributes:
         reason: Why they are judged so.
-        difference: Largest difference of a probability; `allowed`: the largest that passes.
+        difference: Largest difference of a probability.
+        mean: Total variation distance of a row's two distributions, the mean over rows; None where each value
+            stands alone.
+        allowed: Largest `mean` that passes, or `difference` where each value stands alone.
         top_1: Share of rows with the same best class; None where each value stands alone.
         decided: True if no row has another best class, ties aside (`TIE`).
     """
 
     reason: str
     difference: float
+    mean: float | None
     allowed: float
     top_1: float | None
     decided: bool
 
     @property
+    def excess(self) -> float:
+        """The error in units of what is allowed; a single row may differ by `USABLE`."""
+        if self.mean is None:
+            return self.difference / self.allowed
+        return max(self.mean / self.allowed, self.difference / USABLE)
+
+    @property
     def passed(self) -> bool:
-        return self.decided and self.difference <= self.allowed
+        return self.decided and self.excess <= 1.0
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return f"largest difference {self.difference:.2g}, {self.allowed:.2g} allowed"
+        kept = f", the same best class in {self.top_1:.4g} of the rows" if self.top_1 is not None else ""
+        ties = "" if self.decided else ", and not by ties alone"
+        return (
+            f"mean distance of the rows {self.mean:.2g}, {self.allowed:.2g} allowed, at most "
+            f"{self.difference:.2g}, {USABLE:.2g} allowed{kept}{ties}"
+        )
 
 
 def probabilities(model: Model) -> dict[str, Probabilities]:
@@ -124,12 +146,12 @@ def probability_error(known: Probabilities, pair: Pair, tolerance: float) -> Pro
     if known.logarithms:
         expected, actual = np.exp(expected), np.exp(actual)
     difference = float(np.max(np.abs(actual - expected), initial=0.0))
-    top_1, decided = None, True
+    top_1, mean, decided = None, None, True
     if known.classes is not None and expected.size and expected.shape[known.classes] > 1:
-        top_1, decided = _top_1(
-            np.moveaxis(expected, known.classes, -1), np.moveaxis(actual, known.classes, -1)
-        )
-    return ProbabilityError(known.reason, difference, PER_TOLERANCE * tolerance, top_1, decided)
+        rows, found = (np.moveaxis(array, known.classes, -1) for array in (expected, actual))
+        top_1, decided = _top_1(rows, found)
+        mean = float(np.mean(np.sum(np.abs(found - rows), axis=-1))) / 2.0
+    return ProbabilityError(known.reason, difference, mean, PER_TOLERANCE * tolerance, top_1, decided)
 
 
 def _top_1(expected: Array, actual: Array) -> tuple[float, bool]:

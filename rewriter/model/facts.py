@@ -68,7 +68,7 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
     if known is None:
         known = _RECENT[graph, strict] = _infer(model, strict)
         while len(_RECENT) > KEPT:
-            _RECENT.pop(next(iter(_RECENT), None), None)
+            _RECENT.pop(next(iter(_RECENT)), None)
     return Facts([dict(scope) for scope in known.scopes])  # callers add tensors to theirs
 
 

@@ -30,10 +30,7 @@ def guarded(
     except NativeError as error:
         node = culprit(function, proto, *arguments)
         where = ": ".join(filter(None, (str(path) if path else "", node)))
-        raise ModelError(error.what, where=where or None, hint=error.hint or HINT) from error
-
-
-HINT = "look at the node's attributes and shapes: they make onnx itself fail"
+        raise ModelError(error.what, where=where or None, hint=error.hint) from error
 
 
 def culprit(function: Callable[..., Any], proto: ModelProto, *arguments: Any) -> str | None:

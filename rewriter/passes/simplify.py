@@ -182,11 +182,9 @@ def skipped_always() -> tuple[str, ...]:
 
 def _optimizers() -> list[str]:
     """All optimizers of onnxsim; runs in a child process."""
-    _onnxsim()
-    from onnxsim import onnxsim_cpp2py_export as library  # pyright: ignore[reportAttributeAccessIssue]
-
+    library = _onnxsim()
     library.simplify(helper.make_model(helper.make_graph([], "g", [], [])))  # registers those of its own
-    return list(library._list_optimizers())
+    return list(library.onnxsim_cpp2py_export._list_optimizers())
 
 
 def _onnxsim() -> Any:

@@ -11,22 +11,26 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from rewriter.english import count
 from rewriter.errors import UsageError
 from rewriter.report.checks import JUDGING
 from rewriter.report.json import SCHEMA_VERSION
-from rewriter.report.terminal import SHOWN, fitting, listed, new_table
+from rewriter.report.terminal import listed, new_table
 
 MARKS = {"fix": "pipeline", "scan": "findings", "verify": "builds"}
 """Commands whose reports can be compared, each with a field that only its report has."""
 
 HINT = "give two reports of one command, as `--report a.json` of fix, scan or verify writes them"
 
+SHOWN = 5
+"""Outputs, passes and nodes listed of each kind without `-v`."""
+
 NOTICED = 1.2
 """Ratio of two errors from which one is called larger: two emulations of a network differ by less."""
 
 
 @dataclass(frozen=True)
-class OutputError:
+class OutputDistance:
     """The error of an output, its limit, and if it passed."""
 
     error: float
@@ -52,7 +56,7 @@ class Run:
     passed: bool | None
     facts: Mapping[str, str]
     figures: Mapping[str, float]
-    outputs: Mapping[str, OutputError]
+    outputs: Mapping[str, OutputDistance]
     nodes: Mapping[str, str] = field(default_factory=dict)
     passes: Mapping[str, int] = field(default_factory=dict)
 
@@ -76,7 +80,7 @@ class Compared:
         return [(name, self.before.figures.get(name), self.after.figures.get(name)) for name in names]
 
     @property
-    def outputs(self) -> list[tuple[str, OutputError | None, OutputError | None]]:
+    def outputs(self) -> list[tuple[str, OutputDistance | None, OutputDistance | None]]:
         """Errors of both, by output."""
         names = dict.fromkeys((*self.before.outputs, *self.after.outputs))
         return [(name, self.before.outputs.get(name), self.after.outputs.get(name)) for name in names]
@@ -181,20 +185,20 @@ def _figures(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         yield "nodes in FP32", float(len(plan["fp32"]))
         yield "nodes in BF16", float(len(plan["bf16"]))
         yield "nodes on floats", float(plan["float_nodes"])
-    for severity, count in content.get("counts", {}).items():
-        yield f"{severity}s", float(count)
+    for severity, number in content.get("counts", {}).items():
+        yield f"{severity}s", float(number)
     for name, words in (("latency", "latency, us"), ("reference_latency", "latency of the original, us")):
         if content.get(name):
             yield words, float(content[name]["median_us"])
     yield "seconds of the run", sum(map(float, content["seconds"].values()))
 
 
-def _outputs(checks: Sequence[Mapping[str, Any]]) -> dict[str, OutputError]:
+def _outputs(checks: Sequence[Mapping[str, Any]]) -> dict[str, OutputDistance]:
     """Those of the check that decides; JSON has "inf" and "nan" as strings."""
     made = {check["name"]: check["outputs"] for check in checks if check["outputs"]}
     found = next((made[name] for name in JUDGING if name in made), ())
     return {
-        one["name"]: OutputError(float(one["relative_l2"]), float(one["tolerance"]), bool(one["passed"]))
+        one["name"]: OutputDistance(float(one["relative_l2"]), float(one["tolerance"]), bool(one["passed"]))
         for one in found
     }
 
@@ -208,8 +212,14 @@ def _nodes(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield str(node), f"{finding['severity']}, {finding['kind']}: {finding['reason']}"
 
 
+SHOWN = 5
+"""Outputs, passes and nodes listed of each kind without `-v`."""
+
+
 def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> None:
-    """Print what differs, and the verdict."""
+    """Print the verdict, and what differs."""
+    style = {True: "green", False: "bold red", None: "yellow"}[found.after.passed]
+    out.print(Text(found.verdict, style=style), soft_wrap=True)
     limit = None if verbosity > 0 else SHOWN
     if verbosity >= 0:
         names = found.before.path.name, found.after.path.name
@@ -225,11 +235,9 @@ def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> No
         for which, nodes in (("first", found.gone), ("second", found.new)):
             if nodes:
                 names_of = listed(list(nodes), limit)
-                out.print(Text(f"{len(nodes)} nodes {what} in the {which} only: {names_of}"))
+                out.print(Text(f"{count(len(nodes), 'node')} {what} in the {which} only: {names_of}"))
         for name, old, new in found.facts:
-            out.print(Text(fitting(f"{name}: {_difference(old, new)}", limit)), soft_wrap=True)
-    style = {True: "green", False: "bold red", None: "yellow"}[found.after.passed]
-    out.print(Text(found.verdict, style=style), soft_wrap=True)
+            out.print(Text(f"{name}: {_difference(old, new)}"), soft_wrap=True)
 
 
 def _difference(old: str, new: str) -> str:
@@ -254,7 +262,7 @@ def _output_rows(found: Compared) -> Iterator[list[str]]:
         yield [name, plain_number(before), plain_number(after), change(before, after)]
 
 
-def error_of(one: OutputError | None) -> float | None:
+def error_of(one: OutputDistance | None) -> float | None:
     """Returns the error of an output; None for an output that a run lacks."""
     return one.error if one else None
 

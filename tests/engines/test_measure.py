@@ -18,6 +18,7 @@ from needs import needs_rtx
 
 from rewriter.engines.measure import measure
 from rewriter.engines.measure_in_child import LEAST_REPEATS
+from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.engines.tensor_files import StoredSamples, read_tensors, write_samples, write_tensors
 from rewriter.errors import EngineError
@@ -272,3 +273,12 @@ def test_two_variants_with_the_same_name_are_refused(tmp_path: Path, samples: St
     one = variant(DOUBLED, tmp_path, samples)
     with pytest.raises(EngineError, match="several variants are called 'one'"):
         measure([one, one], ORT, tmp_path / "work")
+
+
+def test_outputs_of_onnx_runtime_are_written_and_read_in_their_types(tmp_path: Path) -> None:
+    """Its arrays have instances of NumPy's types that are not NumPy's own objects."""
+    with Session(graph("g (float[2] x) => (float[2] y, int64[1] n) { y = Neg(x) n = Shape(x) }")) as session:
+        written = session.run({"x": np.ones(2, np.float32)})
+    read = read_tensors(write_tensors(tmp_path / "outputs", written))
+    assert {name: array.dtype.name for name, array in read.items()} == {"y": "float32", "n": "int64"}
+    np.testing.assert_array_equal(read["y"], written["y"])

@@ -73,10 +73,16 @@ def test_a_difference_that_no_threshold_sees_passes() -> None:
     ("expected", "actual"),
     [
         pytest.param(SURE, SURE + np.array([-0.02, 0.01, 0.01]), id="a larger difference"),
+        pytest.param(
+            np.tile(SURE, (100, 1)),
+            np.vstack([SURE + np.array([[-0.15, 0.15, 0], [0, 0, 0]]), np.tile(SURE, (99, 1))]),
+            id="one row of many that is off",
+        ),
+        pytest.param(np.tile(SURE, (4, 1)), np.full((8, 3), 1 / 3), id="no decision any more"),
         pytest.param(SURE * 1e-3, 0.0 * SURE, id="zeros where all probabilities are small"),
         pytest.param(
-            np.full((1, 100), 0.01) + np.eye(1, 100) * 5e-4,
-            np.full((1, 100), 0.01) + np.eye(1, 100, 1) * 5e-4,
+            np.full((1, 100), 0.01) + np.eye(1, 100) * 2e-3,
+            np.full((1, 100), 0.01) + np.eye(1, 100, 1) * 2e-3,
             id="another best class, far ahead for its size",
         ),
         pytest.param(SURE, np.where(SURE > 0.85, np.nan, SURE), id="NaN"),
@@ -92,6 +98,17 @@ def test_a_tie_may_go_either_way() -> None:
     one = judged(tie, tie[:, [1, 0, 2]] + np.array([0, 0.006, -0.006]))
     assert one.probability is not None and one.probability.top_1 == 0.0 and one.probability.decided
     assert one.passed
+
+
+def test_unsure_rows_among_many_may_move_more() -> None:
+    """A text recogniser at the border of a letter and a blank."""
+    rows = np.vstack([np.tile([[0.98, 0.01, 0.01]], (99, 1)), [[0.52, 0.48, 0.0]]])
+    moved = rows.copy()
+    moved[-1] += [-0.05, 0.05, 0.0]
+    one = judged(rows, moved)
+    assert one.relative_l2 > FP16 and one.passed
+    assert one.probability is not None and one.probability.mean == pytest.approx(5e-4)
+    assert "the same best class in 0.99 of the rows" in one.fair_text
 
 
 def test_logarithms_are_compared_as_probabilities() -> None:

@@ -443,7 +443,9 @@ def test_the_command_prints_and_reports_the_tried_plans(
     monkeypatch.setattr(this_machine, "choose", lambda *_: this_machine.Choice("onnxruntime"))
     path, report = save(graphs.graph(WEIGHTED), tmp_path / "m.onnx"), tmp_path / "report.json"
     arguments = ["fix", path, "--dry-run", "--no-build", "--search", "gpu", "--report", report]
-    done = CliRunner().invoke(cli.app, [*map(str, arguments), "--skip", "simplify", "--tolerance", "1e-5"])
+    done = CliRunner().invoke(
+        cli.app, [*map(str, arguments), "--skip", "simplify", "--tolerance", "1e-5", "-v"]
+    )
     assert done.exit_code == 0, done.output
     printed = " ".join(done.output.split())
     assert "Plans tried (measured with onnxruntime on CPU)" in printed

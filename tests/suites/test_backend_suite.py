@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -36,6 +36,9 @@ class Exempt:
 OLD_KERNELS = "ONNX Runtime has no kernel for this version, or this type, of a standard operator"
 
 DECLINED = (
+    Exempt(
+        "no result can be judged by it", "feeds with NaN or infinities are refused: no range holds for them"
+    ),
     Exempt("it is strings", "TensorRT has no strings: they cannot be fed"),
     Exempt("a sequence, map or optional", "TensorRT has none of these: they cannot be fed"),
     Exempt(
@@ -71,8 +74,8 @@ BAD = (
 TABLES = {"declined": DECLINED, "not compared": NOT_COMPARED, "bad": BAD, "crash": ()}
 """By outcome; `good` and `repaired` need no reason."""
 
-LEAST_GOOD = {"structure": 0.95, "fp16": 0.74}
-"""Share of cases that are compared and good: 0.97 and 0.77 were when this was written."""
+LEAST_GOOD = {"structure": 0.95, "fp16": 0.70}
+"""Share of cases that are compared and good: 0.97 and 0.73 were when this was written."""
 
 
 def _unexplained(name: str, finding: Finding) -> bool:
@@ -99,15 +102,14 @@ def test_no_case_ends_its_process(answers: dict[str, Answer | Crash]) -> None:
 @pytest.mark.xdist_group("backend")
 @pytest.mark.parametrize("question", ["structure", "fp16"])
 def test_every_case_is_good_or_has_a_reason(
-    answers: dict[str, Answer | Crash], question: str, capsys: pytest.CaptureFixture[str]
+    answers: dict[str, Answer | Crash], question: str, record_property: Callable[[str, object], None]
 ) -> None:
     found: dict[str, Finding] = {
         name: getattr(answer, question) for name, answer in answers.items() if isinstance(answer, Answer)
     }
     counts = Counter(finding.outcome for finding in found.values())
-    with capsys.disabled():
-        listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
-        sys.stdout.write(f"\nONNX backend suite, {question}: {len(found)} cases: {listed}\n")
+    listed = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
+    record_property("counts", f"ONNX backend suite, {question}: {len(found)} cases: {listed}")
     assert {name: finding for name, finding in found.items() if _unexplained(name, finding)} == {}
     assert counts["good"] >= LEAST_GOOD[question] * len(found)
 
