@@ -72,20 +72,22 @@ def mutant_of(file: Path, chosen: random.Random) -> Mutant | None:
 def _mutate(node: ast.AST) -> str:
     """Changes a node in place and says how; "" if there is nothing to change."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-        before = ast.unparse(node)
+        was = ast.unparse(node)
         node.ops[0] = SWAPPED[type(node.ops[0])]()
-        return f"{before} -> {ast.unparse(node)}"
+        return f"{was} -> {ast.unparse(node)}"
     if isinstance(node, (ast.BoolOp, ast.BinOp)) and type(node.op) in SWAPPED:
-        before = ast.unparse(node)
+        was = ast.unparse(node)
         node.op = SWAPPED[type(node.op)]()
-        return f"{before} -> {ast.unparse(node)}"
+        return f"{was} -> {ast.unparse(node)}"
     if isinstance(node, ast.If):
-        before = ast.unparse(node.test)
+        was = ast.unparse(node.test)
         node.test = ast.UnaryOp(ast.Not(), node.test)
-        return f"if {before} -> if not"
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        node.value += 1
-        return f"{node.value - 1} -> {node.value}"
+        return f"if {was} -> if not"
+    if isinstance(node, ast.Constant):
+        before = node.value
+        if isinstance(before, (int, float)) and not isinstance(before, bool):
+            node.value = before + 1
+            return f"{before} -> {node.value}"
     return ""
 
 
