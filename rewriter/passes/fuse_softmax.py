@@ -15,7 +15,8 @@ class FuseSoftmax(GraphPass):
     """JAX and older Keras write Softmax as Exp over its sum, which hides attention from TensorRT.
 
     FP16 then rounds the exponentials and their sum, too. LogSoftmax is treated alike. Exponentials without
-    the largest value subtracted first overflow FP16 beyond 11.09; those inside the operator never do.
+    the largest value subtracted first overflow FP16 beyond 11.09; those inside the operator never do
+    (docs/accuracy.md#as-flax-writes-it).
 
     Declines:
         - an inner tensor that is used elsewhere or is a graph output

@@ -18,7 +18,8 @@ class UnfoldEinsum(GraphPass):
     """torch.einsum and Flax write projections and attention as Einsum, which no rule about products knows.
 
     With MatMul, attention is recognised, sums in FP32 where that is free, and weights are rounded with the
-    others. Transposes and Reshapes bring the axes in order; those of a constant are computed at once.
+    others. Transposes and Reshapes bring the axes in order; those of a constant are computed at once
+    (docs/accuracy.md#as-flax-writes-it).
 
     Declines:
         - more or fewer than two operands, an ellipsis, a diagonal, a sum over one operand alone, an outer
