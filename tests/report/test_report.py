@@ -364,7 +364,7 @@ def test_polygraphy_accepts_the_options_of_its_command() -> None:
     spans = {"x": ((2, 3, 8, 96),) * 3}
     found = next_step(result(model=DYNAMIC, data=DataSource("data", 1, real=True, spans=spans)))
     _, tool, *words = shlex.split(found.commands["polygraphy"])
-    program = [Path(sys.executable).with_name("polygraphy"), tool, *words, "--help"]
+    program = [str(Path(sys.executable).with_name("polygraphy")), tool, *words, "--help"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert "usage: " in done.stdout and not done.returncode, done.stderr
     for word in words:
