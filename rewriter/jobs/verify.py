@@ -57,7 +57,7 @@ def verify(
     Raises:
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
-    request = combined(options or VerifyOptions(), keywords)
+    request = combined(VerifyOptions, options, keywords)
     tolerance, metric, timeout = request.tolerance, request.metric, request.timeout
     if isinstance(tolerance, Tolerance):
         metric = tolerance.metric

@@ -21,7 +21,7 @@ from rewriter.cli import exits
 from rewriter.errors import OutputError, UsageError
 from rewriter.model import Model, facts, save
 from rewriter.plan import Decision, Plan, Range
-from rewriter.planning import plan_file
+from rewriter.plan import plan_file
 from rewriter.planning.free_fp32 import FREE
 from rewriter.planning.plan_fit import fit
 

@@ -31,8 +31,8 @@ from rewriter.model import Model, load
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline import text as pipeline
-from rewriter.plan import Plan
-from rewriter.planning import plan_file, weak_typing
+from rewriter.plan import Plan, plan_file
+from rewriter.planning import weak_typing
 from rewriter.search.effort import RunCost, with_sums
 from rewriter.search.goal import ErrorLimit
 from rewriter.verification.expected import expected_outputs
