@@ -41,7 +41,7 @@ def option(panel: str, metavar: str, text: str, *names: str, **more: Any) -> Any
 ModelPath = Annotated[Path, typer.Argument(metavar="MODEL", hidden=True)]
 Verbose = Annotated[bool, option(OUTCOME, FLAG, "List everything", "-v", "--verbose")]
 Json = Annotated[Path | None, option(OUTCOME, "FILE", "Write JSON, too; - is stdout")]
-Report = Annotated[Path | None, option(OUTCOME, "FILE", "Write a page (.html) or JSON, too", "--report")]
+Report = Annotated[Path | None, option(OUTCOME, "FILE", "A page (.html) or JSON, too", "--report")]
 Quiet = Annotated[bool, option(OUTCOME, FLAG, "Print the verdict alone", "-q", "--quiet")]
 
 

@@ -24,8 +24,7 @@ def _plain(params: list[Any]) -> list[Any]:
             param.metavar = FLAG
         if param.name in COMPLETION:
             param.help = COMPLETION[param.name]
-            if isinstance(param, TyperOption) and param.name == "help":
-                param.hidden = True
+            param.hidden = param.name == "show_completion"  # seldom needed: it still works
     return params
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rewriter.english import article
 from rewriter.hooks.library import require
 from rewriter.hooks.norm_modules import NormModule, may_be_norm, recognise
 from rewriter.hooks.observe import Observations, observe
@@ -116,7 +117,7 @@ def _norms(found: Sequence[NormModule], usable: Sequence[NormModule]) -> Iterato
             yield Advice(
                 "norm",
                 tuple(norm.name for norm in same),
-                f"a {title} {over}written by hand: squares of 256 and more overflow FP16; {todo}",
+                f"{article(title)} {over}written by hand: squares of 256 and more overflow FP16; {todo}",
             )
 
 

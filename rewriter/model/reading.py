@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
+from rewriter.english import article
 from rewriter.errors import ModelError
 from rewriter.model.external_source import map_external
 from rewriter.model.graphs import walk_graphs
@@ -43,7 +44,7 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
 
         if not isinstance(source, gs.Graph):
             raise ModelError(
-                f"cannot load a model from a {type(source).__name__}",
+                f"cannot load a model from {article(type(source).__name__)}",
                 hint="pass a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph",
             )
         model = _detach(gs.export_onnx(source), None)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto
 
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage
+from rewriter.english import count
 from rewriter.graph.casts import TypeRequest, retype
 from rewriter.model import Model, facts
 from rewriter.plan import Plan
@@ -88,4 +89,4 @@ def request(model: Model, plan: Plan, tag: str) -> TypeRequest:
 def _summary(plan: Plan) -> str:
     rest = plan.float_nodes - len(plan.decisions)
     bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
-    return f"{rest} nodes in {plan.precision.upper()}, {len(plan.fp32)} in FP32{bf16}"
+    return f"{count(rest, 'node')} in {plan.precision.upper()}, {len(plan.fp32)} in FP32{bf16}"

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from rewriter.base import Context, Event, Exactness, ModelPass, Refusal, Requires, Rescaled, Stage
 from rewriter.data.ranges import Ranges
+from rewriter.english import count
 from rewriter.graph import GraphEditor, label, open_graphs
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model, facts
@@ -130,7 +131,7 @@ def _as_planned(graphs: list[GraphEditor], plan: Plan) -> Iterator[Rescaled]:
             continue
         with graph:
             edits = apply_planned(graph, exponents)
-            what = f"{len(exponents)} tensors and {edits} constants are scaled as planned"
+            what = f"scaled as planned: {count(len(exponents), 'tensor')}, {count(edits, 'constant')}"
             rows = tuple((scope, tensor, k) for tensor, k in exponents.items())
             yield Rescaled(_node(graph, next(iter(exponents))), what, rows)
 
@@ -142,7 +143,8 @@ def _events(survey: Survey, graph: GraphEditor, done: Rescaling) -> Iterator[Eve
         many = f"{part.size} tensors" if part.size > 1 else "a tensor"
         what = f"{many} times 2^{part.exponent}: {_before_and_after(survey, part)}"
         if not index:
-            what += f" ({len(exponents)} computed tensors and {done.edits} constants are scaled in all)"
+            in_all = f"{count(len(exponents), 'computed tensor')}, {count(done.edits, 'constant')}"
+            what += f" (scaled in all: {in_all})"
         yield Rescaled(_node(graph, part.saved[0]), what, () if index else exponents)
     yield from _left(survey, graph, done)
 

@@ -9,6 +9,8 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.base import Change, Context, Event, Exactness, GraphPass, Requires, refused
+from rewriter.english import article
+from rewriter.english import count as counted
 from rewriter.graph import GraphEditor, is_op
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import NewWeights, gemm_obstacle, is_transposed, layout_obstacle
@@ -62,7 +64,7 @@ class UnfoldDotProducts(GraphPass):
             if _is_head(graph, node, self.size * 10**6):
                 obstacle = gemm_obstacle(node) or layout_obstacle(graph, node.input[1])
                 reason = context.kept.reason(node) or obstacle
-                yield refused(node, f"it stays a {node.op_type}", reason) or _write(graph, node)
+                yield refused(node, f"it stays {article(node.op_type)}", reason) or _write(graph, node)
 
 
 def _is_head(graph: GraphEditor, node: NodeProto, most: int) -> bool:
@@ -89,4 +91,4 @@ def _write(graph: GraphEditor, node: NodeProto) -> Change:
     if bias := optional_input(node, 2):
         last = new.add("Add", [last, bias], new.tensor("biased"))
     graph.substitute(out, graph.make("Reshape", [last, row], [out], name=f"{new.name}/Reshape"))
-    return Change(new.name, f"{count} sums of {depth} products")
+    return Change(new.name, f"{counted(count, 'sum')} of {counted(depth, 'product')}")

@@ -102,12 +102,14 @@ def _latency(result: FixResult) -> Iterator[Row]:
 def _causes(result: FixResult) -> list[str]:
     if result.causes:
         return [str(cause) for cause in result.causes]
-    if result.plan is None or result.verified is None or not result.before:
+    if result.plan is None or not result.before or not result.depth:  # ranges were not measured
         return []
     low = result.plan.precision.upper()
     if all(output.passed for output in result.before):
         return [f"nothing: no hazard was found, and plain {low} is within the tolerance, too"]
-    return [f"plain {low} is NOT within the tolerance, by rounding alone: no value is out of range"]
+    if all(output.finite for output in result.before):
+        return [f"plain {low} is NOT within the tolerance, by rounding: no value is out of range"]
+    return []
 
 
 def _done(result: FixResult) -> Iterator[Row]:
@@ -121,7 +123,7 @@ def _done(result: FixResult) -> Iterator[Row]:
         if stages.get(step.name) is Stage.ROUNDING:
             yield "Done", f"{step.changes[0].what} ({step.name})"
     if result.plan is not None:
-        yield "Done", _types(result.plan)
+        yield "Done", _types(result.plan, given=not result.depth)
     elif result.repairs:
         yield "Done", "ALL of it stays in FP32: nothing of it is in reduced precision"
 
@@ -134,11 +136,11 @@ def _counted(step: PassResult) -> str:
     return step.name + (f" ({len(step.changes)})" if len(step.changes) > 1 else "")
 
 
-def _types(plan: Plan) -> str:
+def _types(plan: Plan, *, given: bool) -> str:
     """`100 nodes in FP16, 91 in FP32 (90 for hazards, 1 between these)`."""
     low, total = plan.precision.upper(), plan.float_nodes
     if not plan.decisions:
-        return f"all {count(total, 'float node')} in {low}: none needs FP32"
+        return f"all {count(total, 'float node')} in {low}: {'as planned' if given else 'none needs FP32'}"
     fp32 = [d for d in plan.decisions if d.repair == "fp32"]
     reasons = {
         "for hazards": sum(d.rule in KINDS for d in fp32),
@@ -150,7 +152,8 @@ def _types(plan: Plan) -> str:
     bf16 = f", {len(plan.bf16)} in BF16" if plan.bf16 else ""
     if len(fp32) == total:
         return f"ALL {count(total, 'float node')} in FP32, nothing in {low} ({', '.join(parts)})"
-    return f"{total - len(plan.decisions)} nodes in {low}, {len(fp32)} in FP32 ({', '.join(parts)}){bf16}"
+    lowered = count(total - len(plan.decisions), "node")
+    return f"{lowered} in {low}, {len(fp32)} in FP32 ({', '.join(parts)}){bf16}"
 
 
 def _checks(result: FixResult) -> Iterator[Row]:

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from rewriter.english import count
 from rewriter.errors import UsageError
 from rewriter.report.checks import JUDGING
 from rewriter.report.json import SCHEMA_VERSION
@@ -20,6 +21,9 @@ MARKS = {"fix": "pipeline", "scan": "findings", "verify": "builds"}
 """Commands whose reports can be compared, each with a field that only its report has."""
 
 HINT = "give two reports of one command, as `--report a.json` of fix, scan or verify writes them"
+
+SHOWN = 5
+"""Outputs, passes and nodes listed of each kind without `-v`."""
 
 NOTICED = 1.2
 """Ratio of two errors from which one is called larger: two emulations of a network differ by less."""
@@ -181,8 +185,8 @@ def _figures(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         yield "nodes in FP32", float(len(plan["fp32"]))
         yield "nodes in BF16", float(len(plan["bf16"]))
         yield "nodes on floats", float(plan["float_nodes"])
-    for severity, count in content.get("counts", {}).items():
-        yield f"{severity}s", float(count)
+    for severity, number in content.get("counts", {}).items():
+        yield f"{severity}s", float(number)
     for name, words in (("latency", "latency, us"), ("reference_latency", "latency of the original, us")):
         if content.get(name):
             yield words, float(content[name]["median_us"])
@@ -209,11 +213,13 @@ def _nodes(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 SHOWN = 5
-"""Nodes, outputs and passes listed without `-v`."""
+"""Outputs, passes and nodes listed of each kind without `-v`."""
 
 
 def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> None:
-    """Print what differs, and the verdict."""
+    """Print the verdict, and what differs."""
+    style = {True: "green", False: "bold red", None: "yellow"}[found.after.passed]
+    out.print(Text(found.verdict, style=style), soft_wrap=True)
     limit = None if verbosity > 0 else SHOWN
     if verbosity >= 0:
         names = found.before.path.name, found.after.path.name
@@ -229,11 +235,9 @@ def print_comparison(found: Compared, out: Console, *, verbosity: int = 0) -> No
         for which, nodes in (("first", found.gone), ("second", found.new)):
             if nodes:
                 names_of = listed(list(nodes), limit)
-                out.print(Text(f"{len(nodes)} nodes {what} in the {which} only: {names_of}"))
+                out.print(Text(f"{count(len(nodes), 'node')} {what} in the {which} only: {names_of}"))
         for name, old, new in found.facts:
             out.print(Text(f"{name}: {_difference(old, new)}"), soft_wrap=True)
-    style = {True: "green", False: "bold red", None: "yellow"}[found.after.passed]
-    out.print(Text(found.verdict, style=style), soft_wrap=True)
 
 
 def _difference(old: str, new: str) -> str:

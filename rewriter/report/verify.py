@@ -76,6 +76,7 @@ def _rows(result: VerifyResult) -> Iterator[Row]:
             label = {True: check.name.capitalize(), False: "Failed", None: "Missing"}[check.passed]
             prefix = "" if check.passed else f"{check.name}: "
             yield label, prefix + check.summary
+            yield from ((label, detail) for detail in check.details[: FEW if check.passed is False else 0])
     yield from data_rows(result.data, result.warnings)
 
 

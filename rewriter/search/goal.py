@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rewriter.english import count
 from rewriter.figures.metrics import Metric, named
 from rewriter.plan import Plan
 from rewriter.search.tried_plans import TriedPlan
@@ -142,12 +143,12 @@ class Found:
     @property
     def _effort(self) -> str:
         if not self.tried:
-            return f"{self.emulations} emulations"
+            return count(self.emulations, "emulation")
         failed = sum(bool(one.problem) and not one.untried for one in self.tried)
         failures = f", {failed} of them failed" if failed else ""
         late = sum(one.untried for one in self.tried)
         left = f", {late} not tried: the time was up" if late else ""
-        return f"{self.emulations} plans tried{failures}{left}"
+        return f"{count(self.emulations, 'plan')} tried{failures}{left}"
 
     def _why_not(self, goal: ErrorLimit) -> str:
         if self.tried:

@@ -289,7 +289,7 @@ def test_bad_input_through_the_real_entry_point(tmp_path: Path) -> None:
     done = rewriter("fix", "absent.onnx", "-o", "f.onnx", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "error: absent.onnx: no such file\n"
+    assert done.stderr.startswith("error: absent.onnx: no such file\n")
 
 
 def same(model: Path) -> Path:

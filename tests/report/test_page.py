@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pages
 import pytest
+from markupsafe import escape
 from pages import HOSTILE
 from typer.testing import CliRunner
 
@@ -119,6 +120,13 @@ def test_the_depth_holds_every_tensor_in_its_place() -> None:
     assert far.range.absmax > 65504 and far.node == "/body/far"
     weight = next(t for t in depth if t.tensor == "w1")
     assert weight.constant and weight.place == next(t.place for t in results if t.tensor == "c1")
+
+
+def test_the_page_of_fix_says_what_was_wrong_and_how_far_off_it_was() -> None:
+    result = pages.fixed()
+    text = html.as_html(result)
+    assert result.causes and all(str(escape(str(cause))) in text for cause in result.causes)
+    assert "In plain FP16" in text and "Unrepaired" in text
 
 
 def test_the_chart_marks_the_tensor_that_overflows() -> None:

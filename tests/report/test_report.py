@@ -15,6 +15,7 @@ import pytest
 from graphs import graph
 
 from rewriter.base import Change, Refusal, Target
+from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.data.source import DataSource
 from rewriter.errors import OutputError
 from rewriter.figures.outputs import OutputComparison
@@ -135,10 +136,13 @@ def test_many_causes_and_warnings_are_counted() -> None:
 
 
 def test_a_model_that_was_fine_is_said_to_be() -> None:
-    plain = result(plan=Plan("fp16", float_nodes=9), before=(output(error=1e-3),))
+    depth = (TensorAtDepth(0, "y", "n", "Relu", "0:y", Range(0.0, 1.0, 0.5, True)),)
+    plain = result(plan=Plan("fp16", float_nodes=9), before=(output(error=1e-3),), depth=depth)
     assert "nothing: no hazard was found, and plain FP16 is within the tolerance, too" in flat(printed(plain))
-    rounding = result(plan=Plan("fp16", float_nodes=9), before=(output(error=1e-2),))
-    assert "by rounding alone" in flat(printed(rounding))
+    rounding = replace(plain, before=(output(error=1e-2),))
+    assert "by rounding: no value is out of range" in flat(printed(rounding))
+    given = flat(printed(replace(rounding, depth=())))
+    assert "by rounding" not in given and "as planned" in given, "nothing was measured for a given plan"
 
 
 def test_a_plan_that_is_all_fp32_is_said_to_be() -> None:
@@ -294,7 +298,8 @@ def test_random_data_and_warnings_are_printed() -> None:
 
 
 def test_a_plan_without_decisions_says_so() -> None:
-    shown = result(plan=Plan("fp16", float_nodes=100))
+    depth = (TensorAtDepth(0, "y", "n", "Relu", "0:y", Range(0.0, 1.0, 0.5, True)),)
+    shown = result(plan=Plan("fp16", float_nodes=100), depth=depth)
     assert "all 100 float nodes in FP16: none needs FP32" in flat(printed(shown))
     assert "No node needs FP32: all 100 float nodes are FP16." in printed(shown, verbosity=1)
 

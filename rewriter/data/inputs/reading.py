@@ -17,6 +17,7 @@ import numpy as np
 
 from rewriter.data.inputs.samples import Sample, Samples
 from rewriter.data.inputs.stored_arrays import Archive, StoredArray, explained, npy_bytes, npy_file
+from rewriter.english import article
 from rewriter.errors import InputsError
 from rewriter.model import Model, Signature
 from rewriter.model.json_text import from_json
@@ -49,7 +50,8 @@ def read_samples(data: Any, model: Model) -> Samples:
         samples, origin = _spooled(data, "sample"), "an iterable"
     else:
         raise InputsError(
-            f"cannot read samples from a {type(data).__name__}", hint=f"give {FORMATS}, or dicts of arrays"
+            f"cannot read samples from {article(type(data).__name__)}",
+            hint=f"give {FORMATS}, or dicts of arrays",
         )
     _require_some(samples, origin)
     count = f"{len(samples)} sample" + "s" * (len(samples) != 1)

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from rewriter.data.inputs.stored_arrays import StoredArray
 from rewriter.data.source import DataSource, Shape
+from rewriter.english import article
 from rewriter.errors import InputsError, did_you_mean
 from rewriter.model import Array, Port, Signature
 
@@ -91,7 +92,7 @@ def checked(feeds: Mapping[str, Any], ports: Mapping[str, Port], where: str) -> 
     """
     if not isinstance(feeds, Mapping):
         raise InputsError(
-            f"a sample is a {type(feeds).__name__}, not a dict",
+            f"a sample is {article(type(feeds).__name__)}, not a dict",
             where=where,
             hint="give one dict for each sample, with an array for each input: " + _listed(ports),
         )

@@ -105,7 +105,7 @@ def _canonical(array: Array) -> Array | None:
 
 
 def _geometries(image: Array, target: Array) -> Iterator[tuple[Geometry, tuple[int, int], Box]]:
-    height, width = target.shape[-2:]
+    (height, width), (high, wide) = target.shape[-2:], (image.shape[0], image.shape[1])
     whole = Box(0, height, 0, width)
     yield "stretched", (height, width), whole
     box = content(target)
@@ -113,9 +113,9 @@ def _geometries(image: Array, target: Array) -> Iterator[tuple[Geometry, tuple[i
         yield "letterboxed", (box.bottom - box.top, box.right - box.left), box
         return
     for ratio in SIDES:
-        size = shorter_side(*image.shape[:2], round(min(height, width) * ratio))
-        rounded = tuple(round(min(size) * n / min(image.shape[:2])) for n in image.shape[:2])
-        for one in dict.fromkeys([size, (rounded[0], rounded[1])]):
+        size = shorter_side(high, wide, round(min(height, width) * ratio))
+        rounded = round(min(size) * high / min(high, wide)), round(min(size) * wide / min(high, wide))
+        for one in dict.fromkeys([size, rounded]):
             if one[0] >= height and one[1] >= width and one != (height, width):
                 yield "cropped", one, whole
 

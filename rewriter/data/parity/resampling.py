@@ -108,7 +108,7 @@ def _interpolated(source: int, size: int, method: Method) -> Array:
     first = np.floor(places).astype(int)
     if method.kernel == "bilinear":
         taps: tuple[int, ...] = (0, 1)
-        kernel = _triangle
+        kernel: Callable[[Array], Array] = _triangle
         places = np.maximum(places, 0.0)
         first = np.floor(places).astype(int)
     else:

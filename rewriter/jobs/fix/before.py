@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -70,10 +71,11 @@ def _with_infinities(model: Model, largest: float) -> Model:
     """The model with infinity for every FP32 constant that the lower type cannot hold, as converters do."""
     changed = model.copy()
     for graph in walk_graphs(changed.proto.graph):
-        values = [
-            a.t for n in graph.node if n.op_type == "Constant" for a in n.attribute if a.name == "value"
-        ]
-        for tensor in (*graph.initializer, *values):
+        attributes = [a for node in graph.node if node.op_type == "Constant" for a in node.attribute]
+        for attribute in attributes:
+            if attribute.name == "value_float" and largest < abs(attribute.f) < math.inf:
+                attribute.f = math.copysign(math.inf, attribute.f)
+        for tensor in (*graph.initializer, *(a.t for a in attributes if a.name == "value")):
             if tensor.data_type == TensorProto.FLOAT:
                 array = changed.array(tensor)
                 huge = np.isfinite(array) & (np.abs(array) > largest)

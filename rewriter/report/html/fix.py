@@ -10,9 +10,10 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.plan import Decision, Plan
 from rewriter.planning.free_fp32 import FREE
 from rewriter.report import fix as text
+from rewriter.report import fix_summary
 from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import LARGEST, Nodes, beyond_limits, depth_chart
-from rewriter.report.html.outputs import output_cards
+from rewriter.report.html.outputs import output_cards, size
 from rewriter.report.html.run import run_section
 from rewriter.report.html.scatter import frontier_plot, searched_plot
 from rewriter.report.html.tables import checks_table, decisions_table, number, passes_table
@@ -21,6 +22,7 @@ from rewriter.report.html.view import (
     Cell,
     Column,
     Fact,
+    Facts,
     Notes,
     Page,
     Section,
@@ -30,6 +32,9 @@ from rewriter.report.html.view import (
 )
 from rewriter.report.next_step import next_step
 from rewriter.search.tried_plans import Searched
+
+SUMMED = ("Wrong", "Done", "Repair")
+"""Lines of the summary on the terminal that the page has, too: the others have parts of their own."""
 
 BEYOND = "beyond"
 """Class of tensors that compute in FP16 and exceed it."""
@@ -45,7 +50,7 @@ def page(result: FixResult, command: str = "") -> Page:
         verdict=text.verdict_line(result).plain,
         state=states[result.verified],
         tiles=list(_tiles(result)),
-        warnings=[*result.repairs, *result.warnings],
+        warnings=[*result.warnings, *next_step(result).remarks],
         sections=list(_sections(result, command)),
     )
 
@@ -55,8 +60,14 @@ def _tiles(result: FixResult) -> Iterator[Tile]:
     if check is not None:
         worst = max(check.outputs, key=lambda o: (not o.passed, o.relative_l2 / (o.tolerance or 1.0)))
         state: State = "good" if worst.passed else "bad"
-        value = f"{worst.relative_l2:.2g}" if worst.finite else "NaN or infinity"
-        yield Tile("Largest error", value, f"of {worst.tolerance:.2g} allowed, by {check.name}", state)
+        yield Tile("Largest error", size(worst), f"of {worst.tolerance:.2g} allowed, by {check.name}", state)
+    if result.before and result.plan is not None:
+        plain = max(result.before, key=lambda o: (not o.finite, o.relative_l2))
+        state = "plain" if plain.passed else "bad"
+        yield Tile(f"In plain {result.plan.precision.upper()}", size(plain), "with nothing repaired", state)
+    timed = [check.latency for check in result.verdict.checks if check.latency] if result.verdict else []
+    if timed:
+        yield Tile("Latency", f"{timed[0].median_us:.1f} µs", f"± {timed[0].iqr_us:.1f}, on this GPU")
     plan = result.plan
     if plan is not None:
         free = sum(d.rule in FREE and d.repair == "fp32" for d in plan.decisions)
@@ -74,6 +85,7 @@ def _tiles(result: FixResult) -> Iterator[Tile]:
 
 
 def _sections(result: FixResult, command: str) -> Iterator[Section]:
+    yield _summary(result)
     checks = result.verdict.checks if result.verdict else ()
     check = judging_check(checks)
     if check is not None:
@@ -81,7 +93,7 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
             f"Relative L2 error of every output against the original in FP32, by the check “{check.name}”. "
             "The histogram counts elements by their absolute error over the output's RMS."
         )
-        yield Section("outputs", "Outputs", lead, [output_cards(check, check.statistics)])
+        yield Section("outputs", "Outputs", lead, [output_cards(check, check.statistics, result.before)])
     yield _depth(result)
     if result.frontier is not None or result.searched is not None:
         yield Section("search", "Accuracy against latency", *_search(result))
@@ -100,8 +112,14 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
         target=result.target,
         data=result.data,
         seconds=result.seconds,
-        following=next_step(result).first,
+        following=next_step(result).commands,
     )
+
+
+def _summary(result: FixResult) -> Section:
+    lines = [Fact(*row) for row in fix_summary.rows(result, everything=True) if row[0] in SUMMED]
+    lead = "The causes in numbers, with what was done about each, and what the passes changed."
+    return Section("summary", "What was wrong, and what was done", lead, [Facts(lines)])
 
 
 def _depth(result: FixResult) -> Section:

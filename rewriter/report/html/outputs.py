@@ -28,13 +28,23 @@ WIDTH, HEIGHT, GAP = 36.0, 84.0, 4.0
 """Size of a histogram's bars, in units of its drawing."""
 
 
-def output_cards(check: Check, statistics: Sequence[OutputStatistics]) -> Outputs:
-    """Returns the cards of a check's outputs, those that failed first."""
+def output_cards(
+    check: Check, statistics: Sequence[OutputStatistics], before: Sequence[OutputComparison] = ()
+) -> Outputs:
+    """Returns the cards of a check's outputs, those that failed first.
+
+    Args:
+        before: The same outputs in the low precision, with nothing repaired.
+    """
+    plain = {one.name: one for one in before}
     figures = {one.name: one for one in statistics}
     images = _images(check.pictures)
     worst_first = sorted(check.outputs, key=lambda one: (one.passed, -_share(one)))
     return Outputs(
-        [_card(one, figures.get(one.name), images.get(one.name, ())) for one in worst_first[:MOST_CARDS]]
+        [
+            _card(one, figures.get(one.name), images.get(one.name, ()), plain.get(one.name))
+            for one in worst_first[:MOST_CARDS]
+        ]
     )
 
 
@@ -43,7 +53,12 @@ def _share(one: OutputComparison) -> float:
     return one.relative_l2 / one.tolerance if one.tolerance else one.relative_l2
 
 
-def _card(one: OutputComparison, figures: OutputStatistics | None, images: Sequence[Image]) -> Output:
+def _card(
+    one: OutputComparison,
+    figures: OutputStatistics | None,
+    images: Sequence[Image],
+    plain: OutputComparison | None,
+) -> Output:
     state: State = "good" if one.passed else "bad"
     return Output(
         name=one.name,
@@ -51,11 +66,22 @@ def _card(one: OutputComparison, figures: OutputStatistics | None, images: Seque
         sentence=_sentence(one),
         error=GAUGE(one.relative_l2) if one.finite else None,
         allowed=GAUGE(one.tolerance) if one.tolerance else None,
-        facts=list(_facts(one, figures)),
+        facts=[*_facts_before(plain), *_facts(one, figures)],
         bars=_bars(figures.histogram) if figures and any(figures.histogram) else (),
         summary=_summary(figures) if figures else "",
         images=images,
+        before=GAUGE(plain.relative_l2) if plain is not None and plain.finite else None,
     )
+
+
+def _facts_before(plain: OutputComparison | None) -> Iterable[Fact]:
+    if plain is not None:
+        yield Fact("Unrepaired", size(plain))
+
+
+def size(one: OutputComparison) -> str:
+    """The error of an output as text."""
+    return f"{one.relative_l2:.2g}" if one.finite else "NaN or infinity"
 
 
 def _sentence(one: OutputComparison) -> str:
@@ -76,7 +102,10 @@ def _facts(one: OutputComparison, figures: OutputStatistics | None) -> Iterable[
     yield Fact("PSNR", f"{figures.psnr:.1f} dB" if math.isfinite(figures.psnr) else "no difference")
     if figures.not_finite:
         yield Fact("Not finite", f"{figures.not_finite} elements")
-    shares = [f"{share}\N{NO-BREAK SPACE}% below {error:.2g}" for share, error in figures.percentiles.items()]
+    shares = [
+        f"{share}\N{NO-BREAK SPACE}% below\N{NO-BREAK SPACE}{error:.2g}"
+        for share, error in figures.percentiles.items()
+    ]
     if shares:
         yield Fact("Absolute error", ", ".join(shares))
     if figures.at and figures.max_abs:

@@ -18,13 +18,13 @@ def run_section(
     target: Target | None = None,
     data: DataSource | None = None,
     seconds: Mapping[str, float] | None = None,
-    following: str | None = None,
+    following: Mapping[str, str] | None = None,
 ) -> Section:
     """Returns the section.
 
     Args:
         command: The command that made the page; "" where Python did.
-        following: The command to continue with.
+        following: The commands to continue with, by tool.
     """
     rows = list(facts)
     if data is not None:
@@ -37,9 +37,8 @@ def run_section(
         rows.append(Fact("Time", f"{total:.1f} s: {parts}"))
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
     rows.append(Fact("Versions", versions))
-    bodies: list[Body] = []
-    if following:
-        bodies.append(Command("Next", following))
+    steps = (following or {}).items()
+    bodies: list[Body] = [Command(f"Builds the engine, with {tool}", line) for tool, line in steps]
     if command:
         bodies.append(Command("Repeats this run", command))
     lead = "What this was made with, and the commands that repeat and continue it."

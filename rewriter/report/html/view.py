@@ -132,6 +132,7 @@ class Output:
 
     Attributes:
         error, allowed: Positions on the logarithmic scale, 0 to 100; None: not on the scale, or no limit.
+        before: Position of the error before the repairs.
         bars: The histogram; empty where none was measured. `summary` says the same in a sentence.
     """
 
@@ -144,6 +145,7 @@ class Output:
     bars: Sequence[Bar] = ()
     summary: str = ""
     images: Sequence[Image] = ()
+    before: float | None = None
 
 
 @dataclass(frozen=True)

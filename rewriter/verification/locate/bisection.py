@@ -89,7 +89,7 @@ class Bisection:
             self.mark(sets)
             self._learn()
             left, count = self.high - self.low - 1, len(self.lineup.tensors)
-            self.report(f"{self.builds} builds; {left} of {count} tensors are left")
+            self.report(f"builds: {self.builds}; {left} of {count} tensors are left")
 
     @property
     def found(self) -> bool:

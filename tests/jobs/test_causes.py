@@ -1,0 +1,112 @@
+"""What was wrong with a model, in numbers: from the plan, the passes and the ranges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import graph
+
+import rewriter
+from rewriter.base import Change
+from rewriter.jobs.fix.before import errors_before
+from rewriter.jobs.fix.causes import FusedNorm, causes
+from rewriter.model import Model
+from rewriter.pipeline.driver import PassResult
+from rewriter.plan import Decision, Plan, Range
+from rewriter.verification.expected import expected_outputs
+
+
+def decision(index: int, rule: str, reason: str, high: float, *, finite: bool = True) -> Decision:
+    measured = Range(0.0, high, 1.0, finite)
+    return Decision(f"/n.{index}", "Mul", f"0:t{index}", rule, reason, f"t{index}", measured)
+
+
+def texts(*decisions: Decision, passes: tuple[PassResult, ...] = (), low: str = "fp16") -> list[str]:
+    plan = Plan(low, decisions=decisions, float_nodes=99)  # type: ignore[arg-type]
+    return [str(cause) for cause in causes(plan, passes, (), {})]
+
+
+def test_the_squares_of_norms_are_counted_by_norm() -> None:
+    reason = "squares inside the decomposed layer-norm that ends in {} exceed 65504"
+    norms = [decision(i, "unfused-norm", reason.format(f"y{i // 9}"), 1e5 + 1e6 * i) for i in range(27)]
+    expected = (
+        "squares inside 3 decomposed LayerNorms reach 2.6e7, FP16 ends at 65504: 3 norms (27 nodes in FP32)"
+    )
+    assert texts(*norms) == [expected]
+
+
+def test_one_norm_and_one_node_are_singular() -> None:
+    reason = "squares inside the decomposed rms-norm that ends in y come within a factor of 2 of 65504"
+    (text,) = texts(decision(0, "unfused-norm", reason, 4e4))
+    assert text.startswith("squares inside 1 decomposed RMSNorm reach 40000, FP16 ends at 65504, less than")
+    assert text.endswith("1 norm (1 node in FP32)")
+
+
+def test_overflows_come_first_and_say_how_large() -> None:
+    found = texts(
+        decision(0, "epsilon", "1e-12 is below FP16's normal range", 1.0),
+        decision(1, "overflow", "t1 exceeds 3.275e+04", 1e5),
+        decision(2, "overflow", "t2 exceeds 3.275e+04", 3e9),
+    )
+    assert found[0] == "2 tensors reach up to 3e9, FP16 ends at 65504: 2 nodes in FP32"
+    assert found[1].startswith("epsilon that FP16 loses (1e-12 is below FP16's normal range")
+
+
+def test_what_is_infinite_already_is_said_to_be() -> None:
+    (text,) = texts(decision(0, "overflow", "t0 is not finite", 1e5, finite=False))
+    assert text == "t0 has NaN or infinite values in FP32 already: 1 node in FP32"
+
+
+def test_what_costs_nothing_is_no_cause() -> None:
+    assert texts(decision(0, "epilogue", "at no cost", 1.0), decision(1, "user", "kept", 1.0)) == []
+
+
+def test_repairs_that_leave_no_trace_in_the_plan() -> None:
+    clamped = PassResult("clamp-constants", (Change("/Where", "-3.403e+38 became -1.638e+04"),), (), 0.0)
+    expected = "1 constant such as -3.403e+38 is infinite in FP16: clamped to -1.638e+04"
+    assert texts(passes=(clamped,)) == [expected]
+    fused = [
+        FusedNorm(f"/ln.{i}", "LayerNormalization", Range(-top, top, 1.0, True))
+        for i, top in enumerate((10.0, 300.0, 12000.0))
+    ]
+    (cause,) = causes(Plan("fp16", float_nodes=3), (), fused, {})
+    assert cause.what == "squares inside 2 decomposed norms reach 1.4e8 (inputs 12000), FP16 ends at 65504"
+    assert cause.nodes == ("/ln.1", "/ln.2")
+    scaled = causes(Plan("fp16", float_nodes=3), (), (), {(0, "m"): Range(-1.0, 1e6, 1.0, True)})
+    assert str(scaled[0]) == "m reaches 1e6, FP16 ends at 65504: 1 tensor rescaled by powers of two"
+
+
+SCALED = """
+    g (float[4,16] x) => (float[4,16] y) {
+        w = Constant<value_float = 30000.0>()
+        down = Constant<value_float = 0.0000333>()
+        a = Mul(x, w)
+        b = Relu(a)
+        c = Mul(b, down)
+        y = Sigmoid(c)
+    }"""
+
+
+def test_a_rescaled_overflow_is_a_cause_and_never_free() -> None:
+    source = graph(SCALED)
+    samples = {"x": np.float32(np.random.default_rng(0).standard_normal((4, 16)) * 20)}
+    result = rewriter.fix(source.proto, inputs=samples, build=False)
+    (cause,) = [cause for cause in result.causes if cause.kind == "overflow"]
+    assert cause.reach is not None and cause.reach > 65504 and cause.limit == 65504
+    assert result.plan is not None
+    free = [d for d in result.plan.decisions if d.rule in ("epilogue", "norm", "softmax")]
+    assert not {d.tensor for d in free} & {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("body", "finite"),
+    [
+        pytest.param("y = Mul(x, x)", False, id="an overflow"),
+        pytest.param("h = Constant<value_float = -3e38>() z = Mul(x, h) y = Sigmoid(z)", True, id="a mask"),
+    ],
+)
+def test_the_error_before_is_that_of_plain_fp16(body: str, finite: bool) -> None:
+    source: Model = graph(f"g (float[2] x) => (float[2] y) {{ {body} }}")
+    samples = [{"x": np.float32([300.0, 2.0])}]
+    (before,) = errors_before(source, expected_outputs(source, samples), samples, "fp16", "fp32")
+    assert before.finite == finite
