@@ -33,7 +33,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _OPTIONS: Mapping[str, Declaration] = {
-    option.flag: option for kind in reversed(JOBS.values()) for option in declarations(kind).values()
+    option.flag: option for kind in reversed(tuple(JOBS.values())) for option in declarations(kind).values()
 }
 _OTHERS = {
     f"--{name.replace('_', '-')}": name for name in ("marks", "max_builds", "samples", "images", "again")
@@ -48,6 +48,8 @@ _NUMBER = re.compile(r"^-?\d+(?:\.\d+)?(?:e-?\d+)?%?$")
 
 def in_python_words(text: str) -> str:
     """A message with options as keywords; what is a whole command, such as `rewriter fix x --y`, stays."""
+    if text in _OPTIONS:
+        return f"{_OPTIONS[text].name}="
     return "".join(
         part
         if part.startswith("`") or "rewriter " in part.partition("--")[0][-80:]
@@ -72,7 +74,8 @@ def _written(name: str, kind: Any, value: str) -> str:
     """The value of an option as Python writes it; "" where the word after the option is not its value."""
     shape = _SHAPE.match(value)
     if name.endswith("shapes") and shape:
-        return f"{{{shape['name']!r}: ({', '.join(shape['sizes'].split('x'))},)}}".replace(",)}", ")}")
+        sizes = shape["sizes"].split("x")
+        return f"{{{shape['name']!r}: ({', '.join(sizes)}{',' * (len(sizes) == 1)})}}"
     if value.startswith("'") or value.isupper() or (kind in (int, float) and _NUMBER.match(value)):
         return value
     words = get_args(kind) if get_origin(kind) is Literal else ENGINES if name == "engine" else ()

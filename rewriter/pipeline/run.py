@@ -74,7 +74,7 @@ def run(
                 where=f"pass {step.name!r}",
                 hint="run it with rewriter.fix(model, passes=[...]), which measures and plans",
             )
-    given = model if isinstance(model, Model) else load(model)
+    given = load(model)
     highest = opset if opset is not None else max(given.opset, 17)
     context = Context(highest, Target.parse(target))
     made, results = Driver(on_pass or (lambda _: None)).run(given, steps, context)

@@ -66,6 +66,12 @@ def _given(entry: Any) -> Pass:
     if not isinstance(getattr(entry, "name", None), str):
         hint = 'give its class a name: name = "my-pass"'
         raise UsageError("the pass has no name", where=f"--passes {type(entry).__name__}()", hint=hint)
+    try:
+        hash(entry)
+    except TypeError as error:
+        what = f"its options cannot be compared: {error}"
+        hint = "make it a frozen dataclass with fields that can be hashed: tuples for lists, and no dicts"
+        raise UsageError(what, where=f"pass {entry.name!r}", hint=hint) from error
     return entry
 
 
