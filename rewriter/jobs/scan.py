@@ -69,7 +69,7 @@ def scan(
         Stopwatch(progress or (lambda stage, done, total: None)),
         rules_of_the_user(request.hazards),
     )
-    return run.result(model, request.inputs, request.input_shapes, request.seed)
+    return run.result(model, request)
 
 
 @dataclass
@@ -81,12 +81,16 @@ class _Scan:
     stage: Stopwatch
     rules: Sequence[Rule] = ()
 
-    def result(
-        self, source: Any, inputs: Any, shapes: Mapping[str, Sequence[int]] | None, seed: int
-    ) -> ScanResult:
+    def result(self, source: Any, request: ScanOptions) -> ScanResult:
         with self.stage("load"):
             original = load(source)
-            samples = load_samples(inputs, original, input_shapes=shapes, seed=seed)
+            samples = load_samples(
+                request.inputs,
+                original,
+                input_shapes=request.input_shapes,
+                seed=request.seed,
+                image_preprocess=request.image_preprocess,
+            )
             model = _inlined(original)
             facts = tensor_facts.infer(model)
         with self.stage("ranges"):

@@ -77,6 +77,7 @@ def verify(
                 input_shapes=request.input_shapes,
                 seed=request.seed,
                 deployment=deployed,
+                image_preprocess=request.image_preprocess,
             )
             workspace = Workspace(*models, samples, Path(folder), deployed.profile)
         tf32 = chosen.engine not in (None, "onnxruntime")

@@ -25,6 +25,7 @@ class FixKeywords(TypedDict, total=False):
     opt_shapes: Shapes | None
     max_shapes: Shapes | None
     inputs: Any
+    image_preprocess: str | None
     input_shapes: Shapes | None
     seed: int
     in_place: bool
@@ -61,6 +62,7 @@ class ScanKeywords(TypedDict, total=False):
     """Keywords of `rewriter.scan`: the fields of `ScanOptions`."""
 
     inputs: Any
+    image_preprocess: str | None
     input_shapes: Shapes | None
     seed: int
     precision: Literal["fp16", "bf16"]
@@ -77,6 +79,7 @@ class VerifyKeywords(TypedDict, total=False):
     opt_shapes: Shapes | None
     max_shapes: Shapes | None
     inputs: Any
+    image_preprocess: str | None
     input_shapes: Shapes | None
     seed: int
     builds: int

@@ -51,8 +51,9 @@ class DataOptions:
     """The sample data of a job.
 
     Attributes:
-        inputs: Sample data: npz, a folder of npz or npy, or Polygraphy's JSON; in Python also a dict of
-            arrays or an iterable of dicts. Without it inputs are random, from a fixed seed.
+        inputs: Sample data: npz, a folder of npz, npy or photographs, or Polygraphy's JSON; in Python also
+            arrays, dicts of arrays, and lists or loaders of either. Without it inputs are random.
+        image_preprocess: How the photographs of a folder become samples: docs/inputs.md.
         seed: Seed of random data.
     """
 
@@ -63,6 +64,14 @@ class DataOptions:
         "DATA",
         kind=Path,
         words=("data", "samples", "calibration"),
+    )
+    image_preprocess: str | None = option(
+        None,
+        "For a folder of photographs: size=640,...",
+        DATA,
+        "STEPS",
+        check=checks.image_steps,
+        words=("preprocess", "transform"),
     )
     input_shapes: Shapes | None = option(
         None,

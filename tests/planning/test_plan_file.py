@@ -267,10 +267,10 @@ def test_a_plan_may_be_handed_over_as_data() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        pytest.param({"keep_fp32": ("gemm",)}, "--keep-fp32", id="--keep-fp32"),
-        pytest.param({"keep_fp32_op": ("Mul",)}, "--keep-fp32-op", id="--keep-fp32-op"),
-        pytest.param({"precision": "bf16"}, "--precision", id="another precision"),
-        pytest.param({"io": "fp32"}, "--io", id="other types of inputs"),
+        pytest.param({"keep_fp32": ("gemm",)}, "keep_fp32=", id="--keep-fp32"),
+        pytest.param({"keep_fp32_op": ("Mul",)}, "keep_fp32_op=", id="--keep-fp32-op"),
+        pytest.param({"precision": "bf16"}, "precision=", id="another precision"),
+        pytest.param({"io": "fp32"}, "io=", id="other types of inputs"),
         pytest.param({"passes": "isolate-clip"}, "mixed-precision", id="no pass that uses it"),
     ],
 )

@@ -201,6 +201,7 @@ def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
         input_shapes=job.request.input_shapes,
         seed=job.request.seed,
         deployment=job.deployment,
+        image_preprocess=job.request.image_preprocess,
     )
     warnings = [*original.notes, *data_warnings(original, samples)]
     uses_data = job.request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in job.steps)
