@@ -186,7 +186,9 @@ BAD: list[Any] = [
     ),
     pytest.param({**sample(), "ids": np.arange(5)}, "axis 0 (N) is 5, but N is 2 in 'image'", id="N differs"),
     pytest.param([sample(), [1, 2]], "sample 1: a sample is a list, not a dict", id="a list for a dict"),
-    pytest.param(iter([sample(), 3]), "sample 1: a sample is an int, not a dict", id="a generator of numbers"),
+    pytest.param(
+        iter([sample(), 3]), "sample 1: a sample is an int, not a dict", id="a generator of numbers"
+    ),
     pytest.param([], "there is no sample", id="an empty list"),
     pytest.param(iter([]), "there is no sample", id="an empty generator"),
     pytest.param(7, "cannot read samples from an int", id="a number"),

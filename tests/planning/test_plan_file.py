@@ -20,8 +20,7 @@ from rewriter import cli
 from rewriter.cli import exits
 from rewriter.errors import OutputError, UsageError
 from rewriter.model import Model, facts, save
-from rewriter.plan import Decision, Plan, Range
-from rewriter.plan import plan_file
+from rewriter.plan import Decision, Plan, Range, plan_file
 from rewriter.planning.free_fp32 import FREE
 from rewriter.planning.plan_fit import fit
 
