@@ -59,7 +59,7 @@ class DataOptions:
 
     inputs: Any = option(
         None,
-        "Samples: npz, folder, Polygraphy JSON",
+        "npz, folder, or Polygraphy JSON",
         DATA,
         "DATA",
         kind=Path,
@@ -67,7 +67,7 @@ class DataOptions:
     )
     image_preprocess: str | None = option(
         None,
-        "For a folder of photographs: size=640,...",
+        "For a folder of photos: size=640",
         DATA,
         "STEPS",
         check=checks.image_steps,

@@ -123,7 +123,7 @@ def test_a_folder_of_photographs_is_prepared(photographs: Path) -> None:
     image = np.asarray(
         Image.open(photographs / "0.png").resize((8, 8), Image.Resampling.BILINEAR), np.float32
     )
-    wanted = (image[..., ::-1] / 255 - np.float32([0.5, 0.4, 0.3])) / np.float32(0.2)
+    wanted = (image[..., ::-1] / 255 - np.array([0.5, 0.4, 0.3], np.float32)) / np.float32(0.2)
     assert [array.shape for array in found] == [(1, 3, 8, 8)] * 2
     np.testing.assert_allclose(found[0][0], wanted.transpose(2, 0, 1), rtol=1e-5, atol=1e-6)
 

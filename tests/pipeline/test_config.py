@@ -83,7 +83,7 @@ def test_options_may_be_given_as_a_whole_and_replaced_by_keywords(model: Path) -
     whole = FixOptions(passes="clean-casts", verify=False)
     assert api.fix(model, options=whole).pipeline == "clean-casts"
     assert api.fix(model, options=whole, passes="simplify").pipeline == "simplify"
-    with pytest.raises(UsageError, match="(?s)passess=.*passes="):
+    with pytest.raises(UsageError, match=r"(?s)passess=.*passes="):
         api.fix(model, passess="simplify")  # type: ignore[call-arg]
 
 
@@ -389,7 +389,9 @@ REFUSED = [
         "keep_fp32 = []", "unknown key 'keep_fp32'", "did you mean 'keep-fp32'?", id="an underscore"
     ),
     pytest.param("data = 'a'", "unknown key 'data'", "did you mean 'inputs'?", id="what others call it"),
-    pytest.param("zzz = 1", "unknown key 'zzz'", "choose from inputs, input-shapes", id="nothing like it"),
+    pytest.param(
+        "zzz = 1", "unknown key 'zzz'", "choose from inputs, image-preprocess", id="nothing like it"
+    ),
     pytest.param(
         "opset = 'x'", "key 'opset': it cannot be \"x\"", "it takes a whole number", id="a text for a number"
     ),

@@ -171,7 +171,9 @@ def prepared(path: Path, port: Port, steps: Preprocessing) -> Array:
     pixels = np.asarray(_framed(image, _size(port, steps, path), steps, library), np.float32)
     if steps.order == "BGR":
         pixels = pixels[..., ::-1]
-    values = (pixels / np.float32(steps.scale) - np.float32(steps.mean)) / np.float32(steps.std)
+    values = (pixels / np.float32(steps.scale) - np.asarray(steps.mean, np.float32)) / np.asarray(
+        steps.std, np.float32
+    )
     axes = values.transpose(2, 0, 1) if steps.layout == "NCHW" else values
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
     if wanted.kind in "ui":
