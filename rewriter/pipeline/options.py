@@ -8,8 +8,8 @@ keywords that type checkers know (`pipeline/keywords.py`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -30,7 +30,11 @@ from rewriter.pipeline.declaration import (
 from rewriter.plan import InputsOutputs, Plan, Precision
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
+    from rewriter.base import Pass
     from rewriter.figures.tolerances import Tolerance
+    from rewriter.hazards import Rule
 
 Command = Literal["fix", "scan", "verify"]
 
@@ -47,18 +51,27 @@ class DataOptions:
     """The sample data of a job.
 
     Attributes:
-        inputs: Sample data: npz, a folder of npz or npy, or Polygraphy's JSON; in Python also a dict of
-            arrays or an iterable of dicts. Without it inputs are random, from a fixed seed.
+        inputs: Sample data: npz, a folder of npz, npy or photographs, or Polygraphy's JSON; in Python also
+            arrays, dicts of arrays, and lists or loaders of either. Without it inputs are random.
+        image_preprocess: How the photographs of a folder become samples: docs/inputs.md.
         seed: Seed of random data.
     """
 
     inputs: Any = option(
         None,
-        "Samples: npz, folder, Polygraphy JSON",
+        "npz, folder, or Polygraphy JSON",
         DATA,
         "DATA",
         kind=Path,
         words=("data", "samples", "calibration"),
+    )
+    image_preprocess: str | None = option(
+        None,
+        "For a folder of photos: size=640",
+        DATA,
+        "STEPS",
+        check=checks.image_steps,
+        words=("preprocess", "transform"),
     )
     input_shapes: Shapes | None = option(
         None,
@@ -98,7 +111,8 @@ class FixOptions(DataOptions, EngineOptions):
 
     Attributes:
         preset: A pipeline by name, with defaults for other options: `rewriter presets`.
-        passes: A pipeline in place of the preset's, with the options of its passes.
+        passes: A pipeline in place of the preset's, with the options of its passes. In Python also a list
+            of names and passes of your own, in which `...` stands for the preset's.
         opset: Operator set of the result. Default: 17; 22 for BF16; 23 for FP16 models that write out
             RMSNorms, if the target maps RMSNormalization (TensorRT 10.15, TensorRT-RTX 1.6).
         target: The TensorRT that the result is for: `tensorrt`, `tensorrt-rtx`, or a version such as
@@ -145,11 +159,12 @@ class FixOptions(DataOptions, EngineOptions):
         check=checks.preset,
         complete=completion.presets,
     )
-    passes: str | None = option(
+    passes: str | Sequence[str | Pass | EllipsisType] | None = option(
         None,
         "Instead of the preset's pipeline",
         PASSES,
         "A,B{X=Y}",
+        kind=str,
         check=checks.pipeline,
         complete=completion.passes,
         words=("pipeline",),
@@ -201,6 +216,9 @@ class FixOptions(DataOptions, EngineOptions):
     )
     save_plan: AnyPath | None = option(
         None, "Write the plan that was made, to edit it", PRECISION, "PLAN.json", kind=Path, places=ONE_RUN
+    )
+    hazards: Sequence[Rule] = option(
+        (), "Rules of your own, which keep nodes in FP32", PRECISION, places=("python",), kind=tuple
     )
     weak_typing: bool | None = option(None, "TensorRT 8-10: FP32, constraints", PRECISION)
     tolerance: float | None = option(
@@ -274,6 +292,7 @@ class ScanOptions(DataOptions):
         help="What MODEL shall compute in: fp16 (default) or bf16",
     )
     target: str = like(FixOptions, "target", default="tensorrt", panel=PRECISION)
+    hazards: Sequence[Rule] = like(FixOptions, "hazards", help="Rules of your own, which report hazards")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,13 +367,18 @@ Options = TypeVar("Options", FixOptions, ScanOptions, VerifyOptions)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def combined(options: Options, keywords: Mapping[str, Any]) -> Options:
-    """The options with some replaced by keywords.
+def combined(kind: type[Options], options: Options | None, keywords: Mapping[str, Any]) -> Options:
+    """The options with some replaced by keywords, each of the type that its field declares.
+
+    Args:
+        kind: The options class; its defaults hold if `options` is None.
 
     Raises:
-        TypeError: a keyword is no option.
+        UsageError: a keyword is no option, or a value has the wrong type.
     """
-    return replace(options, **keywords)
+    from rewriter.pipeline.option_types import checked_options
+
+    return kind(**checked_options(options, kind, keywords))
 
 
 def documented(kind: type) -> Callable[[Function], Function]:
