@@ -36,6 +36,7 @@ ROOMS = (
     "jobs",
     "report",
     "hooks",
+    "batch",
     "cli",
     "__main__",
 )
@@ -51,6 +52,7 @@ HEAVY = (
     "polygraphy",
     "tensorrt",
     "tensorrt_rtx",
+    "ray",
     "torch",
     "cuda",
 )
