@@ -156,4 +156,3 @@ def _figures(report: Mapping[str, Any]) -> dict[str, Any]:
     if plan is not None:
         found |= {"fp32_nodes": len(plan["fp32"]) + len(plan["bf16"]), "float_nodes": plan["float_nodes"]}
     return found
-

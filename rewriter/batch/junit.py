@@ -29,7 +29,7 @@ def as_junit(summary: Summary) -> str:
     bad = sum(not outcome.passed for outcome in outcomes)
     counts = {"tests": len(cases), "failures": failures, "errors": bad - failures}
     suites = Element("testsuites", {name: str(number) for name, number in counts.items()})
-    suite = SubElement(suites, "testsuite", name="rewriter batch", **dict(suites.attrib))
+    suite = SubElement(suites, "testsuite", {"name": "rewriter batch", **suites.attrib})
     suite.set("time", f"{summary.seconds:.3f}")
     for record, name, outcome in cases:
         _add(suite, record, name, outcome)

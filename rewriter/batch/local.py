@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from rewriter.batch import memory
 from rewriter.batch.child import Child, fix_order
 from rewriter.batch.entry import Entry, Outcome
-from rewriter.batch.run import Display, Fixed, Verified
+from rewriter.batch.run import Display, Fixed
 from rewriter.batch.staging import land, workspace
-from rewriter.errors import OutputError, UsageError
+from rewriter.errors import OutputError
 
 POLL_SECONDS = 0.05
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -86,19 +87,8 @@ class Processes:
             for one in running:
                 one.close()
 
-    def verify(self, pairs: Sequence[tuple[Entry, str]], display: Display) -> Generator[Verified, None, None]:
-        """This machine is no choice of GPUs.
 
-        Raises:
-            UsageError: always.
-        """
-        raise UsageError("it needs a Ray cluster", where="--verify-on", hint="add --ray ADDRESS")
-        yield  # a generator, as the protocol says
-
-
-def _next(
-    waiting: Sequence[tuple[Entry, int]], running: Sequence[_Running], limits: Limits
-) -> int | None:
+def _next(waiting: Sequence[tuple[Entry, int]], running: Sequence[_Running], limits: Limits) -> int | None:
     """The first model in the queue that may start now."""
     if not waiting or len(running) >= limits.jobs:
         return None

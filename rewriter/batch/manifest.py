@@ -1,11 +1,11 @@
 """A manifest: a TOML file with models and the options of each.
 
-    preset = "trt-fp16"             # options of all its models
+preset = "trt-fp16"             # options of all its models
 
-    [[model]]
-    path = "detectors/*.onnx"       # a file, a folder or a pattern, relative to the manifest
-    inputs = "detectors/samples"
-    keep-fp32-op = ["Softmax"]
+[[model]]
+path = "detectors/*.onnx"       # a file, a folder or a pattern, relative to the manifest
+inputs = "detectors/samples"
+keep-fp32-op = ["Softmax"]
 """
 
 from __future__ import annotations

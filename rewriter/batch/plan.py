@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,7 @@ def entries(
     return [_entry(one, output, given, configuration) for one in models]
 
 
-def _entry(
-    one: found.Found, output: Path, given: Mapping[str, Any], configuration: Configuration
-) -> Entry:
+def _entry(one: found.Found, output: Path, given: Mapping[str, Any], configuration: Configuration) -> Entry:
     target = output / one.name
     if target.resolve() == one.path.resolve():
         raise UsageError("the result would replace the model", where=str(target), hint="name another folder")

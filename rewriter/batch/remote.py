@@ -40,7 +40,9 @@ def run(task: Task, model: Packed, fixed: Packed | None, *files: Packed) -> tupl
         files: The contents of `task.named`.
     """
     if task.version != __version__:
-        text = f"this worker has rewriter {__version__}, and {task.version} sent the model: install one version"
+        text = (
+            f"this worker has rewriter {__version__}, and {task.version} sent the model: install one version"
+        )
         return Outcome("refused", text), {}
     with tempfile.TemporaryDirectory(prefix="rewriter-batch-") as name:
         folder = Path(name)

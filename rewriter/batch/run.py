@@ -22,6 +22,10 @@ class Workers(Protocol):
         """Yields each model with its outcome as it ends."""
         ...
 
+
+class Prover(Protocol):
+    """What verifies results on types of GPU: a cluster."""
+
     def verify(self, pairs: Sequence[tuple[Entry, str]], display: Display) -> Generator[Verified, None, None]:
         """Yields the verdict on each fixed model on each type of GPU as it ends."""
         ...
@@ -49,7 +53,7 @@ class Batch:
         self.records: dict[str, Record] = {}
         self.again = again
 
-    def run(self, workers: Workers, display: Display) -> list[Record]:
+    def run(self, workers: Workers, display: Display, prover: Prover | None = None) -> list[Record]:
         """Runs what is not finished. Returns the records in the order of the entries."""
         for entry in self.entries:
             display.tick()
@@ -58,7 +62,8 @@ class Batch:
         with closing(workers.fix(todo, display)) as ends:
             for entry, outcome in ends:
                 self._keep(Record(entry, outcome), display)
-        self._verify(workers, display)
+        if prover is not None:
+            self._verify(prover, display)
         return [self.records[entry.name] for entry in self.entries]
 
     def _recall(self, entry: Entry, display: Display) -> None:
@@ -69,12 +74,12 @@ class Batch:
             self.records[entry.name] = replace(earlier, verdicts=wanted)
             display.ended(self.records[entry.name])
 
-    def _verify(self, workers: Workers, display: Display) -> None:
+    def _verify(self, prover: Prover, display: Display) -> None:
         made = [one for one in self.records.values() if one.entry.output.is_file() and one.outcome.files]
         pairs = [(one.entry, gpu) for one in made for gpu in self.gpus if gpu not in one.verdicts]
         if not pairs:
             return
-        with closing(workers.verify(pairs, display)) as ends:
+        with closing(prover.verify(pairs, display)) as ends:
             for entry, gpu, verdict in ends:
                 earlier = self.records[entry.name]
                 self._keep(replace(earlier, verdicts={**earlier.verdicts, gpu: verdict}), display, gpu)

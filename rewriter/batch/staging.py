@@ -35,7 +35,9 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         hint = "name another folder with -o"
-        raise OutputError(f"cannot make the folder: {error.strerror}", where=str(folder), hint=hint) from error
+        raise OutputError(
+            f"cannot make the folder: {error.strerror}", where=str(folder), hint=hint
+        ) from error
 
 
 def land(entry: Entry, outcome: Outcome, result: Path) -> Outcome:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from rewriter.batch.entry import Ending, Outcome, Record
@@ -89,7 +90,7 @@ def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> Non
     out.print(Text(text, style=style), soft_wrap=True)
 
 
-def _table(summary: Summary) -> Any:
+def _table(summary: Summary) -> Table:
     columns = ("model", "verdict", "FP32 nodes", "rel. L2", *summary.gpus, "s", "GiB")
     table = new_table("", *columns, right=("FP32 nodes", "rel. L2", "s", "GiB"), whole="model")
     for record in summary.records:
@@ -98,7 +99,7 @@ def _table(summary: Summary) -> Any:
         seconds = "earlier" if record.skipped else f"{outcome.seconds:.1f}"
         memory = f"{outcome.peak_bytes / 2**30:.1f}" if outcome.peak_bytes else ""
         ending = Text(outcome.ending, style=STYLES[outcome.ending])
-        row = (share(outcome), error(outcome), *verdicts, seconds, memory)
+        row: list[RenderableType] = [share(outcome), error(outcome), *verdicts, seconds, memory]
         table.add_row(record.entry.name, ending, *row)
     return table
 

@@ -12,7 +12,21 @@ from typing import Annotated
 import typer
 
 from rewriter import __version__
-from rewriter.cli import batch, catalogue, compare_inputs, config, fix, hook, locate, probe, report, scan, verify
+from rewriter.cli import (
+    batch,
+    catalogue,
+    compare_inputs,
+    config,
+    fix,
+    hook,
+    locate,
+    probe,
+    report,
+    scan,
+    verify,
+)
+from rewriter.cli.echo import echo
+from rewriter.cli.exits import INTERRUPTED
 from rewriter.cli.plain import Command, Group
 from rewriter.report.signals import listening
 
@@ -60,6 +74,9 @@ def main() -> None:
             app(prog_name="rewriter")
         except SystemExit as end:  # Click ends with 1 when Ctrl-C comes before the command starts
             raise SystemExit(128 + signals.received if signals.received else end.code) from None
+        except KeyboardInterrupt:  # while Typer makes the commands
+            echo("interrupted", err=True)
+            raise SystemExit(INTERRUPTED) from None
 
 
 def _print_version(wanted: bool) -> None:

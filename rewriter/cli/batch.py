@@ -21,7 +21,7 @@ from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import BatchCommand
 
 if TYPE_CHECKING:
-    from rewriter.batch.run import Workers
+    from rewriter.batch.run import Prover, Workers
     from rewriter.batch.summary import Summary
 
 Models = Annotated[
@@ -58,8 +58,8 @@ def batch(
         check_extra(flag, path, [*inputs, listed, configuration.file])
     _check_reports(reports)
     gpus = given.get("verify_on", ())
-    with _workers(given) as (workers, where), display(len(todo), shown=not quiet) as shown:
-        records = Batch(todo, again=given.get("again", False), gpus=gpus).run(workers, shown)
+    with _workers(given) as (workers, prover, where), display(len(todo), shown=not quiet) as shown:
+        records = Batch(todo, again=given.get("again", False), gpus=gpus).run(workers, shown, prover)
     summary = Summary(records, gpus, where, time.monotonic() - start)
     with reader_may_leave():
         print_summary(summary, console(stderr=json == STDOUT), quiet=quiet)
@@ -69,7 +69,7 @@ def batch(
 
 
 @contextmanager
-def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, str]]:
+def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, Prover | None, str]]:
     """What runs the models, and its name for people."""
     from rewriter.batch import cluster, local, memory
 
@@ -78,7 +78,7 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, str]]:
     if address is not None:
         count = given.get("gpus", 0.0)
         with cluster.connected(address, gpus=count, jobs=jobs, seconds=seconds, verify_on=gpus) as ray:
-            yield ray, f"Ray at {address}"
+            yield ray, ray if gpus else None, f"Ray at {address}"
         return
     for name in ("verify_on", "gpus"):
         if given.get(name):
@@ -86,7 +86,11 @@ def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, str]]:
     jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
     allowed = given.get("memory")
     budget = memory.budget() if allowed is None else int(allowed * memory.GIB)
-    yield local.Processes(local.Limits(jobs, budget, seconds)), f"{english(jobs, 'job')} on this machine"
+    yield (
+        local.Processes(local.Limits(jobs, budget, seconds)),
+        None,
+        f"{english(jobs, 'job')} on this machine",
+    )
 
 
 def _check_reports(reports: Sequence[Path]) -> None:

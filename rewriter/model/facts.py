@@ -67,8 +67,8 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
     known = _RECENT.get((graph, True)) or _RECENT.get((graph, strict))  # strict inference finds no less
     if known is None:
         known = _RECENT[graph, strict] = _infer(model, strict)
-        while len(_RECENT) > KEPT:
-            _RECENT.pop(next(iter(_RECENT)), None)
+        for oldest in list(_RECENT)[:-KEPT]:
+            _RECENT.pop(oldest, None)
     return Facts([dict(scope) for scope in known.scopes])  # callers add tensors to theirs
 
 

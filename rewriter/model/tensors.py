@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,3 +79,12 @@ def attach(tensor: onnx.TensorProto, array: Array) -> None:
     tensor.ClearField("external_data")
     tensor.ClearField("data_location")
     tensor.raw_data = np.ascontiguousarray(array).tobytes()
+
+
+def release(array: Array) -> None:
+    """Drops the pages of a mapped array from memory; they are read again when they are needed."""
+    base: object = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+        base.madvise(mmap.MADV_DONTNEED)

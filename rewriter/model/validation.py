@@ -18,6 +18,7 @@ from onnx import TensorProto
 
 from rewriter.errors import ModelError
 from rewriter.model.graphs import STANDARD_DOMAINS, walk_graphs
+from rewriter.model.schemas import TYPE_ATTRIBUTES
 from rewriter.model.tensors import PACKED_TYPES
 
 LARGEST_VERSION = 2**31 - 1
@@ -52,6 +53,7 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
         for value in (*graph.input, *graph.output, *graph.value_info):
             _check_value(value, where)
         for node in graph.node:
+            _check_type_attribute(node, where)
             if not any(node.output):
                 raise ModelError("it has no output", where=f"{where}: node {node.name or node.op_type!r}",
                                  hint="remove it: it computes nothing that anything uses")  # fmt: skip
@@ -62,6 +64,16 @@ def check_proto(proto: onnx.ModelProto, where: str) -> None:
                 check_tensor(part, f"{where}: sparse initializer {sparse.values.name!r}")
     for owner, tensor in constant_tensors(proto):
         check_tensor(tensor, f"{where}: node {owner!r}: tensor {tensor.name!r}")
+
+
+def _check_type_attribute(node: onnx.NodeProto, where: str) -> None:
+    """Checks the attribute by which Cast and generators name an element type."""
+    name = TYPE_ATTRIBUTES.get(node.op_type)
+    for attribute in node.attribute if name else ():
+        if attribute.name == name and attribute.i not in ELEMENT_TYPES and (attribute.i or name == "to"):
+            raise ModelError(f"its attribute {name!r} is {attribute.i}, which is no element type of ONNX",
+                             where=f"{where}: node {node.name or node.op_type!r}",
+                             hint=EXPORT_AGAIN)  # fmt: skip
 
 
 def _check_function(function: onnx.FunctionProto, where: str) -> None:

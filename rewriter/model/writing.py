@@ -73,9 +73,10 @@ def update_metadata(path: Path, entries: Mapping[str, str]) -> None:
 
 
 def set_metadata(proto: onnx.ModelProto, entries: Mapping[str, str]) -> None:
-    """Sets metadata of a model; an empty text removes the entry."""
+    """Sets metadata of a model; an empty text removes the entry. File names in it need not be UTF-8."""
     kept = [entry for entry in proto.metadata_props if entry.key not in entries]
-    made = [onnx.StringStringEntryProto(key=key, value=value) for key, value in entries.items() if value]
+    texts = {key: value.encode(errors=UNENCODABLE).decode() for key, value in entries.items() if value}
+    made = [onnx.StringStringEntryProto(key=key, value=value) for key, value in texts.items()]
     refill(proto.metadata_props, [*kept, *made])
 
 

@@ -14,6 +14,7 @@ from rewriter.emulation import reference
 from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.graph import GraphEditor, open_graphs
 from rewriter.model import Array, Model, facts
+from rewriter.model.tensors import release
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, SEARCHED, node_key
 from rewriter.rewriting.rounding import (
@@ -165,18 +166,20 @@ def _judged(
 ) -> Iterator[Event]:
     """Stores the rounded weights unless the network errs more with them."""
     together = {name: value for one in rounded for name, value in one.stored().items()}
-    nearest = {
-        name: Grid(one.layer.dtype).nearest(weights[name]).astype(value.dtype)
+    given = {
+        name: Grid(one.layer.dtype).nearest(weights[name]) if value.dtype == np.float32 else weights[name]
         for one in rounded
         for name, value in one.stored().items()
     }
     try:
-        whole = compared(data.model, data.last, together, nearest)
+        whole = compared(data.model, data.last, together, given)
     except NoKernelError:  # parts of the network were read, the whole does not run here
         whole = None
     if whole is not None and not whole.gains:
         yield Refusal("model", _loses(whole))
         return
+    for value in given.values():
+        release(value)
     _adopt(model, together)
     yield Change("model", _summary([one for one in rounded if one.gains], whole))
 

@@ -171,6 +171,8 @@ class TestReports:
         assert fix(odd, "--in-place", "--report", tmp_path / "r.json")[0] == 0
         assert json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))["output"] == str(odd)
         assert {p.name for p in tmp_path.glob("*.data")} == {"m_.onnx.data"}
+        whole = CliRunner().invoke(cli.app, ["fix", str(odd), "--dry-run", "--no-verify"])
+        assert whole.exit_code == 0, "the source is in the metadata of the fixed model"
 
     def test_a_report_that_cannot_be_written_says_that_the_model_was(
         self, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,6 +15,7 @@ import pytest
 from graphs import graph
 from paths import ROOT
 
+from rewriter import cli
 from rewriter.model import save
 from rewriter.report.signals import AGAIN_S, current, listening
 
@@ -63,6 +64,16 @@ def test_ctrl_c_during_an_import(model: Path, name: str) -> None:
     done, left = ended(signal.SIGINT, "import", f"arguments[0] == {name!r}", "scan", model)
     assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
     assert left == []
+
+
+def test_ctrl_c_while_typer_makes_the_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gc, "set_threshold", lambda _: None)
+    monkeypatch.setattr(cli, "app", lambda **_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert (end.value.code, capsys.readouterr().err) == (130, "interrupted\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from paths import ROOT
 from stored import foreign, made, value
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from rewriter import cli
 from rewriter.errors import ModelError, OutputError
 from rewriter.model import external_data, load, save
+from rewriter.model.tensors import release
 
 
 def names(folder: Path) -> set[str]:
@@ -242,3 +244,13 @@ class TestLinks:
         foreign(tmp_path / "real" / "m.onnx", 1, "w.data")
         (tmp_path / "link").symlink_to("real")
         assert value(tmp_path / "link" / "m.onnx") == 1
+
+
+def test_a_released_array_is_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "weights"
+    np.arange(2**20, dtype=np.float32).tofile(file)
+    array = np.memmap(file, np.float32, "r").reshape(1024, -1)
+    before = array.sum()
+    release(array)
+    release(np.ones(3))
+    assert array.sum() == before

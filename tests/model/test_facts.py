@@ -104,3 +104,14 @@ def _big_weight() -> Model:
         [weight],
     )
     return load(helper.make_model(made, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+def test_facts_of_a_graph_are_kept_and_no_caller_changes_those_of_another() -> None:
+    source = graph("g (float[2,3] x) => (float[2,3] y) { h = Relu(x)  y = Tanh(h) }")
+    first = facts.infer(source)
+    first.main["new"] = first.main["h"]
+    assert "new" not in facts.infer(source).main
+    source.proto.graph.node[0].op_type = "Transpose"
+    assert facts.infer(source).main["h"].shape == (3, 2)
+    source.proto.graph.input[0].type.tensor_type.elem_type = 10
+    assert facts.infer(source).main["h"].dtype == 10

@@ -216,6 +216,23 @@ OTHERS = [
         lambda m: setattr(m.graph.node[2].attribute[0], "type", 3), "softmax", id="type of an attribute"
     ),
     pytest.param(lambda m: setattr(m, "ir_version", 2**60), "ir_version", id="IR version"),
+    pytest.param(
+        lambda m: m.graph.node.append(helper.make_node("Cast", ["x"], ["c"], "cast", to=999)),
+        "node 'cast': its attribute 'to' is 999",
+        id="type of a Cast",
+    ),
+    pytest.param(
+        lambda m: m.graph.node.append(helper.make_node("Print", ["x"], [], "print", domain="theirs")),
+        "node 'print': it has no output",
+        id="no output",
+    ),
+    pytest.param(
+        lambda m: (
+            m.graph.initializer[1].int64_data.append(3) or m.graph.initializer[1].ClearField("raw_data")
+        ),
+        "initializer 'shape': it holds 1 values in int64_data, but its shape [2] needs 2",
+        id="too few values",
+    ),
 ]
 
 

@@ -138,4 +138,4 @@ def test_products_are_rounded_after_a_search(tmp_path: Path) -> None:
             assert TF32.holds(weight)
             assert not on_grid(bias)
     again = rewriter.fix(source, plan=plan, **given)
-    assert again.proto.SerializeToString() == first.proto.SerializeToString()
+    assert again.proto.graph.SerializeToString() == first.proto.graph.SerializeToString()

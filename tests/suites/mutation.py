@@ -16,12 +16,13 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("passes", "hazards", "planning", "verification")
 TIME_LIMIT_S = 900
 
-SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+SWAPPED: dict[type[ast.AST], type[Any]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
     ast.Gt: ast.GtE,
@@ -70,23 +71,23 @@ def mutant_of(file: Path, chosen: random.Random) -> Mutant | None:
 
 def _mutate(node: ast.AST) -> str:
     """Changes a node in place and says how; "" if there is nothing to change."""
-    before: object
     if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPPED:
-        before = ast.unparse(node)
-        node.ops[0] = SWAPPED[type(node.ops[0])]()  # type: ignore[assignment]
-        return f"{before} -> {ast.unparse(node)}"
+        was = ast.unparse(node)
+        node.ops[0] = SWAPPED[type(node.ops[0])]()
+        return f"{was} -> {ast.unparse(node)}"
     if isinstance(node, (ast.BoolOp, ast.BinOp)) and type(node.op) in SWAPPED:
-        before = ast.unparse(node)
-        node.op = SWAPPED[type(node.op)]()  # type: ignore[assignment]
-        return f"{before} -> {ast.unparse(node)}"
+        was = ast.unparse(node)
+        node.op = SWAPPED[type(node.op)]()
+        return f"{was} -> {ast.unparse(node)}"
     if isinstance(node, ast.If):
-        before = ast.unparse(node.test)
+        was = ast.unparse(node.test)
         node.test = ast.UnaryOp(ast.Not(), node.test)
-        return f"if {before} -> if not"
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return f"if {was} -> if not"
+    if isinstance(node, ast.Constant):
         before = node.value
-        node.value = before + 1
-        return f"{before} -> {node.value}"
+        if isinstance(before, (int, float)) and not isinstance(before, bool):
+            node.value = before + 1
+            return f"{before} -> {node.value}"
     return ""
 
 

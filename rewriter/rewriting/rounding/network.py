@@ -37,45 +37,49 @@ class Compared:
         return self.together <= self.nearest
 
 
-def compared(model: Model, feeds: Mapping[str, Array], together: Weights, nearest: Weights) -> Compared:
+def compared(model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights) -> Compared:
     """Runs a network with its own weights and with both roundings: nothing else is rounded.
 
     Args:
         model: Computes in FP32; see `emulation.reference`.
         feeds: A sample that the weights were not fitted to.
-        together, nearest: Rounded weights by name, of the same shapes as the model's, in their lower type.
+        together: Rounded weights by name, in their lower type.
+        given: The same weights in FP32, which the network rounds to nearest; rounded already if no lower
+            type is stored (TF32).
 
     Raises:
         NoKernelError, ArithmeticRunError: the sample does not run; the message names the node.
     """
+    types = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in together.items()}
+    own, one, other = (
+        _run(m, feeds) for m in (model, _with(model, together, types), _with(model, given, types))
+    )
+    return Compared(_error(own, one), _error(own, other))
+
+
+def _run(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
     with Session(model) as session:
-        own = session.run(feeds)
-    given, names = _with_inputs(model, together)
-    with Session(given) as session:
-        errors = [
-            _error(own, session.run({**feeds, **{names[name]: value for name, value in weights.items()}}))
-            for weights in (together, nearest)
-        ]
-    return Compared(*errors)
+        return session.run(feeds)
 
 
-def _with_inputs(model: Model, weights: Weights) -> tuple[Model, Mapping[str, str]]:
-    """The model with some weights as inputs of another type, and the names of these.
+def _with(model: Model, weights: Weights, types: Mapping[str, int]) -> Model:
+    """The model with other weights, rounded to `types` by Casts.
 
     A Cast widens each weight when it is needed, so that the wide ones are not in memory together.
     """
     result = model.copy()
     graph, emit = result.proto.graph, emitter(result)
-    names = {name: emit.names.fresh() for name in weights}
-    casts = [helper.make_node("Cast", [names[n]], [n], to=TensorProto.FLOAT, name=names[n]) for n in weights]
     refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in weights])
     refill(graph.input, [value for value in graph.input if value.name not in weights])
-    refill(graph.node, [*casts, *graph.node])
     for name, value in weights.items():
         result.weights.pop(name, None)
-        dtype = helper.np_dtype_to_tensor_dtype(value.dtype)
-        graph.input.append(helper.make_tensor_value_info(names[name], dtype, value.shape))
-    return result, names
+        stored = emit.names.fresh()
+        graph.initializer.append(result.detached_tensor(stored, value))
+        lower = emit.add("Cast", [stored], to=types[name])
+        wide = emit.names.fresh()
+        emit.nodes.append(helper.make_node("Cast", [lower], [name], name=wide, to=TensorProto.FLOAT))
+    refill(graph.node, [*emit.nodes, *graph.node])
+    return result
 
 
 def _error(own: Mapping[str, Array], found: Mapping[str, Array]) -> float:
