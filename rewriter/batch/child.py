@@ -25,6 +25,7 @@ GRACE_SECONDS = 5.0
 ENDINGS: Mapping[int, Ending] = {0: "verified", 1: "failed", 2: "refused", 3: "unbuildable"}
 """By exit code, as `rewriter.cli.exits` documents them."""
 
+EMULATION = "emulation"
 REPORT, LOG = "report.json", "log.txt"
 
 
@@ -35,11 +36,13 @@ class Order:
     Attributes:
         arguments: After `rewriter`. `environment`: variables on top of ours.
         limit_s: Deadline, in seconds.
+        on_gpu: True if a verification without a GPU is none.
     """
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     limit_s: float
+    on_gpu: bool = False
 
 
 def fix_order(model: Path, result: Path, options: Mapping[str, Any], limit_s: float) -> Order:
@@ -51,7 +54,8 @@ def fix_order(model: Path, result: Path, options: Mapping[str, Any], limit_s: fl
 def verify_order(model: Path, fixed: Path, options: Mapping[str, Any], limit_s: float) -> Order:
     """The command that compares a fixed model with its original."""
     command = ["verify", str(model.absolute()), str(fixed.absolute())]
-    return Order([*command, *arguments(VerifyOptions, options)], variables(VerifyOptions, options), limit_s)
+    flags, environment = arguments(VerifyOptions, options), variables(VerifyOptions, options)
+    return Order([*command, *flags], environment, limit_s, on_gpu=options.get("engine") != EMULATION)
 
 
 class Child:
@@ -114,6 +118,8 @@ class Child:
             text = f"stopped after {self.order.limit_s:g} s: --time-limit allows more"
             return Outcome("timed out", text, **measured)
         report = self._report()
+        if self.order.on_gpu and report is not None and report["engine"] == EMULATION:
+            return Outcome("not run", "the worker has no engine that runs on its GPU", **measured)
         if code in (0, 1, 3) and report is not None:
             ending: Ending = "unchecked" if code == 0 and not report["checks"] else ENDINGS[code]
             return Outcome(ending, _summary(report), **_figures(report), **measured)

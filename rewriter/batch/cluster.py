@@ -55,7 +55,7 @@ class Cluster:
         self.ray, self.gpus, self.seconds = ray, gpus, seconds
         self.jobs = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.shared: dict[Path, Any] = {}
-        self.run = ray.remote(run).options(max_retries=RETRIES, num_cpus=1)
+        self.task = ray.remote(run)
 
     def fix(self, entries: Sequence[Entry], display: Display) -> Generator[Fixed, None, None]:
         """Yields each model with its outcome as it ends; closing the generator cancels the others."""
@@ -105,7 +105,8 @@ class Cluster:
         files = [self._stored(path) for _, path in named]
         fixed = packing.pack_model(entry.output) if job.gpu else None
         model = packing.pack_model(entry.model)
-        return self.run.options(**self._resources(job)).remote(task, model, fixed, *files)
+        resources = {"num_cpus": 1, "max_retries": RETRIES, **self._resources(job)}
+        return self.task.options(**resources).remote(task, model, fixed, *files)
 
     def _stored(self, path: Path) -> Any:
         if path not in self.shared:

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Ending = Literal["verified", "unchecked", "failed", "unbuildable", "refused", "crashed", "timed out"]
+Ending = Literal[
+    "verified", "unchecked", "failed", "unbuildable", "refused", "crashed", "timed out", "not run"
+]
+
+"""`unchecked`: no check was asked for. `not run`: of a GPU on which no engine ran."""
 
 PASSED: tuple[Ending, ...] = ("verified", "unchecked")
 FINISHED: tuple[Ending, ...] = (*PASSED, "failed", "unbuildable")

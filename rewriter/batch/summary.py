@@ -24,6 +24,7 @@ STYLES: Mapping[Ending, str] = {
     "refused": "bold red",
     "crashed": "bold red",
     "timed out": "bold red",
+    "not run": "bold red",
 }
 
 
