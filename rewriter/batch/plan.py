@@ -31,6 +31,7 @@ def entries(
     Raises:
         UsageError: there is no model, two have one output, or an option makes no sense.
     """
+    _check(given)
     listed = manifest.read(manifest_file, output) if manifest_file else []
     models = found.merged([*found.models(paths, output), *listed])
     if not models:
@@ -51,6 +52,17 @@ def _entry(one: found.Found, output: Path, given: Mapping[str, Any], configurati
     if beside.is_file() and not {"inputs", "input_shapes", "plan"} & options.keys():
         options["inputs"] = beside
     return Entry(one.name, one.path, target, options)
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Refuses what each child process would refuse."""
+    for name, value in given.items():
+        option = declarations(FixOptions)[name]
+        try:
+            if option.check:
+                option.check(value)
+        except ValueError as error:
+            raise UsageError(f"it cannot be {value!r}", where=option.flag, hint=str(error)) from error
 
 
 def of_fix(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def _outcome(path: Path, verb: Command, work: Work, options: Mapping[str, Any]) 
         if reason := _skipped(path):
             return FileOutcome(path, f"{path}: {reason}")
         resolved = load_configuration().resolve(**options)
-        return work(path, resolved, {**_data(path), **resolved.arguments(verb)})
+        return work(path, resolved, {**data_beside(path), **resolved.arguments(verb)})
     except RewriterError as error:
         return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
 
@@ -97,7 +97,7 @@ def _fixed(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -> 
     return FileOutcome(path, text, passed=False, detail=result)
 
 
-def _data(path: Path) -> dict[str, Any]:
+def data_beside(path: Path) -> dict[str, Any]:
     """Samples beside the model, if there are any: `net.npz` beside `net.onnx`."""
     samples = path.with_suffix(".npz")
     return {"inputs": samples} if samples.is_file() else {}

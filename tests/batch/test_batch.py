@@ -8,36 +8,42 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree.ElementTree import parse
 
 import pytest
 from graphs import graph
 from paths import ROOT
+from typer.testing import CliRunner, Result
 
+from rewriter import cli
 from rewriter.batch.child import Child, fix_order
 from rewriter.batch.entry import Entry, Outcome
 from rewriter.batch.key import key_of
 from rewriter.model import save
 
-FAST = ("--no-build",)
+FAST = ("--no-build", "--accumulation=fp32")
 BODIES = {
     "exp": "g (float[2,8] x) => (float[2,8] y) { a = Exp(x) y = Relu(a) }",
     "nets/log": "g (float[2,8] x) => (float[2,8] y) { a = Abs(x) y = Sqrt(a) }",
-    "nets/deep/sum": "g (float[2,8] x) => (float[2,8] y) { a = Sigmoid(x) y = Add(a, x) }",
 }
 BROKEN = "broken.onnx"
 
 
-def rewriter(*arguments: str | Path, code: int | None = None) -> subprocess.CompletedProcess[str]:
-    order = [sys.executable, "-m", "rewriter", *map(str, arguments)]
-    done = subprocess.run(order, env=environment(), capture_output=True, text=True, timeout=300)
-    assert code is None or done.returncode == code, done.stderr
+def rewriter(*arguments: str | Path, code: int) -> Result:
+    """Runs the command in this process; the models are in their own."""
+    done = CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+    assert done.exit_code == code, done.output
     return done
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "REWRITER_CONFIG": "none"}
+@pytest.fixture(scope="module", autouse=True)
+def _no_configuration() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REWRITER_CONFIG", "none")
+        patch.setenv("PYTHONPATH", str(ROOT))  # of the children
+        yield
 
 
 def write_models(folder: Path, names: tuple[str, ...] = tuple(BODIES)) -> Path:
@@ -73,23 +79,22 @@ def test_one_failure_stops_nothing(ran: Path) -> None:
 
 def test_lines_and_table(ran: Path) -> None:
     assert [line.split(": ")[0] for line in (ran / "stderr").read_text().splitlines()] == [
-        "[1/4] broken.onnx",
-        "[2/4] exp.onnx",
-        "[3/4] nets/deep/sum.onnx",
-        "[4/4] nets/log.onnx",
+        "[1/3] broken.onnx",
+        "[2/3] exp.onnx",
+        "[3/3] nets/log.onnx",
     ]
     table = (ran / "stdout").read_text()
-    assert "3 of 4 models passed" in table
-    assert "broken.onnx: it is not a valid ONNX file" in table or "broken.onnx: " in table
+    assert "2 of 3 models passed" in table
+    assert "broken.onnx: " in table
 
 
 def test_reports(ran: Path) -> None:
     suite = parse(ran / "sum.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "0", "1")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "0", "1")
     assert [case.get("name") for case in suite.iter("testcase") if case.find("error") is not None] == [BROKEN]
     page = (ran / "sum.html").read_text()
-    assert "3 of 4 models passed" in page
-    assert "nets/deep/sum.onnx" in page
+    assert "2 of 3 models passed" in page
+    assert "nets/log.onnx" in page
 
 
 def test_two_jobs_write_the_same_bytes(ran: Path) -> None:
@@ -100,17 +105,15 @@ def test_two_jobs_write_the_same_bytes(ran: Path) -> None:
 def test_finished_models_are_skipped(ran: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in (ran / "fixed").rglob("*.onnx")}
     done = rewriter("batch", ran / "models", "-o", ran / "fixed", *FAST, code=1)
-    assert "3 finished in an earlier run" in done.stdout
+    assert "2 finished in an earlier run" in done.stdout
     assert before == {file: file.stat().st_mtime_ns for file in (ran / "fixed").rglob("*.onnx")}
 
 
-def test_a_damaged_result_is_made_again(tmp_path: Path) -> None:
-    models = write_models(tmp_path / "models", ("exp",))
-    rewriter("batch", models, "-o", tmp_path / "fixed", *FAST, code=0)
-    result = tmp_path / "fixed/exp.onnx"
+def test_a_damaged_result_is_made_again(ran: Path) -> None:
+    result, model = ran / "fixed/exp.onnx", ran / "models/exp.onnx"
     good = result.read_bytes()
     result.write_bytes(good[:-1])
-    rewriter("batch", models, "-o", tmp_path / "fixed", *FAST, code=0)
+    rewriter("batch", model, "-o", ran / "fixed", *FAST, code=0)
     assert result.read_bytes() == good
 
 
@@ -154,7 +157,7 @@ WRONG = [
         ["a", "--report=summary.pdf"], "a summary has another ending", id="a report of no known kind"
     ),
     pytest.param(["a", "--manifest=bad.toml"], "unknown key 'precison'", id="a manifest with a misspelt key"),
-    pytest.param(["a", "--tolerance=-1"], "--tolerance", id="an option that makes no sense"),
+    pytest.param(["a", "--opset=99"], "--opset: it cannot be 99", id="an option that makes no sense"),
 ]
 
 
@@ -205,9 +208,9 @@ def test_a_crash_is_a_finding(number: int, text: str, tmp_path: Path) -> None:
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     models, fixed = write_models(tmp_path / "models"), tmp_path / "fixed"
     order = [sys.executable, "-m", "rewriter", "batch", str(models), "-o", str(fixed), "--jobs=1", *FAST]
-    batch = subprocess.Popen(order, env=environment(), stderr=subprocess.PIPE, text=True, process_group=0)
+    batch = subprocess.Popen(order, stderr=subprocess.PIPE, text=True, process_group=0)
     assert batch.stderr is not None
-    assert batch.stderr.readline().startswith("[1/3] exp.onnx: verified")
+    assert batch.stderr.readline().startswith("[1/2] exp.onnx: verified")
     time.sleep(0.3)  # the second model is running
     os.killpg(batch.pid, signal.SIGINT)
     assert batch.wait(60) == 130
