@@ -11,10 +11,12 @@ from rewriter.walls import available_memory
 GIB = 2**30
 
 BASE_BYTES = 0.8 * GIB
-"""Largest resident memory of `fix` on small models."""
+"""For what does not grow with the weights. Measured on a model of 16 KB: 0.23 GiB; the rest is for samples
+and activations, which the size of a file does not tell."""
 
 BYTES_PER_BYTE = 8
-"""Memory of `fix` for each byte of a model and its weights."""
+"""Memory of `fix` for each byte of a model and its weights. Measured with all its processes (PSS) on chains
+of MatMuls of 0.20 and 0.56 GiB, TensorRT-RTX's build included: 5.7 and 5.6."""
 
 SHARE = 0.8
 """Of the free memory, that a batch may use."""
