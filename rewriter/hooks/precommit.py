@@ -64,7 +64,7 @@ def _outcome(path: Path, verb: Command, work: Work, options: Mapping[str, Any]) 
         if reason := _skipped(path):
             return FileOutcome(path, f"{path}: {reason}")
         resolved = load_configuration().resolve(**options)
-        return work(path, resolved, {**_data(path), **resolved.arguments(verb)})
+        return work(path, resolved, {**data_beside(path), **resolved.arguments(verb)})
     except RewriterError as error:
         return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
 
@@ -135,7 +135,7 @@ def _is_in_head(path: Path) -> bool:
     return bool(committed) and committed == git("hash-object", "--", path.name)
 
 
-def _data(path: Path) -> dict[str, Any]:
+def data_beside(path: Path) -> dict[str, Any]:
     """Samples beside the model, if there are any: `net.npz` beside `net.onnx`."""
     samples = path.with_suffix(".npz")
     return {"inputs": samples} if samples.is_file() else {}

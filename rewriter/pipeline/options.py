@@ -22,6 +22,7 @@ from rewriter.pipeline.declaration import (
     Declaration,
     Names,
     Paths,
+    Place,
     Shapes,
     declarations,
     like,
@@ -39,11 +40,14 @@ if TYPE_CHECKING:
 Command = Literal["fix", "scan", "verify"]
 
 DATA, PASSES, PRECISION, SEARCH = "Options", "Passes", "Precision", "Search for a plan"
-ENGINE, OUTCOME = "Engine", "Verification and report"
-PANELS = (DATA, PASSES, PRECISION, SEARCH, ENGINE, OUTCOME)
+ENGINE, OUTCOME, MANY = "Engine", "Verification and report", "Many models"
+PANELS = (DATA, MANY, PASSES, PRECISION, SEARCH, ENGINE, OUTCOME)
 """Groups of options in `--help`, in their order."""
 
 PROFILE = "NAME:1x3x8,..."
+
+HERE: tuple[Place, ...] = ("command line",)
+"""For what belongs to one command, and to no function of the API."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +277,38 @@ class FixCommand(FixOptions):
         places=("command line", "file"),
         words=("json",),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchCommand(FixOptions):
+    """The options of `rewriter batch`: those of `rewriter.fix` for every model, and how they are run.
+
+    Attributes:
+        manifest: A TOML file that names models and gives each its options: docs/batch.md.
+        jobs: Models at a time on this machine. They share its cores and its memory.
+        memory: Memory that all models together may need on this machine, in GiB. Default: four fifths of
+            what is free.
+        time_limit: Deadline of each model, in seconds; a model that needs longer is stopped.
+        again: Run models that are finished, too.
+        ray: Address of a Ray cluster that runs the models; `auto` is the one on this machine.
+        gpus: GPUs that Ray reserves for each model; a share such as 0.5 lets models share a GPU.
+        verify_on: Types of GPU, by Ray's names, on each of which every fixed model is verified.
+    """
+
+    in_place: bool = like(FixOptions, "in_place", places=("python",))
+    dry_run: bool = like(FixOptions, "dry_run", places=("python",))
+    save_plan: AnyPath | None = like(FixOptions, "save_plan", places=("python",))
+    manifest: Path | None = option(None, "Models and their options, as TOML", MANY, "FILE.toml", places=HERE)
+    jobs: int = option(0, "Models at a time [half the cores]", MANY, "N", places=HERE, least=1)
+    memory: float | None = option(None, "For all of them together", MANY, "GIB", places=HERE)
+    time_limit: float = option(3600.0, "For each model [3600]", MANY, "SECONDS", places=HERE)
+    again: bool = option(False, "Run finished models, too", MANY, places=HERE)
+    ray: str | None = option(None, "Run on this Ray cluster, or auto", MANY, "ADDRESS", places=HERE)
+    gpus: float = option(0.0, "On Ray: reserved for each model [0]", MANY, "N", places=HERE)
+    verify_on: Names = option(
+        (), "On Ray: verify on each of these GPUs", MANY, "L4,H100", places=HERE, commas=True
+    )
+    report: Paths = option((), "Summary: .html, .json or .xml (JUnit)", OUTCOME, "FILE", places=HERE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ ROOMS = (
     "api",
     "report",
     "hooks",
+    "batch",
     "cli",
     "__main__",
 )
@@ -53,6 +54,7 @@ HEAVY = (
     "polygraphy",
     "tensorrt",
     "tensorrt_rtx",
+    "ray",
     "torch",
     "cuda",
 )

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
-from typing import Any
 
 import pytest
-import typer
+from command_lines import parsed
 from paths import ROOT
-
-from rewriter.cli import app
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
@@ -20,23 +16,6 @@ COMMANDS = [
     for line in block.splitlines()
     if not language and line.startswith("rewriter ")
 ]
-
-
-def parsed(line: str) -> None:
-    """Go down to the command that is meant, and parse what stands behind it; nothing runs.
-
-    Raises:
-        Exception: no such command, option or value, or an argument that is missing.
-    """
-    command: Any = typer.main.get_command(app)
-    words = shlex.split(line, comments=True)[1:]
-    context = command.make_context("rewriter", list(words), resilient_parsing=False)
-    while hasattr(command, "resolve_command"):
-        rest = [*context._protected_args, *context.args]
-        if not rest:
-            return
-        name, command, words = command.resolve_command(context, rest)
-        context = command.make_context(name, list(words), parent=context)
 
 
 def test_there_are_commands_of_every_kind() -> None:
