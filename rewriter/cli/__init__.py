@@ -15,6 +15,7 @@ from rewriter import __version__
 from rewriter.cli import catalogue, compare_inputs, config, fix, hook, locate, probe, report, scan, verify
 from rewriter.cli.echo import echo
 from rewriter.cli.exits import INTERRUPTED
+from rewriter.cli.help import help_pages
 from rewriter.cli.plain import Command, Group
 from rewriter.report.signals import listening
 
@@ -40,6 +41,7 @@ _of_models("compare-inputs", short_help="Find how two preprocessings differ")(co
 _around(short_help="Compare two runs by their reports")(report.report)
 _around(short_help="What this TensorRT does on this GPU")(probe.probe)
 _around(short_help="Options in force, and where each comes from")(config.config)
+_around("help", short_help="Pages of the documentation: `help troubleshooting`")(help_pages)
 app.add_typer(
     catalogue.presets, name="presets", rich_help_panel=AROUND, help="Pipelines by name; `presets show NAME`"
 )
