@@ -42,7 +42,7 @@ def build(configuration: Path, target: Path) -> subprocess.CompletedProcess[str]
 @needs_mkdocs
 def test_every_page_is_on_the_site(site: Path) -> None:
     expected = {f"{path.stem}.html" for path in DOCS.glob("*.md")}
-    outside = {"CONTRIBUTING.html", "CHANGELOG.html", "rewriter/passes/README.html", "benchmarks/README.html"}
+    outside = {"CONTRIBUTING.html", "CHANGELOG.html", "rewriter/passes/index.html", "benchmarks/index.html"}
     assert expected | outside | {"index.html", "images/report.png"} <= {
         path.relative_to(site).as_posix() for path in site.rglob("*")
     }

@@ -62,8 +62,8 @@ def migration_page() -> str:
             *table,
             "",
             f"The removed flags: [NVIDIA's migration guide]({migration.SOURCE}).",
-            "NVIDIA's tool is AutoCast: [comparison.md](comparison.md) compares it. [recipes.md](recipes.md) leads from the\n"
-            "export to the engine, project by project.",
+            "NVIDIA's tool is AutoCast: [comparison.md](comparison.md) compares it.\n"
+            "[recipes.md](recipes.md) leads from the export to the engine, project by project.",
             "",
         ]
     )
