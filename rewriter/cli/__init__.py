@@ -27,6 +27,7 @@ from rewriter.cli import (
 )
 from rewriter.cli.echo import echo
 from rewriter.cli.exits import INTERRUPTED
+from rewriter.cli.help import help_pages
 from rewriter.cli.plain import Command, Group
 from rewriter.report.signals import listening
 
@@ -53,6 +54,7 @@ _of_models(short_help="Fix many models, here or on a cluster")(batch.batch)
 _around(short_help="Compare two runs by their reports")(report.report)
 _around(short_help="What this TensorRT does on this GPU")(probe.probe)
 _around(short_help="Options in force, and where each comes from")(config.config)
+_around("help", short_help="Pages of the documentation: `help troubleshooting`")(help_pages)
 app.add_typer(
     catalogue.presets, name="presets", rich_help_panel=AROUND, help="Pipelines by name; `presets show NAME`"
 )

@@ -13,6 +13,8 @@ from rewriter.pipeline import completion
 
 passes, presets = typer.Typer(cls=Group), typer.Typer(cls=Group)
 
+CITED = "`rewriter help docs/PAGE.md#SECTION` shows what is cited."
+
 
 @passes.callback(invoke_without_command=True)
 @presets.callback(invoke_without_command=True)
@@ -36,7 +38,8 @@ def _show_pass(
         from rewriter.pipeline.catalogue.passes import page
         from rewriter.pipeline.registry import find
 
-        echo(page(find(name, "passes show")).rstrip())
+        text = page(find(name, "passes show")).rstrip()
+        echo(text + "\n\n" + CITED if "docs/" in text else text)
 
 
 @presets.command("show", cls=Command)
@@ -51,4 +54,7 @@ def _show_preset(
         from rewriter.pipeline.presets import preset_named
         from rewriter.report.terminal import console
 
-        console().print(page(preset_named(name)))
+        preset = preset_named(name)
+        console().print(page(preset))
+        if "docs/" in preset.about:
+            echo("\n" + CITED)

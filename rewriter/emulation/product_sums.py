@@ -1,7 +1,7 @@
 """How TensorRT sums and rounds each FP16 product of a model, depending on the nodes around it.
 
 `rewriter.graph.fusion` has the rules about kernels; attention and ConvTransposes are added here
-(docs/accuracy.md#how-well-emulation-knows-it).
+(docs/accuracy.md#how-close-the-emulation-comes).
 """
 
 from __future__ import annotations

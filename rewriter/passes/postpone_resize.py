@@ -26,7 +26,7 @@ class PostponeResize(GraphPass):
     place. In exact arithmetic their order makes no difference. So each level gets a Conv of its own, with
     its columns of the weight, before it is enlarged, and the results are added. SegFormer's head then needs
     a third of the multiplications, and its FP16 sums are a quarter as deep
-    (docs/accuracy.md#convs-behind-a-resize). TensorRT does not do this by itself.
+    (docs/accuracy.md#convs-after-a-resize). TensorRT does not do this by itself.
 
     Operands of the Concat that no Resize enlarges stay together in one Conv, which adds the bias. A Resize
     that changes no size is removed. Without such operands, the Conv of the largest level adds the bias: the

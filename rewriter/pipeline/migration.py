@@ -46,5 +46,13 @@ ROWS: tuple[tuple[str, str], ...] = (
         "rewriter fix --keep-fp32 NAME",
     ),
     ("config.int8_calibrator", "as for --int8"),
+    (
+        "polygraphy run --trt --fp16, polygraphy convert --fp16",
+        "as for --fp16 of trtexec; then omit it",
+    ),
+    ("polygraphy --precision-constraints=obey", "omit it: the model's types are obeyed"),
+    ("polygraphy --layer-precisions NAME:float32", "rewriter fix --keep-fp32 NAME"),
+    ("polygraphy --tf32", "stays: it switches TF32 on; without it, Polygraphy builds without TF32"),
+    ("polygraphy debug precision", "rewriter locate finds the tensor, rewriter fix the nodes"),
 )
 """Old flags of trtexec and of the Python API, with their replacements."""

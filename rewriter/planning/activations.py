@@ -2,7 +2,7 @@
 
 A ConvTranspose of stride 1 sums in FP32, but rounds before and after it adds its bias, and an activation in
 FP16 rounds again. With the activation in FP32, all of them are one kernel that rounds once, in the same time
-(docs/accuracy.md#activations-behind-convtransposes). A residual sum in FP32 is not free: the kernel reads and
+(docs/accuracy.md#activations-after-convtransposes). A residual sum in FP32 is not free: the kernel reads and
 writes more.
 """
 

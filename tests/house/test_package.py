@@ -17,7 +17,7 @@ import rewriter
 from rewriter.pipeline.registry import own_passes
 
 FILES = ["LICENSE", "README.md", "pyproject.toml"]
-FOLDERS = ["rewriter"]
+FOLDERS = ["docs", "rewriter"]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,10 @@ def test_the_wheel_holds_everything_and_nothing_at_the_top(dist: Path) -> None:
     assert {n for n in names if n.endswith(".py")} == expected()
     assert "rewriter/py.typed" in names
     assert {"rewriter/report/html/templates/page.html", "rewriter/report/html/templates/page.js"} <= names
-    assert {n.split("/")[0] for n in names} == {"rewriter", f"rewriter-{rewriter.__version__}.dist-info"}
+    stem = f"rewriter-{rewriter.__version__}"
+    assert {n.split("/")[0] for n in names} == {"rewriter", f"{stem}.data", f"{stem}.dist-info"}
+    pages = {f"{stem}.data/data/share/doc/rewriter/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert pages == {n for n in names if n.startswith(f"{stem}.data/")}
 
 
 def test_the_sdist_holds_the_passes_once(dist: Path) -> None:
@@ -66,7 +69,8 @@ def test_the_installed_wheel_runs_away_from_the_checkout(dist: Path, tmp_path: P
     )
     code = (
         "import importlib.util, rewriter.passes;"
-        "print(rewriter.passes.__file__, importlib.util.find_spec('passes'), len(rewriter.passes.ALL))"
+        "print(rewriter.passes.__file__, importlib.util.find_spec('passes'), len(rewriter.passes.ALL));"
+        "from rewriter.cli import handbook; print(len(handbook.pages()))"
     )
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
@@ -76,10 +80,11 @@ def test_the_installed_wheel_runs_away_from_the_checkout(dist: Path, tmp_path: P
         text=True,
         check=True,
     )
-    where, top_level, count = done.stdout.split()
+    where, top_level, count, pages = done.stdout.split()
     assert Path(where).is_relative_to(site)
     assert top_level == "None"
     assert int(count) == len(own_passes())
+    assert int(pages) == len(list((ROOT / "docs").glob("*.md")))
 
 
 def test_one_version() -> None:

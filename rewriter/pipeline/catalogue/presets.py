@@ -62,7 +62,8 @@ def migration_page() -> str:
             *table,
             "",
             f"The removed flags: [NVIDIA's migration guide]({migration.SOURCE}).",
-            "NVIDIA's tool is AutoCast: [benchmarks/README.md](../benchmarks/README.md) compares it.",
+            "NVIDIA's tool is AutoCast: [comparison.md](comparison.md) compares it.\n"
+            "[recipes.md](recipes.md) leads from the export to the engine, project by project.",
             "",
         ]
     )

@@ -1,0 +1,187 @@
+"""README.md and docs/: commands and Python run, quoted output is what is printed, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import typer
+from doc_pages import LINK, PAGES, Block, CommandLine, blocks, command_lines
+from onnx import parser
+from paths import MODELS, ROOT
+from typer.testing import CliRunner, Result
+
+from rewriter.cli import app
+
+COMMANDS = list(command_lines())
+BLOCKS = list(blocks())
+OUTPUT = "output of: "
+
+JUDGES = {"verify", "locate", "compare-inputs", "scan"}
+"""Commands whose exit code 1 is an answer."""
+
+NET = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[n, 3, h, w] x) => (float[n, 4, h, w] y) {
+    ["/stem/Conv"] a = Conv<pads = [1, 1, 1, 1]>(x, stem)
+    ["/norm1/Relu"] b = Relu(a)
+    ["/head/Conv"] y = Conv(b, head)
+}
+"""
+
+
+def net() -> onnx.ModelProto:
+    """A stem, a node of a norm's name and a head, with seeded weights."""
+    model = parser.parse_model(NET)
+    values = np.random.default_rng(0)
+    for name, shape in {"stem": (8, 3, 3, 3), "head": (4, 8, 1, 1)}.items():
+        weight = values.normal(0, 0.3, shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    return model
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every file that the pages name."""
+    pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[dev]'")
+    folder = tmp_path_factory.mktemp("desk")
+    for name in ("model", "original", "other", "fixed", "model_fp16"):
+        onnx.save(net(), folder / f"{name}.onnx")
+    values = np.random.default_rng(1)
+    pictures = values.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    samples = [(p.transpose(2, 0, 1)[None] / 255).astype(np.float32) for p in pictures]
+    for name in ("data", "samples", "photographs"):
+        (folder / name).mkdir()
+    for place, (picture, sample) in enumerate(zip(pictures, samples, strict=True)):
+        np.savez(folder / "data" / f"{place}.npz", x=sample)
+        np.savez(folder / "samples" / f"{place}.npz", x=sample)
+        pillow.fromarray(picture).save(folder / "photographs" / f"{place}.png")
+    np.savez(folder / "data.npz", x=samples[0])
+    np.savez(folder / "ours.npz", x=np.concatenate(samples))
+    np.savez(folder / "theirs.npz", x=np.concatenate(samples)[:, ::-1])
+    shutil.copytree(MODELS, folder / "models", ignore=shutil.ignore_patterns("__pycache__", "*.py"))
+    return folder
+
+
+def run(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """Run the command in `folder`, without building engines: other tests do."""
+    monkeypatch.setenv("REWRITER_BUILD", "false")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(folder)
+    return CliRunner().invoke(app, words)
+
+
+@pytest.fixture(scope="module")
+def reports(desk: Path) -> Path:
+    """The desk with the reports that `rewriter report` and `--plan` read."""
+    with pytest.MonkeyPatch.context() as patch:
+        fix = "fix model.onnx -o fixed.onnx --inputs data.npz --report a.json --save-plan plan.json"
+        verify = "verify model.onnx fixed.onnx --inputs data.npz --report here.json"
+        for command in (fix, verify):
+            done = run(command.split(), desk, patch)
+            assert done.exit_code == 0, done.output
+    for name in ("b", "before", "after"):
+        shutil.copy2(desk / "a.json", desk / f"{name}.json")
+    shutil.copy2(desk / "here.json", desk / "there.json")
+    return desk
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_command_runs(command: CommandLine, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if command.not_run:
+        pytest.skip(command.not_run)
+    done = run(command.words, reports, monkeypatch)
+    allowed = {0, 1} if command.words[0] in JUDGES else {0}
+    assert done.exit_code in allowed, done.output
+
+
+def parsed(words: list[str]) -> None:
+    """Go down to the command that is meant, and parse its options; nothing runs.
+
+    Raises:
+        Exception: no such command, option or value, or an argument that is missing.
+    """
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("rewriter", list(words), resilient_parsing=False)
+    while hasattr(command, "resolve_command"):
+        rest = [*context._protected_args, *context.args]
+        if not rest:
+            return
+        name, command, words = command.resolve_command(context, rest)
+        context = command.make_context(name, list(words), parent=context)
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c.not_run and "--install-completion" not in c.line], ids=str
+)
+def test_a_command_that_is_not_run_parses(command: CommandLine) -> None:
+    parsed(command.words)
+
+
+@pytest.mark.parametrize("line", ["fix m.onnx --no-such-option", "nothing", "verify a"])
+def test_a_command_that_is_wrong_would_be_found(
+    line: str, reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Exception, match=r"(?i)no such|missing"):
+        parsed(line.split())
+    assert run(line.split(), reports, monkeypatch).exit_code == 2
+
+
+def test_there_are_commands_of_every_kind() -> None:
+    names = {command.words[0] for command in COMMANDS}
+    assert (
+        set("fix scan verify locate compare-inputs probe presets passes config hook report".split()) <= names
+    )
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in BLOCKS if b.language == "python" and b.page != "docs/hooks.md"], ids=str
+)
+def test_a_python_block_runs(block: Block, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of docs/hooks.md run in tests/hooks/test_hooks_page.py."""
+    if block.not_run:
+        pytest.skip(block.not_run)
+    monkeypatch.chdir(reports)
+    exec(compile(block.body, block.page, "exec"), {"__name__": "page"})
+
+
+QUOTED = [block for block in BLOCKS if block.mark.startswith(OUTPUT)]
+
+
+@pytest.mark.parametrize("block", QUOTED, ids=str)
+def test_quoted_output_is_what_is_printed(
+    block: Block, reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = block.mark.removeprefix(OUTPUT).split()[1:]
+    done = run(words, reports, monkeypatch)
+    lines = [line.rstrip() for line in done.output.splitlines()]
+    start = lines.index(block.body.splitlines()[0])
+    assert "\n".join(lines[start:]).startswith(block.body.rstrip())
+
+
+def test_output_is_quoted() -> None:
+    assert {block.page for block in QUOTED} >= {"README.md", "docs/getting-started.md"}
+
+
+def anchors(path: Path) -> set[str]:
+    """Fragments of the headings, as code hosts and the site make them."""
+    text = re.sub(r"^ *```.*?^ *```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {"#" + re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_to_files_and_headings(path: Path) -> None:
+    for target, anchor in LINK.findall(path.read_text(encoding="utf-8")):
+        there = path.parent / target if target else path
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target + anchor
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120

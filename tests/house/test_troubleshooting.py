@@ -1,0 +1,95 @@
+"""docs/troubleshooting.md: a model with each symptom gets the line that the page quotes, and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+from paths import DOCS, MODELS
+from typer.testing import CliRunner
+
+from rewriter.cli import app
+
+PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+
+DYNAMIC = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (float[1, 8] x, float[8, 8] w) => (int32[1, 8] y) {
+    a, s, z = DynamicQuantizeLinear(x)
+    b, t, u = DynamicQuantizeLinear(w)
+    y = MatMulInteger(a, b, z, u)
+}
+"""
+
+PLUGIN = """
+<ir_version: 8, opset_import: ["" : 17, "mine" : 1]>
+net (float[1, 8] x) => (float[1, 8] y) { h = Relu(x)  y = mine.Fancy(h) }
+"""
+
+
+def printed(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Exit code and output on one line, without building engines."""
+    monkeypatch.setenv("REWRITER_BUILD", "false")
+    done = CliRunner().invoke(app, command.split())
+    return done.exit_code, " ".join((done.stdout + done.stderr).split())
+
+
+def quoted(text: str) -> str:
+    """A text that the page quotes."""
+    assert f"`{text}`" in PAGE, text
+    return text
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "kind", "line"),
+    [
+        ("bert", True, "mask", "becomes infinite"),
+        ("mismatch", False, "overflow", "exceeds 6.55e+04"),
+        ("nafnet", True, "unfused-norm", "exceed 65504"),
+    ],
+)
+def test_causes_of_nan_and_of_wrong_numbers_are_found_and_repaired(
+    name: str, inputs: bool, kind: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = f" --inputs {MODELS / name}.npz" if inputs else ""
+    _, output = printed(f"scan {MODELS / name}.onnx{data}", monkeypatch)
+    assert f"{quoted(kind)}" in output
+    assert quoted(line) in output
+    code, output = printed(f"fix {MODELS / name}.onnx -o {tmp_path}/fixed.onnx{data}", monkeypatch)
+    assert code == 0, output
+
+
+def test_data_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = np.load(MODELS / "nafnet.npz")["image"]
+    np.savez(tmp_path / "theirs.npz", image=image[:, ::-1] / 255)
+    code, output = printed(f"compare-inputs {MODELS}/nafnet.npz {tmp_path}/theirs.npz", monkeypatch)
+    assert code == 1
+    for text in ("BGR", "divided by 255 twice"):
+        assert text in output
+        assert text in PAGE
+    assert printed(f"compare-inputs {MODELS}/nafnet.npz {MODELS}/nafnet.npz", monkeypatch)[0] == 0
+
+
+def test_a_known_defect_of_a_release_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MODELS / "matmul_clip"
+    _, output = printed(f"scan {model}.onnx --inputs {model}.npz --target 10.12", monkeypatch)
+    assert quoted("known-defect") in output
+    assert "https://" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [(DYNAMIC, 3, "quantised dynamically"), (PLUGIN, 1, "ONNX Runtime has no kernel")],
+    ids=["quantised dynamically", "a plugin"],
+)
+def test_what_does_not_build_has_its_exit_code_and_line(
+    text: str, code: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(parser.parse_model(text), tmp_path / "model.onnx")
+    found, output = printed(f"fix {tmp_path}/model.onnx -o {tmp_path}/fixed.onnx", monkeypatch)
+    assert found == code
+    assert line in output
+    assert f"{code}, `{line}`" in PAGE
