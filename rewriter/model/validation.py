@@ -70,7 +70,9 @@ def _check_type_attribute(node: onnx.NodeProto, where: str) -> None:
     """Checks the attribute by which Cast and generators name an element type."""
     name = TYPE_ATTRIBUTES.get(node.op_type)
     for attribute in node.attribute if name else ():
-        if attribute.name == name and attribute.i not in ELEMENT_TYPES and (attribute.i or name == "to"):
+        if attribute.name != name or attribute.type == onnx.AttributeProto.STRING:  # text in opsets 1 to 5
+            continue
+        if attribute.i not in ELEMENT_TYPES and (attribute.i or name == "to"):
             raise ModelError(f"its attribute {name!r} is {attribute.i}, which is no element type of ONNX",
                              where=f"{where}: node {node.name or node.op_type!r}",
                              hint=EXPORT_AGAIN)  # fmt: skip

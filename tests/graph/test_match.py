@@ -24,8 +24,11 @@ from rewriter.model import Model, facts
 
 FAMILIES = {name: value for name, value in vars(ops).items() if isinstance(value, frozenset)}
 
-NOT_IN_ONNX = {"SimplifiedLayerNormalization"}
-"""An operator that only ONNX Runtime has, in the standard domain."""
+NOT_IN_ONNX = {
+    "SimplifiedLayerNormalization",
+    *("DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention"),
+}
+"""Operators that only ONNX Runtime has."""
 
 
 def editor(source: Model) -> GraphEditor:

@@ -309,7 +309,7 @@ class TestBadFiles:
             load(proto)
 
     def test_an_object_that_is_no_model_is_an_error(self) -> None:
-        with pytest.raises(ModelError, match="cannot load a model from a int"):
+        with pytest.raises(ModelError, match="cannot load a model from an int"):
             load(7)
 
 

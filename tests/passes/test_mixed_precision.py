@@ -76,7 +76,7 @@ def test_the_change_counts_nodes() -> None:
     source = graphs.graph(TEXT)
     plan = plan_of(source, PlanRequest(keep_ops=("Exp",)))
     _, report = graphs.apply(MixedPrecision(), source, Context(plan=plan))
-    assert report.changes == (Change("model", "1 nodes in FP16, 2 in FP32"),)
+    assert report.changes == (Change("model", "1 node in FP16, 2 in FP32"),)
 
 
 def test_without_a_plan_everything_becomes_fp16() -> None:

@@ -119,11 +119,12 @@ def test_accurate_spends_a_budget_with_fp16_accumulators(matmul: onnx.ModelProto
 def test_accurate_takes_an_error_in_place_of_its_budget() -> None:
     """Both weights are 1 in FP16, and the difference is all that is left."""
     text = """
-        g (float[4,2] x) => (float[4,1] y) <float[2,1] w = {1.0004, -1.0001}> {
+        g (float[4,8] x) => (float[4,2] y)
+        <float[8,2] w = {1.0004,1.0004, -1.0001,-1.0001, 0,0, 0,0, 0,0, 0,0, 0,0, 0,0}> {
             m = MatMul(x, w)
             y = Relu(m)
         }"""
-    ones = np.ones((4, 2), np.float32)
+    ones = np.ones((4, 8), np.float32)
     result = api.fix(graph(text).proto, preset="accurate", tolerance=1e-3, inputs=[{"x": ones}], build=False)
     assert result.verdict is not None and not result.verdict.passed
     assert "cannot be met" in " ".join(check.summary for check in result.verdict.checks)
@@ -157,7 +158,7 @@ def test_presets_are_listed_with_their_pipelines() -> None:
     packed = re.sub(r"\s", "", out)
     for preset in PRESETS.values():
         assert preset.name in out.splitlines()
-        assert preset.pipeline in packed
+        assert re.sub(r"\s", "", preset.pipeline) in packed
     assert max(map(len, out.splitlines())) <= 80
 
 
@@ -166,7 +167,7 @@ def test_a_preset_is_shown_in_full(name: str) -> None:
     code, out, _ = quick("presets", "show", name)
     assert code == 0
     assert out.startswith(f"{name}: {PRESETS[name].summary}"[:60])
-    assert PRESETS[name].pipeline in re.sub(r"\s", "", out)
+    assert re.sub(r"\s", "", PRESETS[name].pipeline) in re.sub(r"\s", "", out)
 
 
 def test_the_table_of_old_flags_is_shown_and_on_the_page() -> None:

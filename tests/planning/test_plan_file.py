@@ -137,7 +137,6 @@ def test_nodes_are_found(entry: dict[str, str], keys: set[str]) -> None:
     [
         pytest.param({"node": "frist"}, "no float node frist, did you mean first", id="a typing error"),
         pytest.param({"key": "0:zzz", "node": "gone"}, "no float node gone (key 0:zzz)", id="another model"),
-        pytest.param({"node": "twin"}, "2 nodes are called twin 0:b, 0:c", id="an ambiguous name"),
         pytest.param({"key": "0:a", "op": "Log"}, "0:a Log Exp", id="another operator of that name"),
     ],
 )
@@ -219,7 +218,7 @@ def test_rescaled_tensors_are_a_part_of_the_plan(tmp_path: Path) -> None:
     source = graphs.graph(LARGE)
     first = fix(source, tmp_path / "1.onnx", save_plan=tmp_path / "1.json", skip=("simplify",))
     assert first.plan is not None and first.plan.exponents
-    assert not [d for d in first.plan.decisions if d.rule not in FREE]
+    assert all(d.rule in FREE or "FP32 is free" in d.reason for d in first.plan.decisions)
     applied = fix(
         source,
         tmp_path / "2.onnx",
