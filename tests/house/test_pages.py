@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 import typer
-from doc_pages import LINK, PAGES, Block, CommandLine, blocks, command_lines
+from doc_pages import ELSEWHERE, LINK, PAGES, Block, CommandLine, blocks, command_lines
 from onnx import parser
 from paths import MODELS, ROOT
 from typer.testing import CliRunner, Result
@@ -140,10 +140,9 @@ def test_there_are_commands_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in BLOCKS if b.language == "python" and b.page != "docs/hooks.md"], ids=str
+    "block", [b for b in BLOCKS if b.language == "python" and b.page not in ELSEWHERE], ids=str
 )
 def test_a_python_block_runs(block: Block, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of docs/hooks.md run in tests/hooks/test_hooks_page.py."""
     if block.not_run:
         pytest.skip(block.not_run)
     monkeypatch.chdir(reports)
