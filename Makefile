@@ -37,7 +37,7 @@ MUTANTS ?= 400
 nightly: suites fuzz mutation audit
 
 suites: $(VENV)/with-nightly
-	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q tests/suites tests/model
+	REWRITER_NIGHTLY=1 $(BIN)/python -m pytest -q tests/suites tests/model tests/batch
 
 # FUZZ_SECONDS are shared by all targets; an input that fails stays in the current folder
 fuzz: $(VENV)/with-nightly

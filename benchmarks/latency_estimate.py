@@ -29,8 +29,7 @@ from rewriter.base import Target
 from rewriter.model import Model, facts, load
 from rewriter.passes.fuse_rms_norm import FuseRmsNorm
 from rewriter.pipeline.presets import DEFAULT_OPSETS, DEFAULT_PRESET, PRESETS
-from rewriter.plan import Plan
-from rewriter.planning import plan_file
+from rewriter.plan import Plan, plan_file
 from rewriter.planning.costs.estimate import all_terms, priced
 from rewriter.planning.costs.node_times import LOW_US, MORE_US
 from rewriter.planning.costs.prices import Prices

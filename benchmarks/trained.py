@@ -1,15 +1,17 @@
-"""`fix` on networks with trained weights and real inputs: errors and latencies on a GPU, beside plain FP16 and FP32.
+"""`fix` on networks with trained weights and real inputs: errors and latencies on a GPU, beside AutoCast and FP32.
 
     python benchmarks/trained_inputs.py FOLDER      # in an environment of its own: NAME.onnx, NAME/tool, NAME/kept
-    python benchmarks/trained.py FOLDER OUT.json    # on a GPU: makes all variants, runs and times them in turn
+    python benchmarks/trained.py FOLDER OUT.json [NAME ...]    # on a GPU: makes all variants, runs and times them in turn
 
-Each network is judged on a sample that no tool saw. `plain` is the preset trt11-migrate; `islands` is the default plan
-without the rule rounded-reciprocal, `transposed` the default pipeline with transpose-convs.
+Each network is judged on a sample that no tool saw. `plain` is the preset trt11-migrate; `rules` is the default plan as
+the rules make it, `fix` what is handed out after it was checked and repaired on the GPU. FOLDER/autocast/NAME.onnx is
+AutoCast's file, if there is one: `variants.py` has the call that makes it, with the first of the tool's samples.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,23 +31,19 @@ from rewriter.engines.measure import measure
 from rewriter.engines.protocol import MeasureSettings, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.model import load
-from rewriter.passes.compensate_rounding import CompensateRounding
-from rewriter.passes.transpose_convs import TransposeConvs
-from rewriter.pipeline.preset_steps import inserted
-from rewriter.pipeline.presets import preset_named
-from rewriter.pipeline.text import render
-from rewriter.planning.free_fp32 import RECIPROCAL_RULE
 from rewriter.verification.expected import expected_outputs
 
 TARGET = ["--target", "tensorrt-rtx"]
-TRANSPOSED = render(inserted(preset_named("trt-fp16").steps, CompensateRounding, TransposeConvs()))
 VARIANTS: dict[str, list[str]] = {
     "plain": ["--preset", "trt11-migrate", "--no-verify", *TARGET],
-    "rules": ["--no-verify", "--save-plan", "{folder}/rules.plan", *TARGET],
-    "fix": ["--no-build", "--accumulation", "fp16", *TARGET],
+    "rules": ["--no-verify", *TARGET],
     "accurate": ["--preset", "accurate", "--no-verify", *TARGET],
-    "transposed": ["--passes", TRANSPOSED, "--no-verify", *TARGET],
 }
+CHECKED = {"fix": [*TARGET]}
+"""Uses the GPU itself, so one network at a time."""
+
+LIMIT_S = 300
+"""Seconds of one run of `fix`."""
 
 
 def make(model: Path, folder: Path, name: str, arguments: list[str]) -> dict[str, Any]:
@@ -58,33 +56,28 @@ def make(model: Path, folder: Path, name: str, arguments: list[str]) -> dict[str
         capture_output=True,
         text=True,
         check=False,
+        timeout=LIMIT_S,
     )
     line = (done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or [""])[-1]
     return {"exit": done.returncode, "said": line, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def without_reciprocals(model: Path, folder: Path) -> dict[str, Any]:
-    """The default plan without the rule rounded-reciprocal."""
-    plan = json.loads((folder / "rules.plan").read_text())
-    kept = [node for node in plan["fp32"] if node["rule"] != RECIPROCAL_RULE]
-    (folder / "islands.plan").write_text(json.dumps(plan | {"fp32": kept}))
-    arguments = ["--plan", "{folder}/islands.plan", "--no-verify", *TARGET]
-    return make(model, folder, "islands", arguments) | {"removed": len(plan["fp32"]) - len(kept)}
-
-
 def prepare(model: Path, work: Path) -> dict[str, Any]:
-    """All variants of one network."""
+    """All variants of one network that need no GPU."""
     folder = work / model.stem
     folder.mkdir()
     made = {name: make(model, folder, name, arguments) for name, arguments in VARIANTS.items()}
-    if made["rules"]["exit"] == 0:
-        made["islands"] = without_reciprocals(model, folder)
+    rival = model.parent / "autocast" / model.name
+    if rival.exists():
+        shutil.copy(rival, folder / "autocast.onnx")
+        made["autocast"] = {}
     return made
 
 
 def run(model: Path, work: Path, made: dict[str, Any]) -> dict[str, Any]:
     """Errors and latencies of all variants that were made."""
     original, folder = load(model), work / model.stem
+    made |= {name: make(model, folder, name, arguments) for name, arguments in CHECKED.items()}
     sample = next(iter(load_samples(str(model.with_suffix("") / "kept"), original)))
     expected = dict(expected_outputs(original, [sample]).exact[0])
     stored = write_samples(folder / "sample", [sample])
@@ -109,8 +102,8 @@ def run(model: Path, work: Path, made: dict[str, Any]) -> dict[str, Any]:
     return rows
 
 
-def main(folder: Path, out: Path) -> None:
-    models = sorted(folder.glob("*.onnx"))
+def main(folder: Path, out: Path, names: list[str]) -> None:
+    models = [model for model in sorted(folder.glob("*.onnx")) if not names or model.stem in names]
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         with ThreadPoolExecutor(6) as pool:
@@ -131,4 +124,4 @@ def main(folder: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

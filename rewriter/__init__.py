@@ -9,19 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rewriter import hazards, passes
+    from rewriter.api import compare_inputs, fix, locate, probe, scan, verify
     from rewriter.base import Target
     from rewriter.data.parity import InputComparison
     from rewriter.engines.probe.answers import Answers
     from rewriter.errors import RewriterError
-    from rewriter.jobs.compare_inputs import compare_inputs
     from rewriter.jobs.findings import Finding, ScanResult
-    from rewriter.jobs.fix.api import fix
     from rewriter.jobs.fix.result import FixResult
-    from rewriter.jobs.locate import locate
-    from rewriter.jobs.probe import probe
-    from rewriter.jobs.scan import scan
-    from rewriter.jobs.verify import verify
     from rewriter.model import Model, load, save
+    from rewriter.pipeline.options import FixOptions, ScanOptions, VerifyOptions
     from rewriter.plan import Plan
     from rewriter.verification.locate import Location
     from rewriter.verification.verdict import Verdict
@@ -32,44 +29,55 @@ __version__ = "0.1.0"
 _HOMES = {
     "Answers": "engines.probe.answers",
     "Finding": "jobs.findings",
+    "FixOptions": "pipeline.options",
     "FixResult": "jobs.fix.result",
     "InputComparison": "data.parity",
     "Location": "verification.locate",
     "Model": "model",
     "Plan": "plan",
     "RewriterError": "errors",
+    "ScanOptions": "pipeline.options",
     "ScanResult": "jobs.findings",
     "Target": "base",
     "Verdict": "verification.verdict",
+    "VerifyOptions": "pipeline.options",
     "VerifyResult": "verification.verify_result",
-    "compare_inputs": "jobs.compare_inputs",
-    "fix": "jobs.fix.api",
+    "compare_inputs": "api",
+    "fix": "api",
     "load": "model",
-    "locate": "jobs.locate",
-    "probe": "jobs.probe",
+    "locate": "api",
+    "probe": "api",
     "save": "model",
-    "scan": "jobs.scan",
-    "verify": "jobs.verify",
+    "scan": "api",
+    "verify": "api",
 }
+
+_ROOMS = ("hazards", "passes")
+"""Packages that are part of the API as a whole: `rewriter.passes.run`, `rewriter.hazards.Hazard`."""
 
 __all__ = [
     "Answers",
     "Finding",
+    "FixOptions",
     "FixResult",
     "InputComparison",
     "Location",
     "Model",
     "Plan",
     "RewriterError",
+    "ScanOptions",
     "ScanResult",
     "Target",
     "Verdict",
+    "VerifyOptions",
     "VerifyResult",
     "__version__",
     "compare_inputs",
     "fix",
+    "hazards",
     "load",
     "locate",
+    "passes",
     "probe",
     "save",
     "scan",
@@ -79,6 +87,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Imports the module of a public name on first use (PEP 562)."""
+    if name in _ROOMS:
+        return import_module(f"rewriter.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"rewriter.{_HOMES[name]}"), name)

@@ -242,7 +242,7 @@ def close() -> None:
 
 
 def _fork(make: Callable[[], Any], mine: socket.socket, its: socket.socket, log: int, limit_s: float) -> int:
-    limit = _address_space() + max(LEAST_BYTES, int(SHARE * _available()))
+    limit = _address_space() + max(LEAST_BYTES, int(SHARE * available_memory()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks in a process with threads
         pid = os.fork()
@@ -396,7 +396,7 @@ def _address_space() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * mmap.PAGESIZE
 
 
-def _available() -> int:
+def available_memory() -> int:
     """Bytes of memory that the machine can give without swapping."""
     with contextlib.suppress(OSError, StopIteration), Path("/proc/meminfo").open(encoding="ascii") as table:
         return next(int(line.split()[1]) for line in table if line.startswith("MemAvailable:")) * 1024

@@ -12,7 +12,19 @@ from typing import Annotated
 import typer
 
 from rewriter import __version__
-from rewriter.cli import catalogue, compare_inputs, config, fix, hook, locate, probe, report, scan, verify
+from rewriter.cli import (
+    batch,
+    catalogue,
+    compare_inputs,
+    config,
+    fix,
+    hook,
+    locate,
+    probe,
+    report,
+    scan,
+    verify,
+)
 from rewriter.cli.echo import echo
 from rewriter.cli.exits import INTERRUPTED
 from rewriter.cli.help import help_pages
@@ -38,6 +50,7 @@ _of_models(short_help="Find what would go wrong; change nothing")(scan.scan)
 _of_models(short_help="Compare every output of two versions")(verify.verify)
 _of_models(short_help="Find the first tensor that goes wrong")(locate.locate)
 _of_models("compare-inputs", short_help="Find how two preprocessings differ")(compare_inputs.compare_inputs)
+_of_models(short_help="Fix many models, here or on a cluster")(batch.batch)
 _around(short_help="Compare two runs by their reports")(report.report)
 _around(short_help="What this TensorRT does on this GPU")(probe.probe)
 _around(short_help="Options in force, and where each comes from")(config.config)

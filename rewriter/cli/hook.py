@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +10,9 @@ import typer
 
 from rewriter.cli.echo import echo
 from rewriter.cli.exits import BAD_INPUT, FAILED, exit_codes, reader_may_leave
-from rewriter.cli.parameters import FLAG, Verbose, with_options
+from rewriter.cli.parameters import FLAG, Json, Verbose, check_extra, with_options
 from rewriter.cli.plain import Command, Group
+from rewriter.cli.scan import Sarif, write_all
 from rewriter.pipeline.options import FixCommand, ScanCommand
 
 if TYPE_CHECKING:
@@ -57,14 +58,35 @@ def install(
 
 @app.command(cls=Command)
 @with_options(ScanCommand, "inputs", "precision", "target", "fail_on")
-def scan(models: Models, verbose: Verbose = False, **given: Any) -> None:
+def scan(
+    models: Models, json: Json = None, sarif: Sarif = None, verbose: Verbose = False, **given: Any
+) -> None:
     """Scan committed models. Samples are taken from net.npz beside net.onnx, if it is there.
+
+    --json and --sarif write the findings of all models into one file each.
 
     Exits with 0, with 1 if a model has an error, with 2 if one cannot be read.
     """
     from rewriter.hooks.precommit import scan_file
 
-    _run((scan_file(model, **given) for model in models), verbose=verbose)
+    for flag, path in (("--json", json), ("--sarif", sarif)):
+        check_extra(flag, path, models)
+    done: list[FileOutcome] = []
+    scanned = (scan_file(model, **given) for model in models)
+    _run(_remembered(scanned, done), verbose=verbose, after=lambda: _write(done, json, sarif))
+
+
+def _remembered(outcomes: Iterator[FileOutcome], done: list[FileOutcome]) -> Iterator[FileOutcome]:
+    for outcome in outcomes:
+        done.append(outcome)
+        yield outcome
+
+
+def _write(outcomes: Sequence[FileOutcome], json: Path | None, sarif: Path | None) -> None:
+    """Write what was found in all files; skipped files have no findings."""
+    results = [outcome.detail for outcome in outcomes if outcome.detail is not None]
+    unread = [outcome.error for outcome in outcomes if outcome.error is not None]
+    write_all(results, unread, [json] if json else [], sarif)
 
 
 @app.command(cls=Command)
@@ -84,13 +106,14 @@ def fix(
     _run((fix_file(model, **given, build=build or None) for model in models), verbose=verbose)
 
 
-def _run(outcomes: Iterator[FileOutcome], *, verbose: bool) -> None:
+def _run(outcomes: Iterator[FileOutcome], *, verbose: bool, after: Callable[[], None] = lambda: None) -> None:
     passed = readable = True
     with exit_codes():
         with reader_may_leave():
             for outcome in outcomes:
                 _show(outcome, verbose=verbose)
                 passed, readable = passed and outcome.passed, readable and outcome.error is None
+        after()
         if not readable:
             raise typer.Exit(BAD_INPUT)
         if not passed:

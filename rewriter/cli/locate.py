@@ -12,7 +12,17 @@ from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_extra, o
 from rewriter.pipeline.options import ENGINE, VerifyOptions
 
 SEARCH = "Search"
-_SHARED = ("inputs", "input_shapes", "seed", "engine", "plugin_lib", "min_shapes", "opt_shapes", "max_shapes")
+_SHARED = (
+    "inputs",
+    "image_preprocess",
+    "input_shapes",
+    "seed",
+    "engine",
+    "plugin_lib",
+    "min_shapes",
+    "opt_shapes",
+    "max_shapes",
+)
 """Options that `locate` has in common with `verify`."""
 
 Original = Annotated[Path, typer.Argument(metavar="ORIGINAL", help="The model as it was, taken in FP32")]

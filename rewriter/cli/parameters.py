@@ -23,7 +23,7 @@ from rewriter.pipeline.declaration import Declaration, Names, Paths, Shapes, dec
 from rewriter.pipeline.options import DATA, OUTCOME, PANELS
 
 if TYPE_CHECKING:
-    from rewriter.pipeline.config import ResolvedOptions
+    from rewriter.pipeline.config import Configuration, ResolvedOptions
 
 FLAG = " "
 """Metavar of an option without a value; Typer would print `<bool>`."""
@@ -141,6 +141,18 @@ def configured(model: Path, given: Mapping[str, Any], *, quiet: bool) -> Resolve
     for sentence in () if quiet else resolved.messages():
         echo(f"configuration: {sentence}", err=True)
     return resolved
+
+
+def read_configuration(*, quiet: bool) -> Configuration:
+    """What files and the environment set, for a command of many models; stderr reports it once."""
+    from rewriter.pipeline import config
+
+    configuration = config.load()
+    for warning in configuration.warnings:
+        echo(f"warning: {warning}", err=True)
+    for sentence in () if quiet else configuration.resolve().messages():
+        echo(f"configuration: {sentence}", err=True)
+    return configuration
 
 
 def _unused(file: Path | None, model: Path) -> Iterator[str]:

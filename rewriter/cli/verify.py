@@ -32,7 +32,7 @@ def verify(
 
     Exits with 0 if it is within the tolerance, 1 if not, 2 on bad usage or model.
     """
-    import rewriter
+    from rewriter.jobs.verify import verify as job
     from rewriter.report import verify as report
     from rewriter.report.progress import progress
 
@@ -41,7 +41,7 @@ def verify(
         check_extra(flag, path, [original, fixed, resolved.values["inputs"], resolved.file])
     options = VerifyOptions(**resolved.arguments("verify") | _tolerance(resolved, given.get("metric")))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
-        result = rewriter.verify(original, fixed, options, progress=shown)
+        result = job(original, fixed, options, progress=shown)
     show(result, report, json, written, verbosity=int(verbose) - int(quiet))
     if not result.passed:
         raise typer.Exit(FAILED)

@@ -187,6 +187,7 @@ KINDS: dict[str, Kind] = {
         "data",
         "measure on real data (--inputs): random inputs give false alarms and miss real overflows",
     ),
+    "user-rule": Kind("found by a rule of your own", "warning", "fp32-island", _ISLAND),
     "fp16-reference": Kind(
         "FP16 model as the reference",
         "note",

@@ -63,7 +63,7 @@ def fix_file(path: Path, feeds: Feeds, options: HookOptions) -> Fixed:
     def work() -> Fixed:
         try:
             if raw is not None:
-                _copy(path, raw)
+                copy_model(path, raw)
             return Fixed(path, _fix(path, path, feeds, options), raw=raw)
         except Exception:
             if raw is not None:
@@ -129,7 +129,7 @@ def _failures(verdict: Verdict) -> str:
     return "the fixed model failed its verification: " + ("; ".join(failed) or "no check could be made")
 
 
-def _copy(path: Path, raw: Path) -> None:
+def copy_model(path: Path, raw: Path) -> None:
     """Copy a model, its external data included."""
     model = load(path)
     if model.external:

@@ -17,6 +17,7 @@ from rewriter.model import write_text
 
 PRE_COMMIT, PYPROJECT = ".pre-commit-config.yaml", "pyproject.toml"
 HOOKS = ("rewriter-scan", "rewriter-fix")
+"""The first alone is the default; `edits` puts a fix before the scan, which would stop the commit."""
 
 TABLE = """\
 [tool.rewriter]
@@ -77,11 +78,16 @@ def edits(
         UsageError: lines cannot simply be added to a file.
     """
     configuration, project = _read(folder / PRE_COMMIT), _read(folder / PYPROJECT)
-    missing = [hook for hook in hooks if not _mentions(configuration or "", hook)]
+    missing = [hook for hook in sorted(hooks) if not _mentions(configuration or "", hook)]
+    first = HOOKS[0] not in missing  # a scan is there already
     found = []
     if missing:
         entry = _remote_entry(missing, url, revision) if url else _local_entry(missing)
-        found.append(FileEdit(folder / PRE_COMMIT, configuration, _with_entry(configuration, entry, folder)))
+        found.append(
+            FileEdit(
+                folder / PRE_COMMIT, configuration, _with_entry(configuration, entry, folder, first=first)
+            )
+        )
     if not _has_table(project, folder):
         found.append(FileEdit(folder / PYPROJECT, project, _appended(project, TABLE)))
     return found
@@ -129,8 +135,8 @@ def _remote_entry(hooks: Sequence[str], url: str, revision: str) -> list[str]:
     return [f"- repo: {url}", f"  rev: {revision}", "  hooks:", *(f"  - id: {hook}" for hook in hooks)]
 
 
-def _with_entry(text: str | None, entry: Sequence[str], folder: Path) -> str:
-    """Returns the configuration with an item added to `repos`, indented like the others."""
+def _with_entry(text: str | None, entry: Sequence[str], folder: Path, *, first: bool) -> str:
+    """Returns the configuration with an item added to `repos`, indented like the others: first, or last."""
     text = text or ""
     opening = _REPOS.search(text)
     if opening is None:
@@ -146,8 +152,10 @@ def _with_entry(text: str | None, entry: Sequence[str], folder: Path) -> str:
         head = text[: opening.start("rest")].rstrip() + text[opening.end("rest") : opening.end()]
     following = _TOP_LEVEL.search(body)
     items, tail = (body[: following.start()], body[following.start() :]) if following else (body, "")
-    first = _ITEM.search(items)
-    added = "".join(f"{first['indent'] if first else ''}{line}\n" for line in entry)
+    item = _ITEM.search(items)
+    added = "".join(f"{item['indent'] if item else ''}{line}\n" for line in entry)
+    if first:
+        return f"{head}\n{added}{body.removeprefix(chr(10))}"
     kept = items[: _last_line_of_items(items)]
     between = items[len(kept) :].removeprefix("\n") if tail else ""
     return f"{head}{kept}\n{added}{between}{tail}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewriter.errors import RewriterError
+from rewriter.errors import OutputError, RewriterError
 from rewriter.graph import made_by
 from rewriter.hazards.kinds import Severity
-from rewriter.hooks.fixing import Unverified
-from rewriter.model import Model, load, save
+from rewriter.hooks.fixing import Unverified, copy_model, raw_path
+from rewriter.model import Model, data_files, load, save
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.pipeline.config import ResolvedOptions
 from rewriter.pipeline.config import load as load_configuration
@@ -63,7 +64,7 @@ def _outcome(path: Path, verb: Command, work: Work, options: Mapping[str, Any]) 
         if reason := _skipped(path):
             return FileOutcome(path, f"{path}: {reason}")
         resolved = load_configuration().resolve(**options)
-        return work(path, resolved, {**_data(path), **resolved.arguments(verb)})
+        return work(path, resolved, {**data_beside(path), **resolved.arguments(verb)})
     except RewriterError as error:
         return FileOutcome(path, f"{path}: {error}", passed=False, error=error)
 
@@ -92,12 +93,49 @@ def _fixed(path: Path, resolved: ResolvedOptions, arguments: dict[str, Any]) -> 
         )
     if _same(result.model, path):
         return FileOutcome(path, f"{path}: nothing to do", detail=result)
+    kept = _keep_original(path)
     save(result.model, path)
-    text = f"{path}: fixed; review it, and add it to the commit"
+    beside = f"; the model as it was is kept as {kept.name}" if kept else ""
+    text = f"{path}: fixed; review it, and add it to the commit{beside}"
     return FileOutcome(path, text, passed=False, detail=result)
 
 
-def _data(path: Path) -> dict[str, Any]:
+def _keep_original(path: Path) -> Path | None:
+    """Copies a model that no commit holds, with its weights, to `net.raw.onnx`; returns the copy.
+
+    Raises:
+        OutputError: it cannot be written; the model is unchanged then.
+    """
+    if _is_committed(path):
+        return None
+    raw = raw_path(path)
+    if raw.exists():
+        what = "it would be overwritten, and may be the only copy of another model"
+        hint = f"move it away, or commit {path.name} first"
+        raise OutputError(what, where=str(raw), hint=hint)
+    copy_model(path, raw)
+    return raw
+
+
+def _is_committed(path: Path) -> bool:
+    """True if the last commit has the file, and the files of its weights, as they are."""
+    return all(map(_is_in_head, (path, *data_files(path))))
+
+
+def _is_in_head(path: Path) -> bool:
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments]
+        try:
+            done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, check=False)
+        except OSError:  # no git
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    committed = git("rev-parse", f"HEAD:./{path.name}")
+    return bool(committed) and committed == git("hash-object", "--", path.name)
+
+
+def data_beside(path: Path) -> dict[str, Any]:
     """Samples beside the model, if there are any: `net.npz` beside `net.onnx`."""
     samples = path.with_suffix(".npz")
     return {"inputs": samples} if samples.is_file() else {}
@@ -109,6 +147,8 @@ def _skipped(path: Path) -> str:
     `rewriter` chose the types of a fixed model: a second run must change nothing, and a scan would report
     hazards that its Casts avoid.
     """
+    if path.stem.endswith(raw_path(Path("net.onnx")).stem.removeprefix("net")):
+        return "skipped: it is the original of a fixed model"
     if path.is_file():
         with path.open("rb") as stream:
             if stream.read(len(LFS)) == LFS:

@@ -25,6 +25,7 @@ from rewriter.hooks.export_call import ExportCall  # noqa: E402
 from rewriter.hooks.fixing import Fixed, FixWarning, attempt, fix_file, fix_proto, say  # noqa: E402
 from rewriter.hooks.hook_options import SAMPLES, HookOptions  # noqa: E402
 from rewriter.hooks.norm_modules import NormModule, replaced  # noqa: E402
+from rewriter.hooks.observe import eval_mode  # noqa: E402
 from rewriter.hooks.torch_feeds import calibration_feeds, example_feeds, is_blank  # noqa: E402
 from rewriter.model import Array, Model  # noqa: E402
 
@@ -181,7 +182,7 @@ def _plain(call: ExportCall, options: HookOptions) -> _Plain:
             say(f"before the export: {advice}", options)
     if norms:
         try:
-            with replaced(norms):
+            with replaced(norms), _as_deployed(call, options):
                 program = call.run()
             say(_prepared(norms), options)
             return _Plain(program, seen.advice, norms)
@@ -189,7 +190,22 @@ def _plain(call: ExportCall, options: HookOptions) -> _Plain:
             if options.strict:
                 raise
             say(f"prepare: exported without it, since the prepared module failed: {error}", options)
-    return _Plain(call.run(), seen.advice)
+    with _as_deployed(call, options):
+        return _Plain(call.run(), seen.advice)
+
+
+def _as_deployed(call: ExportCall, options: HookOptions) -> Any:
+    """Returns a context in which a module in training mode is in eval mode, unless `training=` was given.
+
+    The older exporter does so itself. The newer one exports a live Dropout, whose random results nothing can
+    be compared with.
+    """
+    modules = call.model.modules() if isinstance(call.model, torch.nn.Module) else ()
+    live = call.dynamo and any(module.training for module in modules)
+    if not live or "training" in call.kwargs:
+        return nullcontext()
+    say("the module is in training mode: it is exported in eval mode, and its mode is restored", options)
+    return eval_mode(call.model)
 
 
 def _prepared(norms: Sequence[NormModule]) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rewriter.base import Target
 from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.data.source import DataSource
+from rewriter.english import count
 from rewriter.hazards.kinds import SEVERITIES, Severity
 from rewriter.plan import Precision, Range
+from rewriter.summary import Row, Summary, listed
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class Finding:
     link: str = ""
 
 
-@dataclass(frozen=True)
-class ScanResult:
+@dataclass(frozen=True, repr=False)
+class ScanResult(Summary):
     """The outcome of `scan`.
 
     Attributes:
@@ -67,3 +69,13 @@ class ScanResult:
     def reaches(self, severity: Severity) -> bool:
         """True if a finding is at least that severe."""
         return any(SEVERITIES.index(f.severity) >= SEVERITIES.index(severity) for f in self.findings)
+
+    def summary(self) -> Iterator[Row]:
+        found = ", ".join(count(self.count(severity), severity) for severity in reversed(SEVERITIES))
+        yield "found", f"{found} in {count(self.float_nodes, 'float node')}, for {self.precision.upper()}"
+        for severity in reversed(SEVERITIES[1:]):
+            lines = (
+                f"{count(len(f.nodes), 'node')}: {f.reason}" for f in self.findings if f.severity == severity
+            )
+            yield from listed(f"{severity}s", lines, 3)
+        yield "data", self.data.text

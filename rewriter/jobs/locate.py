@@ -28,6 +28,7 @@ def locate(
     other: str | os.PathLike[str] | Any,
     *,
     inputs: Any = None,
+    image_preprocess: str | None = None,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
     engine: str = AUTO,
@@ -45,7 +46,8 @@ def locate(
 
     Args:
         original, other: Path, onnx.ModelProto or onnx_graphsurgeon.Graph, with tensor names in common.
-        inputs, input_shapes, seed, engine, plugin_lib, min_shapes, opt_shapes, max_shapes: As for `verify`.
+        inputs, image_preprocess, input_shapes, seed, engine, plugin_lib: As for `verify`.
+        min_shapes, opt_shapes, max_shapes: As for `verify`.
         tolerance: Relative L2 error above which a tensor is wrong.
         marks: Tensors that one build marks, at most.
         max_builds: Builds of the search, at most.
@@ -62,7 +64,14 @@ def locate(
     deployed = deployment(engine, plugin_lib, min_shapes, opt_shapes, max_shapes)
     models = load(original), load(other)
     sizes = {name: tuple(shape) for name, shape in (input_shapes or {}).items()}
-    samples = load_samples(inputs, models[0], input_shapes=sizes, seed=seed, deployment=deployed)
+    samples = load_samples(
+        inputs,
+        models[0],
+        input_shapes=sizes,
+        seed=seed,
+        deployment=deployed,
+        image_preprocess=image_preprocess,
+    )
     chosen, used = deployed.choose().engine, samples.first(MOST_SAMPLES)
     if chosen is None:
         found = search.locate_by_emulation(*models, used, options)

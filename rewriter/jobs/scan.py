@@ -19,8 +19,9 @@ from rewriter.errors import ArithmeticRunError, UsageError
 from rewriter.figures.metrics import METRICS
 from rewriter.figures.tolerances import TOLERANCES
 from rewriter.graph import label
-from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Survey, is_kept
+from rewriter.hazards import KEPT, SCAN_RULES, Hazard, PrecisionRequest, Rule, Survey, is_kept
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
+from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.model import Model, load
 from rewriter.model import facts as tensor_facts
@@ -58,7 +59,7 @@ def scan(
     Raises:
         RewriterError: bad model, data or option.
     """
-    request = combined(options or ScanOptions(), keywords)
+    request = combined(ScanOptions, options, keywords)
     precision = request.precision
     if precision not in get_args(LowPrecision):
         raise UsageError(f"it cannot be {precision!r}", where="--precision", hint="choose from fp16, bf16")
@@ -66,8 +67,9 @@ def scan(
         precision,
         known_target(Target.parse(request.target)),
         Stopwatch(progress or (lambda stage, done, total: None)),
+        rules_of_the_user(request.hazards),
     )
-    return run.result(model, request.inputs, request.input_shapes, request.seed)
+    return run.result(model, request)
 
 
 @dataclass
@@ -77,13 +79,18 @@ class _Scan:
     precision: LowPrecision
     target: Target
     stage: Stopwatch
+    rules: Sequence[Rule] = ()
 
-    def result(
-        self, source: Any, inputs: Any, shapes: Mapping[str, Sequence[int]] | None, seed: int
-    ) -> ScanResult:
+    def result(self, source: Any, request: ScanOptions) -> ScanResult:
         with self.stage("load"):
             original = load(source)
-            samples = load_samples(inputs, original, input_shapes=shapes, seed=seed)
+            samples = load_samples(
+                request.inputs,
+                original,
+                input_shapes=request.input_shapes,
+                seed=request.seed,
+                image_preprocess=request.image_preprocess,
+            )
             model = _inlined(original)
             facts = tensor_facts.infer(model)
         with self.stage("ranges"):
@@ -91,7 +98,7 @@ class _Scan:
         with self.stage("hazards"):
             settings = PrecisionRequest(LOW_TYPES[self.precision], target=self.target)
             seen = list(surveys(model, facts, ranges, settings))
-            findings = list(_findings(seen))
+            findings = list(_findings(seen, (*SCAN_RULES, *self.rules)))
         with self.stage("tf32"):
             findings.extend(_tf32(model, facts, list(islice(samples, 1))))
         if not samples.source.real:
@@ -127,12 +134,12 @@ def _inlined(model: Model) -> Model:
     return rewritten
 
 
-def _findings(seen: Iterable[Survey]) -> Iterator[Finding]:
+def _findings(seen: Iterable[Survey], rules: Sequence[Rule]) -> Iterator[Finding]:
     """Hazards of one rule and one reason as one finding, in the order of rules and nodes."""
     groups: dict[tuple[str, str], list[Hazard]] = {}
     open_ends: set[tuple[str, str]] = set()
     for survey in seen:
-        for rule in SCAN_RULES:
+        for rule in rules:
             for hazard in rule(survey):
                 key = hazard.rule, hazard.reason
                 groups.setdefault(key, []).append(hazard)

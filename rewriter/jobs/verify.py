@@ -57,7 +57,7 @@ def verify(
     Raises:
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
     """
-    request = combined(options or VerifyOptions(), keywords)
+    request = combined(VerifyOptions, options, keywords)
     tolerance, metric, timeout = request.tolerance, request.metric, request.timeout
     if isinstance(tolerance, Tolerance):
         metric = tolerance.metric
@@ -77,6 +77,7 @@ def verify(
                 input_shapes=request.input_shapes,
                 seed=request.seed,
                 deployment=deployed,
+                image_preprocess=request.image_preprocess,
             )
             workspace = Workspace(*models, samples, Path(folder), deployed.profile)
         tf32 = chosen.engine not in (None, "onnxruntime")

@@ -29,11 +29,13 @@ from rewriter.model.validation import check_proto, constant_tensors
 
 
 def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
-    """Loads a model from a path, a ModelProto (which is copied), or an onnx_graphsurgeon.Graph.
+    """Loads a model from a path, a ModelProto or Model (which are copied), or an onnx_graphsurgeon.Graph.
 
     Raises:
         ModelError: no such file, not an ONNX model, missing external data, or an invalid graph.
     """
+    if isinstance(source, Model):
+        return source.copy()
     if isinstance(source, onnx.ModelProto):
         model = _detach(source, None)
     elif isinstance(source, (str, os.PathLike)):
@@ -45,7 +47,9 @@ def load(source: str | os.PathLike[str] | onnx.ModelProto | Any) -> Model:
         if not isinstance(source, gs.Graph):
             raise ModelError(
                 f"cannot load a model from {article(type(source).__name__)}",
-                hint="pass a path, an onnx.ModelProto or an onnx_graphsurgeon.Graph",
+                hint="pass its .model"
+                if isinstance(getattr(source, "model", None), Model)
+                else "pass a path, an onnx.ModelProto, a rewriter.Model or an onnx_graphsurgeon.Graph",
             )
         model = _detach(gs.export_onnx(source), None)
     model.notes = mend(model)

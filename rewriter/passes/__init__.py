@@ -1,6 +1,12 @@
-"""The passes, one file each. `ALL` is the registry's list; `pipeline.preset_steps` has those of presets."""
+"""The passes, one file each. `ALL` is the registry's list; `pipeline.preset_steps` has those of presets.
+
+`rewriter.passes.run(model, ["simplify", MyPass()])` runs some of them, or your own, on a model.
+"""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from rewriter.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
@@ -31,6 +37,9 @@ from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.passes.unfold_einsum import UnfoldEinsum
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.passes.upgrade_opset import UpgradeOpset
+
+if TYPE_CHECKING:
+    from rewriter.pipeline.run import run as run
 
 ALL: tuple[type[Pass], ...] = (
     InlineFunctions,
@@ -63,3 +72,10 @@ ALL: tuple[type[Pass], ...] = (
     SplitImages,
 )
 """Every pass of ours, in any order that reads well."""
+
+
+def __getattr__(name: str) -> object:
+    """Imports `run` on first use (PEP 562): the driver is built on passes, and no pass needs it."""
+    if name != "run":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("rewriter.api").run_passes

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any, Literal, TypedDict
 
+from rewriter.base import Pass
 from rewriter.figures.tolerances import Tolerance
+from rewriter.hazards import Rule
 from rewriter.pipeline.declaration import AnyPath, Names, Paths, Shapes
 from rewriter.plan import InputsOutputs, Plan, Precision
 
@@ -21,12 +25,13 @@ class FixKeywords(TypedDict, total=False):
     opt_shapes: Shapes | None
     max_shapes: Shapes | None
     inputs: Any
+    image_preprocess: str | None
     input_shapes: Shapes | None
     seed: int
     in_place: bool
     dry_run: bool
     preset: str
-    passes: str | None
+    passes: str | Sequence[str | Pass | EllipsisType] | None
     skip: Names
     opset: int | None
     target: str | None
@@ -36,6 +41,7 @@ class FixKeywords(TypedDict, total=False):
     keep_fp32_op: Names
     plan: AnyPath | Plan | None
     save_plan: AnyPath | None
+    hazards: Sequence[Rule]
     weak_typing: bool | None
     tolerance: float | None
     max_latency_cost: float | None
@@ -56,10 +62,12 @@ class ScanKeywords(TypedDict, total=False):
     """Keywords of `rewriter.scan`: the fields of `ScanOptions`."""
 
     inputs: Any
+    image_preprocess: str | None
     input_shapes: Shapes | None
     seed: int
     precision: Literal["fp16", "bf16"]
     target: str
+    hazards: Sequence[Rule]
 
 
 class VerifyKeywords(TypedDict, total=False):
@@ -71,6 +79,7 @@ class VerifyKeywords(TypedDict, total=False):
     opt_shapes: Shapes | None
     max_shapes: Shapes | None
     inputs: Any
+    image_preprocess: str | None
     input_shapes: Shapes | None
     seed: int
     builds: int

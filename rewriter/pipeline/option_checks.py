@@ -104,3 +104,10 @@ def at_least(least: int, value: int) -> None:
     """Accepts whole numbers from `least` on."""
     if value < least:
         raise ValueError(f"it takes a whole number from {least} on")
+
+
+def image_steps(text: str) -> None:
+    """Accepts the steps of `data.inputs.images.Preprocessing`."""
+    from rewriter.data.inputs.images import Preprocessing
+
+    Preprocessing.parse(text)

@@ -8,8 +8,8 @@ keywords that type checkers know (`pipeline/keywords.py`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -22,6 +22,7 @@ from rewriter.pipeline.declaration import (
     Declaration,
     Names,
     Paths,
+    Place,
     Shapes,
     declarations,
     like,
@@ -30,16 +31,23 @@ from rewriter.pipeline.declaration import (
 from rewriter.plan import InputsOutputs, Plan, Precision
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
+    from rewriter.base import Pass
     from rewriter.figures.tolerances import Tolerance
+    from rewriter.hazards import Rule
 
 Command = Literal["fix", "scan", "verify"]
 
 DATA, PASSES, PRECISION, SEARCH = "Options", "Passes", "Precision", "Search for a plan"
-ENGINE, OUTCOME = "Engine", "Verification and report"
-PANELS = (DATA, PASSES, PRECISION, SEARCH, ENGINE, OUTCOME)
+ENGINE, OUTCOME, MANY = "Engine", "Verification and report", "Many models"
+PANELS = (DATA, MANY, PASSES, PRECISION, SEARCH, ENGINE, OUTCOME)
 """Groups of options in `--help`, in their order."""
 
 PROFILE = "NAME:1x3x8,..."
+
+HERE: tuple[Place, ...] = ("command line",)
+"""For what belongs to one command, and to no function of the API."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +55,27 @@ class DataOptions:
     """The sample data of a job.
 
     Attributes:
-        inputs: Sample data: npz, a folder of npz or npy, or Polygraphy's JSON; in Python also a dict of
-            arrays or an iterable of dicts. Without it inputs are random, from a fixed seed.
+        inputs: Sample data: npz, a folder of npz, npy or photographs, or Polygraphy's JSON; in Python also
+            arrays, dicts of arrays, and lists or loaders of either. Without it inputs are random.
+        image_preprocess: How the photographs of a folder become samples: docs/inputs.md.
         seed: Seed of random data.
     """
 
     inputs: Any = option(
         None,
-        "Samples: npz, folder, Polygraphy JSON",
+        "npz, folder, or Polygraphy JSON",
         DATA,
         "DATA",
         kind=Path,
         words=("data", "samples", "calibration"),
+    )
+    image_preprocess: str | None = option(
+        None,
+        "For a folder of photos: size=640",
+        DATA,
+        "STEPS",
+        check=checks.image_steps,
+        words=("preprocess", "transform"),
     )
     input_shapes: Shapes | None = option(
         None,
@@ -98,7 +115,8 @@ class FixOptions(DataOptions, EngineOptions):
 
     Attributes:
         preset: A pipeline by name, with defaults for other options: `rewriter presets`.
-        passes: A pipeline in place of the preset's, with the options of its passes.
+        passes: A pipeline in place of the preset's, with the options of its passes. In Python also a list
+            of names and passes of your own, in which `...` stands for the preset's.
         opset: Operator set of the result. Default: 17; 22 for BF16; 23 for FP16 models that write out
             RMSNorms, if the target maps RMSNormalization (TensorRT 10.15, TensorRT-RTX 1.6).
         target: The TensorRT that the result is for: `tensorrt`, `tensorrt-rtx`, or a version such as
@@ -145,11 +163,12 @@ class FixOptions(DataOptions, EngineOptions):
         check=checks.preset,
         complete=completion.presets,
     )
-    passes: str | None = option(
+    passes: str | Sequence[str | Pass | EllipsisType] | None = option(
         None,
         "Instead of the preset's pipeline",
         PASSES,
         "A,B{X=Y}",
+        kind=str,
         check=checks.pipeline,
         complete=completion.passes,
         words=("pipeline",),
@@ -201,6 +220,9 @@ class FixOptions(DataOptions, EngineOptions):
     )
     save_plan: AnyPath | None = option(
         None, "Write the plan that was made, to edit it", PRECISION, "PLAN.json", kind=Path, places=ONE_RUN
+    )
+    hazards: Sequence[Rule] = option(
+        (), "Rules of your own, which keep nodes in FP32", PRECISION, places=("python",), kind=tuple
     )
     weak_typing: bool | None = option(None, "TensorRT 8-10: FP32, constraints", PRECISION)
     tolerance: float | None = option(
@@ -258,6 +280,38 @@ class FixCommand(FixOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BatchCommand(FixOptions):
+    """The options of `rewriter batch`: those of `rewriter.fix` for every model, and how they are run.
+
+    Attributes:
+        manifest: A TOML file that names models and gives each its options: docs/batch.md.
+        jobs: Models at a time on this machine. They share its cores and its memory.
+        memory: Memory that all models together may need on this machine, in GiB. Default: four fifths of
+            what is free.
+        time_limit: Deadline of each model, in seconds; a model that needs longer is stopped.
+        again: Run models that are finished, too.
+        ray: Address of a Ray cluster that runs the models; `auto` is the one on this machine.
+        gpus: GPUs that Ray reserves for each model; a share such as 0.5 lets models share a GPU.
+        verify_on: Types of GPU, by Ray's names, on each of which every fixed model is verified.
+    """
+
+    in_place: bool = like(FixOptions, "in_place", places=("python",))
+    dry_run: bool = like(FixOptions, "dry_run", places=("python",))
+    save_plan: AnyPath | None = like(FixOptions, "save_plan", places=("python",))
+    manifest: Path | None = option(None, "Models and their options, as TOML", MANY, "FILE.toml", places=HERE)
+    jobs: int = option(0, "Models at a time [half the cores]", MANY, "N", places=HERE, least=1)
+    memory: float | None = option(None, "For all of them together", MANY, "GIB", places=HERE)
+    time_limit: float = option(3600.0, "For each model [3600]", MANY, "SECONDS", places=HERE)
+    again: bool = option(False, "Run finished models, too", MANY, places=HERE)
+    ray: str | None = option(None, "Run on this Ray cluster, or auto", MANY, "ADDRESS", places=HERE)
+    gpus: float = option(0.0, "On Ray: reserved for each model [0]", MANY, "N", places=HERE)
+    verify_on: Names = option(
+        (), "On Ray: verify on each of these GPUs", MANY, "L4,H100", places=HERE, commas=True
+    )
+    report: Paths = option((), "Summary: .html, .json or .xml (JUnit)", OUTCOME, "FILE", places=HERE)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScanOptions(DataOptions):
     """The options of `rewriter.scan`.
 
@@ -274,6 +328,7 @@ class ScanOptions(DataOptions):
         help="What MODEL shall compute in: fp16 (default) or bf16",
     )
     target: str = like(FixOptions, "target", default="tensorrt", panel=PRECISION)
+    hazards: Sequence[Rule] = like(FixOptions, "hazards", help="Rules of your own, which report hazards")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,13 +403,18 @@ Options = TypeVar("Options", FixOptions, ScanOptions, VerifyOptions)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def combined(options: Options, keywords: Mapping[str, Any]) -> Options:
-    """The options with some replaced by keywords.
+def combined(kind: type[Options], options: Options | None, keywords: Mapping[str, Any]) -> Options:
+    """The options with some replaced by keywords, each of the type that its field declares.
+
+    Args:
+        kind: The options class; its defaults hold if `options` is None.
 
     Raises:
-        TypeError: a keyword is no option.
+        UsageError: a keyword is no option, or a value has the wrong type.
     """
-    return replace(options, **keywords)
+    from rewriter.pipeline.option_types import checked_options
+
+    return kind(**checked_options(options, kind, keywords))
 
 
 def documented(kind: type) -> Callable[[Function], Function]:

@@ -6,8 +6,9 @@ What a preset sets holds where the user sets nothing: `pipeline.config` gives th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import EllipsisType
 from typing import Any
 
 from rewriter.base import Pass
@@ -170,17 +171,21 @@ def preset_named(name: str) -> Preset:
 
 def select(
     preset: str = DEFAULT_PRESET,
-    passes: str | None = None,
+    passes: str | Sequence[str | Pass | EllipsisType] | None = None,
     skip: Iterable[str] = (),
 ) -> tuple[Pass, ...]:
     """Returns the passes of `preset`, or `passes` in its place, without those named in `skip`.
 
+    Args:
+        passes: A pipeline as text, or a list of such texts and passes; `...` stands for the preset's.
+
     Raises:
-        UsageError: an unknown preset, pass or option.
+        UsageError: an unknown preset, pass or option, or something else than a pass.
     """
     from rewriter.pipeline.registry import check_name
-    from rewriter.pipeline.text import parse
+    from rewriter.pipeline.text import listed
 
-    chosen = preset_named(preset).steps if passes is None else parse(passes)
+    own = preset_named(preset).steps
+    chosen = own if passes is None else listed(passes, own)
     dropped = {check_name(name.strip(), "--skip") for name in skip}
     return tuple(step for step in chosen if step.name not in dropped)

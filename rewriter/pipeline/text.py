@@ -11,9 +11,11 @@ the escapes of JSON. Spaces around commas and braces do not matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from types import EllipsisType
+from typing import Any
 
-from rewriter.base import Pass
+from rewriter.base import GraphPass, ModelPass, Pass
 from rewriter.errors import UsageError
 from rewriter.pipeline import registry
 from rewriter.pipeline.pass_options import parse_option, render_options
@@ -33,9 +35,62 @@ def parse(text: str) -> tuple[Pass, ...]:
     return tuple(_Reader(text).pipeline())
 
 
+def listed(
+    passes: str | Iterable[str | Pass | EllipsisType], preset: Sequence[Pass] = ()
+) -> tuple[Pass, ...]:
+    """Reads a pipeline that is text, or a list of such texts and passes; `...` stands for the preset's.
+
+    Raises:
+        UsageError: as `parse`; or an entry is something else.
+    """
+    if isinstance(passes, str):
+        return parse(passes)
+    found: list[Pass] = []
+    for entry in passes:
+        if isinstance(entry, str):
+            found.extend(parse(entry))
+        elif isinstance(entry, EllipsisType):
+            found.extend(preset)
+        else:
+            found.append(_given(entry))
+    return tuple(found)
+
+
+def _given(entry: Any) -> Pass:
+    """A pass of the user's code."""
+    if isinstance(entry, type) and issubclass(entry, Pass):
+        entry = entry()
+    if not isinstance(entry, (GraphPass, ModelPass)):
+        hint = "give names, or objects of classes that derive from GraphPass or ModelPass of rewriter.base"
+        raise UsageError(f"it is no pass: {entry!r}", where="--passes", hint=hint)
+    if not isinstance(getattr(entry, "name", None), str):
+        hint = 'give its class a name: name = "my-pass"'
+        raise UsageError("the pass has no name", where=f"--passes {type(entry).__name__}()", hint=hint)
+    try:
+        hash(entry)
+    except TypeError as error:
+        what = f"its options cannot be compared: {error}"
+        hint = "make it a frozen dataclass with fields that can be hashed: tuples for lists, and no dicts"
+        raise UsageError(what, where=f"pass {entry.name!r}", hint=hint) from error
+    return entry
+
+
 def render(passes: Iterable[Pass]) -> str:
-    """Writes the shortest text of a pipeline: options at their defaults are left out."""
-    return ",".join(step.name + render_options(step) for step in passes)
+    """Writes the shortest text of a pipeline: options at their defaults are left out.
+
+    A pass of the user's own code, which no text can name, is written with its name alone.
+    """
+    ours = frozenset(registry.own_passes().values()) if (passes := tuple(passes)) else frozenset()
+    return ",".join(step.name + (_options(step, known=type(step) in ours)) for step in passes)
+
+
+def _options(step: Pass, *, known: bool) -> str:
+    try:
+        return render_options(step)
+    except TypeError:  # its fields hold what no text can
+        if known:
+            raise
+        return ""
 
 
 class _Reader:

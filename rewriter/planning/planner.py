@@ -11,7 +11,7 @@ from onnx import NodeProto, TensorProto
 from rewriter.base import Target
 from rewriter.graph import GraphEditor, label, open_graphs
 from rewriter.graph.float_types import logical_name
-from rewriter.hazards import RULES, Hazard
+from rewriter.hazards import RULES, Hazard, Rule
 from rewriter.hazards.magnitude import fits_inside
 from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model
@@ -43,7 +43,8 @@ SEARCHED = "tolerance"
 class PlanRequest:
     """The user's options for a plan; `PrecisionRequest` explains `measured_norms` and `target`.
 
-    `epilogues`: use FP32 where it is free, by the rules of `rewriter.planning.free_fp32`.
+    `epilogues`: use FP32 where it is free, by the rules of `rewriter.planning.free_fp32`. `rules`: the
+    user's own, which come before ours.
     """
 
     precision: Precision = "fp16"
@@ -52,6 +53,7 @@ class PlanRequest:
     keep_ops: tuple[str, ...] = ()
     measured_norms: bool = False
     epilogues: bool = False
+    rules: tuple[Rule, ...] = ()
     target: Target = field(default_factory=Target)
 
 
@@ -198,7 +200,7 @@ def _computes_low(graph: GraphEditor) -> bool:
 
 def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
     found: dict[int, Hazard] = {}
-    for rule in RULES:
+    for rule in (*wish.rules, *RULES):
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
     extend_over_splits(survey, found)

@@ -1,4 +1,4 @@
-"""Converts the result of `scan` to SARIF 2.1.0, which code hosts and editors show beside the file.
+"""Converts results of `scan` to SARIF 2.1.0, which code hosts and editors show beside the file.
 
 The format is OASIS Standard "Static Analysis Results Interchange Format (SARIF) Version 2.1.0", 27 March
 2020; section numbers below are its own.
@@ -6,11 +6,13 @@ The format is OASIS Standard "Static Analysis Results Interchange Format (SARIF)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from rewriter import __version__
+from rewriter.errors import RewriterError
 from rewriter.hazards.kinds import KINDS
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import plain
@@ -22,28 +24,45 @@ NODES_LISTED = 100
 """Most locations of one result: code hosts show no more."""
 
 
-def as_sarif(result: ScanResult) -> dict[str, Any]:
-    """Returns a SARIF log with one run; each kind of hazard is a rule (3.49)."""
-    kinds = sorted({finding.kind for finding in result.findings})
+def as_sarif(results: Sequence[ScanResult], unread: Sequence[RewriterError] = ()) -> dict[str, Any]:
+    """Returns a SARIF log with one run for all models; each kind of hazard is a rule (3.49).
+
+    Code hosts refuse several runs of one tool in a log, so that the models share one.
+
+    Args:
+        unread: Errors of models that could not be scanned: notifications of the tool (3.20.21).
+    """
+    kinds = sorted({finding.kind for result in results for finding in result.findings})
     driver = {
         "name": "rewriter",
         "semanticVersion": __version__,
         "rules": [_rule(kind) for kind in kinds],
     }
-    uri = _uri(result.path)
+    files = [result for result in results if result.path]
     run = {
         "tool": {"driver": driver},
-        "artifacts": [{"location": {"uri": uri}}] if uri else [],
-        "results": [_result(f, kinds.index(f.kind), uri) for f in result.findings],
+        "invocations": [_invocation(unread)],
+        "artifacts": [_artifact(result) for result in files],
+        "results": [
+            _result(f, kinds.index(f.kind), result, files) for result in results for f in result.findings
+        ],
         "columnKind": "unicodeCodePoints",
         "properties": {
-            "precision": result.precision,
-            "target": str(result.target),
-            "data": result.data.text,
+            "precision": ", ".join(sorted({result.precision for result in results})),
+            "target": ", ".join(sorted({str(result.target) for result in results})),
         },
     }
     log = {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
     return {name: plain(value) for name, value in log.items()}
+
+
+def _invocation(unread: Sequence[RewriterError]) -> dict[str, Any]:
+    notes = [{"level": "error", "message": {"text": str(error)}} for error in unread]
+    return {"executionSuccessful": not unread, "toolExecutionNotifications": notes}
+
+
+def _artifact(result: ScanResult) -> dict[str, Any]:
+    return {"location": {"uri": _uri(result.path)}, "properties": {"data": result.data.text}}
 
 
 def _rule(name: str) -> dict[str, Any]:
@@ -57,7 +76,7 @@ def _rule(name: str) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, index: int, uri: str | None) -> dict[str, Any]:
+def _result(finding: Finding, index: int, result: ScanResult, files: Sequence[ScanResult]) -> dict[str, Any]:
     """Returns a result (3.27); SARIF's levels are the same three words as severities (3.27.10)."""
     text = _sentence(finding.reason)
     if finding.range is not None and str(finding.range) not in text:
@@ -67,7 +86,7 @@ def _result(finding: Finding, index: int, uri: str | None) -> dict[str, Any]:
         "ruleIndex": index,
         "level": finding.severity,
         "message": {"text": f"{text} What to do: {finding.repair}."},
-        "locations": [_location(finding, uri)],
+        "locations": [_location(finding, result, files)],
         "partialFingerprints": {"nodes/v1": "|".join((finding.kind, *finding.nodes[:1]))},
         "properties": {
             "repair": finding.repair,
@@ -80,15 +99,16 @@ def _result(finding: Finding, index: int, uri: str | None) -> dict[str, Any]:
     return found
 
 
-def _location(finding: Finding, uri: str | None) -> dict[str, Any]:
+def _location(finding: Finding, result: ScanResult, files: Sequence[ScanResult]) -> dict[str, Any]:
     """Returns the file as physical and the nodes as logical locations (3.28.4): a model has no lines."""
     nodes = zip(finding.nodes[:NODES_LISTED], finding.ops, strict=False)
     logical = [
         {"fullyQualifiedName": node, "name": node.split("/")[-1] or node, "kind": op} for node, op in nodes
     ]
     found: dict[str, Any] = {"logicalLocations": logical} if logical else {}
-    if uri:
-        found["physicalLocation"] = {"artifactLocation": {"uri": uri, "index": 0}}
+    if result.path:
+        index = next(i for i, file in enumerate(files) if file is result)
+        found["physicalLocation"] = {"artifactLocation": {"uri": _uri(result.path), "index": index}}
     return found
 
 

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rewriter.english import count
+from rewriter.errors import RewriterError
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report.json import data_dict, document
@@ -141,3 +142,10 @@ def as_dict(result: ScanResult) -> dict[str, Any]:
         "seconds": result.seconds,
     }
     return document(fields)
+
+
+def all_as_dict(results: Sequence[ScanResult], unread: Sequence[RewriterError]) -> dict[str, Any]:
+    """Several results as one object, with the errors of models that could not be scanned."""
+    counts = {severity: sum(r.count(severity) for r in results) for severity in reversed(SEVERITIES)}
+    errors = [{"where": error.where, "what": error.what, "hint": error.hint} for error in unread]
+    return document({"models": [as_dict(result) for result in results], "counts": counts, "unread": errors})

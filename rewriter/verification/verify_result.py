@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rewriter.data.source import DataSource
 from rewriter.engines.protocol import Latency
+from rewriter.english import figure
 from rewriter.figures.outputs import OutputStatistics
 from rewriter.figures.tolerances import Tolerance
+from rewriter.summary import Row, Summary, listed
 from rewriter.verification.judge import BuildRun
 from rewriter.verification.verdict import Check, Verdict
 
 
-@dataclass(frozen=True)
-class VerifyResult:
+@dataclass(frozen=True, repr=False)
+class VerifyResult(Summary):
     """The outcome of `verify`.
 
     Attributes:
@@ -52,3 +54,15 @@ class VerifyResult:
     @property
     def checks(self) -> tuple[Check, ...]:
         return self.verdict.checks
+
+    def summary(self) -> Iterator[Row]:
+        yield "verdict", "passed" if self.passed else "FAILED"
+        yield "engine", f"{self.engine} on {self.device}"
+        for check in self.checks:
+            outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
+            yield check.name, f"{outcome}: {check.summary}"
+        errors = (f"{o.name}: relative L2 {figure(o.relative_l2)}" for o in self.outputs)
+        yield from listed("outputs", errors, 3)
+        if self.latency is not None:
+            yield "latency", f"{self.latency.median_us:.1f} us"
+        yield "data", self.data.text

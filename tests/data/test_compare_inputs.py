@@ -284,7 +284,7 @@ def test_the_command_prints_the_differences_and_exits_with_1(tmp_path: Path) -> 
 def test_equal_pipelines_exit_with_0(tmp_path: Path) -> None:
     ours = written(tmp_path, "ours", image=RAW)
     result = CliRunner().invoke(app, ["compare-inputs", str(ours), str(ours)])
-    assert (result.exit_code, "the two pipelines agree" in result.output) == (0, True)
+    assert (result.exit_code, "The two pipelines agree" in result.output) == (0, True)
 
 
 def test_folders_are_compared_sample_by_sample_and_arrays_by_name(tmp_path: Path) -> None:

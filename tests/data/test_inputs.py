@@ -172,7 +172,7 @@ BAD: list[Any] = [
     pytest.param({"image": sample()["image"]}, "no array for input 'ids'", id="a missing input"),
     pytest.param({**sample(), "zzz": 1}, "no input 'zzz'", id="one input too many"),
     pytest.param(
-        {**sample(), "image": np.ones((2, 3))}, "array.astype(np.float32)", id="float64 for float32"
+        {**sample(), "image": np.ones((2, 3), np.int32)}, "array.astype(np.float32)", id="int32 for float32"
     ),
     pytest.param(
         {**sample(), "ids": np.arange(2, dtype=np.int32)}, "wants int64, the data is int32", id="int32"
@@ -186,10 +186,12 @@ BAD: list[Any] = [
     ),
     pytest.param({**sample(), "ids": np.arange(5)}, "axis 0 (N) is 5, but N is 2 in 'image'", id="N differs"),
     pytest.param([sample(), [1, 2]], "sample 1: a sample is a list, not a dict", id="a list for a dict"),
-    pytest.param(iter([sample(), 3]), "sample 1: a sample is a int, not a dict", id="a generator of numbers"),
+    pytest.param(
+        iter([sample(), 3]), "sample 1: a sample is an int, not a dict", id="a generator of numbers"
+    ),
     pytest.param([], "there is no sample", id="an empty list"),
     pytest.param(iter([]), "there is no sample", id="an empty generator"),
-    pytest.param(7, "cannot read samples from a int", id="a number"),
+    pytest.param(7, "cannot read samples from an int", id="a number"),
 ]
 
 
@@ -305,7 +307,7 @@ def test_files_that_cannot_be_read_are_named(
 
 def test_the_wrong_file_of_several_is_named(tmp_path: Path) -> None:
     npz_folder(tmp_path)
-    np.savez(tmp_path / "1.npz", image=np.ones((2, 3)), ids=np.arange(2))
+    np.savez(tmp_path / "1.npz", image=np.ones((2, 3), np.int32), ids=np.arange(2))
     with pytest.raises(InputsError, match=r"1\.npz: input 'image': the model wants float32"):
         load_samples(tmp_path, TWO)
 

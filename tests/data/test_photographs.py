@@ -73,7 +73,8 @@ def letterboxed(image: Array, how: Resize = LINEAR, value: int = 114) -> Array:
     return found
 
 
-MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 
 def tensor(image: Array, *, bgr: bool = False) -> Array:
@@ -167,7 +168,7 @@ def test_the_code_of_a_crop_does_the_same(photo: Array) -> None:
     found = origin(photo, cropped(photo))
     names: dict[str, object] = {"image": photo, "cv2": cv2}
     exec("\n".join(found.lines), names)
-    assert np.array_equal(names["image"], cropped(photo))
+    assert np.array_equal(np.asarray(names["image"]), cropped(photo))
 
 
 def test_another_photograph_is_said_to_be_one(photo: Array) -> None:

@@ -116,8 +116,22 @@ class TestInstall:
         apply(edits(repo, HOOKS, url="https://example.com/rewriter", revision="v1"))
         assert (repo / ".pre-commit-config.yaml").read_text() == (
             "repos:\n- repo: https://example.com/rewriter\n  rev: v1\n  hooks:\n"
-            "  - id: rewriter-scan\n  - id: rewriter-fix\n"
+            "  - id: rewriter-fix\n  - id: rewriter-scan\n"
         )
+
+    @pytest.mark.parametrize("before", [None, OTHERS, OTHERS + CI, META])
+    def test_a_fix_comes_before_the_scan_that_is_there(self, before: str | None, repo: Path) -> None:
+        path = repo / ".pre-commit-config.yaml"
+        if before is not None:
+            path.write_text(before)
+        apply(edits(repo))
+        apply(edits(repo, HOOKS))
+        text = path.read_text()
+        assert text.index("id: rewriter-fix") < text.index("id: rewriter-scan")
+        assert all(line in text for line in (before or "").splitlines())
+        assert edits(repo, HOOKS) == []
+        validate = pytest.importorskip("pre_commit.clientlib", reason="pre-commit is not installed")
+        validate.load_config(path)
 
     @pytest.mark.parametrize(("name", "text", "message"), REFUSED)
     def test_files_that_cannot_be_edited_are_unchanged(
@@ -190,6 +204,26 @@ class TestCommands:
         assert (second.exit_code, "already fixed" in second.output) == (0, True)
         assert path.read_bytes() == written
         assert run("hook", "scan", str(path)).exit_code == 0
+
+    def test_the_only_fp32_copy_is_kept(self, tmp_path: Path) -> None:
+        path = self.copy("nafnet", tmp_path)
+        before, raw = path.read_bytes(), tmp_path / "nafnet.raw.onnx"
+        assert "kept as nafnet.raw.onnx" in run("hook", "fix", str(path)).output
+        assert raw.read_bytes() == before != path.read_bytes()
+        for command in ("scan", "fix"):
+            done = run("hook", command, str(raw))
+            assert (done.exit_code, "the original of a fixed model" in done.output) == (0, True)
+        path.write_bytes(before)
+        again = run("hook", "fix", str(path))
+        assert (again.exit_code, "only copy" in again.output) == (2, True)
+        assert path.read_bytes() == raw.read_bytes() == before
+
+    def test_what_a_commit_holds_needs_no_copy(self, repo: Path) -> None:
+        path = self.copy("nafnet", repo)
+        git("add", ".", cwd=repo)
+        git("commit", "-q", "-m", "the original", cwd=repo)
+        assert "fixed; review it" in run("hook", "fix", str(path)).output
+        assert not (repo / "nafnet.raw.onnx").exists()
 
     def test_a_broken_file_is_reported_and_the_others_are_fixed(self, tmp_path: Path) -> None:
         broken, good = tmp_path / "broken.onnx", self.copy("resnet", tmp_path)

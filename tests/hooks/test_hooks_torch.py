@@ -107,6 +107,14 @@ class TestExport:
         assert torch.equal(torch.get_rng_state(), random)
 
 
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_live_dropout_gives_a_model(exporter: dict[str, Any], tmp_path: Path) -> None:
+    model = torch.nn.Sequential(net(), torch.nn.Dropout(0.5)).train()
+    exported = hooks.export(model, (image(),), tmp_path / "net.onnx", fix=QUICK, **exporter)
+    assert "Dropout" not in [node.op_type for node in fixed(exported).graph.node]
+    assert all(module.training for module in (model, model[1]))
+
+
 def test_a_stream(tmp_path: Path) -> None:
     stream = io.BytesIO()
     exported = hooks.export(net(), (image(),), stream, fix=QUICK, dynamo=False)

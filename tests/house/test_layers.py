@@ -16,6 +16,7 @@ ROOMS = (
     "printable",
     "english",
     "errors",
+    "summary",
     "walls",
     "model",
     "plan",
@@ -34,8 +35,10 @@ ROOMS = (
     "verification",
     "search",
     "jobs",
+    "api",
     "report",
     "hooks",
+    "batch",
     "cli",
     "__main__",
 )
@@ -51,6 +54,7 @@ HEAVY = (
     "polygraphy",
     "tensorrt",
     "tensorrt_rtx",
+    "ray",
     "torch",
     "cuda",
 )

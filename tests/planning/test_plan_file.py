@@ -20,8 +20,7 @@ from rewriter import cli
 from rewriter.cli import exits
 from rewriter.errors import OutputError, UsageError
 from rewriter.model import Model, facts, save
-from rewriter.plan import Decision, Plan, Range
-from rewriter.planning import plan_file
+from rewriter.plan import Decision, Plan, Range, plan_file
 from rewriter.planning.free_fp32 import FREE
 from rewriter.planning.plan_fit import fit
 
@@ -267,10 +266,10 @@ def test_a_plan_may_be_handed_over_as_data() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        pytest.param({"keep_fp32": ("gemm",)}, "--keep-fp32", id="--keep-fp32"),
-        pytest.param({"keep_fp32_op": ("Mul",)}, "--keep-fp32-op", id="--keep-fp32-op"),
-        pytest.param({"precision": "bf16"}, "--precision", id="another precision"),
-        pytest.param({"io": "fp32"}, "--io", id="other types of inputs"),
+        pytest.param({"keep_fp32": ("gemm",)}, "keep_fp32=", id="--keep-fp32"),
+        pytest.param({"keep_fp32_op": ("Mul",)}, "keep_fp32_op=", id="--keep-fp32-op"),
+        pytest.param({"precision": "bf16"}, "precision=", id="another precision"),
+        pytest.param({"io": "fp32"}, "io=", id="other types of inputs"),
         pytest.param({"passes": "isolate-clip"}, "mixed-precision", id="no pass that uses it"),
     ],
 )

@@ -122,11 +122,14 @@ CASES = {
         wrong=False,
     ),
     "partial_sums": Case(
-        """g (float[4,4096] a, float[4096,1] b) => (float[4,1] y) {
+        """g (float[4,4096] a, float[4096,2] b) => (float[4,2] y) {
             m = MatMul(a, b)
             y = Relu(m)
         }""",
-        {"a": np.full((4, 4096), 10, np.float32) + span(0, 3, 4, 1).round(), "b": SIGNS + (SIGNS > 0)},
+        {
+            "a": np.full((4, 4096), 10, np.float32) + span(0, 3, 4, 1).round(),
+            "b": np.repeat(SIGNS + (SIGNS > 0), 2, axis=1),
+        },
     ),
     "accumulator_error": Case(
         "g (float[4,32768] a, float[32768,4] b) => (float[4,4] y) { m = MatMul(a, b)\n y = Relu(m) }",

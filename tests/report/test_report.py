@@ -352,8 +352,11 @@ def test_the_sizes_that_samples_have_are_the_profile() -> None:
     assert next_step_module.PROPOSED not in following.remarks
 
 
+SEEN = (2, 3, 8, 96)
+
+
 def test_dynamic_axes_stay_dynamic_though_the_samples_have_one_size() -> None:
-    spans = {"x": ((2, 3, 8, 96),) * 3}
+    spans = {"x": (SEEN, SEEN, SEEN)}
     following = next_step(result(model=DYNAMIC, data=DataSource("data", 1, real=True, spans=spans)))
     shapes = "--minShapes=x:1x3x8x32 --optShapes=x:2x3x8x96 --maxShapes=x:8x3x8x192"
     assert following.commands["trtexec"].endswith(shapes)
@@ -361,10 +364,10 @@ def test_dynamic_axes_stay_dynamic_though_the_samples_have_one_size() -> None:
 
 
 def test_polygraphy_accepts_the_options_of_its_command() -> None:
-    spans = {"x": ((2, 3, 8, 96),) * 3}
+    spans = {"x": (SEEN, SEEN, SEEN)}
     found = next_step(result(model=DYNAMIC, data=DataSource("data", 1, real=True, spans=spans)))
     _, tool, *words = shlex.split(found.commands["polygraphy"])
-    program = [Path(sys.executable).with_name("polygraphy"), tool, *words, "--help"]
+    program = [str(Path(sys.executable).with_name("polygraphy")), tool, *words, "--help"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert "usage: " in done.stdout and not done.returncode, done.stderr
     for word in words:

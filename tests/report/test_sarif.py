@@ -13,6 +13,7 @@ import pytest
 from graphs import graph
 
 import rewriter
+from rewriter.errors import ModelError
 from rewriter.hazards.kinds import KINDS
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.model import write_json
@@ -25,6 +26,7 @@ STRUCTURE: dict[str, dict[str, object]] = {
     "sarifLog": {"$schema": str, "version!": ("2.1.0",), "runs!": ["run"]},
     "run": {
         "tool!": "tool",
+        "invocations": ["invocation"],
         "artifacts": ["artifact"],
         "results": ["result"],
         "columnKind": ("utf16CodeUnits", "unicodeCodePoints"),
@@ -41,7 +43,9 @@ STRUCTURE: dict[str, dict[str, object]] = {
     },
     "reportingConfiguration": {"level": LEVELS},
     "multiformatMessageString": {"text!": str},
-    "artifact": {"location": "artifactLocation"},
+    "invocation": {"executionSuccessful!": bool, "toolExecutionNotifications": ["notification"]},
+    "notification": {"message!": "message", "level": LEVELS},
+    "artifact": {"location": "artifactLocation", "properties": dict},
     "artifactLocation": {"uri": str, "index": int},
     "result": {
         "ruleId": str,
@@ -95,7 +99,7 @@ def result() -> ScanResult:
 
 
 def test_every_kind_of_finding_has_the_published_structure(result: ScanResult) -> None:
-    assert list(faults(sarif.as_sarif(result), "sarifLog")) == []
+    assert list(faults(sarif.as_sarif([result]), "sarifLog")) == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_every_kind_of_finding_has_the_published_structure(result: ScanResult) -
 def test_the_structure_check_notices_errors(
     result: ScanResult, path: tuple[str | int, ...], name: str, value: object, fault: str
 ) -> None:
-    log = sarif.as_sarif(result)
+    log = sarif.as_sarif([result])
     place: Any = log
     for step in path:
         place = place[step]
@@ -125,7 +129,7 @@ def test_the_structure_check_notices_errors(
 
 
 def test_indices_point_at_the_rules_and_the_file(result: ScanResult) -> None:
-    (run,) = sarif.as_sarif(result)["runs"]
+    (run,) = sarif.as_sarif([result])["runs"]
     rules = run["tool"]["driver"]["rules"]
     assert all(rules[r["ruleIndex"]]["id"] == r["ruleId"] for r in run["results"])
     assert len({rule["id"] for rule in rules}) == len(rules)
@@ -133,7 +137,7 @@ def test_indices_point_at_the_rules_and_the_file(result: ScanResult) -> None:
 
 
 def test_a_result_names_level_nodes_and_what_to_do(result: ScanResult) -> None:
-    found = next(r for r in sarif.as_sarif(result)["runs"][0]["results"] if r["ruleId"] == "overflow")
+    found = next(r for r in sarif.as_sarif([result])["runs"][0]["results"] if r["ruleId"] == "overflow")
     assert found["level"] == "error"
     assert "What to do: " in found["message"]["text"] and found["message"]["text"].endswith(".")
     logical = found["locations"][0]["logicalLocations"]
@@ -141,17 +145,32 @@ def test_a_result_names_level_nodes_and_what_to_do(result: ScanResult) -> None:
 
 
 def test_a_model_without_a_file_has_no_physical_location(result: ScanResult) -> None:
-    (run,) = sarif.as_sarif(replace(result, path=None))["runs"]
+    (run,) = sarif.as_sarif([replace(result, path=None)])["runs"]
     assert run["artifacts"] == []
     assert not any("physicalLocation" in place for r in run["results"] for place in r["locations"])
 
 
 def test_an_absolute_path_is_a_file_uri(result: ScanResult, tmp_path: Path) -> None:
-    (run,) = sarif.as_sarif(replace(result, path=tmp_path / "m.onnx"))["runs"]
+    (run,) = sarif.as_sarif([replace(result, path=tmp_path / "m.onnx")])["runs"]
     assert run["artifacts"][0]["location"]["uri"] == (tmp_path / "m.onnx").as_uri()
 
 
 def test_the_file_is_json_of_the_standard(result: ScanResult, tmp_path: Path) -> None:
-    write_json(sarif.as_sarif(result), tmp_path / "out.sarif")
+    write_json(sarif.as_sarif([result]), tmp_path / "out.sarif")
     text = (tmp_path / "out.sarif").read_text(encoding="utf-8")
-    assert json.loads(text, parse_constant=pytest.fail) == json.loads(json.dumps(sarif.as_sarif(result)))
+    assert json.loads(text, parse_constant=pytest.fail) == json.loads(json.dumps(sarif.as_sarif([result])))
+
+
+def test_many_models_share_one_run(result: ScanResult) -> None:
+    other = replace(result, path=Path("b.onnx"), findings=result.findings[:1])
+    broken = ModelError("it is no model", where="c.onnx")
+    log = sarif.as_sarif([result, other], [broken])
+    assert list(faults(log, "sarifLog")) == []
+    (run,) = log["runs"]
+    assert [a["location"]["uri"] for a in run["artifacts"]] == ["a%20folder/model.onnx", "b.onnx"]
+    last = run["results"][-1]["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert last == {"uri": "b.onnx", "index": 1}
+    assert run["invocations"][0] == {
+        "executionSuccessful": False,
+        "toolExecutionNotifications": [{"level": "error", "message": {"text": "c.onnx: it is no model"}}],
+    }

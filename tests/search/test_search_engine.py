@@ -426,13 +426,13 @@ def test_without_a_gpu_the_search_is_refused_before_it_starts() -> None:
     if this_machine.gpu() is not None:
         pytest.skip("there is a GPU")
     source = graphs.graph(CANCELLING).whole()
-    with pytest.raises(EngineError, match="--search gpu: no engine runs here"):
+    with pytest.raises(EngineError, match="search='gpu': no engine runs here"):
         rewriter.fix(source, search="gpu")
-    with pytest.raises(UsageError, match="--search-seconds"):
+    with pytest.raises(UsageError, match="search_seconds="):
         rewriter.fix(source, search="gpu", search_seconds=0.0)
-    with pytest.raises(UsageError, match="--search gpu: the plan is given"):
+    with pytest.raises(UsageError, match="search='gpu': the plan is given"):
         rewriter.fix(source, search="gpu", plan=Plan("fp16"))
-    with pytest.raises(UsageError, match="--search gpu: no plan is needed"):
+    with pytest.raises(UsageError, match="search='gpu': no plan is needed"):
         rewriter.fix(source, search="gpu", precision="fp32")
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import atheris
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
-with atheris.instrument_imports(include=["rewriter"]):
+with atheris.instrument_imports(  # pyright: ignore[reportAttributeAccessIssue]
+    include=["rewriter"]
+):
     from fuzz_targets import TARGETS
 
 SLOW_S = 20

@@ -18,7 +18,7 @@ from rewriter.model import facts, load
 from rewriter.pipeline import text as pipeline
 from rewriter.pipeline.config import resolve
 from rewriter.pipeline.preset_steps import STEPS
-from rewriter.planning import plan_file
+from rewriter.plan import plan_file
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,10 @@ def unexpected(model: Model, samples: Iterable[Mapping[str, Array]]) -> tuple[Un
 
 
 def data_warnings(model: Model, samples: Samples) -> tuple[str, ...]:
-    """Conflicts of the user's data with the model, as sentences; () for random data."""
+    """What was done to the user's data, and its conflicts with the model; () for random data."""
     found = unexpected(model, samples) if samples.source.real else ()
-    return tuple(f"the data may be prepared in another way than the model expects: {item}" for item in found)
+    conflicts = (f"the data may be prepared in another way than the model expects: {item}" for item in found)
+    return (*(f"inputs: {note}" for note in samples.notes), *conflicts)
 
 
 def _layers(graph: GraphEditor, name: str, dtype: int) -> FirstLayers | None:

@@ -21,6 +21,7 @@ def load_samples(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     seed: int = 0,
     deployment: Deployment | None = None,
+    image_preprocess: str | None = None,
 ) -> Samples:
     """The samples of a run: the given ones, or one random sample.
 
@@ -29,6 +30,7 @@ def load_samples(
         input_shapes: Shapes of random feeds, by input. Inputs without one get the usual shape of the
             optimisation profile.
         seed: Of random feeds.
+        image_preprocess: How photographs in a folder become samples: see `images.Preprocessing`.
         deployment: The engine options whose optimisation profile the model and the samples must fit.
 
     Raises:
@@ -38,7 +40,7 @@ def load_samples(
     deployment = deployment or Deployment()
     deployment.check(model.signature)
     if inputs is not None:
-        samples = read_samples(inputs, model)
+        samples = read_samples(inputs, model, image_preprocess)
     else:
         shapes = {**deployment.usual, **(input_shapes or {})}
         samples = random_samples(model, seed=seed, input_shapes=shapes)

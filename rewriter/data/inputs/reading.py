@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from rewriter.data.inputs.arranging import MOST_ITEMS, arranged, is_array, items, left_out, named
+from rewriter.data.inputs.images import EXAMPLE, OPTION, image_files, image_samples
 from rewriter.data.inputs.samples import Sample, Samples
 from rewriter.data.inputs.stored_arrays import Archive, StoredArray, explained, npy_bytes, npy_file
 from rewriter.english import article
@@ -25,8 +27,8 @@ from rewriter.model.json_text import from_json
 FORMATS = "an .npz file, a folder of .npz or .npy files, or a .json file written by Polygraphy"
 
 
-def read_samples(data: Any, model: Model) -> Samples:
-    """Samples from a path, a dict of arrays, or an iterable of such dicts.
+def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -> Samples:
+    """Samples from a path, arrays, dicts of arrays, loaders of either, or a function that returns one.
 
     An .npz file is one sample. A folder holds one .npz file for each sample; or one .npy file for each
     input, which is one sample; or subfolders of such .npy files. A JSON file is what
@@ -39,23 +41,52 @@ def read_samples(data: Any, model: Model) -> Samples:
     signature = model.signature
     if isinstance(data, Samples):
         return data
+    if callable(data) and not isinstance(data, Iterable):
+        data = data()
     if isinstance(data, (str, os.PathLike)):
-        samples, origin = _opened(Path(data), signature), str(data)
-    elif isinstance(data, Mapping):
-        samples, origin = [Sample("the given dict", lambda: data)], "arrays"
-    elif isinstance(data, Sequence):
-        samples = [Sample(f"sample {i}", _constant(feeds)) for i, feeds in enumerate(data)]
+        samples, origin = _opened(Path(data), signature, image_preprocess), str(data)
+        found: list[str] = []
+    else:
+        samples, origin, found = _of_objects(data, signature)
+    _require_some(samples, origin)
+    samples, notes = arranged(samples, signature)
+    count = f"{len(samples)} sample" + "s" * (len(samples) != 1)
+    return Samples(signature, samples, f"{count} from {origin}", real=True, notes=(*found, *notes))
+
+
+def _of_objects(data: Any, signature: Signature) -> tuple[list[Sample], str, list[str]]:
+    """Samples of Python objects, their origin, and sentences about what was left out."""
+    if is_array(data) or _is_one_sample(data):
+        feeds = named(data, signature, "the given arrays")
+        return [Sample("the given arrays", _constant(feeds))], "arrays", []
+    if isinstance(data, Mapping):
+        feeds = named(data, signature, "the given dict")
+        return [Sample("the given dict", _constant(feeds))], "arrays", []
+    spare: dict[str, None] = {}
+
+    def feeds_of(items: Iterable[Any]) -> Iterator[Any]:
+        for index, item in enumerate(items):
+            spare.setdefault(left_out(item, signature))
+            yield named(item, signature, f"sample {index}")
+
+    if isinstance(data, Sequence):
+        samples = [Sample(f"sample {i}", _constant(feeds)) for i, feeds in enumerate(feeds_of(data))]
         origin = "a list of arrays"
-    elif isinstance(data, Iterable):
-        samples, origin = _spooled(data, "sample"), "an iterable"
+    elif isinstance(data, Iterable) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        samples, origin = _spooled(feeds_of(items(data)), "sample"), "an iterable"
+        if len(samples) == MOST_ITEMS:
+            spare.setdefault(f"the first {MOST_ITEMS} items were taken; give a list to use more")
     else:
         raise InputsError(
             f"cannot read samples from {article(type(data).__name__)}",
-            hint=f"give {FORMATS}, or dicts of arrays",
+            hint=f"give {FORMATS}; arrays, dicts of arrays, or a data loader",
         )
-    _require_some(samples, origin)
-    count = f"{len(samples)} sample" + "s" * (len(samples) != 1)
-    return Samples(signature, samples, f"{count} from {origin}", real=True)
+    return samples, origin, [note for note in spare if note]
+
+
+def _is_one_sample(data: Any) -> bool:
+    """True for a tuple of arrays, one for each input; a list holds samples."""
+    return isinstance(data, tuple) and bool(data) and all(map(is_array, data))
 
 
 def read_raw_samples(path: Path) -> Sequence[Sample]:
@@ -82,9 +113,9 @@ def _constant(feeds: Any) -> Callable[[], Any]:
     return lambda: feeds
 
 
-def _opened(path: Path, signature: Signature) -> list[Sample]:
+def _opened(path: Path, signature: Signature, image_preprocess: str | None = None) -> list[Sample]:
     if path.is_dir():
-        return _from_folder(path, signature)
+        return _from_folder(path, signature, image_preprocess)
     if not path.is_file():
         raise InputsError("no such file or folder", where=str(path), hint=f"give {FORMATS}")
     if path.suffix == ".npz":
@@ -98,7 +129,9 @@ def _opened(path: Path, signature: Signature) -> list[Sample]:
                       hint=f"give {FORMATS}")  # fmt: skip
 
 
-def _from_folder(folder: Path, signature: Signature) -> list[Sample]:
+def _from_folder(folder: Path, signature: Signature, image_preprocess: str | None) -> list[Sample]:
+    if image_preprocess is not None:
+        return image_samples(folder, signature, image_preprocess)
     entries = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     archives = [p for p in entries if p.suffix == ".npz"]
     arrays = [p for p in entries if p.suffix == ".npy"]
@@ -115,6 +148,12 @@ def _from_folder(folder: Path, signature: Signature) -> list[Sample]:
         return [_npy_folder(folder, signature)]
     if nested:
         return [_npy_folder(path, signature) for path in nested]
+    if image_files(folder):
+        raise InputsError(
+            "it holds photographs, and how they become the model's input is not known",
+            where=str(folder),
+            hint=f"add {OPTION} '{EXAMPLE}'",
+        )
     raise InputsError(
         "it holds no sample",
         where=str(folder),

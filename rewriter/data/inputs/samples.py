@@ -34,12 +34,22 @@ class Samples:
         signature: The inputs that the samples must fit.
         text: The origin of the samples, in one line.
         real: False for generated data.
+        notes: Sentences about what was done to the data for it to fit.
 
     Raises:
         InputsError: a sample does not fit; the message names the sample, the input, and what to change.
     """
 
-    def __init__(self, signature: Signature, samples: Sequence[Sample], text: str, *, real: bool) -> None:
+    def __init__(
+        self,
+        signature: Signature,
+        samples: Sequence[Sample],
+        text: str,
+        *,
+        real: bool,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.notes = tuple(notes)
         self._ports = {port.name: port for port in signature.inputs}
         self._samples = samples
         self.source = DataSource(text, len(samples), real, self._spans())
@@ -149,7 +159,7 @@ def _described(value: Any, port: Port, where: str) -> Array | StoredArray:
 
 
 def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:
-    """The array in the port's element type; only the byte order is converted.
+    """The array in the port's element type; the byte order is converted, and float64 is cast.
 
     What is in a file is read when its type is known to fit.
     """
@@ -160,9 +170,20 @@ def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:
         return np.asarray(stored).view(wanted)  # npy files keep the bits of ml_dtypes types, not their names
     if dtype.newbyteorder("=") == wanted:
         return np.asarray(stored).astype(wanted, copy=False)
+    if is_narrowed(dtype, port):
+        return np.asarray(stored).astype(wanted)
     what = "objects (pickled data)" if dtype.kind == "O" else str(dtype)
     hint = f"convert it: array.astype({'np' if wanted.isbuiltin == 1 else 'ml_dtypes'}.{wanted})"
     raise InputsError(f"the model wants {wanted}, the data is {what}", where=where, hint=hint)
+
+
+def is_narrowed(dtype: Any, port: Port) -> bool:
+    """True for float64, NumPy's default, where the input is a smaller float: nobody means to feed doubles."""
+    if port.dtype in (0, TensorProto.STRING):
+        return False
+    wanted = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
+    small = wanted.kind == "f" or wanted.name == "bfloat16"
+    return isinstance(dtype, np.dtype) and dtype == np.float64 and small and wanted.itemsize < 8
 
 
 def _require_finite(array: Array, name: str, number: int, where: str) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+
+from rewriter.english import count
+from rewriter.summary import Row, Summary, listed
 
 Kind = Literal[
     "dtype",
@@ -77,8 +81,8 @@ class SampleComparison:
     arrays: tuple[ArrayComparison, ...]
 
 
-@dataclass(frozen=True)
-class InputComparison:
+@dataclass(frozen=True, repr=False)
+class InputComparison(Summary):
     """All samples of both pipelines, in order.
 
     Attributes:
@@ -92,6 +96,17 @@ class InputComparison:
     def differ(self) -> bool:
         """True if any array, or the number of samples, differs."""
         return self.counts[0] != self.counts[1] or any(a.differences for s in self.samples for a in s.arrays)
+
+    def summary(self) -> Iterator[Row]:
+        yield "verdict", "they differ" if self.differ else "no difference"
+        yield (
+            "samples",
+            f"{count(len(self.samples), 'sample')} compared, of {self.counts[0]} and {self.counts[1]}",
+        )
+        arrays = [array for sample in self.samples for array in sample.arrays if array.differences]
+        sentences = dict.fromkeys(f"{array.name}: {array.sentence}" for array in arrays)
+        yield from listed("differences", sentences, 3)
+        yield from listed("to mend it", arrays[0].code if arrays else (), 3)
 
 
 def dtype_difference(ours: np.dtype[Any], theirs: np.dtype[Any]) -> tuple[Difference, ...]:

@@ -17,6 +17,7 @@ from rewriter.engines.probe.question import UNKNOWN, Answer
 from rewriter.engines.user_cache import user_cache
 from rewriter.model import write_json
 from rewriter.model.json_text import from_json
+from rewriter.summary import Row, Summary, listed
 
 RECORDED = Path(__file__).with_name("recorded")
 """Files of `rewriter probe --json`, one for each GPU and release."""
@@ -25,8 +26,8 @@ SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes away; a new field leaves it."""
 
 
-@dataclass(frozen=True)
-class Answers:
+@dataclass(frozen=True, repr=False)
+class Answers(Summary):
     """The answers of one library on one GPU.
 
     Attributes:
@@ -64,6 +65,10 @@ class Answers:
             if self.recorded
             else f"measured here: {self.title}"
         )
+
+    def summary(self) -> Iterator[Row]:
+        yield "of", self.origin
+        yield from listed("answers", (f"{name}: {answer.value}" for name, answer in self.answers.items()), 10)
 
     def fits(self, target: Target) -> bool:
         """True if library and release are those of a target; a target may give a part of the release."""

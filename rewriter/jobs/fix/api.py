@@ -16,6 +16,7 @@ from rewriter.engines.probe.answers import known_target
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import EngineError, UsageError
 from rewriter.figures.metrics import named
+from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.stages import run
@@ -26,7 +27,7 @@ from rewriter.pipeline.keywords import FixKeywords
 from rewriter.pipeline.options import FixOptions, combined, documented
 from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named, select
 from rewriter.plan import InputsOutputs, Plan, Precision
-from rewriter.planning.plan_file import given_plan
+from rewriter.plan.plan_file import given_plan
 from rewriter.planning.planner import PlanRequest
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Goal
 
@@ -45,13 +46,13 @@ def fix(
     Args:
         model: Path, onnx.ModelProto or onnx_graphsurgeon.Graph; FP32, FP16 or mixed.
         output: Where to write; None writes nothing.
-        options: FixJob as a whole; keywords replace single ones.
+        options: Options as a whole; keywords replace single ones.
         progress: Called with the stage, and with how many of how many steps of it are done.
 
     Raises:
         RewriterError: bad model, data, option or output path; nothing is written then.
     """
-    request = combined(options or FixOptions(), keywords)
+    request = combined(FixOptions, options, keywords)
     return run(_job(model, output, request, progress or (lambda stage, done, total: None)))
 
 
@@ -77,7 +78,7 @@ def _job(
     chosen_opset = DEFAULT_OPSETS[chosen_precision] if opset is None else opset
     _require("opset", chosen_opset, range(1, onnx.defs.onnx_opset_version() + 1))
     steps = select(request.preset, passes, request.skip)
-    if passes is None:
+    if passes is None or (isinstance(passes, tuple) and ... in passes):
         steps = tuple(step for step in steps if chosen_precision in step.requires.precisions)
     if chosen_precision == "fp32":
         steps = tuple(step for step in steps if not step.stage.reduces_precision)
@@ -124,6 +125,7 @@ def _job(
             measured_norms=any(isinstance(step, Rescale) and step.norms for step in steps),
             epilogues=any(isinstance(step, MixedPrecision) and step.epilogues for step in steps),
             target=known,
+            rules=rules_of_the_user(request.hazards),
         ),
         opset=chosen_opset,
         free_opset=opset is None and chosen_precision == "fp16",

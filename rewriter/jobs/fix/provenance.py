@@ -17,8 +17,7 @@ from onnx import NodeProto
 
 from rewriter.jobs.fix.job import FixJob
 from rewriter.model import Model, data_files, set_metadata, update_metadata, walk_graphs
-from rewriter.plan import Decision, Plan
-from rewriter.planning import plan_file
+from rewriter.plan import Decision, Plan, plan_file
 from rewriter.planning.planner import node_key
 from rewriter.verification.verdict import Verdict
 

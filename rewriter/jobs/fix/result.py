@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import onnx
 from rewriter.base import Target
 from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.data.source import DataSource
+from rewriter.english import count
 from rewriter.figures.outputs import OutputComparison
 from rewriter.jobs.fix.causes import Cause
 from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
@@ -18,11 +20,12 @@ from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan
 from rewriter.search.pareto import Frontier
 from rewriter.search.tried_plans import Searched
+from rewriter.summary import Row, Summary, listed
 from rewriter.verification.verdict import GOALS, Verdict
 
 
-@dataclass
-class FixResult:
+@dataclass(repr=False)
+class FixResult(Summary):
     """The outcome of `fix`.
 
     Attributes:
@@ -76,3 +79,18 @@ class FixResult:
     def proto(self) -> onnx.ModelProto:
         """The rewritten model with its weights inside (up to 2 GiB)."""
         return self.model.whole()
+
+    def summary(self) -> Iterator[Row]:
+        yield "verdict", self.conclusion.summary
+        if self.conclusion.limit:
+            yield "limit", self.conclusion.limit
+            yield "remedy", self.conclusion.remedy
+        for check in self.verdict.checks if self.verdict else ():
+            outcome = {True: "passed", False: "FAILED", None: "not possible"}[check.passed]
+            yield check.name, f"{outcome}: {check.summary}"
+        yield from listed("causes", map(str, self.causes), 3)
+        if self.plan is not None:
+            yield "plan", f"{len(self.plan.fp32)} of {count(self.plan.float_nodes, 'float node')} in FP32"
+        if self.data is not None:
+            yield "data", self.data.text
+        yield "written", str(self.output) if self.output else "nothing: rewriter.save(result.model, path)"

@@ -31,8 +31,8 @@ from rewriter.model import Model, load
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline import text as pipeline
-from rewriter.plan import Plan
-from rewriter.planning import plan_file, weak_typing
+from rewriter.plan import Plan, plan_file
+from rewriter.planning import weak_typing
 from rewriter.search.effort import RunCost, with_sums
 from rewriter.search.goal import ErrorLimit
 from rewriter.verification.expected import expected_outputs
@@ -201,6 +201,7 @@ def _samples(original: Model, job: FixJob) -> tuple[Samples, list[str]]:
         input_shapes=job.request.input_shapes,
         seed=job.request.seed,
         deployment=job.deployment,
+        image_preprocess=job.request.image_preprocess,
     )
     warnings = [*original.notes, *data_warnings(original, samples)]
     uses_data = job.request.verify or any(step.stage in (Stage.RANGES, Stage.LOWERING) for step in job.steps)

@@ -16,9 +16,13 @@ HEAD = '''\
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any, Literal, TypedDict
 
+from rewriter.base import Pass
 from rewriter.figures.tolerances import Tolerance
+from rewriter.hazards import Rule
 from rewriter.pipeline.declaration import AnyPath, Names, Paths, Shapes
 from rewriter.plan import InputsOutputs, Plan, Precision
 '''

@@ -32,7 +32,7 @@ def page(found: Location, command: str = "") -> Page:
     first = found.first
     return Page(
         verb="locate",
-        subject=f"{found.outputs[0].tensor}, …" if len(found.outputs) > 1 else found.outputs[0].tensor,
+        subject=", ".join(output.tensor for output in found.outputs[:1]) + ", …" * (len(found.outputs) > 1),
         verdict=verdict(found),
         state="bad" if found.wrong else "good",
         tiles=[

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+
+from rewriter.english import figure
+from rewriter.summary import Row, Summary, listed
 
 JUMP = 3.0
 """Growth of the error from one step to the next that is reported."""
@@ -28,8 +32,8 @@ class Step:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Location:
+@dataclass(frozen=True, repr=False)
+class Location(Summary):
     """The first wrong tensor of a model, and the errors around it.
 
     Attributes:
@@ -65,6 +69,22 @@ class Location:
     moved: float = 0.0
     notes: tuple[str, ...] = ()
 
+    def summary(self) -> Iterator[Row]:
+        if self.first is not None:
+            yield (
+                "first wrong",
+                f"{_shown(self.first)}{'' if self.exact else ', or between it and the right ones'}",
+            )
+        else:
+            yield (
+                "first wrong",
+                "none" if not self.wrong else "not found: the models share no tensor before it",
+            )
+        yield from listed("still right", map(_shown, self.right), 3)
+        yield from listed("outputs", map(_shown, self.outputs), 3)
+        yield "engine", f"{self.engine}; above {figure(self.tolerance)} is wrong"
+        yield from listed("notes", self.notes, 2)
+
     @property
     def wrong(self) -> tuple[Step, ...]:
         """The outputs whose error is above the tolerance."""
@@ -81,3 +101,8 @@ class Location:
         ]
         growth, step = max(grown, key=lambda pair: pair[0], default=(0.0, None))
         return step if growth >= JUMP else None
+
+
+def _shown(step: Step) -> str:
+    error = "not measured" if step.error is None else f"relative L2 {figure(step.error)}"
+    return f"{step.tensor} ({step.op} {step.node!r}, {error})"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsInt, cast
 
 MODULES = ("tensorrt", "tensorrt_rtx")
 
@@ -72,16 +72,15 @@ def described(owner: Any, value: Any) -> str | None:
     if isinstance(value, type):
         return f"class {value.__mro__[1].__name__}" if _is_native(value) else None
     if isinstance(owner, type) and isinstance(value, owner) and hasattr(value, "__int__"):
-        return f"enum {int(value)}"
+        return f"enum {int(cast(SupportsInt, value))}"
     if isinstance(value, property):
         text = getattr(value.fget, "__doc__", "") or ""
         kind = re.search(r"-> (.+)", text)
         return f"property{'=' if value.fset else ''} -> {_short(kind[1]) if kind else 'object'}"
     if callable(value) and type(value).__name__ != "type":
         return " | ".join(dict.fromkeys(_signatures(value.__doc__ or ""))) or "(*)"
-    return (
-        f"enum {int(value)}" if "tensorrt" in type(value).__module__ and hasattr(value, "__int__") else None
-    )
+    member = "tensorrt" in type(value).__module__ and hasattr(value, "__int__")
+    return f"enum {int(cast(SupportsInt, value))}" if member else None
 
 
 def _signatures(doc: str) -> Iterator[str]:

@@ -1,10 +1,17 @@
-"""A plan is data: which nodes stay in FP32, why, and on what evidence."""
+"""A plan is data: which nodes stay in FP32, why, and on what evidence; `plan_file` has its file."""
 
 from __future__ import annotations
 
 import math
+import os
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from rewriter.english import count
+from rewriter.summary import Row, Summary, listed
 
 Precision = Literal["fp32", "fp16", "bf16"]
 InputsOutputs = Literal["keep", "fp32", "fp16"]
@@ -63,8 +70,8 @@ class Decision:
     repair: Repair = "fp32"
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Summary):
     """The precision of every node: `precision`, except for those of `decisions`.
 
     Attributes:
@@ -88,3 +95,31 @@ class Plan:
         for repair in ("fp32", "bf16"):
             keys = frozenset(d.key for d in self.decisions if d.repair == repair)
             object.__setattr__(self, repair, keys)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Reads a plan that `save` or `save_plan=` wrote, edited or not.
+
+        Raises:
+            UsageError: the file cannot be read, or is not a plan.
+        """
+        from rewriter.plan import plan_file
+
+        return plan_file.read(Path(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON, to edit it and to give it to `fix(plan=...)`.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        from rewriter.plan import plan_file
+
+        plan_file.write(self, Path(path))
+
+    def summary(self) -> Iterator[Row]:
+        kept = f"{len(self.fp32)} in FP32" + (f", {len(self.bf16)} in BF16" if self.bf16 else "")
+        yield "precision", f"{self.precision}, inputs and outputs: {self.io}"
+        yield "nodes", f"{count(self.float_nodes, 'float node')}, of which {kept}"
+        rules = Counter(decision.rule for decision in self.decisions).most_common()
+        yield from listed("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))

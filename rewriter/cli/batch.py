@@ -1,0 +1,115 @@
+"""`rewriter batch`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rewriter.cli.exits import FAILED, STDOUT, is_page, reader_may_leave, write_document
+from rewriter.cli.parameters import Json, Quiet, check_extra, read_configuration, with_options
+from rewriter.english import count as english
+from rewriter.errors import UsageError
+from rewriter.pipeline.declaration import declarations
+from rewriter.pipeline.options import BatchCommand
+
+if TYPE_CHECKING:
+    from rewriter.batch.run import Prover, Workers
+    from rewriter.batch.summary import Summary
+
+Models = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[MODELS]...", show_default=False, help="Files, folders, patterns in quotes"),
+]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="FOLDER", help="Where results go")]
+
+JUNIT = ".xml"
+DEFAULTS = declarations(BatchCommand)
+
+
+@with_options(BatchCommand)
+def batch(
+    output: Output, models: Models = None, json: Json = None, quiet: Quiet = False, **given: Any
+) -> None:
+    """Fix many models, each in a process of its own; skip those that an earlier run finished.
+
+    Samples are taken from net.npz beside net.onnx, if it is there. Exits with 0 if every model passed, with
+    1 if one did not, with 2 on bad usage.
+    """
+    from rewriter.batch.display import display
+    from rewriter.batch.plan import entries, of_fix
+    from rewriter.batch.run import Batch
+    from rewriter.batch.summary import Summary, print_summary
+    from rewriter.report.terminal import console
+
+    start = time.monotonic()
+    configuration = read_configuration(quiet=quiet)
+    listed, reports = given.get("manifest"), given.get("report", [])
+    todo = entries(models or [], output, of_fix(given), configuration, listed)
+    inputs = [part for entry in todo for part in (entry.model, entry.output)]
+    for flag, path in (("--json", json), *(("--report", path) for path in reports)):
+        check_extra(flag, path, [*inputs, listed, configuration.file])
+    _check_reports(reports)
+    gpus = given.get("verify_on", ())
+    with _workers(given) as (workers, prover, where), display(len(todo), shown=not quiet) as shown:
+        records = Batch(todo, again=given.get("again", False), gpus=gpus).run(workers, shown, prover)
+    summary = Summary(records, gpus, where, time.monotonic() - start)
+    with reader_may_leave():
+        print_summary(summary, console(stderr=json == STDOUT), quiet=quiet)
+    _write(summary, [*reports, *([] if json is None else [json])])
+    if not summary.passed:
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _workers(given: Mapping[str, Any]) -> Iterator[tuple[Workers, Prover | None, str]]:
+    """What runs the models, and its name for people."""
+    from rewriter.batch import cluster, local, memory
+
+    jobs, seconds = given.get("jobs", 0), given.get("time_limit", DEFAULTS["time_limit"].default)
+    address, gpus = given.get("ray"), given.get("verify_on", ())
+    if address is not None:
+        count = given.get("gpus", 0.0)
+        with cluster.connected(address, gpus=count, jobs=jobs, seconds=seconds, verify_on=gpus) as ray:
+            yield ray, ray if gpus else None, f"Ray at {address}"
+        return
+    for name in ("verify_on", "gpus"):
+        if given.get(name):
+            raise UsageError("it needs a Ray cluster", where=DEFAULTS[name].flag, hint="add --ray ADDRESS")
+    jobs = jobs or max(1, (os.cpu_count() or 2) // 2)
+    allowed = given.get("memory")
+    budget = memory.budget() if allowed is None else int(allowed * memory.GIB)
+    yield (
+        local.Processes(local.Limits(jobs, budget, seconds)),
+        None,
+        f"{english(jobs, 'job')} on this machine",
+    )
+
+
+def _check_reports(reports: Sequence[Path]) -> None:
+    for path in reports:
+        if not (is_page(path) or path.suffix.lower() in (JUNIT, ".json")):
+            hint = "name it .html, .json, or .xml for JUnit"
+            raise UsageError("a summary has another ending", where=f"--report {path}", hint=hint)
+
+
+def _write(summary: Summary, files: Sequence[Path]) -> None:
+    from rewriter.batch.junit import as_junit
+    from rewriter.batch.page import write
+    from rewriter.batch.summary import as_dict
+    from rewriter.model import write_text
+
+    for path in files:
+        if is_page(path):
+            write(summary, path, shlex.join(["rewriter", *sys.argv[1:]]))
+        elif path.suffix.lower() == JUNIT:
+            write_text(as_junit(summary), path)
+        else:
+            write_document(as_dict(summary), path)

@@ -1,0 +1,168 @@
+"""Arranges what users have at hand as samples: arrays and tuples get names, batches the model's size.
+
+A loader's labels, a missing batch axis and float64 are what most data differs in. What is done about them is
+noted, for the user to see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import helper
+
+from rewriter.data.inputs.samples import Sample, is_narrowed
+from rewriter.data.inputs.stored_arrays import StoredArray
+from rewriter.english import count
+from rewriter.errors import InputsError
+from rewriter.model import Array, Port, Signature
+
+MOST_ITEMS = 256
+"""Items that are taken of a loader: a training set has more than ranges need, and each item is run."""
+
+
+def is_array(value: Any) -> bool:
+    """True for arrays of NumPy, PyTorch and others, and for arrays in files."""
+    return isinstance(value, StoredArray) or hasattr(value, "__array__")
+
+
+def as_array(value: Any) -> Any:
+    """A tensor as an array, also one that needs a gradient, is on a GPU or is bfloat16; others unchanged."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    if str(value.dtype) == "torch.bfloat16":
+        return value.float().numpy().astype(ml_dtypes.bfloat16)
+    return value.numpy()
+
+
+def items(data: Any) -> Iterator[Any]:
+    """The items of a loader, a generator or a data set, `MOST_ITEMS` at most."""
+    if hasattr(data, "__iter__"):
+        return islice(iter(data), MOST_ITEMS)
+    return (data[index] for index in range(min(len(data), MOST_ITEMS)))
+
+
+def named(item: Any, signature: Signature, where: str) -> Any:
+    """One item as a dict by input: an array, or a tuple in the order of the inputs with labels after them.
+
+    Anything else is passed on for `checked` to explain.
+
+    Raises:
+        InputsError: there are fewer arrays than inputs.
+    """
+    ports = signature.inputs
+    if isinstance(item, Mapping):
+        return {name: as_array(value) for name, value in item.items()} if _has_tensors(item) else item
+    if is_array(item):
+        leaves = [item]
+    elif isinstance(item, (list, tuple)):
+        if item and isinstance(item[0], Mapping):  # a dict of inputs, and labels
+            return named(item[0], signature, where)
+        leaves = list(_leaves(item))
+    else:
+        return item
+    if not leaves:
+        return item
+    if len(leaves) < len(ports):
+        names = ", ".join(port.name for port in ports)
+        raise InputsError(
+            f"it holds {count(len(leaves), 'array')}, the model has {count(len(ports), 'input')}",
+            where=where,
+            hint=f"give dicts by input, or tuples in this order: {names}",
+        )
+    return {port.name: as_array(leaf) for port, leaf in zip(ports, leaves, strict=False)}
+
+
+def _has_tensors(item: Mapping[Any, Any]) -> bool:
+    return any(hasattr(value, "detach") for value in item.values())
+
+
+def _leaves(item: Any) -> Iterator[Any]:
+    if is_array(item):
+        yield item
+    elif isinstance(item, (list, tuple)):
+        for part in item:
+            yield from _leaves(part)
+
+
+def left_out(item: Any, signature: Signature) -> str:
+    """A sentence about the arrays of a tuple that no input takes; "" if there are none."""
+    spare = len(list(_leaves(item))) - len(signature.inputs) if isinstance(item, (list, tuple)) else 0
+    if isinstance(item, (list, tuple)) and item and isinstance(item[0], Mapping):
+        spare = len(item) - 1
+    if spare <= 0:
+        return ""
+    return f"{count(spare, 'array')} after the inputs of each sample (labels, as a rule) is not used".replace(
+        "s after the inputs of each sample (labels, as a rule) is", "s after the inputs of each sample are"
+    )
+
+
+def arranged(samples: Iterable[Sample], signature: Signature) -> tuple[list[Sample], tuple[str, ...]]:
+    """The samples in the model's batch size, and sentences about what was done to them."""
+    found: list[Sample] = []
+    notes: dict[str, None] = {}
+    ports = {port.name: port for port in signature.inputs}
+    for sample in samples:
+        feeds = sample.read()
+        if not isinstance(feeds, Mapping) or feeds.keys() != ports.keys():
+            found.append(sample)  # `checked` says what is wrong with it
+            continue
+        shapes = {
+            name: np.shape(value) if not is_array(value) else value.shape for name, value in feeds.items()
+        }
+        lacking = list(ports)
+        if ports and all(_lacks_batch(shapes[name], port) for name, port in ports.items()):
+            sample = Sample(sample.where, _then(sample.read, partial(_with_batch, lacking)))
+            shapes.update({name: (1, *shapes[name]) for name in lacking})
+            notes[f"a batch axis of size 1 was added to {', '.join(lacking)}"] = None
+        size = _split_size(list(ports.values()), shapes)
+        parts = [sample] if size is None else _parts(sample, size, next(iter(shapes.values()))[0])
+        if size is not None:
+            notes["batches were split to the model's batch size"] = None
+        found.extend(parts)
+        for name, port in ports.items():
+            if is_narrowed(getattr(feeds[name], "dtype", None), port):
+                kept = np.dtype(helper.tensor_dtype_to_np_dtype(port.dtype))
+                notes[f"input {name!r} was cast from float64 to {kept}"] = None
+    return found, tuple(notes)
+
+
+def _then(
+    read: Callable[[], Mapping[str, Any]], change: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> Any:
+    return lambda: change(read())
+
+
+def _lacks_batch(shape: Sequence[int], port: Port) -> bool:
+    """True if the array has the axes of the input but for the first, which can be 1."""
+    wanted = port.shape
+    if not wanted or len(shape) != len(wanted) - 1 or (isinstance(wanted[0], int) and wanted[0] != 1):
+        return False
+    return all(not isinstance(dim, int) or dim == size for size, dim in zip(shape, wanted[1:], strict=True))
+
+
+def _with_batch(names: Sequence[str], feeds: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: np.asarray(v)[None] if name in names else v for name, v in feeds.items()}
+
+
+def _split_size(ports: Sequence[Port], shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """The model's fixed batch size if all inputs have it and all arrays hold more; None: no split."""
+    sizes = {port.shape[0] if port.shape else None for port in ports}
+    given = {shapes[port.name][0] if shapes[port.name] else 0 for port in ports}
+    if len(sizes) != 1 or len(given) != 1:
+        return None
+    size, total = sizes.pop(), given.pop()
+    fits = all(len(shapes[port.name]) == len(port.shape or ()) for port in ports)
+    return size if isinstance(size, int) and 0 < size < total and total % size == 0 and fits else None
+
+
+def _parts(sample: Sample, size: int, total: int) -> list[Sample]:
+    def part(start: int) -> Callable[[], Mapping[str, Array]]:
+        return lambda: {n: np.asarray(v)[start : start + size] for n, v in sample.read().items()}
+
+    return [Sample(f"{sample.where}, row {start}", part(start)) for start in range(0, total, size)]

@@ -1,0 +1,36 @@
+"""A Ray cluster of two workers on this machine, for as long as standard input is open.
+
+Prints the address; `kill` on standard input ends one worker with everything on it, without a farewell.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+ROOM = {"object_store_memory": 100 * 2**20, "memory": 4 * 2**30}
+
+
+def main() -> None:
+    """Starts the cluster, and obeys."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **ROOM})
+    gpus = ("L4", "H100")  # names that Ray schedules by; the machine need not have them
+    workers: list[Any] = [
+        cluster.add_node(num_cpus=1, num_gpus=1, resources={f"accelerator_type:{gpu}": 1}, **ROOM)
+        for gpu in gpus
+    ]
+    cluster.wait_for_nodes()
+    print(cluster.address, flush=True)  # noqa: T201
+    try:
+        for line in sys.stdin:
+            if line.strip() == "kill":
+                cluster.remove_node(workers.pop(), allow_graceful=False)
+                print("killed", flush=True)  # noqa: T201
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""`rewriter batch --ray` on a cluster of two workers of this machine, of which one is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from graphs import graph
+from paths import ROOT
+
+from rewriter.model import save
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: the extra `ray` has it"),
+    pytest.mark.skipif(
+        os.environ.get("REWRITER_NIGHTLY") != "1",
+        reason="a cluster needs a minute: REWRITER_NIGHTLY=1 runs it",
+    ),
+]
+
+BODIES = [
+    "a = Exp(x) y = Relu(a)",
+    "a = Abs(x) y = Sqrt(a)",
+    "a = Sigmoid(x) y = Add(a, x)",
+    "a = Tanh(x) y = Mul(a, x)",
+    "a = Softmax(x) y = Sub(x, a)",
+]
+FAST = ("--no-build", "--engine=emulation")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray") / "models"
+    folder.mkdir()
+    for number, body in enumerate(BODIES):
+        save(graph(f"g (float[2,8] x) => (float[2,8] y) {{ {body} }}"), folder / f"net{number}.onnx")
+    return folder
+
+
+def environment() -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if name != "REWRITER_NIGHTLY"},
+        "PYTHONPATH": str(ROOT),
+        "REWRITER_CONFIG": "none",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+class Cluster:
+    """The process that holds a cluster, and its address."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("ray_cluster.py")],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.address = self.answer()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def kill_a_worker(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("kill\n")
+        self.process.stdin.flush()
+        assert self.answer() == "killed"
+
+    def close(self) -> None:
+        self.process.communicate(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    made.close()
+
+
+def batch(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "rewriter", "batch", *map(str, arguments)]
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.glob("*.onnx")}
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        batch(*arguments), env=environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_verdicts_of_two_types_of_gpu_stand_side_by_side(cluster: Cluster, models: Path) -> None:
+    report = models.parent / "gpus.json"
+    arguments = ["--ray", cluster.address, "--verify-on=L4,H100", f"--report={report}"]
+    done = run(models / "net0.onnx", "-o", models.parent / "gpus", *arguments, *FAST)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = json.loads(report.read_text())["models"][0]["verified_on"]
+    assert {gpu: verdict["ending"] for gpu, verdict in verdicts.items()} == {
+        "L4": "verified",
+        "H100": "verified",
+    }
+
+
+def test_a_gpu_that_runs_nothing_is_no_proof(cluster: Cluster, models: Path) -> None:
+    """The workers of the test say that they have a GPU, and have none that an engine can use."""
+    done = run(models / "net1.onnx", "-o", models.parent / "bare", "--ray", cluster.address, "--verify-on=L4")
+    assert done.returncode == 1, done.stderr
+    assert "net1.onnx on L4: the worker has no engine that runs on its GPU" in done.stdout
+
+
+def test_a_type_that_is_not_there_is_refused(cluster: Cluster, models: Path) -> None:
+    done = run(models, "-o", models.parent / "none", "--ray", cluster.address, "--verify-on=A100")
+    assert done.returncode == 2
+    assert "the cluster has no A100: it has H100, L4" in done.stderr
+
+
+def test_nothing_is_lost_with_a_worker(cluster: Cluster, models: Path) -> None:
+    fixed = models.parent / "ray"
+    order = batch(models, "-o", fixed, "--ray", cluster.address, *FAST)
+    running = subprocess.Popen(order, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    first = running.stderr.readline()
+    cluster.kill_a_worker()
+    rest = running.stderr.read()
+    running.stderr.close()
+    assert running.wait(300) == 0, first + rest
+    assert run(models, "-o", models.parent / "one", "--jobs=1", *FAST).returncode == 0
+    assert results(fixed) == results(models.parent / "one")
+    assert len(results(fixed)) == len(BODIES)

@@ -1,0 +1,163 @@
+"""What users have at hand: arrays, tuples, loaders, functions, batches, float64, photographs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import graphs
+import numpy as np
+import pytest
+from PIL import Image
+
+import rewriter
+from rewriter.data.inputs import load_samples
+from rewriter.data.inputs.arranging import MOST_ITEMS
+from rewriter.data.inputs.images import Preprocessing, prepared
+from rewriter.errors import InputsError, UsageError
+from rewriter.model import Model
+
+ONE = graphs.graph("g (float[1,3] x) => (float[1,3] y) { y = Relu(x) }")
+FREE = graphs.graph("g (float[N,3] x) => (float[N,3] y) { y = Relu(x) }")
+TWO = graphs.graph("g (float[1,3] x, int64[1] ids) => (float[1,3] y) { y = Relu(x) }")
+PHOTO = graphs.graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { y = Relu(x) }")
+
+BATCH = np.arange(12, dtype=np.float32).reshape(4, 3)
+IDS = np.arange(4)
+
+
+class Dataset:
+    """With a length and items, and no iterator, as PyTorch's data sets are."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return BATCH[index], index
+
+
+def loader() -> Iterator[list[Any]]:
+    yield [BATCH[:2], np.array([0, 1])]
+    yield [BATCH[2:], np.array([1, 0])]
+
+
+ROWS = [BATCH[i : i + 1] for i in range(4)]
+FORMS: list[Any] = [
+    pytest.param(BATCH, ONE, ROWS, id="a batch for a batch of one"),
+    pytest.param({"x": BATCH}, ONE, ROWS, id="the same as a dict"),
+    pytest.param(BATCH, FREE, [BATCH], id="a batch for a free axis"),
+    pytest.param(BATCH[0], FREE, [BATCH[:1]], id="no batch axis"),
+    pytest.param(list(BATCH), ONE, ROWS, id="a list of arrays without one"),
+    pytest.param(loader(), ONE, ROWS, id="a loader with labels"),
+    pytest.param(loader, ONE, ROWS, id="a function that makes one"),
+    pytest.param(lambda: BATCH, ONE, ROWS, id="a function that returns an array"),
+    pytest.param(Dataset(), ONE, ROWS, id="a data set"),
+    pytest.param([{"x": BATCH}], ONE, ROWS, id="a list of dicts"),
+    pytest.param([({"x": BATCH}, IDS)], ONE, ROWS, id="dicts with labels"),
+    pytest.param(BATCH.astype(np.float64), ONE, ROWS, id="float64"),
+    pytest.param((BATCH, IDS), TWO, ROWS, id="a tuple for two inputs"),
+]
+
+
+@pytest.mark.parametrize(("data", "model", "wanted"), FORMS)
+def test_what_is_at_hand_becomes_samples(data: Any, model: Model, wanted: list[Any]) -> None:
+    samples = load_samples(data, model)
+    for _ in range(2):
+        found = [feeds["x"] for feeds in samples]
+        assert all(array.dtype == np.float32 for array in found)
+        assert [array.tolist() for array in found] == [array.tolist() for array in wanted]
+
+
+def test_tensors_with_gradients_are_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    samples = load_samples([torch.tensor(BATCH, requires_grad=True)], ONE)
+    assert [feeds["x"].tolist() for feeds in samples] == [row.tolist() for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        pytest.param(loader(), "1 array after the inputs of each sample", id="labels"),
+        pytest.param(BATCH, "batches were split to the model's batch size", id="split"),
+        pytest.param(BATCH[0], "a batch axis of size 1 was added to x", id="axis"),
+        pytest.param(BATCH.astype(float), "input 'x' was cast from float64 to float32", id="cast"),
+        pytest.param((row for row in [BATCH[:1]] * (MOST_ITEMS + 9)), "the first 256 items", id="many"),
+    ],
+)
+def test_what_was_done_is_noted(data: Any, words: str) -> None:
+    assert any(words in note for note in load_samples(data, ONE).notes)
+
+
+def test_the_notes_reach_the_user() -> None:
+    assert any("cast from float64" in w for w in rewriter.scan(ONE, inputs=BATCH.astype(float)).warnings)
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "words"),
+    [
+        pytest.param(BATCH, TWO, "holds 1 array, the model has 2 inputs", id="too few"),
+        pytest.param({"x": BATCH, "label": IDS}, ONE, "no input 'label'", id="an extra array"),
+        pytest.param(np.zeros((5, 2), np.float32), ONE, "axis 1 must be 3", id="another shape"),
+        pytest.param(IDS, graphs.graph("g (float[4] x) => (float[4] y) { y = Relu(x) }"), "int64", id="type"),
+        pytest.param(3, ONE, "cannot read samples from an int", id="a number"),
+    ],
+)
+def test_what_does_not_fit_is_named(data: Any, model: Model, words: str) -> None:
+    with pytest.raises(InputsError, match=words):
+        load_samples(data, model)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 12, 16, 3), np.uint8)
+    for index, one in enumerate(pixels):
+        Image.fromarray(one).save(tmp_path / f"{index}.png")
+    return tmp_path
+
+
+def test_a_folder_of_photographs_is_prepared(photographs: Path) -> None:
+    steps = "scale=255,mean=0.5:0.4:0.3,std=0.2,order=BGR"
+    found = [feeds["x"] for feeds in load_samples(photographs, PHOTO, image_preprocess=steps)]
+    image = np.asarray(
+        Image.open(photographs / "0.png").resize((8, 8), Image.Resampling.BILINEAR), np.float32
+    )
+    wanted = (image[..., ::-1] / 255 - np.array([0.5, 0.4, 0.3], np.float32)) / np.float32(0.2)
+    assert [array.shape for array in found] == [(1, 3, 8, 8)] * 2
+    np.testing.assert_allclose(found[0][0], wanted.transpose(2, 0, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_letterbox_keeps_the_ratio_and_crop_takes_the_centre(photographs: Path) -> None:
+    port, path = PHOTO.signature.inputs[0], photographs / "0.png"
+    boxed = prepared(path, port, Preprocessing.parse("size=8,fit=letterbox,pad=7"))[0]
+    assert (boxed[:, 0] == 7).all() and (boxed[:, -1] == 7).all() and not (boxed[:, 1] == 7).all()
+    cropped = prepared(path, port, Preprocessing.parse("size=12,crop=8"))[0]
+    whole = np.asarray(Image.open(path), np.float32)
+    np.testing.assert_array_equal(cropped, whole[2:10, 4:12].transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ("sizes=3", "did you mean 'size'"),
+        ("size=0", "size cannot be '0'"),
+        ("order=RBG", "choose from RGB, BGR"),
+        ("std=0", "above 0"),
+        ("mean=1:2", "three between colons"),
+    ],
+)
+def test_wrong_steps_are_named(steps: str, words: str, photographs: Path) -> None:
+    with pytest.raises(UsageError, match=r"(?s)image_preprocess=.*" + words):
+        rewriter.scan(PHOTO, inputs=photographs, image_preprocess=steps)
+
+
+def test_photographs_without_steps_are_explained(photographs: Path) -> None:
+    with pytest.raises(InputsError, match=r"(?s)photographs.*--image-preprocess 'size=256"):
+        load_samples(photographs, PHOTO)
+
+
+def test_without_pillow_the_error_names_the_extra(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(InputsError, match=r"(?s)Pillow.*rewriter\[images\]"):
+        load_samples(photographs, PHOTO, image_preprocess="size=8")

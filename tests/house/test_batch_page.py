@@ -1,0 +1,110 @@
+"""docs/batch.md and action.yml: commands parse, the manifest is read, and the action's script runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+from xml.etree.ElementTree import parse
+
+import pytest
+from command_lines import parsed
+from graphs import graph
+from paths import ROOT
+
+from rewriter.batch import manifest
+from rewriter.batch.entry import Ending
+from rewriter.model import save
+
+PAGE = (ROOT / "docs/batch.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = [
+    line.strip().removeprefix("- ")
+    for _, block in BLOCKS
+    for line in block.splitlines()
+    if line.strip().removeprefix("- ").startswith("rewriter ")
+]
+MODEL = "g (float[2] x) => (float[2] y) <float k = {1e5}> { a = Mul(x, k) y = Neg(a) }"
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_page_parses(line: str) -> None:
+    parsed(line)
+
+
+def test_the_manifest_of_the_page_is_read(tmp_path: Path) -> None:
+    (text,) = (block for language, block in BLOCKS if language == "toml")
+    (tmp_path / "models.toml").write_text(text)
+    (tmp_path / "detectors").mkdir()
+    for name in ("resnet", "detectors/a"):
+        save(graph(MODEL), tmp_path / f"{name}.onnx")
+    found = {one.name: one.options for one in manifest.read(tmp_path / "models.toml", tmp_path / "out")}
+    assert found == {
+        "resnet.onnx": {"preset": "trt-fp16", "inputs": tmp_path / "resnet.npz"},
+        "detectors/a.onnx": {"preset": "trt-fp16", "keep_fp32_op": ("Softmax",), "tolerance": 1e-3},
+    }
+
+
+def test_every_verdict_is_explained() -> None:
+    table = " ".join(re.findall(r"^\| (\w[^|]*) \|", PAGE, re.MULTILINE))
+    assert [ending for ending in get_args(Ending) if ending not in table] == []
+
+
+def action() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml", reason="PyYAML comes with pre-commit")
+    read: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
+    return read
+
+
+def run_action(folder: Path, **given: str) -> subprocess.CompletedProcess[str]:
+    """Runs the action's last step in a folder as GitHub does: inputs come as variables."""
+    content = action()
+    inputs = {name: value.get("default", "") for name, value in content["inputs"].items()} | given
+    step = content["runs"]["steps"][-1]
+    values = {name: inputs[text.split(".")[1].split()[0]] for name, text in step["env"].items()}
+    program = folder / "bin/rewriter"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rewriter "$@"\n')
+    program.chmod(0o755)
+    environment = {
+        **os.environ,
+        **values,
+        "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "REWRITER_CONFIG": "none",
+        "GITHUB_OUTPUT": str(folder / "output"),
+    }
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    return subprocess.run(shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    (tmp_path / "models/deep").mkdir(parents=True)
+    for name in ("a", "deep/b c"):
+        save(graph(MODEL), tmp_path / f"models/{name}.onnx")
+    return tmp_path
+
+
+def test_the_action_scans(models: Path) -> None:
+    done = run_action(models, models="models/**/*.onnx", options="--fail-on warning")
+    assert done.returncode == 1, done.stderr
+    assert (models / "output").read_text() == "report=rewriter.sarif\n"
+    (log,) = json.loads((models / "rewriter.sarif").read_text())["runs"]
+    assert len(log["artifacts"]) == 2
+
+
+def test_the_action_fixes(models: Path) -> None:
+    done = run_action(models, command="batch", models="models", options="--no-build --jobs 2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (models / "output").read_text() == "report=rewriter.xml\n"
+    assert parse(models / "rewriter.xml").getroot().get("tests") == "2"
+    assert (models / "fixed/deep/b c.onnx").is_file()
+
+
+def test_the_action_knows_two_commands(models: Path) -> None:
+    assert run_action(models, command="verify", models="models").returncode == 2

@@ -1,0 +1,260 @@
+"""`import rewriter`: verbs of one shape, errors in the words of Python, results in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from graphs import graph
+
+import rewriter
+from rewriter.api import in_python_words
+from rewriter.base import Change, Context, Event, GraphPass
+from rewriter.errors import ModelError, UsageError
+from rewriter.graph import GraphEditor, label
+from rewriter.hazards import Hazard, Survey
+
+SMALL = """
+    g (float[2,3] x) => (float[2,4] y) <float[3,4] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
+        m = MatMul(x, w)
+        y = Relu(m)
+    }"""
+
+
+def small() -> rewriter.Model:
+    return graph(SMALL)
+
+
+@dataclass(frozen=True)
+class TagRelu(GraphPass):
+    """A user's pass: nothing in it is for a registry, and a field holds what no text can."""
+
+    name = "tag-relu"
+    names: Callable[[str], str] = str.lower
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        for node in graph.nodes:
+            if node.op_type == "Relu" and node.name != "tagged":
+                node.name = self.names("TAGGED")
+                yield Change(label(node), "tagged")
+
+
+def every_product(survey: Survey) -> Iterator[Hazard]:
+    """A user's rule."""
+    for node in survey.nodes:
+        if node.op_type == "MatMul":
+            yield Hazard(node, "our-products", "products of this network are delicate")
+
+
+Call = Callable[[rewriter.Model], object]
+
+
+def wrong(verb: Callable[..., object], *more: object, **keywords: object) -> Call:
+    return lambda model: verb(model, *more, **keywords)
+
+
+def twice(verb: Callable[..., object], **keywords: object) -> Call:
+    return lambda model: verb(model, model, **keywords)
+
+
+def without(verb: Callable[..., object], *given: object, **keywords: object) -> Call:
+    return lambda model: verb(*given, **keywords)
+
+
+WRONG_CALLS = [
+    pytest.param(wrong(rewriter.fix, unknown=1), "unknown=: there is no such keyword", id="unknown"),
+    pytest.param(wrong(rewriter.fix, keep_fp23="x"), r"(?s)keep_fp23=.*did you mean keep_fp32=", id="near"),
+    pytest.param(wrong(rewriter.fix, exclude="x"), r"(?s)exclude=.*did you mean skip=", id="other word"),
+    pytest.param(twice(rewriter.locate, mark=1), r"(?s)mark=.*did you mean marks=", id="locate"),
+    pytest.param(without(rewriter.probe, agian=True), r"(?s)agian=.*did you mean again=", id="probe"),
+    pytest.param(without(rewriter.compare_inputs, "a", 3), r"theirs=: it cannot be 3", id="a path"),
+    pytest.param(wrong(rewriter.fix, keep_fp32=3), r"(?s)keep_fp32=: it cannot.*norm", id="list"),
+    pytest.param(wrong(rewriter.fix, seed="0"), r"(?s)seed=: .*a whole number", id="number"),
+    pytest.param(wrong(rewriter.fix, verify=1), r"(?s)verify=: .*True or False", id="switch"),
+    pytest.param(wrong(rewriter.fix, precision="int8"), r"(?s)precision=.*fp16, bf16", id="choice"),
+    pytest.param(wrong(rewriter.fix, input_shapes=[1]), r"(?s)input_shapes=.*a dict", id="shapes"),
+    pytest.param(twice(rewriter.verify, tolerance="x"), r"(?s)tolerance=.*a number", id="verify"),
+    pytest.param(twice(rewriter.locate, marks="8"), r"marks=: it cannot be '8'", id="locate's type"),
+    pytest.param(wrong(rewriter.scan, {"x": 1}), r"(?s)options=.*inputs=", id="data as options"),
+    pytest.param(wrong(rewriter.fix, options=rewriter.ScanOptions()), r"(?s)options=.*FixOptions", id="kind"),
+    pytest.param(wrong(rewriter.fix, passes=[3]), r"passes=", id="no pass"),
+    pytest.param(wrong(rewriter.fix, hazards=[3]), r"hazards=", id="no rule"),
+    pytest.param(
+        wrong(rewriter.fix, tolerance=1e-3, max_latency_cost=0.1),
+        r"tolerance=: one goal",
+        id="together",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG_CALLS)
+def test_a_wrong_call_is_a_usage_error_in_the_words_of_python(call: Call, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        call(small())
+    assert "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("give it: --input-shape x:1x3, or --inputs", "give it: input_shapes={'x': (1, 3)}, or inputs="),
+        ("--input-shape x:8 does", "input_shapes={'x': (8,)} does"),
+        ("or use --no-verify", "or use verify=False"),
+        ("say --in-place to", "say in_place=True to"),
+        ("add --tolerance VALUE", "add tolerance=VALUE"),
+        ("--engine emulation shows it", "engine='emulation' shows it"),
+        ("take --precision fp32, and", "take precision='fp32', and"),
+        ("`rewriter fix x --dry-run` lists", "`rewriter fix x --dry-run` lists"),
+        ("rewriter fix x --dry-run lists", "rewriter fix x --dry-run lists"),
+        ("build with --noTF32, not --fp16", "build with --noTF32, not --fp16"),
+    ],
+)
+def test_options_become_keywords(before: str, after: str) -> None:
+    assert in_python_words(before) == after
+
+
+def test_errors_of_the_data_are_in_those_words_too() -> None:
+    unknown = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    unknown.proto.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(
+        rewriter.RewriterError, match=r"(?s)input_shapes=\{'x': \(1, 3, 224, 224\)\}.*inputs="
+    ):
+        rewriter.scan(unknown)
+
+
+@pytest.mark.parametrize("patterns", ["m*", ["m*"], ("m*",), iter(["m*"])])
+def test_one_text_is_one_pattern(patterns: Any) -> None:
+    plan = rewriter.fix(small(), build=False, keep_fp32=patterns).plan
+    assert plan is not None
+    assert {d.key for d in plan.decisions if d.rule == "user"} == {"0:m"}
+
+
+def test_options_of_a_class_are_held_to_the_same() -> None:
+    given = rewriter.FixOptions(keep_fp32="m*", build=False)
+    plan = rewriter.fix(small(), options=given).plan
+    assert plan is not None and "0:m" in plan.fp32
+
+
+def test_a_plan_is_saved_edited_and_applied(tmp_path: Path) -> None:
+    first = rewriter.fix(small(), build=False, keep_fp32="m").plan
+    assert first is not None
+    first.save(tmp_path / "plan.json")
+    again = rewriter.Plan.load(tmp_path / "plan.json")
+    assert again == first
+    assert rewriter.fix(small(), build=False, plan=again).plan == first
+    with pytest.raises(UsageError, match="cannot read it"):
+        rewriter.Plan.load(tmp_path / "none.json")
+
+
+class TestPassesOfYourOwn:
+    def test_run_alone(self) -> None:
+        model = small()
+        done = rewriter.passes.run(model, ["simplify", TagRelu()])
+        assert [n.name for n in done.model.proto.graph.node if n.op_type == "Relu"] == ["tagged"]
+        assert all(n.name != "tagged" for n in model.proto.graph.node)
+        assert done.pipeline == "simplify,tag-relu"
+        assert done.proto.graph.node
+
+    def test_run_in_fix_before_the_preset_s(self) -> None:
+        result = rewriter.fix(small(), build=False, passes=[TagRelu(names=str.casefold), ...])
+        assert result.verified
+        assert result.passes[0].name == "tag-relu" and len(result.passes[0].changes) == 1
+        assert result.plan is not None
+        assert "tagged" in {n.name for n in result.proto.graph.node}
+
+    def test_options_that_cannot_be_hashed_are_named(self) -> None:
+        with pytest.raises(UsageError, match=r"(?s)tag-relu.*frozen dataclass"):
+            rewriter.fix(small(), passes=[TagRelu(names=cast(Any, {})), ...])
+
+    def test_a_list_of_names_is_the_pipeline(self) -> None:
+        passes = ["simplify", "mixed-precision,clean-casts"]
+        assert rewriter.fix(small(), build=False, passes=passes).pipeline == ",".join(passes)
+
+    def test_what_needs_a_plan_runs_in_fix(self) -> None:
+        with pytest.raises(UsageError, match=r"(?s)mixed-precision.*rewriter\.fix"):
+            rewriter.passes.run(small(), "mixed-precision")
+
+    def test_an_unknown_pass_is_named(self) -> None:
+        with pytest.raises(UsageError, match=r"(?s)simplfy.*simplify"):
+            rewriter.passes.run(small(), ["simplfy"])
+
+
+class TestRulesOfYourOwn:
+    def test_fix_keeps_what_they_name(self) -> None:
+        plan = rewriter.fix(small(), build=False, hazards=[every_product]).plan
+        assert plan is not None
+        decision = plan.decisions[0]
+        assert (decision.key, decision.rule) == ("0:m", "user-rule")
+        assert decision.reason == "our-products: products of this network are delicate"
+
+    def test_scan_reports_what_they_name(self) -> None:
+        data = {"x": np.ones((2, 3), np.float32)}
+        found = rewriter.scan(small(), hazards=every_product_list(), inputs=data).findings
+        assert [(f.kind, f.severity, f.nodes) for f in found if f.kind == "user-rule"] == [
+            ("user-rule", "warning", ("MatMul(m)",))
+        ]
+
+    def test_what_is_no_hazard_is_named_with_its_rule(self) -> None:
+        def broken(survey: Survey) -> Any:
+            return ["node"]
+
+        with pytest.raises(UsageError, match=r"broken.*no hazard"):
+            rewriter.scan(small(), hazards=[broken])
+
+
+def every_product_list() -> list[Any]:
+    return [every_product]
+
+
+def fixed() -> rewriter.FixResult:
+    return rewriter.fix(small(), build=False, keep_fp32="m")
+
+
+RESULTS: list[Any] = [
+    pytest.param(fixed, ["verified", "2 of 2 float nodes in FP32"], id="fix"),
+    pytest.param(lambda: fixed().plan, ["fp16", "user: 1 node"], id="plan"),
+    pytest.param(lambda: rewriter.scan(small()), ["0 errors", "random inputs"], id="scan"),
+    pytest.param(
+        lambda: rewriter.verify(small(), small(), engine="onnxruntime"), ["passed", "y:"], id="verify"
+    ),
+    pytest.param(
+        lambda: rewriter.locate(small(), small(), engine="emulation"), ["first wrong", "none"], id="locate"
+    ),
+    pytest.param(lambda: rewriter.passes.run(small(), "simplify"), ["simplify"], id="passes.run"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), RESULTS)
+def test_results_show_themselves_in_a_few_lines(make: Callable[[], Any], words: list[str]) -> None:
+    result = make()
+    text, page = repr(result), result._repr_html_()
+    assert all(word in text and word in page for word in words), text
+    assert len(text.splitlines()) <= 13 and max(map(len, text.splitlines())) < 200
+    assert "ModelProto" not in text
+
+
+def test_names_of_a_model_are_no_markup(tmp_path: Path) -> None:
+    evil = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }").whole()
+    evil.graph.node[0].output[0] = evil.graph.output[0].name = "<script>\x1b[2J"
+    result = rewriter.locate(evil, evil, engine="emulation")
+    assert "<script>" in repr(result) and "\x1b" not in repr(result)
+    assert "<script>" not in result._repr_html_() and "&lt;script&gt;" in result._repr_html_()
+
+
+def test_input_comparisons_show_themselves(tmp_path: Path) -> None:
+    ours = np.random.default_rng(0).random((1, 3, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "ours.npz", x=ours)
+    np.savez(tmp_path / "theirs.npz", x=ours[:, ::-1])
+    found = rewriter.compare_inputs(tmp_path / "ours.npz", str(tmp_path / "theirs.npz"))
+    assert "BGR" in repr(found) and "they differ" in found._repr_html_()
+
+
+def test_a_result_in_place_of_a_model_is_explained() -> None:
+    done = rewriter.passes.run(small(), "simplify")
+    with pytest.raises(ModelError, match=r"(?s)Rewritten.*pass its \.model"):
+        rewriter.scan(done)
+    assert rewriter.scan(done.model).float_nodes == 2
