@@ -26,6 +26,15 @@ ALIASES = {"passes/": "rewriter/passes/"}
 """Links in the top folder to folders of the package."""
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Puts new pages of docs/, which the navigation does not place, at its end."""
+    placed = set(_pages(config.nav))
+    more = [path.name for path in sorted(Path(config.docs_dir).glob("*.md")) if path.name not in placed]
+    if more and config.nav is not None:
+        config.nav.append({"More": more})
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages of the navigation that docs/ does not have."""
     from mkdocs.structure.files import File

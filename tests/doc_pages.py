@@ -12,6 +12,14 @@ from paths import DOCS, ROOT
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
+ELSEWHERE = {
+    "docs/batch.md": "tests/house/test_batch_page.py checks the page",
+    "docs/hooks.md": "tests/hooks/test_hooks_page.py runs the page",
+    "docs/inputs.md": "needs photographs and a YOLO",
+    "docs/library.md": "tests/jobs/test_library_page.py runs the page",
+}
+"""Pages, if there are such, that need more than the common files: their commands are parsed here."""
+
 _BLOCK = re.compile(
     r"(?:^ *<!-- (?P<mark>.*?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<body>.*?)^(?P=indent)```",
     re.MULTILINE | re.DOTALL,
@@ -79,7 +87,8 @@ def command_lines() -> Iterator[CommandLine]:
         for found in _COMMAND.finditer(text):
             line = found["line"]
             outer = next((why for (start, end), why in marked if start < found.start() < end), "")
-            command = CommandLine(page, line, outer or reason_in(line.partition("#")[2]))
+            why = ELSEWHERE.get(page) or outer or reason_in(line.partition("#")[2])
+            command = CommandLine(page, line, why)
             if tuple(command.words) not in seen:
                 seen.add(tuple(command.words))
                 yield command

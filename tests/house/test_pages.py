@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-import typer
-from doc_pages import LINK, PAGES, Block, CommandLine, blocks, command_lines
+from command_lines import parsed
+from doc_pages import ELSEWHERE, LINK, PAGES, Block, CommandLine, blocks, command_lines
 from onnx import parser
 from paths import MODELS, ROOT
 from typer.testing import CliRunner, Result
@@ -100,27 +99,11 @@ def test_a_command_runs(command: CommandLine, reports: Path, monkeypatch: pytest
     assert done.exit_code in allowed, done.output
 
 
-def parsed(words: list[str]) -> None:
-    """Go down to the command that is meant, and parse its options; nothing runs.
-
-    Raises:
-        Exception: no such command, option or value, or an argument that is missing.
-    """
-    command: Any = typer.main.get_command(app)
-    context = command.make_context("rewriter", list(words), resilient_parsing=False)
-    while hasattr(command, "resolve_command"):
-        rest = [*context._protected_args, *context.args]
-        if not rest:
-            return
-        name, command, words = command.resolve_command(context, rest)
-        context = command.make_context(name, list(words), parent=context)
-
-
 @pytest.mark.parametrize(
     "command", [c for c in COMMANDS if c.not_run and "--install-completion" not in c.line], ids=str
 )
 def test_a_command_that_is_not_run_parses(command: CommandLine) -> None:
-    parsed(command.words)
+    parsed(command.line)
 
 
 @pytest.mark.parametrize("line", ["fix m.onnx --no-such-option", "nothing", "verify a"])
@@ -128,7 +111,7 @@ def test_a_command_that_is_wrong_would_be_found(
     line: str, reports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Exception, match=r"(?i)no such|missing"):
-        parsed(line.split())
+        parsed(f"rewriter {line}")
     assert run(line.split(), reports, monkeypatch).exit_code == 2
 
 
@@ -140,10 +123,9 @@ def test_there_are_commands_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in BLOCKS if b.language == "python" and b.page != "docs/hooks.md"], ids=str
+    "block", [b for b in BLOCKS if b.language == "python" and b.page not in ELSEWHERE], ids=str
 )
 def test_a_python_block_runs(block: Block, reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of docs/hooks.md run in tests/hooks/test_hooks_page.py."""
     if block.not_run:
         pytest.skip(block.not_run)
     monkeypatch.chdir(reports)
