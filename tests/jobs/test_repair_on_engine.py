@@ -126,5 +126,6 @@ def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.Monk
     all_kept = rewriter.fix(**small(), build=False, keep_fp32_op=["MatMul"])
     assert all_kept.conclusion.remarks == ("all of it is FP32: rules and options leave nothing in FP16",)
     monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.CLEAR", 100.0)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.WORTH_US", -1e9)
     result = rewriter.fix(**small(), build=False)
     assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]

@@ -99,10 +99,10 @@ def test_accurate_has_it_and_a_plain_target_does_nothing() -> None:
 def _deep() -> onnx.ModelProto:
     """Two Convs, the second without padding."""
     rng = np.random.default_rng(0)
-    weights = {"w": (5, 3, 3, 2), "b": (5,), "v": (3, 5, 3, 2)}
+    weights = {"w": (40, 3, 3, 2), "b": (40,), "v": (3, 40, 3, 2)}
     source = graph(
         """
-        g (float[N,3,6,8] x, float[5,3,3,2] w, float[5] b, float[3,5,3,2] v) => (float[N,3,4,7] y) {
+        g (float[N,3,6,8] x, float[40,3,3,2] w, float[40] b, float[3,40,3,2] v) => (float[N,3,4,7] y) {
             c = Conv<pads = [1, 1, 1, 0]>(x, w, b)
             r = Relu(c)
             y = Conv(r, v)
@@ -136,13 +136,13 @@ def test_a_plan_of_a_search_gives_the_same_again(tmp_path: Path) -> None:
     """It judges ConvTransposes; the plan names the Convs that they were, and those in FP32 stay Convs."""
     plan = tmp_path / "plan.json"
     source = _deep()
-    first = _fixed(source, _samples(), verify=False, save_plan=plan, tolerance=5.2e-4)
+    first = _fixed(source, _samples(), verify=False, save_plan=plan, tolerance=3.9e-4)
     assert first.plan is not None
     searched = [d for d in first.plan.decisions if d.rule == SEARCHED]
     assert "Conv" in {d.op for d in searched}
     assert "ConvTranspose" in ops(load(first.proto))
     again = _fixed(source, _samples(), verify=False, plan=plan)
-    assert again.proto.SerializeToString() == first.proto.SerializeToString()
+    assert again.proto.graph == first.proto.graph
 
 
 def test_a_conv_whose_partial_sums_overflow_stays_a_conv_in_fp32() -> None:
@@ -190,7 +190,7 @@ def test_nodes_that_a_search_puts_in_fp32_are_convs_in_the_model_and_in_its_tria
     conv = next(n for n in tried.proto.graph.node if n.op_type == "Conv")
     (found,) = (tried.array(t) for t in tried.proto.graph.initializer if t.name == conv.input[1])
     np.testing.assert_array_equal(found, wanted)
-    result = _fixed(_deep(), samples, verify=False, tolerance=5.2e-4)
+    result = _fixed(_deep(), samples, verify=False, tolerance=3.9e-4)
     assert result.plan is not None
     searched = {d.key for d in result.plan.decisions if d.rule == SEARCHED and d.op == "Conv"}
     assert searched

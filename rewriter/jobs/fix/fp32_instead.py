@@ -21,6 +21,9 @@ CLEAR = 0.8
 """Largest share of a plan's estimated latency at which FP32 is faster for certain: the estimate of FP32 is
 0.83 to 1.51 times the measured latency where that of the plan is known (docs/plans.md)."""
 
+WORTH_US = 10.0
+"""Least estimated gain in us that is believed without an engine: below it launches decide, not arithmetic."""
+
 IN_DOUBT = 1.5
 """Largest share at which an engine is asked: beyond it FP32 is slower for certain, by the same figures."""
 
@@ -36,9 +39,13 @@ def fp32_instead(made: Attempt, attempt: Callable[[FixJob], Attempt]) -> tuple[A
     job, plan = made.job, made.plan
     if plan is None or job.plan is not None or job.weak_typing or not job.request.repair or made.failed:
         return made, ""
+    if job.request.save_plan is not None:  # who wants the plan wants the model that it makes
+        return made, ""
     timed = made.latency_us
     planned, fp32 = _estimated_us(made)
     if fp32 > (CLEAR if timed is None else IN_DOUBT) * planned:
+        return made, ""
+    if timed is None and planned - fp32 < WORTH_US:
         return made, ""
     other = attempt(in_fp32(job))
     errors = made.relative_l2, other.relative_l2
