@@ -51,13 +51,16 @@ def make(model: Path, folder: Path, name: str, arguments: list[str]) -> dict[str
     out, start = folder / f"{name}.onnx", time.perf_counter()
     extra = [text.replace("{folder}", str(folder)) for text in arguments]
     command = [sys.executable, "-m", "rewriter", "fix", str(model), "-o", str(out), "-q", *extra]
-    done = subprocess.run(
-        [*command, "--inputs", str(model.with_suffix("") / "tool")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    try:
+        done = subprocess.run(
+            [*command, "--inputs", str(model.with_suffix("") / "tool")],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {"exit": None, "said": f"not finished in {LIMIT_S} s"}
     line = (done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or [""])[-1]
     return {"exit": done.returncode, "said": line, "seconds": round(time.perf_counter() - start, 1)}
 
