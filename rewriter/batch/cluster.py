@@ -141,7 +141,7 @@ def connected(
         UsageError: Ray is not installed, does not answer, or has no GPU of a type.
     """
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         hint = 'pip install "rewriter[ray]"'
         raise UsageError("Ray is not installed", where="--ray", hint=hint) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ray.cluster_utils import Cluster
+from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 ROOM = {"object_store_memory": 100 * 2**20, "memory": 4 * 2**30}
 

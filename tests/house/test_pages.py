@@ -82,7 +82,7 @@ def reports(desk: Path) -> Path:
         fix = "fix model.onnx -o fixed.onnx --inputs data.npz --report a.json --save-plan plan.json"
         verify = "verify model.onnx fixed.onnx --inputs data.npz --report here.json"
         for command in (fix, verify):
-            done = run(command.split(), desk, patch)
+            done = run(list[str](command.split()), desk, patch)
             assert done.exit_code == 0, done.output
     for name in ("b", "before", "after"):
         shutil.copy2(desk / "a.json", desk / f"{name}.json")
