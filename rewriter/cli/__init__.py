@@ -34,7 +34,7 @@ from rewriter.report.signals import listening
 app = typer.Typer(
     name="rewriter",
     cls=Group,
-    help="Makes ONNX models safe for a TensorRT build in FP16, and proves it.",
+    help="Makes ONNX models safe for TensorRT in FP16. `rewriter help` shows all pages.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -54,7 +54,7 @@ _of_models(short_help="Fix many models, here or on a cluster")(batch.batch)
 _around(short_help="Compare two runs by their reports")(report.report)
 _around(short_help="What this TensorRT does on this GPU")(probe.probe)
 _around(short_help="Options in force, and where each comes from")(config.config)
-_around("help", short_help="Pages of the documentation: `help troubleshooting`")(help_pages)
+_around("help", hidden=True)(help_pages)  # named in the head: a screen has no line left
 app.add_typer(
     catalogue.presets, name="presets", rich_help_panel=AROUND, help="Pipelines by name; `presets show NAME`"
 )

@@ -40,9 +40,9 @@ class Group(TyperGroup):
     """A command with subcommands."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The parameters of the group, completion among them; a screen has no line for `--help` itself."""
+        """The parameters of the group; a screen has no line for `--help` itself, and none for `--version`."""
         params = _plain(super().get_params(ctx))
         for param in params:
-            if isinstance(param, TyperOption) and param.name == "help":
+            if isinstance(param, TyperOption) and param.name in ("help", "version"):
                 param.hidden = True
         return params
