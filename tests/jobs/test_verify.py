@@ -200,9 +200,9 @@ def test_models_that_are_not_versions_of_each_other_are_refused(
         ({"max_shapes": {"image": (2, 4)}}, "no input 'image'"),
         ({"max_shapes": {"x": (2, 5)}}, "2x5 does not fit input 'x', which is nx4"),
         ({"inputs": feeds(3.0), "max_shapes": {"x": (1, 4)}}, "is 2x4 in the data, and the profile goes"),
-        ({"tolerance": math.nan}, "--tolerance: it cannot be nan"),
+        ({"tolerance": math.nan}, "tolerance=: it cannot be nan"),
         ({"tolerance": -1e-3}, "cannot be -0.001"),
-        ({"timeout": 0.0}, "--timeout: it cannot be 0"),
+        ({"timeout": 0.0}, "timeout=: it cannot be 0"),
         ({"plugin_lib": ["nowhere.so"]}, "no such file: .*nowhere.so"),
     ],
 )
