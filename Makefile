@@ -13,8 +13,8 @@ demo: $(VENV)/with-rtx
 	@mkdir -p demo
 	$(BIN)/rewriter fix models/nafnet.onnx -o demo/nafnet.fixed.onnx --inputs models/nafnet.npz
 
-# PYTEST="-n 2 --dist loadgroup" spreads the tests over two processes
-PYTEST ?=
+# one process for each core; PYTEST= runs the tests in one
+PYTEST ?= -n auto --dist loadgroup
 
 test: lint
 	$(BIN)/python -m pytest -q $(PYTEST)
