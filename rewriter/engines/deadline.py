@@ -10,9 +10,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rewriter.engines.onnxruntime_module import import_onnxruntime
+from rewriter.errors import TimeUpError
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+
+def time_up() -> TimeUpError:
+    """The error of a run that its deadline ended."""
+    return TimeUpError(
+        "a run on ONNX Runtime was stopped at its deadline",
+        hint="allow more time, or take smaller or fewer samples",
+    )
 
 
 @contextmanager

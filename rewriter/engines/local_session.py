@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from rewriter.engines.deadline import stopped_at
+from rewriter.engines.deadline import stopped_at, time_up
 from rewriter.engines.onnxruntime_copies import protect_inputs, take_version
 from rewriter.engines.onnxruntime_errors import explained
 from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.engines.onnxruntime_values import array_of, value_of
 from rewriter.engines.this_machine import cuda_obstacle
-from rewriter.errors import ArithmeticRunError, EngineError, TimeUpError
+from rewriter.errors import ArithmeticRunError, EngineError
 from rewriter.graph import label
 from rewriter.model import Array, Model, walk_graphs
 
@@ -108,10 +108,7 @@ class LocalSession:
                 values = session.run_with_ort_values(names, self._inputs | given, options)
         except ArithmeticRunError as error:
             if time.monotonic() >= until:
-                raise TimeUpError(
-                    "a run on ONNX Runtime was stopped at its deadline",
-                    hint="allow more time, or take smaller or fewer samples",
-                ) from error
+                raise time_up() from error
             raise
         return {name: array_of(name, value) for name, value in zip(names, values, strict=True)}
 

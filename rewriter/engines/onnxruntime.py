@@ -11,10 +11,11 @@ from types import TracebackType
 import onnx
 
 from rewriter import walls
+from rewriter.engines.deadline import time_up
 from rewriter.engines.local_session import LocalSession
 from rewriter.engines.onnxruntime_copies import learn_versions
 from rewriter.engines.onnxruntime_module import import_onnxruntime
-from rewriter.errors import ArithmeticRunError, NativeError, TimeUpError
+from rewriter.errors import ArithmeticRunError, NativeError
 from rewriter.graph import label
 from rewriter.model import Array, Model, walk_nodes
 
@@ -93,10 +94,7 @@ class Session:
             yield
         except NativeError as error:
             if time.monotonic() >= until:
-                raise TimeUpError(
-                    "a run on ONNX Runtime was stopped at its deadline",
-                    hint="allow more time, or take smaller or fewer samples",
-                ) from error
+                raise time_up() from error
             loops = f": {', '.join(self._loops[:3])}" if self._loops and error.cause == "timeout" else ""
             raise ArithmeticRunError(error.what + loops, where=self._file, hint=error.hint) from error
 

@@ -139,7 +139,7 @@ def image_samples(folder: Path, signature: Signature, text: str) -> list[Sample]
             hint="save samples with np.savez, with an array for each input",
         )
     (port,) = signature.inputs
-    _pillow(folder)
+    pillow(folder)
     return [Sample(str(path), partial(_sample, path, port, steps)) for path in image_files(folder)]
 
 
@@ -147,11 +147,16 @@ def _sample(path: Path, port: Port, steps: Preprocessing) -> dict[str, Array]:
     return {port.name: prepared(path, port, steps)}
 
 
-def _pillow(where: Path) -> Any:
+def pillow(where: Path) -> Any:
+    """The module `PIL.Image`.
+
+    Raises:
+        InputsError: Pillow is not installed; the message names what was to be read.
+    """
     try:
         from PIL import Image
     except ImportError as error:
-        hint = 'pip install "rewriter[images]"; or give arrays in .npz files'
+        hint = 'pip install "rewriter[images]"; or save arrays with NumPy'
         raise InputsError(
             "Pillow reads photographs, and it is not installed", where=str(where), hint=hint
         ) from error
@@ -160,7 +165,7 @@ def _pillow(where: Path) -> Any:
 
 def prepared(path: Path, port: Port, steps: Preprocessing) -> Array:
     """One photograph as a batch of one for an input, in the input's element type."""
-    library = _pillow(path)
+    library = pillow(path)
     try:
         with library.open(path) as opened:
             image = opened.convert("RGB")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rewriter.data.inputs.images import pillow
 from rewriter.errors import InputsError
 from rewriter.model import Array
 
@@ -41,15 +42,9 @@ def _array(file: Path) -> Array:
 
 
 def _decoded(file: Path) -> Array:
+    library = pillow(file)
     try:
-        from PIL import Image
-    except ImportError as error:
-        hint = "pip install pillow, or save the photographs with np.save"
-        raise InputsError(
-            "Pillow reads image files, and it is not installed", where=str(file), hint=hint
-        ) from error
-    try:
-        with Image.open(file) as image:
+        with library.open(file) as image:
             return np.asarray(image.convert("RGB"))
     except OSError as error:
         raise InputsError(f"cannot read it: {error}", where=str(file), hint="is it an image?") from error
