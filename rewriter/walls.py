@@ -26,6 +26,7 @@ import struct
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -84,6 +85,7 @@ class Walled:
         self._pid = _fork(make, mine, its, self._log, self._time())
         its.close()
         self._socket: socket.socket | None = mine
+        _children.add(self)
         try:
             self._answer(self._time())
         except BaseException:
@@ -121,6 +123,14 @@ class Walled:
                 os.kill(self._pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
+
+    def disown(self) -> None:
+        """Let go of the child without ending it: it belongs to the process that this one is a fork of."""
+        self._lock = threading.Lock()  # a thread of the other process may have held it
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            os.close(self._log)
 
     def _time(self) -> float:
         return CALL_S if self._limit_s is None else self._limit_s
@@ -194,6 +204,22 @@ class _Caller:
 
 _idle: list[Walled] = []
 """Warm children that nobody uses at the moment: one, or as many as threads called at once."""
+
+
+_children: weakref.WeakSet[Walled] = weakref.WeakSet()
+"""All children of this process."""
+
+
+def _disown_all() -> None:
+    """Two processes that write to one child would read each other's answers."""
+    for child in _children:
+        child.disown()
+    _children.clear()
+    _idle.clear()
+
+
+if WALLED:
+    os.register_at_fork(after_in_child=_disown_all)
 
 
 def call(function: Callable[..., T], *arguments: Any, doing: str, limit_s: float | None = None) -> T:
@@ -273,7 +299,6 @@ def _settle(its: socket.socket, log: int, limit: int) -> None:
         ) > 2 and descriptor != its.fileno():  # other than the standard three
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-    _idle.clear()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -223,3 +223,13 @@ def test_errors_can_be_pickled() -> None:
     error: RewriterError = NoKernelError("my.Op", "node", "file")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.op, str(copy)) == (NoKernelError, "my.Op", str(error))
+
+
+def test_a_fork_has_children_of_its_own() -> None:
+    """Two processes that share a warm child would read each other's answers."""
+    assert walls.call(os.getppid, doing="a question") == os.getpid()
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1)
+    assert all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
