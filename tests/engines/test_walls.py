@@ -230,6 +230,34 @@ def test_a_fork_has_children_of_its_own() -> None:
     assert walls.call(os.getppid, doing="a question") == os.getpid()
     pid = os.fork()
     if not pid:
-        os._exit(0 if all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1)
+        os._exit(
+            0 if all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1
+        )
     assert all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def its_child_answers() -> bool:
+    return all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
+
+
+def test_a_child_that_waits_for_a_processor_is_not_late() -> None:
+    """Its time is what it computes, as long as it would compute."""
+    os.sched_setaffinity(0, {min(everyone := os.sched_getaffinity(0))})
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        assert walls.call(computed, 0.6, doing="a sum", limit_s=1.0) >= 0.6
+        with pytest.raises(NativeError, match="no result within 1 s"):
+            walls.call(computed, 60.0, doing="a sum", limit_s=1.0)
+    finally:
+        os.sched_setaffinity(0, everyone)
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+
+
+def computed(seconds: float) -> float:
+    """Computes for that long, whatever the clock on the wall says."""
+    while (used := time.process_time()) < seconds:
+        pass
+    return used
