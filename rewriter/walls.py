@@ -318,6 +318,9 @@ def _settle(its: socket.socket, log: int, limit: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
+    # a thread that draws progress may hold the locks of the old ones for ever: here it does not run
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for entry in list(Path("/proc/self/fd").iterdir()):
         if (
             descriptor := int(entry.name)

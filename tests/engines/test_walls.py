@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import onnx
 import pytest
 from graphs import graph
 from paths import ROOT
+from rich.console import Console
+from rich.progress import Progress
 
 from rewriter import walls
 from rewriter.engines import onnxruntime as engine
@@ -261,3 +264,20 @@ def computed(seconds: float) -> float:
     while (used := time.process_time()) < seconds:
         pass
     return used
+
+
+def shout() -> str:
+    sys.stderr.write("to the log\n")
+    return "said"
+
+
+def test_a_child_prints_whatever_its_parent_held_at_the_fork() -> None:
+    """A bar that another thread draws holds the lock of the terminal now and then."""
+    console = Console(file=sys.stderr, force_terminal=True)
+    with Progress(console=console, transient=True) as bars, console._lock:
+        bars.add_task("drawn")
+        answers: list[str] = []
+        caller = threading.Thread(target=lambda: answers.append(walls.fresh(shout, doing="a shout")))
+        caller.start()
+        caller.join(30)
+    assert answers == ["said"]

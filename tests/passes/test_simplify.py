@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import onnx
@@ -309,7 +310,8 @@ def expanded_attention() -> Model:
     proto = onnx.parser.parse_model(ATTENTION)
     types = {value.name: value.type.SerializeToString() for value in proto.graph.input}
     (node,) = proto.graph.node
-    body = onnx.defs.get_schema("Attention", 24).get_context_dependent_function(
+    schema: Any = onnx.defs.get_schema("Attention", 24)
+    body = schema.get_context_dependent_function(
         node.SerializeToString(), [types.get(name, b"") for name in node.input]
     )
     function = onnx.FunctionProto.FromString(body)
