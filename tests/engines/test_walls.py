@@ -230,6 +230,8 @@ def test_a_fork_has_children_of_its_own() -> None:
     assert walls.call(os.getppid, doing="a question") == os.getpid()
     pid = os.fork()
     if not pid:
-        os._exit(0 if all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1)
+        os._exit(
+            0 if all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1
+        )
     assert all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
