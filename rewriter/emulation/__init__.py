@@ -29,7 +29,7 @@ CAST_BYTES = 2**20
 """Least size of a weight that a Cast widens in the graph, in a model with large weights."""
 
 LARGE_WEIGHTS = 2**28
-"""Bytes of weights from which a second copy of them, in FP32, counts more than the time of Casts in each run."""
+"""Bytes of weights from which a copy of them in FP32 counts more than the time of Casts in each run."""
 
 
 def reference(model: Model, facts: Facts) -> Model:

@@ -24,8 +24,8 @@ from rewriter.model.external_data import (
 from rewriter.model.external_source import map_external
 from rewriter.model.graphs import refill
 from rewriter.model.model import PROTOBUF_LIMIT, Model
-from rewriter.model.tensors import Array
 from rewriter.model.output_files import file_to_replace, replacing, special, write_special
+from rewriter.model.tensors import Array
 
 UNENCODABLE = "backslashreplace"
 """File names may hold bytes that are not UTF-8; JSON reads what this writes for them as the same name."""
