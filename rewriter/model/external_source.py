@@ -16,7 +16,7 @@ from rewriter.model.validation import byte_size, check_tensor, type_name
 AS_ONE = "export the model again, or copy it again together with its data"
 
 MOST_MAPPED = 256
-"""Data files of a model that are mapped. Each mapping holds an open file, of which a process may have 1,024 by
+"""Data files of a model that are mapped. Each mapping holds an open file, and a process may have 1,024 by
 default; some exporters write a file for each tensor."""
 
 
