@@ -137,7 +137,8 @@ class Child:
     def _log(self) -> str:
         """The error message that the process ended with, without its own paths' long form."""
         text = (self.scratch / LOG).read_text(encoding="utf-8", errors="replace").strip()
-        return printable(" ".join(text.rpartition("error: ")[2].split())) or "no message"
+        error = text.rpartition("error: ")[2].replace("\n  what to do: ", "; what to do: ")
+        return printable(" ".join(error.split())) or "no message"
 
     def _crash(self, code: int) -> str:
         if code == -signal.SIGKILL:
