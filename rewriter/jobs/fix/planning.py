@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from rewriter.base import Merged, Pass, Rescaled
@@ -17,14 +17,10 @@ from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Fitted, Rewriting
 from rewriter.model import Model
 from rewriter.model import facts as tensor_facts
-from rewriter.model.facts import Facts
 from rewriter.plan import Plan
 from rewriter.planning import activations, free_fp32
-from rewriter.planning.costs.estimate import priced
 from rewriter.planning.plan_fit import fit, named_by, operators
 from rewriter.planning.planner import PlanRequest, make_plan
-from rewriter.rewriting.product_splitting.latency import budget_left
-from rewriter.search.goal import Budget, Goal
 from rewriter.search.run import SearchInput, SearchRequest, run
 
 
@@ -118,7 +114,7 @@ class Planning:
         with self.record.stage("search"):
             facts = tensor_facts.infer(fitted.model)
             request = SearchRequest(
-                self._left(fitted.model, facts, plan),
+                job.goal,
                 job.metric,
                 job.request.pareto,
                 job.search_engine,
@@ -134,15 +130,6 @@ class Planning:
         self.record.search = found
         self.record.warnings.extend(found.warnings)
         return found.plan
-
-    def _left(self, structured: Model, facts: Facts, plan: Plan) -> Goal | None:
-        """The goal of a search, with what passes left of a budget."""
-        goal, spent = self.job.goal, self.record.spent_us()
-        if not spent or not isinstance(goal, Budget):
-            return goal
-        prices = priced(structured, facts, self.job.target)
-        left = budget_left(goal.share, prices.total_us(plan), spent)
-        return replace(goal, share=left, requested=goal.share)
 
 
 def _declined(wish: PlanRequest) -> Iterator[str]:
