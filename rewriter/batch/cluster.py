@@ -5,8 +5,9 @@ Ray runs a task again if its worker or its machine dies, so that nothing is lost
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,8 @@ def connected(
         raise UsageError(f"no Ray cluster answers: {first}", where=f"--ray {address}", hint=hint) from error
     try:
         check_resources(ray.cluster_resources(), gpus=gpus, verify_on=verify_on)
-        yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
+        with redirect_stdout(sys.stderr):  # Ray prints there that a machine died; --json - goes there, too
+            yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
     finally:
         ray.shutdown()
 
