@@ -143,7 +143,7 @@ def connected(
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        hint = 'pip install "rewriter[ray]"'
+        hint = "pip install ray, on each machine of the cluster"
         raise UsageError("Ray is not installed", where="--ray", hint=hint) from error
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")

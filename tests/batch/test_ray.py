@@ -17,7 +17,7 @@ from paths import ROOT
 from rewriter.model import save
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: the extra `ray` has it"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install ray"),
     pytest.mark.skipif(
         os.environ.get("REWRITER_NIGHTLY") != "1",
         reason="a cluster needs a minute: REWRITER_NIGHTLY=1 runs it",

@@ -9,6 +9,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from paths import ROOT
+from requirements import requirements
 
 LOCK = (ROOT / "requirements-dev.lock").read_text()
 PINS = re.findall(r"^([\w.-]+)==(\S+)", LOCK, re.MULTILINE)
@@ -19,8 +20,7 @@ LOCKED_EXTRAS = ("dev", "rtx", "nightly")
 
 def _wanted() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    return [*project["dependencies"], *(line for extra in LOCKED_EXTRAS for line in extras[extra])]
+    return [*project["dependencies"], *(line for extra in LOCKED_EXTRAS for line in requirements(extra))]
 
 
 @pytest.mark.parametrize("line", _wanted())

@@ -8,8 +8,9 @@ from functools import partial
 
 from rewriter.base import Merged, Pass, Rescaled
 from rewriter.data.inputs import Samples
-from rewriter.data.ranges import Ranges, measure
+from rewriter.data.ranges import Ranges
 from rewriter.data.ranges.binades import measure_binades
+from rewriter.data.ranges.kept import kept_or_measured
 from rewriter.data.ranges.merged import merged_ranges
 from rewriter.emulation import reference
 from rewriter.jobs.fix.job import FixJob
@@ -37,7 +38,7 @@ class Planning:
         """Measures the ranges of every tensor on the samples."""
         with self.record.stage("ranges"):
             widened = reference(model, tensor_facts.infer(model))
-            ranges = measure(
+            ranges = kept_or_measured(
                 widened,
                 self.samples,
                 tensor_facts.infer(widened),
