@@ -6,6 +6,7 @@
 FIXED holds NAME.onnx as `rewriter fix` wrote it. `emulate` writes each as a model for ONNX Runtime that computes in
 FP32 and rounds as the target does, with FP16 sums and TF32. `judge` runs each package twice on the inputs that the tool
 did not see, once with its own file and once with the emulated one in its place. All else is the package's own code.
+OUT.json keeps what it has of other parts: each network's result goes under "result".
 """
 
 from __future__ import annotations
@@ -254,11 +255,12 @@ def judge(work: Path, out: Path, names: list[str]) -> None:
             if run not in known:
                 known[run] = list(run())
             with swap(file, work / f"{name}.onnx"):
-                results[name] = compared(known[run], list(run()))
+                result = compared(known[run], list(run()))
         except Exception as error:  # one package must not stop the others
-            results[name] = {"problem": f"{type(error).__name__}: {error}"}
+            result = {"problem": f"{type(error).__name__}: {error}"}
+        results.setdefault(name, {})["result"] = result
         out.write_text(json.dumps(results, indent=1) + "\n")
-        print(name, results[name], flush=True)
+        print(name, result, flush=True)
 
 
 if __name__ == "__main__":
