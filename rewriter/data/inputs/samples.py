@@ -35,6 +35,7 @@ class Samples:
         text: The origin of the samples, in one line.
         real: False for generated data.
         notes: Sentences about what was done to the data for it to fit.
+        path, preprocess: As in `DataSource`.
 
     Raises:
         InputsError: a sample does not fit; the message names the sample, the input, and what to change.
@@ -48,11 +49,13 @@ class Samples:
         *,
         real: bool,
         notes: Sequence[str] = (),
+        path: str = "",
+        preprocess: str = "",
     ) -> None:
         self.notes = tuple(notes)
         self._ports = {port.name: port for port in signature.inputs}
         self._samples = samples
-        self.source = DataSource(text, len(samples), real, self._spans())
+        self.source = DataSource(text, len(samples), real, path, preprocess, self._spans())
 
     def __len__(self) -> int:
         return len(self._samples)
