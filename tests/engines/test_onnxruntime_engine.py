@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import graphs
@@ -15,6 +17,7 @@ import onnx
 import pytest
 from paths import ROOT
 
+from rewriter.engines.local_session import LocalSession
 from rewriter.engines.onnxruntime import Session
 from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.errors import ArithmeticRunError, TimeUpError
@@ -171,6 +174,7 @@ def test_the_error_names_the_file_before_the_node() -> None:
 
 MEMORY = """
 import gc, numpy as np, onnx
+from rewriter.engines.local_session import LocalSession
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Model
 def resident():
@@ -228,3 +232,15 @@ def test_an_output_that_is_no_tensor_is_declined_by_name() -> None:
         pytest.raises(ArithmeticRunError, match=r"output 'y' is seq\(tensor\(float\)\), and only tensors"),
     ):
         session.run({"x": np.zeros(3, np.float32)})
+
+
+def test_what_a_timed_run_reads_stays_in_memory() -> None:
+    """ONNX Runtime 1.28 does not keep what is bound: it read freed memory, and crashed."""
+    session = LocalSession(graphs.graph("g (float[1,4] x) => (float[1,4] y) { y = Relu(x) }"))
+    array = np.ones((1, 4), np.float32)
+    held = weakref.ref(array)
+    timed = session.bound({"x": array})
+    del array
+    gc.collect()
+    assert held() is not None
+    timed()
