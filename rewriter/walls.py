@@ -20,6 +20,7 @@ import math
 import mmap
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
@@ -49,6 +50,12 @@ SHARE = 0.9
 
 ALARM_S = 10.0
 """How much later than its limit a child ends itself, should its parent be stopped and not end it."""
+
+PATIENCE = 10
+"""Times its limit that a child may take which waits for a processor: on a busy machine it is not to blame."""
+
+POLL_S = 0.5
+"""How often a child whose time is up is looked at."""
 
 INLINE_BYTES = 1 << 16
 """Larger messages go through shared memory."""
@@ -144,7 +151,7 @@ class Walled:
         """Wait for the child's answer; the child is ended if there is none, KeyboardInterrupt included."""
         try:
             connection = self._opened()
-            connection.settimeout(seconds if math.isfinite(seconds) else None)
+            self._await(connection, seconds)
             good, value = _receive(connection)
         except TimeoutError:
             raise self._ended(after_s=seconds) from None
@@ -156,6 +163,24 @@ class Walled:
         if good:
             return value
         raise value
+
+    def _await(self, connection: socket.socket, seconds: float) -> None:
+        """Wait until there is an answer.
+
+        Raises:
+            TimeoutError: the child had its time, on a processor or asleep.
+        """
+        if not math.isfinite(seconds):
+            return
+        before = _processor_s(self._pid)
+        if _readable(connection, seconds):
+            return
+        for _ in range(int((PATIENCE - 1) * seconds / POLL_S)):
+            if _processor_s(self._pid) - before >= seconds or not _wants_a_processor(self._pid):
+                break
+            if _readable(connection, POLL_S):
+                return
+        raise TimeoutError
 
     def _ended(self, after_s: float | None = None) -> NativeError:
         """The error for a child that is gone, or is ended now because its time was up."""
@@ -293,6 +318,9 @@ def _settle(its: socket.socket, log: int, limit: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
+    # a thread that draws progress may hold the locks of the old ones for ever: here it does not run
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for entry in list(Path("/proc/self/fd").iterdir()):
         if (
             descriptor := int(entry.name)
@@ -325,7 +353,7 @@ def _serve(make: Callable[[], Any], its: socket.socket, limit_s: float) -> None:
 def _carry_out(its: socket.socket, work: Callable[[], Any], seconds: float) -> bool:
     """Does one piece of work and sends its result or its exception; True if there was none."""
     if math.isfinite(seconds):
-        signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_S)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds + ALARM_S)
     end_with_parent(its.fileno(), os.getpid())
     try:
         answer = True, work()
@@ -435,6 +463,32 @@ def _scratch(name: str) -> int:
 def _tail(descriptor: int, size: int = 4096) -> str:
     end = os.lseek(descriptor, 0, os.SEEK_END)
     return os.pread(descriptor, size, max(0, end - size)).decode(errors="replace")
+
+
+# -- what a child does ---------------------------------------------------------------------------
+
+
+def _readable(connection: socket.socket, seconds: float) -> bool:
+    return bool(select.select([connection], [], [], seconds)[0])
+
+
+def _processor_s(pid: int) -> float:
+    """Seconds on a processor, of all threads."""
+    fields = _after_name(Path(f"/proc/{pid}/stat"))
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime of proc(5)
+
+
+def _wants_a_processor(pid: int) -> bool:
+    """True if a thread runs, waits for its turn, or waits for a disk."""
+    tasks = list(Path(f"/proc/{pid}/task").glob("*/stat"))
+    return any(_after_name(task)[0] in "RD" for task in tasks)
+
+
+def _after_name(stat: Path) -> list[str]:
+    """The fields after the name, which may hold spaces; of an ended process, those of one that sleeps."""
+    with contextlib.suppress(OSError):
+        return stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return ["S", *["0"] * 12]
 
 
 # -- limits ------------------------------------------------------------------------------------

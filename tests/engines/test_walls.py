@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import onnx
 import pytest
 from graphs import graph
 from paths import ROOT
+from rich.console import Console
+from rich.progress import Progress
 
 from rewriter import walls
 from rewriter.engines import onnxruntime as engine
@@ -238,3 +241,46 @@ def test_a_fork_has_children_of_its_own() -> None:
         )
     assert all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def its_child_answers() -> bool:
+    return all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
+
+
+def test_a_child_that_waits_for_a_processor_is_not_late() -> None:
+    """Its time is what it computes, as long as it would compute."""
+    os.sched_setaffinity(0, {min(everyone := os.sched_getaffinity(0))})
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        assert walls.call(computed, 0.6, doing="a sum", limit_s=1.0) >= 0.6
+        with pytest.raises(NativeError, match="no result within 1 s"):
+            walls.call(computed, 60.0, doing="a sum", limit_s=1.0)
+    finally:
+        os.sched_setaffinity(0, everyone)
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+
+
+def computed(seconds: float) -> float:
+    """Computes for that long, whatever the clock on the wall says."""
+    while (used := time.process_time()) < seconds:
+        pass
+    return used
+
+
+def shout() -> str:
+    sys.stderr.write("to the log\n")
+    return "said"
+
+
+def test_a_child_prints_whatever_its_parent_held_at_the_fork() -> None:
+    """A bar that another thread draws holds the lock of the terminal now and then."""
+    console = Console(file=sys.stderr, force_terminal=True)
+    with Progress(console=console, transient=True) as bars, console._lock:
+        bars.add_task("drawn")
+        answers: list[str] = []
+        caller = threading.Thread(target=lambda: answers.append(walls.fresh(shout, doing="a shout")))
+        caller.start()
+        caller.join(30)
+    assert answers == ["said"]
