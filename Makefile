@@ -58,7 +58,7 @@ coverage: $(VENV)/with-nightly
 test-oldest:
 	$(PYTHON) -m venv $(VENV)-oldest
 	$(VENV)-oldest/bin/python -m pip install -qq --disable-pip-version-check "uv>=0.7"
-	$(VENV)-oldest/bin/uv pip install -q --python $(VENV)-oldest/bin/python --resolution lowest-direct --editable ".[dev,full]"
+	$(VENV)-oldest/bin/uv pip install -q --python $(VENV)-oldest/bin/python --resolution lowest-direct --editable ".[dev]"
 	$(VENV)-oldest/bin/python -m pytest -q
 
 lock: $(VENV)/with-nightly

@@ -49,7 +49,7 @@ SHARE = 0.9
 """Share of the machine's available memory that a child may take."""
 
 ALARM_S = 10.0
-"""How much later than this process the child ends itself: for a child whose parent was killed."""
+"""How much later than its limit a child ends itself, should its parent be stopped and not end it."""
 
 PATIENCE = 10
 """Times its limit that a child may take which waits for a processor: on a busy machine it is not to blame."""
@@ -314,7 +314,7 @@ def _settle(its: socket.socket, log: int, limit: int) -> None:
     os.environ.update(QUIET)
     gc.freeze()  # objects of the parent must not be collected: finalizers would delete its files
     os.setpgid(0, 0)  # Ctrl-C is the parent's
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGIO):
         signal.signal(number, signal.SIG_DFL)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
@@ -354,18 +354,42 @@ def _carry_out(its: socket.socket, work: Callable[[], Any], seconds: float) -> b
     """Does one piece of work and sends its result or its exception; True if there was none."""
     if math.isfinite(seconds):
         signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds + ALARM_S)
+    end_with_parent(its.fileno(), os.getpid())
     try:
         answer = True, work()
     except MemoryError:
         answer = False, NativeError("memory ran out", hint="a tensor of the model may be larger than memory")
     except Exception as error:
         answer = False, error
+    end_with_parent(its.fileno(), os.getpid(), on=False)
     signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         _send(its, answer)
     except (pickle.PicklingError, TypeError, AttributeError):
         _send(its, (False, NativeError(f"{type(answer[1]).__name__}: {answer[1]}", hint=UNKNOWN)))
     return answer[0]
+
+
+def end_with_parent(connection: int, owner: int, *, on: bool = True) -> None:
+    """Lets the kernel end this process as soon as the parent ends, even if native code holds Python's lock.
+
+    It sends SIGIO, whose default action is that, when the other end of the connection closes (O_ASYNC of
+    open(2)). PR_SET_PDEATHSIG would come when the thread ends that started this process. Linux alone.
+
+    Args:
+        connection: A socket or pipe to the parent, through which nothing comes as long as this is on.
+        owner: The process to end, or the negative number of a process group.
+    """
+    import fcntl
+    import select
+
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, owner)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
+    closed = select.poll()
+    closed.register(connection, 0)
+    if on and closed.poll(0):  # it had closed before
+        os._exit(1)
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -476,7 +500,7 @@ def _address_space() -> int:
 
 
 def available_memory() -> int:
-    """Bytes of memory that the machine can give without swapping."""
+    """Bytes of memory that the machine can give without swapping; 0 if the system does not tell."""
     with contextlib.suppress(OSError, StopIteration), Path("/proc/meminfo").open(encoding="ascii") as table:
         return next(int(line.split()[1]) for line in table if line.startswith("MemAvailable:")) * 1024
     return 0

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
 from typing import Any
 
-from packaging.requirements import Requirement
 from paths import ROOT
 
 
@@ -16,12 +14,7 @@ def project() -> dict[str, Any]:
     return read
 
 
-def requirements(extra: str) -> Iterator[str]:
-    """The lines of an extra; in place of an extra that it names, that one's lines."""
-    for line in project()["optional-dependencies"][extra]:
-        named = Requirement(line)
-        if named.name == project()["name"]:
-            for other in sorted(named.extras):
-                yield from requirements(other)
-        else:
-            yield line
+def light_requirements() -> list[str]:
+    """The lines of the light install."""
+    lines = (ROOT / "requirements-light.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if not line.startswith("#")]

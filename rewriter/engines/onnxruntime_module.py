@@ -13,14 +13,14 @@ from typing import Any
 from rewriter import walls
 from rewriter.errors import EngineError
 
-INSTALL_HINT = 'pip install "rewriter[rtx]", or "rewriter[light]" without TensorRT: docs/install.md'
+INSTALL_HINT = 'pip install "rewriter[rtx]"; docs/install.md has a light way, too'
 
 
 def import_onnxruntime() -> Any:
     """The module `onnxruntime`.
 
     Raises:
-        EngineError: it is not installed; the extras have it, and the project itself does not.
+        EngineError: it is not installed: the project came without its dependencies.
     """
     os.environ.update(walls.QUIET)
     try:

@@ -129,8 +129,9 @@ def test_a_type_that_is_not_there_is_refused(cluster: Cluster, models: Path) -> 
 def test_nothing_is_lost_with_a_worker(cluster: Cluster, models: Path) -> None:
     fixed = models.parent / "ray"
     order = batch(models, "-o", fixed, "--ray", cluster.address, "--json=-", *FAST)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    running = subprocess.Popen(order, env=environment(), text=True, **pipes)
+    running = subprocess.Popen(
+        order, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert running.stderr is not None
     first = running.stderr.readline()
     cluster.kill_a_worker()

@@ -181,21 +181,24 @@ def test_a_crash_of_onnxsim_is_a_refusal(end: Callable[[], None], monkeypatch: p
     assert event.reason in ("onnxsim crashed (SIGFPE)", "onnxsim gave no result within 1 s, and was stopped")
 
 
-INTERRUPTED = """
-import os, sys
+BUSY = """
+import ctypes, os, time
 from rewriter import walls
-from tests_of_walls import hang
-print(walls.call(os.getpid, doing="a call"), flush=True)
-walls.call(hang, doing="a call")
+def idle(): pass
+def hang(): time.sleep(60)
+def hang_with_the_lock_of_python(): ctypes.PyDLL(None).sleep(60)
+def work(name):
+    print(walls.call(os.getpid, doing="a call"), flush=True)
+    walls.call(globals()[name], doing="a call")
+    time.sleep(60)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "a kill of the parent"])
-def test_children_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "tests_of_walls.py").write_text("import time\ndef hang(): time.sleep(60)\n")
-    code = INTERRUPTED.replace("walls.call(hang", "sys.stdout.flush(); walls.call(hang")
-    if number == signal.SIGKILL:  # an idle child ends at once, a busy one at its limit
-        code = code.replace('walls.call(hang, doing="a call")', "import time; time.sleep(60)")
+@pytest.mark.parametrize("work", ["idle", "hang", "hang_with_the_lock_of_python"])
+def test_children_end_with_their_parent(number: signal.Signals, work: str, tmp_path: Path) -> None:
+    (tmp_path / "tests_of_walls.py").write_text(BUSY)
+    code = f"import tests_of_walls; tests_of_walls.work({work!r})"
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from paths import DOCS, MODELS, ROOT
-from requirements import project, requirements
+from requirements import light_requirements, project
 
 PAGE = (DOCS / "install.md").read_text(encoding="utf-8")
 INTERNAL = {"dev", "hooks-test", "nightly"}
@@ -43,11 +43,11 @@ def test_the_page_names_every_extra() -> None:
     assert shown == project()["optional-dependencies"].keys() - INTERNAL
 
 
-def test_no_extra_brings_two_builds_of_onnx_runtime() -> None:
-    for extra in project()["optional-dependencies"]:
-        installed = names([*project()["dependencies"], *requirements(extra)])
-        assert not {"onnxruntime", "onnxruntime-gpu"} <= installed, extra
-    assert not {"onnxruntime", "onnxruntime-gpu"} & names(project()["dependencies"])
+def test_the_light_list_has_a_smaller_onnx_runtime_and_no_onnxsim() -> None:
+    usual = set(project()["dependencies"])
+    heavy = {line for line in usual if re.match("onnxruntime|onnxsim", line)}
+    assert set(light_requirements()) - usual == {"onnxruntime>=1.28"}
+    assert usual - set(light_requirements()) == heavy
 
 
 SCRIPT = """
@@ -76,7 +76,7 @@ print(not rewriter.compare_inputs(data, data).differ)
 
 def test_the_light_install_is_enough(tmp_path: Path) -> None:
     """What is not in the light list cannot be imported; only its ONNX Runtime may be another build."""
-    light = names([*project()["dependencies"], *requirements("light")])
+    light = names(light_requirements())
     assert not light & HEAVY
     here = {canonicalize_name(one.metadata["Name"]): one.metadata["Name"] for one in metadata.distributions()}
     absent = {name for key, name in here.items() if key not in {*light, "rewriter", "onnxruntime-gpu"}}

@@ -9,7 +9,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from paths import ROOT
-from requirements import requirements
 
 LOCK = (ROOT / "requirements-dev.lock").read_text()
 PINS = re.findall(r"^([\w.-]+)==(\S+)", LOCK, re.MULTILINE)
@@ -20,7 +19,8 @@ LOCKED_EXTRAS = ("dev", "rtx", "nightly")
 
 def _wanted() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *(line for extra in LOCKED_EXTRAS for line in requirements(extra))]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(line for extra in LOCKED_EXTRAS for line in extras[extra])]
 
 
 @pytest.mark.parametrize("line", _wanted())
