@@ -10,6 +10,7 @@ import numpy as np
 
 from rewriter.data.parity.geometry import Box, Layout, Placement
 from rewriter.data.parity.scales import Fit, Scaling
+from rewriter.data.parity.zooming import Zoom
 from rewriter.model import Array
 
 DIGITS = 9
@@ -23,21 +24,23 @@ class Relation:
     Attributes:
         layouts: Of ours and of theirs.
         shapes: Height and width of ours (turned) and of theirs.
-        zoom: True if ours is resized to the size of theirs.
+        zoom: How ours is resized to the size of theirs; None if it is not.
         pair: Scalings that explain `fit`; None if none are known, so that the fit's numbers are used.
         same_values: True if the fit is the identity.
+        rounding: Lines that round theirs.
         padding: Their box and the value of each channel outside it, if ours is padded differently.
     """
 
     layouts: tuple[Layout, Layout]
     placement: Placement
     shapes: tuple[tuple[int, int], tuple[int, int]]
-    zoom: bool
+    zoom: Zoom | None
     fit: Fit
     pair: tuple[Scaling, Scaling] | None
     same_values: bool
     dtype: np.dtype[Any]
     padding: tuple[Box, tuple[float, ...]] | None = None
+    rounding: tuple[str, ...] = ()
 
 
 def lines(relation: Relation) -> tuple[str, ...]:
@@ -51,13 +54,17 @@ def lines(relation: Relation) -> tuple[str, ...]:
     flips = [a for a, on in ((height, r.placement.flip_v), (width, r.placement.flip_h)) if on]
     if flips:
         text = f"np.flip({text}, {tuple(flips) if len(flips) > 1 else flips[0]})"
-    text = _resized(text, r, layout) if r.zoom else _placed(text, r, layout)
+    text = _resized(text, r, r.zoom, layout) if r.zoom else _placed(text, r, layout)
     text = _reordered(text, r.fit, layout.axis("C"))
     if not r.same_values:
         text = _rescaled(text, r, layout)
     text = _typed(text, r)
-    head = ("from scipy.ndimage import zoom",) if r.zoom else ()
-    return (*head, f"theirs = {text}", *_padding_lines(r, layout))
+    call = (
+        ""
+        if r.zoom is None
+        else f"from scipy.ndimage import {'affine_transform' if r.zoom.centred else 'zoom'}"
+    )
+    return (*filter(None, [call]), f"theirs = {text}", *_padding_lines(r, layout), *r.rounding)
 
 
 def run(code: Sequence[str], ours: Array) -> Array:
@@ -82,7 +89,17 @@ def _moved(text: str, mine: Layout, other: Layout) -> str:
     return text
 
 
-def _resized(text: str, r: Relation, layout: Layout) -> str:
+def _resized(text: str, r: Relation, how: Zoom, layout: Layout) -> str:
+    if how.centred:
+        scales, offsets = (dict(zip("HW", part, strict=True)) for part in (how.scale, how.offset))
+        scale = ", ".join(_number(scales.get(letter, 1.0)) for letter in layout.axes)
+        offset = ", ".join(_number(offsets.get(letter, 0.0)) for letter in layout.axes)
+        size = dict(zip("HW", r.shapes[1], strict=True))
+        shape = ", ".join(
+            str(size[letter]) if letter in size else f"ours.shape[{r.layouts[0].axes.index(letter)}]"
+            for letter in layout.axes
+        )
+        return f'affine_transform({text}, ({scale}), ({offset}), ({shape}), order=1, mode="nearest")'
     ratios = dict(zip("HW", (b / a for a, b in zip(*r.shapes, strict=True)), strict=True))
     factors = ", ".join(_number(ratios.get(letter, 1.0)) for letter in layout.axes)
     return f'zoom({text}, ({factors}), order=1, mode="nearest", grid_mode=True)'
