@@ -13,7 +13,7 @@ from rewriter.jobs.scan import inlined
 from rewriter.model import Model, walk_graphs
 from rewriter.model import facts as tensor_facts
 
-TYPES = {
+TYPES: dict[int, str] = {
     TensorProto.FLOAT16: "fp16",
     TensorProto.BFLOAT16: "bf16",
     TensorProto.FLOAT: "fp32",

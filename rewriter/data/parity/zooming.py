@@ -102,7 +102,7 @@ def centred(ours: Array, theirs: Array) -> Iterator[Zoom]:
     if min(*planes[0].shape, *planes[1].shape) < 2:
         return
     steps = [WIDEST ** (2 * i / (STEPS - 1) - 1) for i in range(STEPS)]
-    small = [_small(plane, SIDE) for plane in planes]
+    small = _small(planes[0], SIDE), _small(planes[1], SIDE)
     costs = {(fy, fx): _cost(*small, (fy, fx)) for fy in steps for fx in steps}
     best = _refined([_small(plane, FINE) for plane in planes], min(costs, key=lambda parts: costs[parts]))
     snapped = tuple(1.0 if abs(part - 1.0) <= WHOLE else part for part in best)
