@@ -79,6 +79,7 @@ class Simplify(ModelPass):
 
     Declines:
         - a result with other inputs or outputs
+        - an install without onnxsim, such as the light one
         - a model that onnxsim cannot read, or on which it crashes or takes over a minute
     """
 
@@ -145,6 +146,8 @@ def _round(model: Model, tag: str) -> Refusal | bool:
         result = _simplified(given)
     except NativeError as error:
         return Refusal("model", error.what)
+    except ModuleNotFoundError:
+        return Refusal("model", "onnxsim is not installed, as in the light install")
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
         return Refusal("model", f"onnxsim cannot simplify the model: {_first_line(error)}")
     if not _same_ports(given.graph, result.graph):

@@ -127,9 +127,13 @@ def arranged(samples: Iterable[Sample], signature: Signature) -> tuple[list[Samp
         if not isinstance(feeds, Mapping) or feeds.keys() != ports.keys():
             found.append(sample)  # `checked` says what is wrong with it
             continue
-        shapes = {
-            name: np.shape(value) if not is_array(value) else value.shape for name, value in feeds.items()
-        }
+        try:
+            shapes = {
+                name: value.shape if is_array(value) else np.shape(value) for name, value in feeds.items()
+            }
+        except ValueError:  # lists of different lengths
+            found.append(sample)
+            continue
         lacking = list(ports)
         if ports and all(_lacks_batch(shapes[name], port) for name, port in ports.items()):
             sample = Sample(sample.where, _then(sample.read, partial(_with_batch, lacking)))

@@ -158,7 +158,16 @@ def _described(value: Any, port: Port, where: str) -> Array | StoredArray:
             where=where,
             hint="export the model without this input",
         )
-    return value if isinstance(value, StoredArray) else np.asarray(value)
+    if isinstance(value, StoredArray):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InputsError(
+            "it is a list whose parts differ in shape",
+            where=where,
+            hint="pad the parts to one length, or give one sample for each of them",
+        ) from error
 
 
 def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:

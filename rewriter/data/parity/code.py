@@ -54,17 +54,13 @@ def lines(relation: Relation) -> tuple[str, ...]:
     flips = [a for a, on in ((height, r.placement.flip_v), (width, r.placement.flip_h)) if on]
     if flips:
         text = f"np.flip({text}, {tuple(flips) if len(flips) > 1 else flips[0]})"
-    text = _resized(text, r, r.zoom, layout) if r.zoom else _placed(text, r, layout)
+    text = _resized(text, layout) if r.zoom else _placed(text, r, layout)
     text = _reordered(text, r.fit, layout.axis("C"))
     if not r.same_values:
         text = _rescaled(text, r, layout)
     text = _typed(text, r)
-    call = (
-        ""
-        if r.zoom is None
-        else f"from scipy.ndimage import {'affine_transform' if r.zoom.centred else 'zoom'}"
-    )
-    return (*filter(None, [call]), f"theirs = {text}", *_padding_lines(r, layout), *r.rounding)
+    head = _bilinear(r, r.zoom) if r.zoom else []
+    return (*head, f"theirs = {text}", *_padding_lines(r, layout), *r.rounding)
 
 
 def run(code: Sequence[str], ours: Array) -> Array:
@@ -89,20 +85,22 @@ def _moved(text: str, mine: Layout, other: Layout) -> str:
     return text
 
 
-def _resized(text: str, r: Relation, how: Zoom, layout: Layout) -> str:
-    if how.centred:
-        scales, offsets = (dict(zip("HW", part, strict=True)) for part in (how.scale, how.offset))
-        scale = ", ".join(_number(scales.get(letter, 1.0)) for letter in layout.axes)
-        offset = ", ".join(_number(offsets.get(letter, 0.0)) for letter in layout.axes)
-        size = dict(zip("HW", r.shapes[1], strict=True))
-        shape = ", ".join(
-            str(size[letter]) if letter in size else f"ours.shape[{r.layouts[0].axes.index(letter)}]"
-            for letter in layout.axes
-        )
-        return f'affine_transform({text}, ({scale}), ({offset}), ({shape}), order=1, mode="nearest")'
-    ratios = dict(zip("HW", (b / a for a, b in zip(*r.shapes, strict=True)), strict=True))
-    factors = ", ".join(_number(ratios.get(letter, 1.0)) for letter in layout.axes)
-    return f'zoom({text}, ({factors}), order=1, mode="nearest", grid_mode=True)'
+def _bilinear(r: Relation, how: Zoom) -> list[str]:
+    """Weights [pixels of theirs, pixels of ours] of each axis; pixel centres at halves, borders repeated."""
+    found = []
+    for axis, (name, ours, theirs) in enumerate(zip(("rows", "columns"), *r.shapes, strict=True)):
+        places = f"(np.arange({theirs}) + 0.5) * ({ours} / {theirs}) - 0.5"
+        if how.centred:
+            places = f"np.arange({theirs}) * {_number(how.scale[axis])} + {_number(how.offset[axis])}"
+        found.append(f"places = ({places}).clip(0, {ours - 1})")
+        found.append(f"{name} = np.maximum(0, 1 - np.abs(places[:, None] - np.arange({ours})))")
+    return found
+
+
+def _resized(text: str, layout: Layout) -> str:
+    given = layout.axes.lower()
+    result = given.replace("h", "i").replace("w", "j")
+    return f'np.einsum("{given},ih,jw->{result}", {text}, rows, columns, optimize=True)'
 
 
 def _placed(text: str, r: Relation, layout: Layout) -> str:
