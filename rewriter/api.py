@@ -106,9 +106,9 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
                 for name in kwargs:
                     if name not in signature.parameters:
                         raise unknown_keyword(name, {known: known for known in signature.parameters})
-                hints = type_hints(job)
-                given = signature.bind_partial(*args, **kwargs).arguments
-                for name, value in given.items():
+            hints = type_hints(job)
+            for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+                if not takes_options or name == "output":
                     fitted(value, hints[name], f"{name}=")
             return cast(Result, _in_keywords(job(*args, **kwargs)))
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
+from rewriter.cli.exits import FAILED, is_page, show
 from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_extra, option, with_options
 from rewriter.pipeline.options import ENGINE, VerifyOptions
 
@@ -58,6 +58,7 @@ def locate(
     for flag, path in (("--json", json), ("--report", written)):
         check_extra(flag, path, [original, other, given.get("inputs")])
     given |= {"tolerance": tolerance, "marks": marks, "max_builds": max_builds, "timeout": timeout}
+    given["ranges"] = written is not None and is_page(written)
     with progress(shown=not quiet) as shown:
         found = job(original, other, **given, progress=shown)
     show(found, report, json, written, verbosity=int(verbose) - int(quiet))

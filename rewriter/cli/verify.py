@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rewriter.cli.exits import FAILED, show
+from rewriter.cli.exits import FAILED, is_page, show
 from rewriter.cli.parameters import Json, Quiet, Report, Verbose, check_extra, configured, with_options
 from rewriter.pipeline.declaration import declarations
 from rewriter.pipeline.options import VerifyOptions
@@ -39,7 +39,8 @@ def verify(
     resolved = configured(original, given, quiet=quiet)
     for flag, path in (("--json", json), ("--report", written)):
         check_extra(flag, path, [original, fixed, resolved.values["inputs"], resolved.file])
-    options = VerifyOptions(**resolved.arguments("verify") | _tolerance(resolved, given.get("metric")))
+    asked = resolved.arguments("verify") | _tolerance(resolved, given.get("metric"))
+    options = VerifyOptions(**asked, ranges=written is not None and is_page(written))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = job(original, fixed, options, progress=shown)
     show(result, report, json, written, verbosity=int(verbose) - int(quiet))

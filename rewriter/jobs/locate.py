@@ -9,10 +9,12 @@ from typing import Any
 
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
+from rewriter.data.ranges.depth import Depth
 from rewriter.engines.deployment import deployment
 from rewriter.engines.protocol import MeasureSettings, Shape
 from rewriter.engines.this_machine import AUTO
 from rewriter.errors import UsageError
+from rewriter.jobs.depth import measured_depth
 from rewriter.model import Model, load
 from rewriter.model.stopwatch import Progress
 from rewriter.verification import locate as search
@@ -40,6 +42,7 @@ def locate(
     marks: int = MARKS,
     max_builds: int = MAX_BUILDS,
     timeout: float = 600.0,
+    ranges: bool = False,
     progress: Progress | None = None,
 ) -> Location:
     """Finds the first tensor at which `other` leaves `original`.
@@ -52,6 +55,7 @@ def locate(
         marks: Tensors that one build marks, at most.
         max_builds: Builds of the search, at most.
         timeout: Seconds for each build, and for each run.
+        ranges: Measures the ranges of the original on one sample, for the chart of the page.
 
     Raises:
         RewriterError: bad model, data or option; an engine that was named and cannot run here.
@@ -81,7 +85,9 @@ def locate(
         )
         report = progress or (lambda stage, done, total: None)
         found = search.locate(*models, used, settings, options, deployed.profile, report)
-    return replace(found, notes=(*_notes(models[0], samples), *found.notes))
+    depth = measured_depth(*models, samples) if ranges else Depth()
+    notes = (*_notes(models[0], samples), *found.notes)
+    return replace(found, notes=notes, data=samples.source, depth=depth)
 
 
 def _notes(model: Model, samples: Samples) -> list[str]:

@@ -91,7 +91,7 @@ class _Scan:
                 seed=request.seed,
                 image_preprocess=request.image_preprocess,
             )
-            model = _inlined(original)
+            model = inlined(original)
             facts = tensor_facts.infer(model)
         with self.stage("ranges"):
             ranges = self._measure(model, facts, samples)
@@ -126,7 +126,7 @@ class _Scan:
         )
 
 
-def _inlined(model: Model) -> Model:
+def inlined(model: Model) -> Model:
     """The model with the bodies of its local functions in place of their calls, where it has any."""
     if not model.proto.functions:
         return model

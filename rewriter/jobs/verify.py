@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 from rewriter.data.expectations import data_warnings
 from rewriter.data.inputs import Samples, load_samples
+from rewriter.data.ranges.depth import Depth
 from rewriter.engines.deployment import deployment
 from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.engines.protocol import MeasureSettings, Timing
@@ -21,6 +22,7 @@ from rewriter.errors import UsageError
 from rewriter.figures.metrics import named
 from rewriter.figures.outputs import OutputStatistics
 from rewriter.figures.tolerances import Tolerance, default_tolerance
+from rewriter.jobs.depth import measured_depth
 from rewriter.model import load
 from rewriter.model.stopwatch import Progress, Stopwatch
 from rewriter.pipeline.keywords import VerifyKeywords
@@ -102,6 +104,10 @@ def verify(
             )
             with watch("run"):
                 done = run_on_engine(workspace, settings, held, missing)
+        depth = Depth()
+        if request.ranges:
+            with watch("ranges"):
+                depth = measured_depth(*models, samples)
         warnings = (
             *_warnings(chosen, samples),
             *data_warnings(models[0], samples),
@@ -122,6 +128,7 @@ def verify(
             verdict=Verdict(done.checks),
             warnings=warnings,
             seconds=watch.seconds,
+            depth=depth,
         )
 
 

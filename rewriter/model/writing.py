@@ -13,7 +13,8 @@ from typing import Any
 
 import onnx
 
-from rewriter.errors import OutputError
+from rewriter.english import article
+from rewriter.errors import ModelError, OutputError
 from rewriter.model.external_data import (
     mapped_files,
     owned_data,
@@ -45,6 +46,11 @@ def save(model: Model, path: str | os.PathLike[str]) -> Path:
         OutputError: the folder does not exist or cannot be written, the disk is full, or `path` is a
             device, a pipe or a file that holds weights of the model.
     """
+    if not isinstance(model, Model):
+        hint = (
+            "pass its .model" if isinstance(getattr(model, "model", None), Model) else "pass a rewriter.Model"
+        )
+        raise ModelError(f"{article(type(model).__name__)} is no model", hint=hint)
     named = Path(path)
     check_model_output(named)
     with _reporting_failure("the model", named):

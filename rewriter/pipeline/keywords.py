@@ -88,3 +88,4 @@ class VerifyKeywords(TypedDict, total=False):
     metric: str
     accumulation: Literal["fp32", "fp16"]
     timing: bool
+    ranges: bool

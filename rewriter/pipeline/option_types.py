@@ -91,6 +91,8 @@ def fitted(value: Any, kind: Any, where: str) -> Any:
             return _read(value, choice)
         except _Misfit:
             continue
+    if any(get_origin(choice) is Sequence for choice in choices) and str not in choices:
+        choices = (str, *choices)
     wanted = " or ".join(dict.fromkeys(_wanted(choice) for choice in choices if choice is not types.NoneType))
     words = get_args(choices[0]) if get_origin(choices[0]) is Literal else ()
     hint = f"choose from {', '.join(map(str, words))}" if words else f"it takes {wanted}"
@@ -158,5 +160,5 @@ def _wanted(kind: Any) -> str:
     if origin is Sequence:
         inner = get_args(kind)[0]
         of_numbers = inner in (int, float)
-        return "a list of numbers" if of_numbers else "text, or a list of texts such as ['*/norm*', 'head']"
+        return "a list of numbers" if of_numbers else "a list of texts such as ['*/norm*', 'head']"
     return _WANTED.get(origin) or f"a {getattr(origin, '__name__', 'value')}"

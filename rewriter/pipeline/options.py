@@ -356,6 +356,7 @@ class VerifyOptions(DataOptions, EngineOptions):
         timeout: Deadline of each build and of the run, in seconds.
         tolerance: Largest error of the worst output, sample and build, in the unit of `metric`. None: from
             the types that the fixed model computes in. A `Tolerance` has its own metric and source.
+        ranges: Measures the ranges of the original on one sample, for the chart of the page.
     """
 
     engine: str = like(FixOptions, "engine", help="One of those above; auto: the best")
@@ -373,6 +374,7 @@ class VerifyOptions(DataOptions, EngineOptions):
         FixOptions, "accumulation", default="fp16", help="Emulated sums of FP16: fp16 or fp32"
     )
     timing: bool = option(True, "Measure latency, too", places=("python",))
+    ranges: bool = option(False, "Measure ranges for the page", places=("python",))
 
 
 JOBS: Mapping[Command, type] = {"fix": FixOptions, "scan": ScanOptions, "verify": VerifyOptions}

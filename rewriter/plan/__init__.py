@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from rewriter.english import count
+from rewriter.errors import UsageError
 from rewriter.summary import Row, Summary, listed
 
 Precision = Literal["fp32", "fp16", "bf16"]
@@ -105,7 +106,7 @@ class Plan(Summary):
         """
         from rewriter.plan import plan_file
 
-        return plan_file.read(Path(path))
+        return plan_file.read(_path(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON, to edit it and to give it to `fix(plan=...)`.
@@ -115,7 +116,7 @@ class Plan(Summary):
         """
         from rewriter.plan import plan_file
 
-        plan_file.write(self, Path(path))
+        plan_file.write(self, _path(path))
 
     def summary(self) -> Iterator[Row]:
         kept = f"{len(self.fp32)} in FP32" + (f", {len(self.bf16)} in BF16" if self.bf16 else "")
@@ -123,3 +124,9 @@ class Plan(Summary):
         yield "nodes", f"{count(self.float_nodes, 'float node')}, of which {kept}"
         rules = Counter(decision.rule for decision in self.decisions).most_common()
         yield from listed("why", (f"{rule}: {count(number, 'node')}" for rule, number in rules))
+
+
+def _path(given: str | os.PathLike[str]) -> Path:
+    if not isinstance(given, (str, os.PathLike)):
+        raise UsageError(f"it cannot be {given!r}", where="path=", hint="name a file, such as plan.json")
+    return Path(given)

@@ -14,7 +14,7 @@ from rewriter.pipeline.registry import own_passes
 from rewriter.plan import Plan
 from rewriter.planning.free_fp32 import FREE
 from rewriter.report.next_step import next_step
-from rewriter.report.terminal import Row, first_rows
+from rewriter.report.terminal import NAME, Row, first_rows, shortened
 from rewriter.verification.verdict import GOALS, Check
 
 CAUSES, WARNINGS, REPAIRS = 4, 3, 3
@@ -31,8 +31,9 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     """The lines after the verdict, each with its label; all of each kind if `everything`."""
     yield from _error(result)
     yield from _latency(result)
-    yield from first_rows("Wrong", _causes(result), None if everything else CAUSES)
-    yield from _done(result)
+    causes = _causes(result) if everything else [_with_short_names(cause) for cause in _causes(result)]
+    yield from first_rows("Wrong", causes, None if everything else CAUSES)
+    yield from _done(result, everything=everything)
     yield from first_rows("Repair", result.repairs, None if everything else REPAIRS)
     yield from _checks(result)
     found = result.conclusion
@@ -89,7 +90,8 @@ def _latency(result: FixResult) -> Iterator[Row]:
     """What was measured; what could have been and was not is said, too."""
     timed = next((c.latency for c in _checks_made(result) if c.latency is not None), None)
     if timed is None:
-        if any(check.name == "build" for check in _checks_made(result)):
+        told = any(remark.startswith("NOT run") for remark in result.warnings)
+        if not told and any(check.name == "build" for check in _checks_made(result)):
             yield "Latency", "not measured: no engine ran"
         return
     text = f"{timed.median_us:.1f} us (+- {timed.iqr_us:.1f}) on this GPU"
@@ -112,7 +114,14 @@ def _causes(result: FixResult) -> list[str]:
     return []
 
 
-def _done(result: FixResult) -> Iterator[Row]:
+def _with_short_names(cause: str) -> str:
+    """The sentence with long names cut at the front; two names stay two."""
+    for name, short in shortened(NAME.findall(cause)).items():
+        cause = cause.replace(name, short)
+    return cause
+
+
+def _done(result: FixResult, *, everything: bool) -> Iterator[Row]:
     """What the passes did, one line for each kind of pass."""
     stages = {name: kind.stage for name, kind in own_passes().items()}
     changed = [step for step in result.passes if step.changes]
@@ -121,7 +130,8 @@ def _done(result: FixResult) -> Iterator[Row]:
         yield "Done", f"rewritten by {', '.join(map(_counted, rewriting))}"
     for step in changed:
         if stages.get(step.name) is Stage.ROUNDING:
-            yield "Done", f"{step.changes[0].what} ({step.name})"
+            what = step.changes[0].what
+            yield "Done", f"{what if everything else what.partition(':')[0]} ({step.name})"
     if result.plan is not None:
         yield "Done", _types(result.plan, given=not result.depth)
     elif result.repairs:

@@ -21,7 +21,8 @@ MORE = "-v shows all"
 NAME_WIDTH = 32
 """Holds two parts of a module path as a rule, enough to find the node in Netron."""
 
-_NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
+NAME = re.compile(r"[^\s,;:()'\"]*[/_][^\s,;:()'\"]*")
+"""A name of a node or tensor in a sentence."""
 
 Item = TypeVar("Item")
 
@@ -176,7 +177,7 @@ def grouped(items: Iterable[Item], text: Callable[[Item], str]) -> list[tuple[st
     """
     groups: dict[str, list[Item]] = defaultdict(list)
     for item in items:
-        groups[_NAME.sub("...", text(item))].append(item)
+        groups[NAME.sub("...", text(item))].append(item)
     found = []
     for pattern, members in groups.items():
         texts = {text(member) for member in members}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rewriter.data.ranges.depth import Depth
 from rewriter.data.source import DataSource
 from rewriter.engines.protocol import Latency
 from rewriter.english import figure
@@ -30,6 +31,7 @@ class VerifyResult(Summary):
         verdict: The checks: `reference`, `run` or `emulation`, `build`.
         warnings: Sentences for the user; the first one reports if no GPU was used.
         seconds: Wall time by stage, in order.
+        depth: Ranges of the original and types of the fixed model, with `ranges`.
     """
 
     original: Path | None
@@ -45,6 +47,7 @@ class VerifyResult(Summary):
     verdict: Verdict
     warnings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    depth: Depth = field(default_factory=Depth)
 
     @property
     def passed(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,6 +151,153 @@ def test_what_people_mix_up_is_named(
     ours: Callable[[Array], Array], theirs: Callable[[Array], Array], expected: set[str], photo: Array
 ) -> None:
     assert kinds(photo, ours(photo), theirs(photo)) == expected
+
+
+def halved(values: Array) -> Array:
+    return values.astype(np.float16).astype(np.float32)
+
+
+HALF_PIXEL, CORNERS = pytorch("bilinear", align_corners=False), pytorch("bilinear", align_corners=True)
+ALONE = [
+    pytest.param(
+        lambda p: tensor(stretched(p)),
+        lambda p: tensor(cropped(p)),
+        "is resized and then cropped, not stretched",
+        "scale = 128 / min(image.shape[:2])",
+        id="resize-then-crop against direct",
+    ),
+    pytest.param(
+        lambda p: tensor(cropped(p)),
+        lambda p: tensor(stretched(p)),
+        "is stretched, not resized and then cropped",
+        "image = cv2.resize(image, (112, 112))",
+        id="direct against resize-then-crop",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p)),
+        lambda p: tensor(letterboxed(p)),
+        "is letterboxed, not stretched and is padded with (-0.1657, -0.03992, 0.1825), pixel value 114",
+        "image = cv2.copyMakeBorder(image, 14, 14, 0, 0, cv2.BORDER_CONSTANT, value=(114, 114, 114))",
+        id="letterbox against stretch",
+    ),
+    pytest.param(
+        lambda p: tensor(letterboxed(p)),
+        lambda p: tensor(stretched(p, pillow("BILINEAR")), bgr=True),
+        "is stretched, not letterboxed and is BGR (if ours is RGB)",
+        "image = cv2.resize(image, (112, 112))",
+        id="stretch against letterbox, and BGR",
+    ),
+    pytest.param(
+        lambda p: tensor(cropped(p)),
+        lambda p: tensor(letterboxed(p)),
+        "is letterboxed, not resized and then cropped",
+        "image = cv2.resize(image, (112, 84))",
+        id="letterbox against crop",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p, HALF_PIXEL)),
+        lambda p: tensor(stretched(p, CORNERS)),
+        "has align-corners coordinates, not half-pixel",
+        'F.interpolate(image, size, mode="bilinear", align_corners=True)',
+        id="align-corners",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p, CORNERS)),
+        lambda p: tensor(stretched(p)),
+        "has half-pixel coordinates, not align-corners",
+        "interpolation=cv2.INTER_LINEAR",
+        id="half-pixel",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p)),
+        lambda p: tensor(stretched(p, pillow("BILINEAR"))),
+        "is resized with antialiasing",
+        "image.resize(size[::-1], Image.BILINEAR)",
+        id="antialiasing of Pillow",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p, pytorch("bilinear", antialias=True))),
+        lambda p: tensor(stretched(p)),
+        "is resized without antialiasing",
+        "interpolation=cv2.INTER_LINEAR",
+        id="no antialiasing in OpenCV",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p)),
+        lambda p: tensor(stretched(p, opencv("INTER_NEAREST"))),
+        "is resized to the nearest pixels",
+        "interpolation=cv2.INTER_NEAREST",
+        id="nearest",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p)),
+        lambda p: tensor(stretched(p, opencv("INTER_CUBIC"))),
+        "is resized with a sharper kernel",
+        "interpolation=cv2.INTER_CUBIC",
+        id="bicubic",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p, HALF_PIXEL)),
+        lambda p: halved(tensor(stretched(p, HALF_PIXEL))),
+        "is rounded to FP16",
+        "theirs = theirs.astype(np.float16).astype(np.float32)",
+        id="FP16",
+    ),
+    pytest.param(
+        lambda p: halved(tensor(stretched(p))),
+        lambda p: tensor(stretched(p)),
+        "is not rounded to FP16, ours is",
+        "image = image.float()",
+        id="FP16 of ours",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p, HALF_PIXEL)),
+        lambda p: tensor(np.rint(stretched(p, HALF_PIXEL))),
+        "rounds to whole pixels",
+        "np.rint(",
+        id="uint8",
+    ),
+    pytest.param(
+        lambda p: tensor(np.rint(stretched(p, HALF_PIXEL))),
+        lambda p: tensor(stretched(p, HALF_PIXEL)),
+        "does not round to whole pixels",
+        "image = image.astype(np.float32)",
+        id="uint8 of ours",
+    ),
+    pytest.param(
+        lambda p: tensor(letterboxed(p)),
+        lambda p: tensor(letterboxed(p, value=0)),
+        "is padded with (-2.118, -2.036, -1.804), pixel value 0",
+        "theirs[:, :, 0:14, :] = ",
+        id="padding value",
+    ),
+    pytest.param(
+        lambda p: tensor(stretched(p)),
+        lambda p: tensor(stretched(p)[..., ::-1]),
+        "is BGR (if ours is RGB) and has mean and deviation in another order of channels",
+        "np.flip(ours, 1)",
+        id="channel order with normalisation",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "sentence", "line"), ALONE)
+def test_arrays_alone_tell_what_people_mix_up_and_the_line_that_mends_it(
+    ours: Callable[[Array], Array], theirs: Callable[[Array], Array], sentence: str, line: str, photo: Array
+) -> None:
+    found = compare_arrays(ours(photo), theirs(photo))
+    assert found.sentence == f"theirs {sentence}"
+    assert any(line in one for one in (*found.code, *found.notes)), (found.code, found.notes)
+    assert found.after <= found.before
+
+
+def test_the_line_for_our_pipeline_makes_theirs(photo: Array) -> None:
+    found = compare_arrays(tensor(stretched(photo)), tensor(cropped(photo)))
+    head = "in our pipeline: "
+    names: dict[str, Any] = {"image": photo, "cv2": cv2}
+    exec("\n".join(note.removeprefix(head) for note in found.notes if note.startswith(head)), names)
+    error = np.abs(np.asarray(names["image"], float) - cropped(photo))
+    assert error.shape == (SIDE, SIDE, 3) and np.median(error) <= 2.0
 
 
 def test_channels_and_their_constants_are_told_apart_from_the_resize(photo: Array) -> None:

@@ -17,6 +17,7 @@ from rewriter.base import Change, Context, Event, GraphPass
 from rewriter.errors import ModelError, UsageError
 from rewriter.graph import GraphEditor, label
 from rewriter.hazards import Hazard, Survey
+from rewriter.report import html
 
 SMALL = """
     g (float[2,3] x) => (float[2,4] y) <float[3,4] w = {1,2,3,4,5,6,7,8,9,10,11,12}> {
@@ -81,6 +82,12 @@ WRONG_CALLS = [
     pytest.param(twice(rewriter.locate, marks="8"), r"marks=: it cannot be '8'", id="locate's type"),
     pytest.param(wrong(rewriter.scan, {"x": 1}), r"(?s)options=.*inputs=", id="data as options"),
     pytest.param(wrong(rewriter.fix, options=rewriter.ScanOptions()), r"(?s)options=.*FixOptions", id="kind"),
+    pytest.param(wrong(rewriter.fix, output=3), r"output=: it cannot be 3.*\n.*text or a path", id="output"),
+    pytest.param(without(rewriter.Plan.load, 3), r"path=: it cannot be 3", id="a plan's path"),
+    pytest.param(without(html.as_html, 3), r"result=: there is no page of an int", id="no result"),
+    pytest.param(
+        wrong(rewriter.fix, passes=3), r"passes=.*\n.*it takes text or a list of texts", id="passes"
+    ),
     pytest.param(wrong(rewriter.fix, passes=[3]), r"passes=", id="no pass"),
     pytest.param(wrong(rewriter.fix, hazards=[3]), r"hazards=", id="no rule"),
     pytest.param(
@@ -278,8 +285,10 @@ def test_input_comparisons_show_themselves(tmp_path: Path) -> None:
     assert "BGR" in repr(found) and "they differ" in found._repr_html_()
 
 
-def test_a_result_in_place_of_a_model_is_explained() -> None:
+def test_a_result_in_place_of_a_model_is_explained(tmp_path: Path) -> None:
     done = rewriter.passes.run(small(), "simplify")
+    with pytest.raises(ModelError, match=r"(?s)a Rewritten is no model.*pass its \.model"):
+        rewriter.save(done, tmp_path / "x.onnx")  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=r"(?s)Rewritten.*pass its \.model"):
         rewriter.scan(done)
     assert rewriter.scan(done.model).float_nodes == 2

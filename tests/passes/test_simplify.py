@@ -382,3 +382,23 @@ def test_onnxsim_is_loaded_without_torch_and_sympy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["set()", "2"]
+
+
+def nested(depth: int) -> str:
+    """Nodes that compute `o{depth}` of `x` in that many Ifs inside each other."""
+    if not depth:
+        return "o0 = Relu(x)"
+    return f"""s{depth} = ReduceSum <keepdims = 0> (x)
+        c{depth} = Greater(s{depth}, zero)
+        o{depth} = If (c{depth}) <
+            then_branch = t () => (float[4] o{depth - 1}) {{ {nested(depth - 1)} }},
+            else_branch = e () => (float[4] n{depth}) {{ n{depth} = Neg(x) }}>"""
+
+
+def test_ifs_as_deep_as_protobuf_reads_are_simplified_in_the_time_limit() -> None:
+    """A release of onnxsim needed 500 s and 3.3 GB for 28 of them; beyond the limit it is ended, and refused."""
+    source = graph(
+        f"g (float[4] x) => (float[4] o28) <float zero = {{0.0}}> {{ {nested(28)} y = Identity(x) }}"
+    )
+    _, report = apply(Simplify(), source)
+    assert not report.refusals

@@ -58,7 +58,7 @@ def compare_arrays(
     return found
 
 
-SHAPED: frozenset[Kind] = frozenset({"values", "size", "interpolation"})
+SHAPED: frozenset[Kind] = frozenset({"values", "size", "interpolation", "antialias"})
 """Differences that come from how photographs were resized, where the arrays are images."""
 
 ASK = "--images with the photographs that both read tells how each side resized them"

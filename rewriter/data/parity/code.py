@@ -10,6 +10,7 @@ import numpy as np
 
 from rewriter.data.parity.geometry import Box, Layout, Placement
 from rewriter.data.parity.scales import Fit, Scaling
+from rewriter.data.parity.zooming import Zoom
 from rewriter.model import Array
 
 DIGITS = 9
@@ -23,21 +24,23 @@ class Relation:
     Attributes:
         layouts: Of ours and of theirs.
         shapes: Height and width of ours (turned) and of theirs.
-        zoom: True if ours is resized to the size of theirs.
+        zoom: How ours is resized to the size of theirs; None if it is not.
         pair: Scalings that explain `fit`; None if none are known, so that the fit's numbers are used.
         same_values: True if the fit is the identity.
+        rounding: Lines that round theirs.
         padding: Their box and the value of each channel outside it, if ours is padded differently.
     """
 
     layouts: tuple[Layout, Layout]
     placement: Placement
     shapes: tuple[tuple[int, int], tuple[int, int]]
-    zoom: bool
+    zoom: Zoom | None
     fit: Fit
     pair: tuple[Scaling, Scaling] | None
     same_values: bool
     dtype: np.dtype[Any]
     padding: tuple[Box, tuple[float, ...]] | None = None
+    rounding: tuple[str, ...] = ()
 
 
 def lines(relation: Relation) -> tuple[str, ...]:
@@ -56,8 +59,8 @@ def lines(relation: Relation) -> tuple[str, ...]:
     if not r.same_values:
         text = _rescaled(text, r, layout)
     text = _typed(text, r)
-    head = _bilinear(r) if r.zoom else []
-    return (*head, f"theirs = {text}", *_padding_lines(r, layout))
+    head = _bilinear(r, r.zoom) if r.zoom else []
+    return (*head, f"theirs = {text}", *_padding_lines(r, layout), *r.rounding)
 
 
 def run(code: Sequence[str], ours: Array) -> Array:
@@ -82,16 +85,16 @@ def _moved(text: str, mine: Layout, other: Layout) -> str:
     return text
 
 
-def _bilinear(r: Relation) -> list[str]:
+def _bilinear(r: Relation, how: Zoom) -> list[str]:
     """Weights [pixels of theirs, pixels of ours] of each axis; pixel centres at halves, borders repeated."""
-    return [
-        line
-        for name, ours, theirs in zip(("rows", "columns"), *r.shapes, strict=True)
-        for line in (
-            f"places = ((np.arange({theirs}) + 0.5) * ({ours} / {theirs}) - 0.5).clip(0, {ours - 1})",
-            f"{name} = np.maximum(0, 1 - np.abs(places[:, None] - np.arange({ours})))",
-        )
-    ]
+    found = []
+    for axis, (name, ours, theirs) in enumerate(zip(("rows", "columns"), *r.shapes, strict=True)):
+        places = f"(np.arange({theirs}) + 0.5) * ({ours} / {theirs}) - 0.5"
+        if how.centred:
+            places = f"np.arange({theirs}) * {_number(how.scale[axis])} + {_number(how.offset[axis])}"
+        found.append(f"places = ({places}).clip(0, {ours - 1})")
+        found.append(f"{name} = np.maximum(0, 1 - np.abs(places[:, None] - np.arange({ours})))")
+    return found
 
 
 def _resized(text: str, layout: Layout) -> str:

@@ -10,7 +10,8 @@ from rewriter.data.parity.code import Relation
 from rewriter.data.parity.comparison import Difference, dtype_difference
 from rewriter.data.parity.geometry import Box
 from rewriter.data.parity.matching import Match
-from rewriter.data.parity.scales import Scaling
+from rewriter.data.parity.scales import Scaling, border_pixel
+from rewriter.data.parity.zooming import WHOLE, Zoom
 from rewriter.model import Array
 
 
@@ -33,6 +34,9 @@ def _layout(found: Match, ours: tuple[int, ...], theirs: tuple[int, ...]) -> Ite
 
 
 def _size(found: Match, relation: Relation) -> Iterator[Difference]:
+    if found.zoom is not None and found.zoom.boxes is not None:
+        yield _middle(found.zoom, found.zoom.boxes, relation)
+        return
     (h, w), (height, width) = relation.shapes
     dy, dx = found.placement.dy, found.placement.dx
     if (h, w) != (height, width):
@@ -50,6 +54,62 @@ def _size(found: Match, relation: Relation) -> Iterator[Difference]:
         ]
         text = f"theirs is shifted {' and '.join(moves)}: another crop or padding{_borders(found)}"
         yield Difference("shift", f"is shifted {' and '.join(moves)}", text)
+
+
+def _middle(zoom: Zoom, boxes: tuple[Box, Box], relation: Relation) -> Difference:
+    """The difference of two images of one photograph that have other borders or crops."""
+    mine, other = (_geometry(zoom, boxes, relation.shapes, theirs=side) for side in (False, True))
+    covered = " x ".join(f"{part:.0%}" for part in zoom.parts)
+    content = f"{boxes[1].bottom - boxes[1].top}x{boxes[1].right - boxes[1].left}"
+    text = f"theirs shows {covered} (height x width) of ours about the centre, as {content} pixels"
+    if mine == other:
+        return Difference(
+            "size", "shows another part of the photograph", f"{text}: another size before the crop"
+        )
+    return Difference("size", f"is {other}, not {mine}", text)
+
+
+def _geometry(
+    zoom: Zoom, boxes: tuple[Box, Box], shapes: tuple[tuple[int, int], tuple[int, int]], *, theirs: bool
+) -> str:
+    """How one side was brought to its size, as far as the other one shows it."""
+    if boxes[theirs] != Box(0, shapes[theirs][0], 0, shapes[theirs][1]):
+        return "letterboxed"
+    parts = zoom.parts if theirs else tuple(1 / part for part in zoom.parts)
+    return "resized and then cropped" if min(parts) < 1 and max(parts) <= 1 + WHOLE else "stretched"
+
+
+def mending(zoom: Zoom, relation: Relation, border: tuple[float, ...]) -> tuple[str, ...]:
+    """Lines for our pipeline, of OpenCV on the photograph [H, W, 3], that do as theirs does.
+
+    Args:
+        border: The values of theirs outside its content.
+    """
+    if zoom.boxes is None:
+        return ()
+    height, width = relation.shapes[1]
+    kind = _geometry(zoom, zoom.boxes, relation.shapes, theirs=True)
+    if kind == "stretched":
+        return (f"image = cv2.resize(image, ({width}, {height}))",)
+    box = zoom.boxes[1]
+    if kind == "letterboxed":
+        content = f"({box.right - box.left}, {box.bottom - box.top})"
+        sides = f"{box.top}, {height - box.bottom}, {box.left}, {width - box.right}"
+        pixel = border_pixel(border)
+        value = "VALUE" if pixel is None else f"({pixel}, {pixel}, {pixel})"
+        return (
+            f"image = cv2.resize(image, {content})",
+            f"image = cv2.copyMakeBorder(image, {sides}, cv2.BORDER_CONSTANT, value={value})",
+        )
+    if _geometry(zoom, zoom.boxes, relation.shapes, theirs=False) == kind:
+        return ()
+    side = round(min(height, width) / max(zoom.parts))
+    return (
+        f"scale = {side} / min(image.shape[:2])",
+        "image = cv2.resize(image, None, fx=scale, fy=scale)",
+        f"top, left = (image.shape[0] - {height}) // 2, (image.shape[1] - {width}) // 2",
+        f"image = image[top : top + {height}, left : left + {width}]",
+    )
 
 
 def _borders(found: Match) -> str:
@@ -124,10 +184,8 @@ def padding(box: Box, value: tuple[float, ...], ours: str, relation: Relation) -
     sides = {"top": box.top, "bottom": height - box.bottom, "left": box.left, "right": width - box.right}
     where = ", ".join(f"{count} at the {side}" for side, count in sides.items() if count)
     shown = listed(np.asarray(value))
-    pixels = ""
-    if relation.pair is not None and not relation.pair[1].plain:
-        factor, offset = relation.pair[1].affine(len(value))
-        pixels = f", pixel value {listed(np.round((np.asarray(value) - offset) / factor, 1))}"
+    pixel = border_pixel(value)
+    pixels = "" if pixel is None or shown == str(pixel) else f", pixel value {pixel}"
     text = f"theirs is padded with {shown}{pixels} ({where}), {ours}"
     return Difference("padding", f"is padded with {shown}{pixels}", text)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,25 +12,13 @@ from rewriter.data.parity.code import Relation, lines, run
 from rewriter.data.parity.comparison import ArrayComparison, Difference
 from rewriter.data.parity.geometry import Box, content
 from rewriter.data.parity.matching import NOISE, SAMPLE, Match, scalings, spans
-from rewriter.data.parity.plain import ROUNDING
+from rewriter.data.parity.remainder import Remainder, epsilon, remainder
 from rewriter.data.parity.scales import plain_scaling
 from rewriter.figures.pair import relative_l2
 from rewriter.model import Array
 
 RESIZING_NOTE = "the code resizes bilinearly; theirs may have been resized in another way"
 SHIFT_NOTE = "the code wraps pixels around: ours lacks the pixels at that border"
-
-PIXEL_LEVELS = 256
-"""Most distinct values of a channel that was uint8 once."""
-
-STEP_SLACK = 1.02
-"""Largest change, in steps of 1/255 of the pixel range, of a value that is truncated to a whole one."""
-
-LEAST_PART = 0.05
-"""Smallest shift, in pixels, that is reported as a convention of pixel centres."""
-
-ROUNDED_SHARE = 0.01
-"""Share of whole pixel values that may differ by one where floats lie on the border of two."""
 
 
 def explain(name: str, found: Match, ours: Array, theirs: Array) -> ArrayComparison:
@@ -44,8 +31,19 @@ def explain(name: str, found: Match, ours: Array, theirs: Array) -> ArrayCompari
         difference, relation = padded
         differences.append(difference)
         rest = _rest(relation, ours, theirs)
-    differences += _remaining(rest, relation, ours)
     notes = [RESIZING_NOTE] if relation.zoom else []
+    if relation.zoom is not None and relation.zoom.centred:
+        # the code resizes anew, which leaves more than another interpolation does
+        made = describe.mending(relation.zoom, relation, _border(relation, theirs))
+    else:
+        found_left = _remaining(rest, relation, ours)
+        differences += [one.difference for one in found_left]
+        made = tuple(line for one in found_left for line in one.mend)
+        code = tuple(line for one in found_left for line in one.code)
+        if code:
+            relation = replace(relation, rounding=code)
+            rest = _rest(relation, ours, theirs)
+    notes += [f"in our pipeline: {line}" for line in made]
     same_size = relation.shapes[0] == relation.shapes[1]
     notes += [SHIFT_NOTE] if same_size and (found.placement.dy or found.placement.dx) else []
     before = relative_l2(theirs, ours) if ours.shape == theirs.shape else float("inf")
@@ -76,7 +74,7 @@ def _is_identity(found: Match, ours: Array, theirs: np.dtype[Any]) -> bool:
     width = float(np.ptp(ends)) or 1.0
     moved = float(np.max(np.abs(ends * (fit.factor[:, None] - 1.0) + fit.offset[:, None]))) / width
     # pixels minus a mean have few fractions: FP16 rounds most of them the same way, which moves the line
-    rounding = 0.5 * _epsilon(ours.dtype, theirs) * float(np.max(np.abs(ends))) / width
+    rounding = 0.5 * epsilon(ours.dtype, theirs) * float(np.max(np.abs(ends))) / width
     if moved <= max(1e-5, 0.5 * fit.unexplained**0.5, rounding):
         return True
     plain = plain_scaling(ends)  # truncated pixels are half a step darker
@@ -112,8 +110,9 @@ def _rest(relation: Relation, ours: Array, theirs: Array) -> Rest:
     made = run(lines(relation), ours)
     layout = relation.layouts[1]
     sides = [layout.canonical(a).astype(np.float64) for a in (made, theirs)]
-    rows, columns = slice(0, relation.shapes[1][0]), slice(0, relation.shapes[1][1])
-    if not relation.zoom:
+    if relation.zoom is not None:
+        rows, columns = relation.zoom.seen(*relation.shapes, borders=True)
+    else:
         turned = (1, 1, *relation.shapes[0])
         rows, columns = relation.placement.overlap(turned, sides[1].shape)[1][1:]
     box = content(sides[1][:SAMPLE])
@@ -152,90 +151,22 @@ def _padding(rest: Rest, relation: Relation) -> tuple[Difference, Relation] | No
     return describe.padding(rest.box, value, instead, relation), replace(relation, padding=(rest.box, value))
 
 
-def _remaining(rest: Rest, relation: Relation, ours: Array) -> Iterator[Difference]:
+def _border(relation: Relation, theirs: Array) -> tuple[float, ...]:
+    """The values of the corner of theirs that a border has, if there is one."""
+    images = relation.layouts[1].canonical(theirs)
+    box = content(images[:SAMPLE])
+    corner = 0 if box.top or box.left else -1
+    return tuple(float(v) for v in images[0, :, corner, corner])
+
+
+def _remaining(rest: Rest, relation: Relation, ours: Array) -> list[Remainder]:
     predicted, theirs = rest.content
     if not theirs.size:
-        return
-    relative = relative_l2(theirs, predicted)
-    largest = float(np.max(np.abs(theirs - predicted)))
-    noise = 2 * max(ROUNDING, _epsilon(relation.dtype, ours.dtype))  # of rounding to the element types
-    if relative > noise:
-        step = max(_step(predicted), _step(theirs))
-        whole = relation.dtype.kind in "iu"
-        if largest <= STEP_SLACK * step:
-            if not whole or float(np.mean(theirs != predicted)) > ROUNDED_SHARE:
-                text = f"what is left is {largest:.2g} at most, no more than one of 255 steps: rounding"
-                yield Difference("rounding", "rounds pixels to whole numbers in another place", text)
-            return
-        left = resampling(predicted, theirs)
-        text = f"what is left is {relative:.2%} (relative L2): {left.text}"
-        yield Difference("interpolation", "is resampled in another way", text)
-        return
-    if relative_l2(rest.theirs, rest.predicted) > max(1e-3, 4 * relative):
+        return []
+    left = remainder(predicted, theirs, relation.layouts[1].axes, (ours.dtype, relation.dtype))
+    if left is not None:
+        return [left]
+    if rest.relative > max(1e-3, 4 * relative_l2(theirs, predicted)):
         text = "ours has a border of one value where theirs has an image"
-        yield Difference("padding", "is not padded where ours is", text)
-
-
-def _epsilon(*dtypes: np.dtype[Any]) -> float:
-    """Spacing of the coarsest float type at 1; 0 if none is one."""
-    return max((float(np.finfo(d).eps) for d in dtypes if d.kind == "f"), default=0.0)
-
-
-def _step(images: Array) -> float:
-    """The distance of two neighbouring pixel values, if the images were whole pixel values once; else 0."""
-    step = 0.0
-    for channel in images[:SAMPLE].swapaxes(0, 1):
-        levels = np.unique(channel.astype(np.float32))
-        if 1 < levels.size <= PIXEL_LEVELS:
-            step = max(step, float(np.min(np.diff(levels))))
-    return step
-
-
-@dataclass(frozen=True)
-class Resampling:
-    """theirs ~ ours shifted by (dy, dx) pixels, plus `blur` times the Laplacian (below 0: sharper).
-
-    `explained` is the share of the remaining variance that this explains.
-    """
-
-    dy: float
-    dx: float
-    blur: float
-    explained: float
-
-    @property
-    def text(self) -> str:
-        """The likely cause in words."""
-        if self.explained < 0.2:
-            return "what is left is no shift and no blur: noise, compression or another augmentation"
-        parts = []
-        if max(abs(self.dy), abs(self.dx)) >= LEAST_PART:
-            parts.append(
-                f"a shift by {self.dy:+.2f} rows and {self.dx:+.2f} columns (another convention of pixel "
-                "centres, align_corners, or where the crop rounds)"
-            )
-        if abs(self.blur) >= 0.01:
-            softer = "smoother" if self.blur > 0 else "sharper"
-            parts.append(f"theirs is {softer} (another interpolation, antialiasing on one side)")
-        return f"{'; '.join(parts) or 'small'}: {self.explained:.0%} of what is left"
-
-
-def resampling(predicted: Array, theirs: Array) -> Resampling:
-    """Fits shift and blur to theirs - predicted, both [..., H, W], by least squares.
-
-    To first order, p(y + dy, x + dx) = p + dy p_y + dx p_x, and a narrow symmetric kernel adds a multiple
-    of the Laplacian: the terms of the Taylor series.
-    """
-    p = predicted.astype(np.float64)
-    inner = (..., slice(1, -1), slice(1, -1))
-    by_row = (p[..., 2:, 1:-1] - p[..., :-2, 1:-1]) / 2
-    by_column = (p[..., 1:-1, 2:] - p[..., 1:-1, :-2]) / 2
-    around = p[..., 2:, 1:-1] + p[..., :-2, 1:-1] + p[..., 1:-1, 2:] + p[..., 1:-1, :-2]
-    laplacian = around - 4 * p[inner]
-    rest = (theirs[inner] - p[inner]).reshape(-1)
-    terms = np.stack([t.reshape(-1) for t in (by_row, by_column, laplacian)])
-    found = np.linalg.lstsq(terms @ terms.T, terms @ rest, rcond=None)[0]
-    total = float(rest @ rest)
-    left = rest - found @ terms
-    explained = 1.0 - float(left @ left) / total if total else 0.0
-    return Resampling(float(found[0]), float(found[1]), float(found[2]), explained)
+        return [Remainder(Difference("padding", "is not padded where ours is", text))]
+    return []

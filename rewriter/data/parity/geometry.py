@@ -144,19 +144,19 @@ def content(images: Array) -> Box:
 def placements(ours: Array, theirs: Array) -> Iterator[Placement]:
     """Candidate placements of ours in theirs, both [N, C, H, W]: identity first, then correlation peaks."""
     yield Placement()
-    target = _flat(theirs)
+    target = flattened(theirs)
     for swap in (False, True):
         for flip_v in (False, True):
             for flip_h in (False, True):
                 turn = Placement(swap, flip_v, flip_h)
                 if swap and turn.turned(ours).shape != theirs.shape:
                     continue
-                source = _flat(turn.turned(ours))
+                source = flattened(turn.turned(ours))
                 shifts = {(0, 0), *_shifts(source, target)}
                 yield from (Placement(swap, flip_v, flip_h, dy, dx) for dy, dx in sorted(shifts))
 
 
-def _flat(images: Array) -> Array:
+def flattened(images: Array) -> Array:
     """The sum of the channels at mean 0 and deviation 1, which does not depend on their order and scale.
 
     Borders of a letterbox are 0: an edge that only one image has would outweigh the rest.

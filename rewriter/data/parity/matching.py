@@ -20,13 +20,16 @@ from rewriter.data.parity.geometry import (
     placements,
     standard,
 )
-from rewriter.data.parity.resampling import METHODS, resize
 from rewriter.data.parity.scales import Fit, Scaling, named_pair, own_constants
+from rewriter.data.parity.zooming import Zoom, centred, whole
 from rewriter.model import Array
 
 RELATED = 0.3
 """Largest unexplained share of the variance between two versions of one image. Unrelated photographs leave
 more than 0.8; another interpolation leaves less than 0.1."""
+
+INTERPOLATED = 0.1
+"""From this share on, another interpolation is no explanation: crops and borders may differ."""
 
 SIMPLER = 1.2
 """Ratio of unexplained variances up to which the simpler of two explanations wins."""
@@ -56,13 +59,13 @@ NOISE = 1e-7
 
 @dataclass(frozen=True)
 class Match:
-    """The best explanation; `zoom` is True if ours is resized to the size of theirs first."""
+    """The best explanation; `zoom` is how ours is resized to the size of theirs first, if it is."""
 
     layouts: tuple[Layout, Layout]
     placement: Placement
     fit: Fit
     boxes: tuple[Box, Box]
-    zoom: bool
+    zoom: Zoom | None = None
 
     @property
     def related(self) -> bool:
@@ -81,32 +84,40 @@ def match(ours: Array, theirs: Array) -> Match | None:
         return None
     allowed = SIMPLER * min(m.fit.unexplained for m in found) + NOISE
     good = [m for m in found if m.fit.unexplained <= allowed]
-    return min(good, key=lambda m: (m.zoom, m.layouts[0] != m.layouts[1], m.changes, m.fit.unexplained))
+    return min(
+        good, key=lambda m: (m.zoom is not None, m.layouts[0] != m.layouts[1], m.changes, m.fit.unexplained)
+    )
 
 
 def _matches(ours: Array, theirs: Array, pair: tuple[Layout, Layout]) -> Iterator[Match]:
     mine, other = pair[0].canonical(ours)[:SAMPLE], pair[1].canonical(theirs)[:SAMPLE]
     best = 1.0
-    for found in _placed(mine, other, pair, zoom=False):
+    mine, other = mine.astype(np.float64), other.astype(np.float64)
+    if not (np.isfinite(mine).all() and np.isfinite(other).all()):
+        return
+    for found in _placed(mine, other, pair):
         best = min(best, found.fit.unexplained)
         yield found
     if mine.shape != other.shape and best > RELATED:
-        yield from _placed(zoomed(mine, other.shape), other, pair, zoom=True)
+        zoom = whole(mine.shape, other.shape)
+        for found in _placed(zoom(mine, other.shape[-2:]), other, pair, zoom):
+            best = min(best, found.fit.unexplained)
+            yield found
+    if best > INTERPOLATED and pair[0] == pair[1]:
+        yield from _centred(mine, other, pair)
 
 
-def zoomed(images: Array, shape: tuple[int, ...]) -> Array:
-    """Resizes bilinearly, pixel centres at halves, to the height and width of `shape`."""
-    size = shape[-2], shape[-1]
-    bilinear = METHODS[0]
-    resized = [resize(image.transpose(1, 2, 0), size, bilinear).transpose(2, 0, 1) for image in images]
-    return np.stack(resized)
+def _centred(mine: Array, other: Array, pair: tuple[Layout, Layout]) -> Iterator[Match]:
+    for zoom in centred(mine, other):
+        seen = (..., *zoom.seen(mine.shape, other.shape))
+        found = fit(zoom(mine, other.shape[-2:])[seen], other[seen])
+        if found is not None:
+            yield Match(pair, Placement(), found, (content(mine), content(other)), zoom)
 
 
-def _placed(ours: Array, theirs: Array, pair: tuple[Layout, Layout], *, zoom: bool) -> Iterator[Match]:
-    everything = ours.astype(np.float64), theirs.astype(np.float64)
-    if not all(np.isfinite(side).all() for side in everything):
-        return
-    mine, other = everything
+def _placed(
+    mine: Array, other: Array, pair: tuple[Layout, Layout], zoom: Zoom | None = None
+) -> Iterator[Match]:
     places = dict.fromkeys(placements(mine, other))
     ranked = sorted(places, key=lambda p: _glance(mine, other, p))[:LOOKED_AT]
     for place in dict.fromkeys([Placement(), *ranked]):
@@ -156,7 +167,7 @@ def scalings(ours: Array, found: Match) -> tuple[Scaling, Scaling] | None:
 def spans(ours: Array, found: Match) -> Array:
     """Smallest and largest value of our channels without outliers, in the order of theirs: [channels, 2]."""
     images = found.layouts[0].canonical(ours)[:SAMPLE].swapaxes(0, 1)
-    if not found.zoom:
+    if found.zoom is None:
         images = found.placement.turned(images)[..., *found.boxes[0].slices]
     inside = images.reshape(images.shape[0], -1).astype(np.float64)
     return np.asarray(np.percentile(inside, [0.5, 99.5], axis=1).T[list(found.fit.order)])

@@ -13,8 +13,9 @@ from typing import Literal
 import numpy as np
 
 from rewriter.data.parity.comparison import ArrayComparison, Difference
-from rewriter.data.parity.explain import PIXEL_LEVELS, RESIZING_NOTE
+from rewriter.data.parity.explain import RESIZING_NOTE
 from rewriter.data.parity.geometry import Box, content, layouts, standard
+from rewriter.data.parity.remainder import PIXEL_LEVELS
 from rewriter.data.parity.resampling import METHODS, Method, resize, shorter_side
 from rewriter.model import Array
 
@@ -187,7 +188,7 @@ def _called(ours: Origin, theirs: Origin) -> str:
     return f"theirs is as by {theirs.method.calls[0]}, ours as by {ours.method.calls[0]}"
 
 
-BLIND = frozenset({"interpolation", "rounding", "size", "shift", "values", "padding"})
+BLIND = frozenset({"interpolation", "antialias", "rounding", "size", "shift", "values", "padding"})
 """Kinds of difference that both origins state better than the arrays alone."""
 
 

@@ -195,3 +195,19 @@ def _custom(divisor: float, mean: Array, std: Array) -> Scaling:
     after = "" if divisor == 255.0 else " (of pixels 0..255)"
     deviation = "" if texts[1] == "1" else f" and standard deviation {texts[1]}"
     return Scaling(divisor, parts[0], parts[1], f"mean {texts[0]}{deviation}{after}")
+
+
+def border_pixel(values: Constants) -> int | None:
+    """The pixel of 0..255 that a usual scaling turns into a border's values; None if there is none."""
+    for scaling in SCALINGS:
+        for one in _both_orders(scaling, len(values)):
+            factor, offset = one.affine(len(values))
+            pixels = (np.asarray(values) - offset) / factor
+            whole = round(float(pixels[0]))
+            if 0 <= whole <= 255 and float(np.max(np.abs(pixels - whole))) <= WHOLE_PIXEL:
+                return whole
+    return None
+
+
+WHOLE_PIXEL = 0.06
+"""Deviation of a border's value from a whole pixel: FP16 rounds 2.6, white in ImageNet's scale, by 0.06."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.engines.probe.answers import Answers
+from rewriter.english import article
+from rewriter.errors import UsageError
 from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import write_text
@@ -40,7 +42,11 @@ def as_html(result: Any, command: str = "") -> str:
             answers; or two runs compared.
         command: The command line that repeats the run; "" if there is none.
     """
-    return html(PAGES[type(result)](result, command))
+    made = PAGES.get(type(result))
+    if made is None:
+        hint = "give what fix, scan, verify, locate or probe returned"
+        raise UsageError(f"there is no page of {article(type(result).__name__)}", where="result=", hint=hint)
+    return html(made(result, command))
 
 
 def write(result: Any, path: Path, command: str = "") -> None:

@@ -9,6 +9,7 @@ from rewriter.report.html.run import run_section
 from rewriter.report.html.scales import decades, linear, logarithmic, power_of_ten
 from rewriter.report.html.scatter import BOTTOM, LEFT, RIGHT, TOP
 from rewriter.report.html.tables import number, without_empty
+from rewriter.report.html.typed_depth import typed_depth
 from rewriter.report.html.view import (
     Body,
     Cell,
@@ -74,6 +75,11 @@ def _sections(found: Location, command: str) -> Iterator[Section]:
         lead = "Marking these changes the results: they are inside the fusion that goes wrong."
         rows = _table("hiding", "Tensors that cannot be marked", found.hiding, found.tolerance)
         yield Section("hiding-section", "Between right and wrong", lead, [rows])
+    wrong = [
+        s for s in (*found.chain, *found.outputs) if s.error is not None and not s.error <= found.tolerance
+    ]
+    marks = {step.tensor: f"wrong here: error {step.error:.2g}" for step in wrong}
+    yield typed_depth(found.depth, marks)
     table = _table("outputs-table", "Outputs", found.outputs, found.tolerance)
     yield Section("outputs", "Outputs", "Every output against the original in FP32.", [table])
     facts = [
@@ -82,7 +88,7 @@ def _sections(found: Location, command: str) -> Iterator[Section]:
         Fact("Marks change outputs by", f"{found.moved:.2g} (relative L2)"),
         Fact("Repeated builds differ by", f"{found.spread:.2g} (relative L2)"),
     ]
-    yield run_section(command, facts=facts)
+    yield run_section(command, facts=facts, data=found.data)
 
 
 def _table(name: str, caption: str, steps: Sequence[Step], tolerance: float) -> Table:

@@ -10,6 +10,7 @@ from rewriter.report.checks import judging_check
 from rewriter.report.html.outputs import output_cards
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import checks_table, number
+from rewriter.report.html.typed_depth import typed_depth
 from rewriter.report.html.view import Cell, Column, Fact, Page, Section, State, Table, Tile
 from rewriter.verification.verify_result import VerifyResult
 
@@ -54,6 +55,7 @@ def _sections(result: VerifyResult, command: str) -> Iterator[Section]:
             "The histogram counts elements by their absolute error over the output's RMS."
         )
         yield Section("outputs", "Outputs", lead, [output_cards(check, result.outputs)])
+    yield typed_depth(result.depth, {})
     if len(result.builds) > 1:
         yield Section(
             "builds", "Builds", "Builds of one model differ; the worst is judged.", [_builds(result)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
+from rewriter.data.ranges.depth import Depth
+from rewriter.data.source import DataSource
 from rewriter.english import figure
 from rewriter.summary import Row, Summary, listed
 
@@ -52,6 +54,7 @@ class Location(Summary):
         builds, discarded: Builds of the search, and the number of them that changed the outputs.
         spread: Largest difference of two builds without marks, relative L2.
         moved: Largest difference that marks made in a build that was not discarded.
+        depth: Ranges of the original and types of the other model, with `ranges`.
     """
 
     engine: str
@@ -68,6 +71,8 @@ class Location(Summary):
     spread: float = 0.0
     moved: float = 0.0
     notes: tuple[str, ...] = ()
+    data: DataSource | None = None
+    depth: Depth = field(default_factory=Depth)
 
     def summary(self) -> Iterator[Row]:
         if self.first is not None:
