@@ -396,7 +396,7 @@ def nested(depth: int) -> str:
 
 
 def test_ifs_as_deep_as_protobuf_reads_are_simplified_in_the_time_limit() -> None:
-    """A release of onnxsim needed 500 s and 3.3 GB for 28 of them; beyond the limit it is ended, and refused."""
+    """A release of onnxsim needed 500 s and 3.3 GB for 28 of them; beyond the limit it is ended."""
     source = graph(
         f"g (float[4] x) => (float[4] o28) <float zero = {{0.0}}> {{ {nested(28)} y = Identity(x) }}"
     )
