@@ -185,7 +185,7 @@ def square_differences(survey: Survey) -> Iterator[Hazard]:
 
 
 def exponential_differences(survey: Survey) -> Iterator[Hazard]:
-    """exp(x) - 1 or 1 - exp(x) of small x: FP16 rounds exp(x), which is nearly 1. JAX writes Elu and Selu so."""
+    """exp(x) - 1 or 1 - exp(x) of small x: FP16 rounds exp(x), which is nearly 1. JAX writes Elu so."""
     for node in survey.nodes if survey.is_fp16 else ():
         exponential = _less_one(survey, node)
         result = survey.range(node.output[0])
