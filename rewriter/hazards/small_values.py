@@ -185,7 +185,7 @@ def square_differences(survey: Survey) -> Iterator[Hazard]:
 
 
 def exponential_differences(survey: Survey) -> Iterator[Hazard]:
-    """exp(x) - 1 of small x, as JAX writes Elu, Selu and expm1: FP16 rounds exp(x), which is nearly 1."""
+    """exp(x) - 1 or 1 - exp(x) of small x: FP16 rounds exp(x), which is nearly 1. JAX writes Elu so."""
     for node in survey.nodes if survey.is_fp16 else ():
         exponential = _less_one(survey, node)
         result = survey.range(node.output[0])
@@ -195,7 +195,7 @@ def exponential_differences(survey: Survey) -> Iterator[Hazard]:
 
 
 def _less_one(survey: Survey, node: NodeProto) -> NodeProto | None:
-    """The Exp that a Sub or Add reduces by one; None for other nodes."""
+    """The Exp of a difference between an exponential and one; None for other nodes."""
     one = {"Sub": 1.0, "Add": -1.0}.get(node.op_type)
     for tensor, constant in (node.input, reversed(node.input)) if one else ():
         exponential = survey.producer(tensor)
