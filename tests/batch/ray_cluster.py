@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
-ROOM = {"object_store_memory": 100 * 2**20, "memory": 4 * 2**30}
+ROOM: dict[str, Any] = {"object_store_memory": 100 * 2**20, "memory": 4 * 2**30}
 
 
 def main() -> None:
