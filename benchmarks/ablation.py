@@ -7,7 +7,7 @@ FOLDER holds NAME.onnx with samples beside it: NAME/tool and NAME/kept (benchmar
 off there. Errors are emulated with FP16 sums on samples that no tool saw; latencies are estimated from recorded costs,
 so only those of plans are compared: a pass that writes another form of the graph is judged by an engine alone.
 
-The table is in benchmarks/README.md, made by `--table OUT.json ...`.
+`--table` prints OUT.json as the table of benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ EXTENSIONS = {
     "rounded-reciprocal": "extend_over_rounded_reciprocals",
 }
 """Rules of FP32 that is free, and their functions in `rewriter.planning.planner`."""
+
+TRAINED = Path(__file__).with_name("trained.json")
+"""Its keys are the trained networks."""
 
 JUDGED = 1
 """Samples that errors are emulated on: a large network needs half a minute for one."""
@@ -185,17 +188,28 @@ def run_each(folder: Path, out: Path, names: list[str], preset: str) -> None:
         print(path.stem, found[path.stem].get("seconds", last), flush=True)
 
 
-def gains(found: Mapping[str, Any]) -> dict[str, list[tuple[str, int, float | None]]]:
-    """By pass or rule: network, changes, and the error without it over the error with it (None: not finite)."""
-    table: dict[str, list[tuple[str, int, float | None]]] = {}
+def gains(found: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """By pass or rule and by network: the error without it over that with it, as text."""
+    cells: dict[str, dict[str, str]] = {}
     for network, result in found.items():
         rows = result.get("rows", {})
         base = rows.get("all", {}).get("error")
         for name, row in rows.items():
-            if name != "all" and base and name not in NEEDED:
+            if name != "all" and name not in NEEDED:
                 error = row.get("error")
-                table.setdefault(name, []).append((network, row["changes"], error / base if error else None))
-    return table
+                known = f"{error / base:.2f}" if error and base else "not finite" if error is None else "-"
+                cells.setdefault(name, {})[network] = row.get("problem", known)
+    return cells
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """A line for each pass and rule, trained networks apart from the case models."""
+    trained = set(json.loads(TRAINED.read_text()))
+    lines = ["| off | trained networks | case models |", "|---|---|---|"]
+    for name, cells in sorted(gains(found).items(), key=lambda item: (item[0].startswith("rule"), item[0])):
+        sides = ([f"{n} {v}" for n, v in cells.items() if (n in trained) == side] for side in (True, False))
+        lines.append(f"| {name} | {' | '.join(', '.join(side) or '-' for side in sides)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -207,8 +221,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--preset", default="trt-fp16")
     parser.add_argument("--one", action="store_true", help="print the result of one network as JSON")
+    parser.add_argument("--table", action="store_true", help="print OUT.json as Markdown, and run nothing")
     arguments = parser.parse_args()
-    if arguments.one:
+    if arguments.table:
+        print(table(json.loads(arguments.out.read_text())))
+    elif arguments.one:
         print(json.dumps(ablated(Network(arguments.folder / f"{arguments.names[0]}.onnx", arguments.preset))))
     else:
         run_each(arguments.folder, arguments.out, arguments.names, arguments.preset)

@@ -27,6 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 LEAST_IOU = 0.95
 """Boxes that overlap by so much are equal."""
 
+NEAR_S = 0.05
+"""Notes and speech begin and end alike within this: mir_eval's tolerance for the onset of a note, in seconds."""
+
 SPEECH, SILENCE = 0.5, 0.35
 """Where silero-vad begins and ends speech, by default."""
 
@@ -219,12 +222,17 @@ PACKAGES: dict[str, tuple[str, Callable[[], Iterator[list[Item]]]]] = {
 
 def overlap(one: Item, other: Item) -> float:
     """Intersection over union of two boxes; 1 for two items without one."""
-    from shapely.geometry import Polygon
-
     if not one.corners or not other.corners:
         return float(one.corners == other.corners)
+    from shapely.geometry import Polygon
+
     a, b = Polygon(one.corners), Polygon(other.corners)
     return float(a.intersection(b).area / a.union(b).area)
+
+
+def near(one: Item, other: Item) -> bool:
+    """True if two items begin and end alike, or have no place in time."""
+    return all(abs(a - b) <= NEAR_S for a, b in zip(one.span, other.span, strict=True))
 
 
 def compared(expected: list[list[Item]], found: list[list[Item]]) -> dict[str, Any]:
@@ -234,7 +242,7 @@ def compared(expected: list[list[Item]], found: list[list[Item]]) -> dict[str, A
         items += max(len(wanted), len(given))
         left = list(given)
         for item in wanted:
-            alike = [one for one in left if (one.label, one.span) == (item.label, item.span)]
+            alike = [one for one in left if one.label == item.label and near(one, item)]
             best = max(alike, key=lambda one: overlap(item, one), default=None)
             iou = overlap(item, best) if best is not None else 0.0
             if best is None or iou < LEAST_IOU:

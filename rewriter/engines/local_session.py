@@ -121,12 +121,13 @@ class LocalSession:
         session, device = self._opened(), "cuda" if self._gpu else "cpu"
         binding = session.io_binding()
         with self._running():
-            for name, value in (self._inputs | {n: value_of(a, device) for n, a in feeds.items()}).items():
+            values = self._inputs | {name: value_of(array, device) for name, array in feeds.items()}
+            for name, value in values.items():
                 binding.bind_ortvalue_input(name, value)
         for name in self.outputs:
             binding.bind_output(name, device)
 
-        def run() -> None:
+        def run(_kept: object = values) -> None:  # ONNX Runtime 1.28 does not keep what is bound
             with self._running():
                 session.run_with_iobinding(binding)
                 binding.synchronize_outputs()

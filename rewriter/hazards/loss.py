@@ -17,7 +17,6 @@ from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.resolution import made_of_integers
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
-from rewriter.patterns.norms import find_norms
 from rewriter.plan import Range
 
 WEIGHT_ERROR = 1e-3
@@ -40,7 +39,7 @@ def overflowing(survey: Survey) -> Iterator[Hazard]:
 
     `fix` uses the rule `overflow`. Decomposed norms, masks of a Softmax and constants have their own rules.
     """
-    inside = {t for n in find_norms(survey.graph) for node in n.nodes for t in node.output if t != n.output}
+    inside = {t for n in survey.norms for node in n.nodes for t in node.output if t != n.output}
     masks = _masks(survey)
 
     def excess(tensor: str) -> bool:

@@ -12,7 +12,7 @@ from rewriter.graph import label
 from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
-from rewriter.patterns.norms import Norm, find_norms
+from rewriter.patterns.norms import Norm
 from rewriter.plan import Range
 
 FP16_MIN_NORMAL = 2.0**-14
@@ -93,7 +93,7 @@ def unfused_norm(survey: Survey) -> Iterator[Hazard]:
     With `measured_norms`, if the measured squares are in range, only the nodes that depend on epsilon
     stay in FP32: without epsilon, a constant input would divide by zero.
     """
-    for norm in find_norms(survey.graph):
+    for norm in survey.norms:
         tensor, severity, reason = _inside(survey, norm)
         reason += ", and their variance E[x^2] - E[x]^2 cancels" if norm.cancels else ""
         kept: tuple[NodeProto, ...] = norm.nodes
@@ -210,7 +210,7 @@ def lost_epsilon(survey: Survey) -> Iterator[Hazard]:
     """
     if not survey.is_fp16:
         return
-    settled = {id(n) for norm in find_norms(survey.graph) if fits_inside(survey, norm) for n in norm.nodes}
+    settled = {id(n) for norm in survey.norms if fits_inside(survey, norm) for n in norm.nodes}
     for node in survey.nodes:
         found = _epsilon(survey, node) if id(node) not in settled else None
         guarded = _guarded(survey, node.output[0]) if found else []

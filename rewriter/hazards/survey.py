@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from onnx import NodeProto, TensorProto
 
@@ -17,6 +18,7 @@ from rewriter.graph.float_types import EXCHANGEABLE
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.model import Array
 from rewriter.model.schemas import TypeRule, TypeRules, ports
+from rewriter.patterns.norms import Norm, find_norms
 from rewriter.plan import InputsOutputs, Range
 
 LARGEST: dict[int, float] = {TensorProto.FLOAT16: 65504.0, TensorProto.BFLOAT16: 3.3895313892515355e38}
@@ -87,6 +89,11 @@ class Survey:
     def __post_init__(self) -> None:
         self.nodes = [n for n in self.graph.nodes if self._computes(n)]
         self._computing = {id(n) for n in self.nodes}
+
+    @cached_property
+    def norms(self) -> list[Norm]:
+        """The decomposed normalisations of the graph: every rule that asks for them gets the same list."""
+        return find_norms(self.graph)
 
     @property
     def is_fp16(self) -> bool:

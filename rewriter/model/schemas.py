@@ -92,7 +92,8 @@ def ports(node: NodeProto, opsets: Mapping[str, int], low: int) -> TypeRules | N
         if index < len(inputs):
             inputs[index] = TypeRule.FP32
     if node.op_type in ANY_TYPE_OPS:
-        inputs[0] = TypeRule.ANY
+        reads_fp16 = _port(schema, schema.inputs, 0, TensorProto.FLOAT16) is TypeRule.FOLLOWS
+        inputs[0] = TypeRule.ANY if reads_fp16 else TypeRule.FP32  # IsInf does from opset 20 on
     if _generates_fp32(node):
         outputs = [TypeRule.FP32] * len(outputs)
     if node.op_type == "LayerNormalization":  # Mean and InvStdDev have the type named by stash_type

@@ -17,7 +17,6 @@ from rewriter.hazards.survey import PrecisionRequest, Survey
 from rewriter.model import Model
 from rewriter.model.facts import Facts
 from rewriter.model.schemas import ports
-from rewriter.patterns.norms import find_norms
 from rewriter.plan import Decision, InputsOutputs, Plan, Precision, Range
 from rewriter.planning.dot_products import extend_over_dot_products
 from rewriter.planning.free_fp32 import (
@@ -92,7 +91,7 @@ def make_plan(model: Model, facts: Facts, ranges: Mapping[tuple[int, str], Range
 def _in_range(survey: Survey) -> Iterator[str]:
     """The reductions of norms whose squares were measured to be in range, without those of other norms."""
     inside = {True: set[int](), False: set[int]()}
-    for norm in find_norms(survey.graph):
+    for norm in survey.norms:
         inside[fits_inside(survey, norm)].update(id(node) for node in norm.nodes)
     if inside[True]:
         for node in survey.nodes:

@@ -25,9 +25,11 @@ def extend_over_rounded_reciprocals(survey: Survey, found: dict[int, Hazard]) ->
     """Add to `found` the divisions by a scalar whose reciprocal FP16 rounds.
 
     The scaling of attention's scores is skipped: FP32 there takes the fused kernel apart. So is a result that
-    nothing but the graph's output reads: TensorRT divides exactly there.
+    nothing but the graph's output reads: TensorRT divides exactly there. So are all if the probe
+    `division-by-constant` found exact quotients.
     """
-    if survey.request.low != TensorProto.FLOAT16:
+    exact = survey.request.target.answers.get("division-by-constant") == "exact"
+    if exact or survey.request.low != TensorProto.FLOAT16:
         return
     scores = scores_of_attention(survey)
     for node in survey.nodes:

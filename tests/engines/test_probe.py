@@ -23,8 +23,10 @@ from rewriter.engines.probe import answers as store
 from rewriter.engines.probe.answers import Answers, recorded, remember
 from rewriter.engines.probe.ask import PROBES, ask, build_all, known_here
 from rewriter.engines.probe.question import UNKNOWN, Answer, Case, Probe, Seen
+from rewriter.engines.probe.reciprocals import CHAINS, Chain
 from rewriter.errors import OutputError
 from rewriter.hazards.survey import PrecisionRequest
+from rewriter.model import Array
 from rewriter.model import facts as tensor_facts
 from rewriter.planning.planner import PlanRequest, make_plan
 
@@ -68,18 +70,22 @@ def test_the_cpu_answers_every_probe_without_timing() -> None:
         "cast-round-trip": "kept",
         "masked-softmax": "nan",
         "grid-sample": "accurate",
+        "division-by-constant": "exact",
     }
     assert found.values == expected
     assert found.library == "onnxruntime"
 
 
 def test_models_build_without_a_gpu() -> None:
-    probes = [named("layer-normalization"), named("conv-clip"), named("rms-normalization")]
+    probes = [named(name) for name in ("layer-normalization", "conv-clip", "rms-normalization")]
+    probes += [named("attention-operator"), named("division-by-constant")]
     assert [(b.probe, b.problem) for b in build_all(probes)] == [
         ("layer-normalization", ""),
         ("conv-clip", ""),
         ("conv-clip", ""),
         ("rms-normalization", ""),
+        *[("attention-operator", "")] * 2,
+        *[("division-by-constant", "")] * 3,
     ]
 
 
@@ -142,6 +148,11 @@ JUDGED: dict[str, tuple[str, dict[str, Seen], str]] = {
         {"FP16": seen(us=139), "FP32 Softmax": seen(us=141), "FP32 QK^T and Softmax": seen(us=471)},
         "softmax",
     ),
+    "the operator Attention": (
+        "attention-operator",
+        {"written out": seen(us=26.8), "the operator": seen(us=34.3)},
+        "no-faster",
+    ),
     "an expensive island": (
         "conv-island",
         {
@@ -186,8 +197,25 @@ def test_recorded_answers_name_their_source_and_belong_to_existing_probes() -> N
 
 
 def test_the_h200_answered_every_probe() -> None:
+    """The two last ones are newer than that measurement."""
     (answers,) = (a for a in recorded() if "H200" in a.gpu)
-    assert answers.values.keys() == {probe.name for probe in PROBES}
+    newer = {"division-by-constant", "attention-operator"}
+    assert answers.values.keys() == {probe.name for probe in PROBES} - newer
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.name)
+def test_a_rounded_reciprocal_shows_through_the_noise(chain: Chain) -> None:
+    """One FP16 rounding of every result, which is noise, is added to either form."""
+    case = chain.case
+    tensors = {n: a.astype(np.float64) for n, a in {**case.feeds, **case.weights}.items()}
+
+    def noisy(x: Array) -> Array:
+        return np.asarray(x.astype(np.float16), np.float64)
+
+    exact = chain.result(tensors, lambda x, c: noisy(x / c))
+    rounded = chain.result(tensors, lambda x, c: noisy(x * np.float64(np.float16(1.0 / c))))
+    assert abs(chain.share(Seen(exact.astype(np.float16)))) < 0.25
+    assert abs(chain.share(Seen(rounded.astype(np.float16))) - 1.0) < 0.25
 
 
 def test_recorded_answers_apply_only_to_their_library_and_release(
@@ -292,13 +320,23 @@ def test_clip_is_isolated_only_where_needed(target: Target, isolated: bool) -> N
     assert ("Clip" not in graphs.ops(fixed)) == isolated
 
 
-def rules_of(body: str, target: Target) -> list[str]:
+def rules_of(body: str, target: Target, *, epilogues: bool = False) -> list[str]:
     source = graphs.graph(body)
     facts = tensor_facts.infer(source)
     feeds = {"x": np.full((1, 4096), 40.0, np.float32), "w": np.full((4096, 2), 0.5, np.float32)}
     feeds = {port.name: feeds[port.name] for port in source.signature.inputs}
-    plan = make_plan(source, facts, measure_ranges(source, [feeds], facts), PlanRequest(target=target))
+    wish = PlanRequest(target=target, epilogues=epilogues)
+    plan = make_plan(source, facts, measure_ranges(source, [feeds], facts), wish)
     return [decision.rule for decision in plan.decisions]
+
+
+@pytest.mark.parametrize("answer", ["rounded", "exact"])
+def test_a_division_by_a_constant_stays_in_fp32_unless_it_is_exact(answer: str) -> None:
+    body = (
+        "g (float[1,4096] x) => (float[1,4096] y) <float c = {6.0}> { a = Div(x, c) b = Neg(a) y = Exp(b) }"
+    )
+    rules = rules_of(body, answering(division_by_constant=answer), epilogues=True)
+    assert ("rounded-reciprocal" in rules) is (answer == "rounded")
 
 
 SUMS = "g (float[1,4096] x, float[4096,2] w) => (float[1,2] y) { m = MatMul(x, w) y = Mul(m, m) }"

@@ -349,6 +349,31 @@ def test_an_expand_to_the_target_of_the_reshape_before_it_goes(target: str, kept
         assert np.array_equal(before, after)
 
 
+SELECTION = """g (float[2,8] x) => (float[2,8] y)
+    <bool yes = {1}, bool no = {0}, bool[2,1] some = {1, 0}, float zero = {0.0}, float[2,8] o = {ONES}> {
+        a = Relu(x)
+        b = Where(WHAT)
+        y = Neg(b)
+    }""".replace("ONES", ", ".join(["1.5"] * 16))
+
+
+@pytest.mark.parametrize(
+    ("what", "kept"),
+    [
+        pytest.param("yes, a, zero", [], id="always the first"),
+        pytest.param("no, zero, a", [], id="always the second"),
+        pytest.param("yes, zero, a", ["Where"], id="it would broadcast"),
+        pytest.param("some, a, o", ["Where"], id="row by row"),
+    ],
+)
+def test_a_where_with_a_constant_condition_goes(what: str, kept: list[str]) -> None:
+    source = graph(SELECTION.replace("WHAT", what))
+    result, _ = apply(Simplify(), source)
+    assert [op for op in ops(result) if op == "Where"] == kept
+    feeds = {"x": np.arange(16, dtype=np.float32).reshape(2, 8) - 8}
+    assert np.array_equal(run(source, feeds)[0], run(result, feeds)[0])
+
+
 def test_onnxsim_is_loaded_without_torch_and_sympy() -> None:
     """They cost 3 s of every run; whoever needs them later imports them as ever."""
     source = (
@@ -357,3 +382,23 @@ def test_onnxsim_is_loaded_without_torch_and_sympy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["set()", "2"]
+
+
+def nested(depth: int) -> str:
+    """Nodes that compute `o{depth}` of `x` in that many Ifs inside each other."""
+    if not depth:
+        return "o0 = Relu(x)"
+    return f"""s{depth} = ReduceSum <keepdims = 0> (x)
+        c{depth} = Greater(s{depth}, zero)
+        o{depth} = If (c{depth}) <
+            then_branch = t () => (float[4] o{depth - 1}) {{ {nested(depth - 1)} }},
+            else_branch = e () => (float[4] n{depth}) {{ n{depth} = Neg(x) }}>"""
+
+
+def test_ifs_as_deep_as_protobuf_reads_are_simplified_in_the_time_limit() -> None:
+    """A release of onnxsim needed 500 s and 3.3 GB for 28 of them; beyond the limit it is ended, and refused."""
+    source = graph(
+        f"g (float[4] x) => (float[4] o28) <float zero = {{0.0}}> {{ {nested(28)} y = Identity(x) }}"
+    )
+    _, report = apply(Simplify(), source)
+    assert not report.refusals

@@ -12,7 +12,7 @@ from weighted import MATMUL, compensated, related, smooth, to_nearest, weighted,
 from rewriter.base import Calibration, Context, Target
 from rewriter.model import Array, Model
 from rewriter.passes.compensate_rounding import CompensateRounding
-from rewriter.rewriting.rounding import Grid, compared
+from rewriter.rewriting.rounding import Grid, compared, network
 from rewriter.rewriting.rounding.nearest_plane import cholesky, round_together
 
 FP16 = 10
@@ -154,3 +154,15 @@ def test_results_that_become_infinite_lose() -> None:
     found = compared(source, feeds, {"w": zeros}, {"w": given_})
     assert found.together == np.inf and found.nearest < 1e-11  # 1.0004 becomes 1 in FP16
     assert not found.gains
+
+
+def test_one_session_finds_what_three_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = weighted("g (float[4,8] x) => (float[4,8] y) { y = MatMul(x, w) }", w=(8, 8))
+    (value,) = (source.array(tensor) for tensor in source.proto.graph.initializer)
+    feeds = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
+    truncated = (value * np.float32(0.999)).astype(np.float16)
+    one = compared(source, feeds, {"w": truncated}, {"w": value})
+    monkeypatch.setattr(network, "FED_BYTES", 0)
+    three = compared(source, feeds, {"w": truncated}, {"w": value})
+    assert not one.gains
+    assert (one.together, one.nearest) == pytest.approx((three.together, three.nearest), rel=1e-3)

@@ -103,14 +103,14 @@ def sampled(count: int, seed: int) -> list[Mutant]:
 
 
 def tests_of(file: Path) -> list[str]:
-    """The tests of a pass, or those of the room, with the files that import the changed one first."""
+    """The tests named after the file; those of its room, too, unless it is a pass that has such tests."""
     room = f"tests/{file.parts[1]}"
-    named = sorted((ROOT / room).glob(f"test_{file.stem}*.py"))
-    if file.parts[1] == "passes":
-        return [str(path.relative_to(ROOT)) for path in named] or [room]
-    module = ".".join(file.with_suffix("").parts)
-    named += [path for path in sorted((ROOT / room).glob("test_*.py")) if module in path.read_text()]
-    return [*dict.fromkeys(str(path.relative_to(ROOT)) for path in named), room]
+    named = sorted((ROOT / "tests").glob(f"*/test_*{file.stem}*.py"))
+    if file.parts[1] != "passes":
+        module = ".".join(file.with_suffix("").parts)
+        named += [path for path in sorted((ROOT / room).glob("test_*.py")) if module in path.read_text()]
+    first = list(dict.fromkeys(str(path.relative_to(ROOT)) for path in named))
+    return first if first and file.parts[1] == "passes" else [*first, room]
 
 
 def is_noticed(mutant: Mutant, folder: Path) -> bool:

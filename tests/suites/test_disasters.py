@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from nightly import sized
+from paths import ROOT
 from stored import foreign, made, value
 
 import rewriter
@@ -22,6 +24,12 @@ from rewriter.model import save
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks, signals and limits of POSIX")
 
 MOMENTS = sized(10, 50)
+
+COMMANDS = sized(3, 50)
+"""Moments at which the command itself is ended, by each signal."""
+
+GONE_S = 20.0
+"""Time for children to end; without a connection to their parent they would go on for a minute and more."""
 
 
 def fix(path: Path, output: Path) -> None:
@@ -90,6 +98,75 @@ def test_a_kill_at_any_time_leaves_whole_models(
         for model in folder.glob("*.onnx"):
             assert value(model) == 1, f"{model.name} after a kill at moment {moment}"
     assert killed, "every run ended before its kill"
+
+
+class Command:
+    """`rewriter fix` as a process of its own, with a TMPDIR of its own.
+
+    Args:
+        folder: Gets the model, its data and the TMPDIR.
+        location: The data file; a second model shares it unless it is named after the first.
+    """
+
+    def __init__(self, folder: Path, location: str, *, in_place: bool) -> None:
+        self.folder, self.temporary = folder, folder / "tmp"
+        self.temporary.mkdir(parents=True)
+        source = foreign(folder / "m.onnx", 1, location)
+        if location != "m.onnx.data":
+            shutil.copyfile(source, folder / "copy.onnx")
+        output = source if in_place else folder / "out.onnx"
+        command = [sys.executable, "-m", "rewriter", "fix", source, "-o", output, "--in-place", "-q"]
+        environment = {**os.environ, "TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [*map(str, command), "--no-build"], env=environment, stderr=subprocess.PIPE, text=True
+        )
+
+    def end(self, number: int = 0) -> str:
+        """Sends a signal, unless it is 0; returns what the command printed as an error."""
+        if number:
+            self.process.send_signal(number)
+        return self.process.communicate(timeout=300)[1]
+
+    def relatives(self) -> list[int]:
+        """The processes with this TMPDIR, the command and its children."""
+        mark = f"TMPDIR={self.temporary}".encode()
+        return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _has(p, mark)]
+
+
+def _has(process: Path, entry: bytes) -> bool:
+    try:
+        return entry in (process / "environ").read_bytes().split(b"\0")
+    except OSError:  # it ended, or is somebody else's
+        return False
+
+
+CASES = [(location, in_place) for location in ("m.onnx.data", "shared.data") for in_place in (False, True)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_command_can_be_ended_at_any_time(tmp_path: Path, number: signal.Signals) -> None:
+    """Models stay whole, and no child goes on; after SIGTERM no temporary file is left."""
+    begin = time.perf_counter()
+    assert Command(tmp_path / "whole", "m.onnx.data", in_place=False).end() == ""
+    whole = time.perf_counter() - begin
+    ended = 0
+    for moment in range(COMMANDS):
+        location, in_place = CASES[moment % len(CASES)]
+        command = Command(tmp_path / str(moment), location, in_place=in_place)
+        time.sleep(whole * (moment + 0.5) / COMMANDS)
+        words = command.end(number)
+        ended += command.process.returncode != 0
+        assert "Traceback" not in words
+        for model in command.folder.glob("*.onnx"):
+            assert value(model) == 1, f"{model.name} after {number.name} at moment {moment}"
+        deadline = time.monotonic() + GONE_S
+        while command.relatives() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not command.relatives(), f"children go on after {number.name} at moment {moment}"
+        if number == signal.SIGTERM:
+            assert [path.name for path in command.temporary.iterdir() if path.name != ".ses"] == []
+    assert ended, f"every command ended before {number.name} came"
 
 
 def test_a_full_disk_leaves_the_old_model_and_nothing_else(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 def size(environment: Path) -> int:
     """Bytes on disk of the installed packages, blocks counted whole."""
-    (site,) = environment.glob("lib*/python*/site-packages")
+    (site,) = {path.resolve() for path in environment.glob("lib*/python*/site-packages")}  # lib64 is a link
     return sum(file.lstat().st_blocks * 512 for file in site.rglob("*"))
 
 

@@ -15,7 +15,7 @@ from rewriter.engines import this_machine
 from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.measure import measure
-from rewriter.engines.probe import arithmetic, epilogue_rounding, island_latency, operators
+from rewriter.engines.probe import arithmetic, epilogue_rounding, island_latency, operators, reciprocals
 from rewriter.engines.probe.answers import Answers, driver_text, measured
 from rewriter.engines.probe.question import Case, Probe, Seen
 from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
@@ -27,6 +27,7 @@ from rewriter.model.stopwatch import Progress
 PROBES: tuple[Probe, ...] = (
     *arithmetic.PROBES,
     *epilogue_rounding.PROBES,
+    *reciprocals.PROBES,
     *operators.PROBES,
     *island_latency.PROBES,
 )

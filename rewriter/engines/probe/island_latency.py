@@ -1,4 +1,4 @@
-"""Probes of the latency of FP32 islands, alone and in attention. They need a GPU's clock."""
+"""Probes of the latency of FP32 islands and of attention. They need a GPU's clock."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ def _fusion(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
     plain = us["FP16"] or 1.0
     softmax, product = (us[name] / plain <= FUSED for name in ("FP32 Softmax", "FP32 QK^T and Softmax"))
     return ("any" if softmax and product else "softmax" if softmax else "none"), us
+
+
+def _whole_attention(name: str, nodes: str, opset: int) -> Case:
+    feeds = {n: normal(20 + i, 1, 12, 1024, 64, scale=0.35) for i, n in enumerate("qkv")}
+    return Case(name, nodes, feeds, opset=opset, timed=True)
+
+
+def _operator(seen: Mapping[str, Seen]) -> tuple[str, Mapping[str, float]]:
+    us = {name: s.us or 0.0 for name, s in seen.items()}
+    ratio = us["the operator"] / (us["written out"] or 1.0)
+    return "faster" if ratio < 1.0 else "no-faster", us | {"ratio": ratio}
 
 
 def _pair(size: int, product: str, x: Array, w: Array) -> Iterator[Case]:
@@ -82,6 +93,22 @@ PROBES: tuple[Probe, ...] = (
         ),
         _fusion,
         "mixed-precision{epilogues=true} leaves attention's Softmax in FP16 where it is none",
+    ),
+    Probe(
+        "attention-operator",
+        "Is the operator Attention of opset 23 faster than attention in small operators?",
+        {"faster": "yes", "no-faster": "no"},
+        (
+            _whole_attention(
+                "written out",
+                "t = Transpose<perm = [0, 1, 3, 2]>(k) s = MatMul(q, t) p = Softmax<axis = -1>(s) "
+                "y = MatMul(p, v)",
+                17,
+            ),
+            _whole_attention("the operator", "y = Attention<scale = 1.0>(q, k, v)", 23),
+        ),
+        _operator,
+        "no pass writes it (docs/accuracy.md#the-operator-attention)",
     ),
     Probe(
         "matmul-island",

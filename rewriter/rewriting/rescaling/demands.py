@@ -15,7 +15,6 @@ from rewriter.graph.ops import QUANTISING, SCALING, TENSOR_CORE
 from rewriter.hazards.magnitude import FP16_MIN_NORMAL, UNDERFLOW, excess, inside_limit, smallest_epsilon
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
-from rewriter.patterns.norms import find_norms
 from rewriter.plan import Range
 from rewriter.rewriting.rescaling.classes import ZERO
 from rewriter.rewriting.rescaling.constraints import ConstantUse, Constraints
@@ -128,7 +127,7 @@ class _Context:
 
     @classmethod
     def of(cls, survey: Survey) -> _Context:
-        norms = find_norms(survey.graph)
+        norms = survey.norms
         inner = {t for norm in norms for node in norm.nodes for t in node.output if t != norm.output}
         index = {"Div": 1, "Sqrt": 0, "Reciprocal": 0}
         nodes = (n for n in survey.graph.nodes if n.op_type in index)
@@ -147,7 +146,7 @@ def _binades(target: float, value: float) -> int:
 
 def _add_epsilons(survey: Survey, constraints: Constraints, found: Demands) -> None:
     """Epsilon scales with the squares, and its root must stay large enough for FP16."""
-    for norm in find_norms(survey.graph):
+    for norm in survey.norms:
         roots = (n for n in norm.nodes if n.op_type in {"Sqrt", "Pow"})
         radicands = (n.input[0] for n in roots if n.op_type == "Sqrt" or not _squares(survey, n))
         for number in (constraints.tensors[t] for t in radicands if t in constraints.tensors):

@@ -19,6 +19,11 @@ LEAST_ERROR = 1e-12
 """Relative error below which a result counts as equal: far below one rounding of FP32."""
 
 
+FED_BYTES = 2**26
+"""Rounded weights, 64 MiB, up to which one session serves all three runs and gets copies of the weights.
+A session of 20,000 nodes costs 5 % of `fix` (benchmarks/README.md#what-fix-costs)."""
+
+
 @dataclass(frozen=True)
 class Compared:
     """Errors of a network's results, the geometric mean of its outputs' relative L2 errors.
@@ -50,6 +55,9 @@ def compared(model: Model, feeds: Mapping[str, Array], together: Weights, given:
     Raises:
         NoKernelError, ArithmeticRunError: the sample does not run; the message names the node.
     """
+    if sum(value.nbytes for value in together.values()) <= FED_BYTES:
+        own, one, other = _fed(model, feeds, together, given)
+        return Compared(_error(own, one), _error(own, other))
     types = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in together.items()}
     own, one, other = (
         _run(m, feeds) for m in (model, _with(model, together, types), _with(model, given, types))
@@ -60,6 +68,26 @@ def compared(model: Model, feeds: Mapping[str, Array], together: Weights, given:
 def _run(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
     with Session(model) as session:
         return session.run(feeds)
+
+
+def _fed(
+    model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights
+) -> list[dict[str, Array]]:
+    """Runs a network three times in one session: the weights are inputs of it."""
+    opened = model.copy()
+    graph = opened.proto.graph
+    own = {t.name: model.array(t) for t in graph.initializer if t.name in together}
+    nearest = {name: given[name].astype(value.dtype) for name, value in together.items()}
+    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in own])
+    refill(graph.input, [value for value in graph.input if value.name not in own])
+    for name, value in own.items():
+        opened.weights.pop(name, None)
+        graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape))
+    with Session(opened) as session:
+        return [
+            session.run({**feeds, **{name: value.astype(np.float32) for name, value in weights.items()}})
+            for weights in (own, together, nearest)
+        ]
 
 
 def _with(model: Model, weights: Weights, types: Mapping[str, int]) -> Model:
