@@ -46,10 +46,11 @@ def save(model: Model, path: str | os.PathLike[str]) -> Path:
         OutputError: the folder does not exist or cannot be written, the disk is full, or `path` is a
             device, a pipe or a file that holds weights of the model.
     """
-    given: object = model
+    given: Any = model
     if not isinstance(given, Model):
-        wrapped = isinstance(getattr(given, "model", None), Model)
-        hint = "pass its .model" if wrapped else "pass a rewriter.Model"
+        hint = (
+            "pass its .model" if isinstance(getattr(given, "model", None), Model) else "pass a rewriter.Model"
+        )
         raise ModelError(f"{article(type(given).__name__)} is no model", hint=hint)
     named = Path(path)
     check_model_output(named)
