@@ -45,6 +45,9 @@ CHECKED = {"fix": [*TARGET]}
 LIMIT_S = 300
 """Seconds of one run of `fix`."""
 
+PARTS_WITHOUT_GPU = ("cpu", "result")
+"""What trained_cpu.py and trained_results.py measured; it stays."""
+
 
 def make(model: Path, folder: Path, name: str, arguments: list[str]) -> dict[str, Any]:
     """Runs `rewriter fix` for one variant."""
@@ -111,16 +114,18 @@ def main(folder: Path, out: Path, names: list[str]) -> None:
         work = Path(temporary)
         with ThreadPoolExecutor(6) as pool:
             made = dict(zip(models, pool.map(lambda m: prepare(m, work), models), strict=True))
-        found = {}
+        found = json.loads(out.read_text()) if out.exists() else {}
         for model in models:
             try:
-                found[model.stem] = run(model, work, made[model])
+                rows = run(model, work, made[model])
             except Exception as error:  # one network must not stop the others
-                found[model.stem] = {"problem": f"{type(error).__name__}: {error}"}
+                rows = {"problem": f"{type(error).__name__}: {error}"}
+            kept = {key: found.get(model.stem, {}).get(key) for key in PARTS_WITHOUT_GPU}
+            found[model.stem] = rows | {key: row for key, row in kept.items() if row}
             out.write_text(json.dumps(found, indent=1) + "\n")
             line = [
                 f"{n} {r.get('us', '-')} us {r.get('error') or 0:.2e}"
-                for n, r in found[model.stem].items()
+                for n, r in rows.items()
                 if isinstance(r, dict)
             ]
             print(model.stem, "|", "; ".join(line), flush=True)

@@ -163,31 +163,34 @@ def nude(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndar
     yield "yolov8n", file, [f for p, f in recorder.feeds if p.endswith("320n.onnx")]
 
 
-def files(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
+def sources() -> list[Path]:
+    """Files of several types that every installation has."""
     import json as json_module
 
+    import magika as package
+
+    found = [
+        Path(m.__file__) for m in (json_module, package, np, sys.modules["pathlib"], sys.modules["types"])
+    ]
+    folder = Path(package.__file__).parent
+    return [*found, folder / "py.typed", *sorted(folder.rglob("*.json")), *sorted(folder.rglob("*.py"))][:24]
+
+
+def files(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
     import magika as package
     from magika import Magika
 
     found = Magika()
-    sources = [
-        Path(m.__file__) for m in (json_module, package, np, sys.modules["pathlib"], sys.modules["types"])
-    ]
-    folder = Path(package.__file__).parent
-    sources += [folder / "py.typed", *sorted(folder.rglob("*.json")), *sorted(folder.rglob("*.py"))]
-    for path in sources[:24]:
+    for path in sources():
         found.identify_path(path)
-    file = next(folder.rglob("model.onnx"))
+    file = next(Path(package.__file__).parent.rglob("model.onnx"))
     feeds = [f for p, f in recorder.feeds if p.endswith("model.onnx") and "magika" in p]
     feeds = [{k: v.astype(np.int32) for k, v in feed.items()} for feed in feeds]  # it hands over lists
     yield "magika", file, feeds
 
 
-def notes(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
-    import basic_pitch
-
-    file = Path(basic_pitch.__file__).parent / "saved_models/icassp_2022/nmp.onnx"
-    feeds = []
+def tunes() -> Iterator[np.ndarray]:
+    """Two seconds of plucked notes at 22,050 Hz, float32 in [-0.8, 0.8]."""
     for sample in range(SAMPLES):
         generator = np.random.default_rng(200 + sample)
         t = np.arange(43844) / 22050.0
@@ -196,9 +199,14 @@ def notes(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.nda
             note = 220.0 * 2 ** (int(generator.integers(0, 24)) / 12)
             envelope = np.where(t >= start, np.exp(-4 * np.clip(t - start, 0, None)), 0)
             tune += envelope * sum(np.sin(2 * np.pi * k * note * t) / k**1.5 for k in range(1, 6))
-        feeds.append(
-            {"serving_default_input_2:0": (tune / np.abs(tune).max() * 0.8).astype(np.float32)[None, :, None]}
-        )
+        yield (tune / np.abs(tune).max() * 0.8).astype(np.float32)
+
+
+def notes(recorder: Recorder) -> Iterator[tuple[str, Path, list[dict[str, np.ndarray]]]]:
+    import basic_pitch
+
+    file = Path(basic_pitch.__file__).parent / "saved_models/icassp_2022/nmp.onnx"
+    feeds = [{"serving_default_input_2:0": tune[None, :, None]} for tune in tunes()]
     yield "basic_pitch", file, feeds
 
 

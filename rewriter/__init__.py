@@ -6,7 +6,8 @@ The names below load on first use, so that `import rewriter` costs nothing.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+
+TYPE_CHECKING = False  # `typing` takes longer to load than all that Ctrl-C is not caught in
 
 if TYPE_CHECKING:
     from rewriter import hazards, passes

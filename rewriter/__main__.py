@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from types import FrameType
+
+TYPE_CHECKING = False  # as in `rewriter`
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 INTERRUPTED = 130
 """128 + SIGINT, as shells report it."""

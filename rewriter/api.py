@@ -1,8 +1,8 @@
 """The verbs as `import rewriter` offers them: the jobs, with messages in the words of Python.
 
 Jobs are called by commands and by Python alike, and their messages name options as a command line has them.
-Here `--keep-fp32 '*/head/*'` becomes `keep_fp32='*/head/*'`, and a keyword that a verb lacks is an error that
-names the closest one.
+Here `--keep-fp32 '*/head/*'` becomes `keep_fp32='*/head/*'`, in errors and in the sentences of results. A
+keyword that a verb lacks is an error that names the closest one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_origin
 
 from rewriter.engines.deployment import ENGINES
 from rewriter.errors import RewriterError
@@ -109,9 +110,29 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
                 given = signature.bind_partial(*args, **kwargs).arguments
                 for name, value in given.items():
                     fitted(value, hints[name], f"{name}=")
-            return job(*args, **kwargs)
+            return cast(Result, _in_keywords(job(*args, **kwargs)))
 
     return verb
+
+
+SENTENCES = frozenset(
+    "warnings notes repairs conclusion summary limit remedy remarks verdict checks details findings reason "
+    "repair samples arrays causes done tolerance source data text".split()
+)
+"""Fields of results that hold sentences for people, or parts that do."""
+
+
+def _in_keywords(value: Any) -> Any:
+    """A result with its sentences in the words of Python; all else in it are the same objects."""
+    if isinstance(value, str):
+        return in_python_words(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_in_keywords, value))
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    old = {field.name: getattr(value, field.name) for field in fields(value) if field.name in SENTENCES}
+    new = {name: _in_keywords(part) for name, part in old.items()}
+    return replace(value, **new) if new != old else value
 
 
 fix = _verb(fix_job)

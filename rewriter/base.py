@@ -46,17 +46,6 @@ class Merged(Change):
 
 
 @dataclass(frozen=True)
-class Spent(Change):
-    """A change that buys accuracy with latency.
-
-    Attributes:
-        us: Microseconds of one inference, estimated.
-    """
-
-    us: float = 0.0
-
-
-@dataclass(frozen=True)
 class Refusal:
     """Something that a pass recognised and did not change, with the reason."""
 
@@ -125,12 +114,10 @@ class Requires:
     Attributes:
         opset: Lowest default operator set of the model. Below it the driver reports what the pass would
             have changed as refusals.
-        after: Names of passes that run earlier where a pipeline has both; `fix` checks this.
         precisions: Precisions that a preset's pipeline runs the pass for.
     """
 
     opset: int = 0
-    after: tuple[str, ...] = ()
     precisions: frozenset[Precision] = frozenset({"fp32", "fp16", "bf16"})
 
     def refusal(self, opset: int) -> str | None:
@@ -288,7 +275,6 @@ class Context:
         ranges: By scope and tensor; None before the first pass that needs them.
         kept: What the user keeps in FP32, by option or in a plan.
         calibration: For passes that round; None where there are no samples.
-        budget: Share of latency that the run may spend on accuracy; None: no limit is known.
     """
 
     opset: int = 17
@@ -297,7 +283,6 @@ class Context:
     ranges: Mapping[tuple[int, str], Range] | None = None
     kept: Kept = field(default_factory=Kept)
     calibration: Calibration | None = None
-    budget: float | None = None
 
 
 def with_header(example: str) -> str:

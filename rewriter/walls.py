@@ -20,12 +20,14 @@ import math
 import mmap
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -47,7 +49,13 @@ SHARE = 0.9
 """Share of the machine's available memory that a child may take."""
 
 ALARM_S = 10.0
-"""How much later than this process the child ends itself: for a child whose parent was killed."""
+"""How much later than its limit a child ends itself, should its parent be stopped and not end it."""
+
+PATIENCE = 10
+"""Times its limit that a child may take which waits for a processor: on a busy machine it is not to blame."""
+
+POLL_S = 0.5
+"""How often a child whose time is up is looked at."""
 
 INLINE_BYTES = 1 << 16
 """Larger messages go through shared memory."""
@@ -84,6 +92,7 @@ class Walled:
         self._pid = _fork(make, mine, its, self._log, self._time())
         its.close()
         self._socket: socket.socket | None = mine
+        _children.add(self)
         try:
             self._answer(self._time())
         except BaseException:
@@ -122,6 +131,14 @@ class Walled:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
 
+    def disown(self) -> None:
+        """Let go of the child without ending it: it belongs to the process that this one is a fork of."""
+        self._lock = threading.Lock()  # a thread of the other process may have held it
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            os.close(self._log)
+
     def _time(self) -> float:
         return CALL_S if self._limit_s is None else self._limit_s
 
@@ -134,7 +151,7 @@ class Walled:
         """Wait for the child's answer; the child is ended if there is none, KeyboardInterrupt included."""
         try:
             connection = self._opened()
-            connection.settimeout(seconds if math.isfinite(seconds) else None)
+            self._await(connection, seconds)
             good, value = _receive(connection)
         except TimeoutError:
             raise self._ended(after_s=seconds) from None
@@ -146,6 +163,24 @@ class Walled:
         if good:
             return value
         raise value
+
+    def _await(self, connection: socket.socket, seconds: float) -> None:
+        """Wait until there is an answer.
+
+        Raises:
+            TimeoutError: the child had its time, on a processor or asleep.
+        """
+        if not math.isfinite(seconds):
+            return
+        before = _processor_s(self._pid)
+        if _readable(connection, seconds):
+            return
+        for _ in range(int((PATIENCE - 1) * seconds / POLL_S)):
+            if _processor_s(self._pid) - before >= seconds or not _wants_a_processor(self._pid):
+                break
+            if _readable(connection, POLL_S):
+                return
+        raise TimeoutError
 
     def _ended(self, after_s: float | None = None) -> NativeError:
         """The error for a child that is gone, or is ended now because its time was up."""
@@ -194,6 +229,22 @@ class _Caller:
 
 _idle: list[Walled] = []
 """Warm children that nobody uses at the moment: one, or as many as threads called at once."""
+
+
+_children: weakref.WeakSet[Walled] = weakref.WeakSet()
+"""All children of this process."""
+
+
+def _disown_all() -> None:
+    """Two processes that write to one child would read each other's answers."""
+    for child in _children:
+        child.disown()
+    _children.clear()
+    _idle.clear()
+
+
+if WALLED:
+    os.register_at_fork(after_in_child=_disown_all)
 
 
 def call(function: Callable[..., T], *arguments: Any, doing: str, limit_s: float | None = None) -> T:
@@ -263,17 +314,19 @@ def _settle(its: socket.socket, log: int, limit: int) -> None:
     os.environ.update(QUIET)
     gc.freeze()  # objects of the parent must not be collected: finalizers would delete its files
     os.setpgid(0, 0)  # Ctrl-C is the parent's
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP, signal.SIGIO):
         signal.signal(number, signal.SIG_DFL)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
+    # a thread that draws progress may hold the locks of the old ones for ever: here it does not run
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     for entry in list(Path("/proc/self/fd").iterdir()):
         if (
             descriptor := int(entry.name)
         ) > 2 and descriptor != its.fileno():  # other than the standard three
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-    _idle.clear()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -300,19 +353,43 @@ def _serve(make: Callable[[], Any], its: socket.socket, limit_s: float) -> None:
 def _carry_out(its: socket.socket, work: Callable[[], Any], seconds: float) -> bool:
     """Does one piece of work and sends its result or its exception; True if there was none."""
     if math.isfinite(seconds):
-        signal.setitimer(signal.ITIMER_REAL, seconds + ALARM_S)
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds + ALARM_S)
+    end_with_parent(its.fileno(), os.getpid())
     try:
         answer = True, work()
     except MemoryError:
         answer = False, NativeError("memory ran out", hint="a tensor of the model may be larger than memory")
     except Exception as error:
         answer = False, error
+    end_with_parent(its.fileno(), os.getpid(), on=False)
     signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         _send(its, answer)
     except (pickle.PicklingError, TypeError, AttributeError):
         _send(its, (False, NativeError(f"{type(answer[1]).__name__}: {answer[1]}", hint=UNKNOWN)))
     return answer[0]
+
+
+def end_with_parent(connection: int, owner: int, *, on: bool = True) -> None:
+    """Lets the kernel end this process as soon as the parent ends, even if native code holds Python's lock.
+
+    It sends SIGIO, whose default action is that, when the other end of the connection closes (O_ASYNC of
+    open(2)). PR_SET_PDEATHSIG would come when the thread ends that started this process. Linux alone.
+
+    Args:
+        connection: A socket or pipe to the parent, through which nothing comes as long as this is on.
+        owner: The process to end, or the negative number of a process group.
+    """
+    import fcntl
+    import select
+
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, owner)
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
+    closed = select.poll()
+    closed.register(connection, 0)
+    if on and closed.poll(0):  # it had closed before
+        os._exit(1)
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -388,6 +465,32 @@ def _tail(descriptor: int, size: int = 4096) -> str:
     return os.pread(descriptor, size, max(0, end - size)).decode(errors="replace")
 
 
+# -- what a child does ---------------------------------------------------------------------------
+
+
+def _readable(connection: socket.socket, seconds: float) -> bool:
+    return bool(select.select([connection], [], [], seconds)[0])
+
+
+def _processor_s(pid: int) -> float:
+    """Seconds on a processor, of all threads."""
+    fields = _after_name(Path(f"/proc/{pid}/stat"))
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime of proc(5)
+
+
+def _wants_a_processor(pid: int) -> bool:
+    """True if a thread runs, waits for its turn, or waits for a disk."""
+    tasks = list(Path(f"/proc/{pid}/task").glob("*/stat"))
+    return any(_after_name(task)[0] in "RD" for task in tasks)
+
+
+def _after_name(stat: Path) -> list[str]:
+    """The fields after the name, which may hold spaces; of an ended process, those of one that sleeps."""
+    with contextlib.suppress(OSError):
+        return stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return ["S", *["0"] * 12]
+
+
 # -- limits ------------------------------------------------------------------------------------
 
 
@@ -397,7 +500,7 @@ def _address_space() -> int:
 
 
 def available_memory() -> int:
-    """Bytes of memory that the machine can give without swapping."""
+    """Bytes of memory that the machine can give without swapping; 0 if the system does not tell."""
     with contextlib.suppress(OSError, StopIteration), Path("/proc/meminfo").open(encoding="ascii") as table:
         return next(int(line.split()[1]) for line in table if line.startswith("MemAvailable:")) * 1024
     return 0

@@ -8,7 +8,10 @@ import signal
 import pytest
 from hypothesis import settings
 
-settings.register_profile("ci", derandomize=True)
+settings.register_profile("own", deadline=None)
+"""A busy machine is no failure."""
+
+settings.register_profile("ci", derandomize=True, deadline=None)
 """The same examples every time: a change is judged by what it changed, not by luck."""
 
 
@@ -16,8 +19,7 @@ def pytest_configure() -> None:
     """Ctrl-C interrupts, also where the suite was started with it ignored, as background jobs are."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if os.environ.get("CI"):
-        settings.load_profile("ci")
+    settings.load_profile("ci" if os.environ.get("CI") else "own")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -165,6 +165,12 @@ LAYER_NORMS = [
         17,
         id="scaled on both sides of the difference",
     ),
+    pytest.param(
+        f"m = GlobalAveragePool(x) d = Sub(x, m) q = Mul(d, d) v = GlobalAveragePool(q) {FACTOR}"
+        " o = Mul(m, f) k = Sub(b, o) n = Mul(x, f) y = Add(n, k)",
+        17,
+        id="GlobalAveragePool for ReduceMean, as tf2onnx writes it",
+    ),
 ]
 """Body and opset; LayerNorm of x over the last axis with epsilon `eps`, scale `s` and bias `b`."""
 

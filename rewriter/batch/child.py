@@ -15,6 +15,8 @@ from typing import Any
 
 from rewriter.batch.entry import Ending, Outcome
 from rewriter.batch.flags import arguments, variables
+from rewriter.data.ranges import kept
+from rewriter.engines.user_cache import VARIABLE as CACHE
 from rewriter.pipeline.declaration import PREFIX
 from rewriter.pipeline.options import FixOptions, VerifyOptions
 from rewriter.printable import printable
@@ -66,8 +68,8 @@ class Child:
         self.start = time.monotonic()
         self.stopped = False
         self.peak_bytes = 0
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-        environment |= {f"{PREFIX}CONFIG": "none", **order.environment}
+        environment = {n: v for n, v in os.environ.items() if n == CACHE or not n.startswith(PREFIX)}
+        environment |= {f"{PREFIX}CONFIG": "none", kept.VARIABLE: "1", **order.environment}
         with (scratch / LOG).open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "rewriter", *order.arguments, "--json", str(scratch / REPORT), "-q"],
@@ -137,7 +139,8 @@ class Child:
     def _log(self) -> str:
         """The error message that the process ended with, without its own paths' long form."""
         text = (self.scratch / LOG).read_text(encoding="utf-8", errors="replace").strip()
-        return printable(" ".join(text.rpartition("error: ")[2].split())) or "no message"
+        error = text.rpartition("error: ")[2].replace("\n  what to do: ", "; what to do: ")
+        return printable(" ".join(error.split())) or "no message"
 
     def _crash(self, code: int) -> str:
         if code == -signal.SIGKILL:

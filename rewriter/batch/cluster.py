@@ -5,8 +5,9 @@ Ray runs a task again if its worker or its machine dies, so that nothing is lost
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ def connected(
     try:
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        hint = 'pip install "rewriter[ray]"'
+        hint = "pip install ray, on each machine of the cluster"
         raise UsageError("Ray is not installed", where="--ray", hint=hint) from error
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
@@ -152,16 +153,27 @@ def connected(
         first = str(error).strip().splitlines()[0]
         raise UsageError(f"no Ray cluster answers: {first}", where=f"--ray {address}", hint=hint) from error
     try:
-        _check_types(verify_on, ray.cluster_resources())
-        yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
+        check_resources(ray.cluster_resources(), gpus=gpus, verify_on=verify_on)
+        with redirect_stdout(sys.stderr):  # Ray prints there that a machine died; --json - goes there, too
+            yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
     finally:
         ray.shutdown()
 
 
-def _check_types(wanted: Sequence[str], resources: Mapping[str, float]) -> None:
-    """Ray would wait forever for a GPU that no machine has."""
+def check_resources(resources: Mapping[str, float], *, gpus: float, verify_on: Sequence[str]) -> None:
+    """Ray would wait forever for a CPU or a GPU that no machine has.
+
+    Raises:
+        UsageError: one is missing; the message names it.
+    """
+    hint = "ray start --address=HOST:PORT adds a machine to the cluster"
+    if resources.get("CPU", 0.0) < 1.0:
+        raise UsageError("no machine of the cluster has a CPU for tasks", where="--ray", hint=hint)
+    if resources.get("GPU", 0.0) < gpus:
+        has = f"the cluster has {resources.get('GPU', 0.0):g}"
+        raise UsageError(f"{has}, and each model reserves {gpus:g}", where="--gpus", hint=hint)
     there = [name.removeprefix(TYPE) for name in resources if name.startswith(TYPE)]
-    for gpu in wanted:
+    for gpu in verify_on:
         if gpu not in there:
             has = f"it has {', '.join(sorted(there))}" if there else "it reports no types of GPU"
             hint = "name one of them, or add a machine to the cluster"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from functools import partial
+from signal import SIGINT
 from typing import Annotated
 
 import typer
@@ -74,7 +75,9 @@ def main() -> None:
     with listening() as signals:
         try:
             app(prog_name="rewriter")
-        except SystemExit as end:  # Click ends with 1 when Ctrl-C comes before the command starts
+        except SystemExit as end:
+            if signals.received == SIGINT and not signals.reported:  # Typer ends in silence outside a command
+                echo("interrupted", err=True)
             raise SystemExit(128 + signals.received if signals.received else end.code) from None
         except KeyboardInterrupt:  # while Typer makes the commands
             echo("interrupted", err=True)

@@ -39,7 +39,7 @@ def exit_codes() -> Iterator[None]:
     except (typer.Exit, typer.Abort):
         raise
     except KeyboardInterrupt as interrupt:
-        _stop(f"interrupted: {interrupt}" if str(interrupt) else "interrupted", INTERRUPTED)
+        _interrupted(str(interrupt))
     except Exception as error:
         if (handler := signals.current()) and handler.received:  # what it became in an extension module
             _end(handler.received)
@@ -53,8 +53,14 @@ def exit_codes() -> Iterator[None]:
 
 def _end(number: int) -> NoReturn:
     if number == signal.SIGINT:
-        _stop("interrupted", INTERRUPTED)
+        _interrupted("")
     raise SystemExit(128 + number)
+
+
+def _interrupted(remark: str) -> NoReturn:
+    if handler := signals.current():
+        handler.reported = True
+    _stop(f"interrupted: {remark}" if remark else "interrupted", INTERRUPTED)
 
 
 def _stop(message: str, code: int) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,23 +15,20 @@ from rewriter.cli.parameters import (
     Verbose,
     check_extra,
     configured,
-    option,
     with_options,
 )
 from rewriter.errors import UsageError
-from rewriter.pipeline.options import SEARCH, FixCommand, FixOptions
+from rewriter.pipeline.options import FixCommand, FixOptions
 
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="OUT", help="Where the fixed model goes")
 ]
-Pareto = Annotated[Path | None, option(SEARCH, "FILE.html", "Plot accuracy against latency")]
 
 
 @with_options(FixCommand)
 def fix(
     model: ModelPath,
     output: Output = None,
-    pareto: Pareto = None,
     json: Json = None,
     verbose: Verbose = False,
     quiet: Quiet = False,
@@ -46,7 +42,6 @@ def fix(
     from rewriter.jobs.fix import api
     from rewriter.model import data_files
     from rewriter.report import fix as report
-    from rewriter.report import frontier
     from rewriter.report.progress import progress
 
     in_place = given.get("in_place", False)
@@ -61,16 +56,10 @@ def fix(
     check_extra(resolved.where("report"), written, [*read, output, save_plan])
     check_extra("--json", json, [*read, output, save_plan, written])
     check_extra("--save-plan", save_plan, [*read, output])
-    check_extra("--pareto", pareto, [*read, output])
-    if pareto is not None:
-        frontier.check_path(pareto)
-    options = FixOptions(**resolved.arguments("fix"), pareto=pareto is not None)
+    options = FixOptions(**resolved.arguments("fix"))
     with resolved.errors_name_sources(), progress(shown=not quiet) as shown:
         result = api.fix(model, output or (model if in_place else None), options, progress=shown)
-    more = []
-    if pareto is not None and result.frontier is not None:
-        more.append(partial(frontier.write, result.frontier, pareto))
-    show(result, report, json, written, more, verbosity=int(verbose) - int(quiet))
+    show(result, report, json, written, verbosity=int(verbose) - int(quiet))
     if result.conclusion.ending == "unbuildable":
         raise typer.Exit(UNBUILDABLE)
     if result.verdict is not None and not result.verdict.passed:

@@ -16,10 +16,14 @@ class DataSource:
         text: The origin in one line.
         samples: Their number.
         real: False for generated samples.
+        path: The file or folder that the user named; "" for objects in memory and generated samples.
+        preprocess: How photographs became samples, as `image_preprocess`; "" for other data.
         spans: Smallest, first and largest shape by input, where known: builds with dynamic shapes use them.
     """
 
     text: str
     samples: int
     real: bool
+    path: str = ""
+    preprocess: str = ""
     spans: Mapping[str, tuple[Shape, Shape, Shape]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ model has in FP16 or BF16, with the overflow and the subnormal numbers of that t
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -23,6 +24,12 @@ from rewriter.model.facts import Facts
 
 Accumulation = Literal["fp32", "fp16"]
 """Type in which MatMul, Gemm and Conv of FP16 tensors sum their products."""
+
+CAST_BYTES = 2**20
+"""Least size of a weight that a Cast widens in the graph, in a model with large weights."""
+
+LARGE_WEIGHTS = 2**28
+"""Bytes of weights from which a copy of them in FP32 counts more than the time of Casts in each run."""
 
 
 def reference(model: Model, facts: Facts) -> Model:
@@ -73,4 +80,10 @@ def sums(model: Model, accumulation: Accumulation) -> str:
 
 def _all_fp32(model: Model, *, rounding: bool) -> TypeRequest:
     outputs = {port.name: int(TensorProto.FLOAT) for port in model.signature.outputs}
-    return TypeRequest(lambda _scope, _node: TensorProto.FLOAT, outputs=outputs, rounding=rounding)
+    large = rounding and sum(array.nbytes for array in model.weights.values()) >= LARGE_WEIGHTS
+    return TypeRequest(
+        lambda _scope, _node: TensorProto.FLOAT,
+        outputs=outputs,
+        rounding=rounding,
+        cast_bytes=CAST_BYTES if large else math.inf,
+    )

@@ -51,7 +51,7 @@ class SideBySide:
     Attributes:
         model: Its outputs are the norms of all `rows`.
         known: Position of the node that makes each tensor of the original; -1 for its inputs.
-        constants: Initializers and Constants of the emulated model.
+        constants: Initializers and Constants of the emulated model, and Casts of them.
         narrowed: The FP16 and BF16 tensors of its roundings, each with the tensor that is rounded.
     """
 
@@ -66,7 +66,9 @@ class SideBySide:
         self.known = {port.name: -1 for port in original.signature.inputs}
         self.known |= {name: i for i, node in enumerate(self.exact) for name in node.output if name}
         self.constants = {t.name for t in other.initializer}
-        self.constants |= {n.output[0] for n in other.node if n.op_type == "Constant"}
+        for node in other.node:  # a Cast widens a large weight
+            if node.op_type == "Constant" or (node.op_type == "Cast" and node.input[0] in self.constants):
+                self.constants.update(node.output)
         self.exponents = {name: k for name, k in exponents.items() if self.known.get(name, -1) >= 0}
         self.narrowed = {n.output[0]: n.input[0] for n in other.node if any(casts_to(n, t) for t in LOW)}
         self._begin()
@@ -108,7 +110,7 @@ class SideBySide:
     def _emulate(self, node: NodeProto) -> None:
         """Add an emulated node, its distances and, if it may err by itself, a copy on exact operands."""
         self.nodes.append(_renamed(node, EMULATED.__add__, EMULATED.__add__))
-        if node.op_type == "Constant":
+        if node.output[0] in self.constants:
             return
         errs = self._errs(node)
         if errs:

@@ -196,7 +196,10 @@ def serve(order: BinaryIO) -> None:
     os.environ.update(walls.QUIET)
     answer, memory_bytes = pickle.load(order)
     _limit_memory(memory_bytes)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if walls.WALLED:
+        walls.end_with_parent(sys.stdin.fileno(), -os.getpgrp())
+    else:
+        threading.Thread(target=_die_with_parent, daemon=True).start()
     complete = answer.with_suffix(".part")
     complete.write_bytes(_carry_out(order))
     complete.replace(answer)

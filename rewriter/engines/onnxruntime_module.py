@@ -11,12 +11,22 @@ import os
 from typing import Any
 
 from rewriter import walls
+from rewriter.errors import EngineError
+
+INSTALL_HINT = 'pip install "rewriter[rtx]"; docs/install.md has a light way, too'
 
 
 def import_onnxruntime() -> Any:
-    """The module `onnxruntime`."""
+    """The module `onnxruntime`.
+
+    Raises:
+        EngineError: it is not installed: the project came without its dependencies.
+    """
     os.environ.update(walls.QUIET)
-    import onnxruntime
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise EngineError("ONNX Runtime is not installed", hint=INSTALL_HINT) from error
 
     onnxruntime.disable_telemetry_events()
     return onnxruntime

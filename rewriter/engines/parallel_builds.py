@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from rewriter.engines.protocol import EngineName
+from rewriter.walls import available_memory
 
 MOST_JOBS = 8
 """Builds at a time; each is a process with a model and its engine in memory."""
@@ -28,15 +28,7 @@ def builds_at_a_time(engine: EngineName, weights: int) -> int:
     """
     if engine in TIMES_KERNELS:
         return 1
-    by_memory = _available_bytes() // (BUILD_BYTES + WEIGHTS_TIMES * weights)
-    return max(1, min(MOST_JOBS, (os.cpu_count() or 2) // 2, by_memory))
-
-
-def _available_bytes() -> int:
-    """Memory that is available without swapping; unlimited if unknown."""
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as table:
-            lines = dict(line.split(":", 1) for line in table)
-        return int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 1 << 62
+    jobs = min(MOST_JOBS, (os.cpu_count() or 2) // 2)
+    if free := available_memory():
+        jobs = min(jobs, free // (BUILD_BYTES + WEIGHTS_TIMES * weights))
+    return max(1, jobs)

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+VARIABLE = "REWRITER_CACHE"
+
 
 def user_cache(*parts: str) -> Path:
     """A path in the user's cache folder, its folder made: `user_cache("timing", "tensorrt 10.3.cache")`.
@@ -19,7 +21,7 @@ def user_cache(*parts: str) -> Path:
 
 
 def _root() -> Path:
-    if given := os.environ.get("REWRITER_CACHE"):
+    if given := os.environ.get(VARIABLE):
         return Path(given)
     from platformdirs import user_cache_path
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from rewriter.figures.assignment import assignment
 from rewriter.figures.pair import Pair, is_float
 from rewriter.model import Array
 
@@ -54,10 +55,8 @@ def _finite(*arrays: Array) -> bool:
 
 def _match(pairs: Sequence[tuple[Array, Array]], keep: int) -> tuple[Array, Array]:
     """Row numbers on both sides of the `keep` best pairs; `pairs` hold [rows, ...] of every output."""
-    from lap import lapjv  # Jonker and Volgenant's algorithm
-
     cost = np.sum([_distances(a, b) for a, b in pairs], axis=0)
-    left, right = np.arange(len(cost)), lapjv(cost, return_cost=False)[0]
+    left, right = np.arange(len(cost)), assignment(cost)
     best = np.argsort(cost[left, right], kind="stable")[:keep]
     return left[best], right[best]
 

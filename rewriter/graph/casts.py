@@ -8,6 +8,7 @@ the tensor is stored in.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class TypeRequest:
         rounding: Round after every tensor that is FP16 or BF16 in the given model.
         exact: Tensors that are not rounded all the same: index of the scope, and name.
         tag: Name for new nodes' metadata.
+        cast_bytes: Weights of at least so many bytes stay FP16 or BF16, with a Cast where FP32 is read.
     """
 
     node_type: Callable[[int, NodeProto], int]
@@ -42,6 +44,7 @@ class TypeRequest:
     rounding: bool = False
     exact: AbstractSet[tuple[int, str]] = frozenset()
     tag: str = ""
+    cast_bytes: float = math.inf
 
 
 def retype(model: Model, facts: Facts, request: TypeRequest) -> Model:
@@ -63,9 +66,8 @@ def retype(model: Model, facts: Facts, request: TypeRequest) -> Model:
     wanted = [
         own.get(v.name) or request.outputs.get(v.name, v.type.tensor_type.elem_type) for v in graph.output
     ]
-    _Walk(facts, request, result.opsets, Book(result, all_names(graph), request.tag)).graph(
-        graph, None, wanted
-    )
+    book = Book(result, all_names(graph), request.tag, request.cast_bytes)
+    _Walk(facts, request, result.opsets, book).graph(graph, None, wanted)
     return result
 
 

@@ -211,14 +211,15 @@ class GraphEditor(GraphView):
         self._commit_initializers()
 
     def _flatten(self) -> Iterator[NodeProto]:
-        def expand(node: NodeProto) -> Iterator[NodeProto]:
-            for new in self._placed_before.get(id(node), ()):
-                yield from expand(new)
-            if id(node) in self._nodes:
-                yield node
-
         for node in (*self._original, *self._tail):
-            yield from expand(node)
+            yield from self._expanded(node)
+
+    def _expanded(self, node: NodeProto) -> Iterator[NodeProto]:
+        """The node, after those that are placed before it."""
+        for new in self._placed_before.get(id(node), ()):
+            yield from self._expanded(new)
+        if id(node) in self._nodes:
+            yield node
 
     def _commit_initializers(self) -> None:
         read = {name for node in self.graph.node for name in reads(node)} | self._outputs
@@ -243,15 +244,22 @@ def open_graphs(model: Model, facts: Facts, tag: str = "") -> list[GraphEditor]:
     with them the subgraphs as they are at that moment.
     """
     scopes = iter(facts.scopes)
-    names = all_names(model.proto.graph)
+    main = GraphEditor(model, model.proto.graph, next(scopes), names=all_names(model.proto.graph), tag=tag)
+    return list(_with_inner(main, scopes))
 
-    def visit(
-        graph: onnx.GraphProto, parent: GraphEditor | None, owner: NodeProto | None
-    ) -> Iterator[GraphEditor]:
-        editor = GraphEditor(model, graph, next(scopes), parent=parent, owner=owner, names=names, tag=tag)
-        yield editor
-        for node in graph.node:
-            for child in subgraphs(node):
-                yield from visit(child, editor, node)
 
-    return list(visit(model.proto.graph, None, None))
+def _with_inner(editor: GraphEditor, scopes: Iterator[dict[str, TensorFacts]]) -> Iterator[GraphEditor]:
+    """The editor of a graph, and those of its subgraphs."""
+    yield editor
+    for node in editor.graph.node:
+        for child in subgraphs(node):
+            inner = GraphEditor(
+                editor.model,
+                child,
+                next(scopes),
+                parent=editor,
+                owner=node,
+                names=editor._names,
+                tag=editor.tag,
+            )
+            yield from _with_inner(inner, scopes)

@@ -6,6 +6,7 @@ one type. Consumers that need another one share a Cast of it; constants are conv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,15 +17,21 @@ from rewriter.graph.float_types import EXCHANGEABLE, SHORT_NAMES, convert
 from rewriter.model import Array, Model, subgraphs
 from rewriter.model.facts import TensorFacts
 from rewriter.model.graphs import refill
+from rewriter.model.tensors import release
 
 
 @dataclass
 class Book:
-    """The weights and the names in use, which all graphs of a model share."""
+    """The weights and the names in use, which all graphs of a model share.
+
+    Attributes:
+        cast_bytes: Least size of a weight that a Cast widens in the graph; a smaller one is widened here.
+    """
 
     model: Model
     names: set[str]
     tag: str = ""
+    cast_bytes: float = math.inf
 
     def fresh(self, base: str) -> str:
         """A name made of `base` that is unique in the model."""
@@ -175,6 +182,9 @@ class Tensors:
         refill(self.graph.node, nodes)
         self._write_initializers(read)
         self._write_value_info()
+        # these refer to `self`: the weights would stay in memory until cycles are collected
+        self._stored.clear()
+        self._constants.clear()
 
     # -- internals ---------------------------------------------------------------------------
 
@@ -193,7 +203,13 @@ class Tensors:
                 self._casts.setdefault((stored.name, dtype), name)
 
     def _in_type(self, stored: Stored, dtype: int) -> str:
-        return (self._converted_of if stored.constant else self._cast_of)(stored, dtype)
+        converts = stored.constant and not self._is_cast(stored, dtype)
+        return (self._converted_of if converts else self._cast_of)(stored, dtype)
+
+    def _is_cast(self, stored: Stored, dtype: int) -> bool:
+        """True for a weight that is so large that a Cast widens it in each run."""
+        weight = self.book.model.weights.get(stored.name) if self.parent is None else None
+        return weight is not None and dtype == TensorProto.FLOAT and weight.nbytes >= self.book.cast_bytes
 
     def _cast_of(self, stored: Stored, dtype: int) -> str:
         key = (stored.name, dtype)
@@ -207,7 +223,9 @@ class Tensors:
     def _converted_of(self, stored: Stored, dtype: int) -> str:
         key = (stored.name, dtype)
         if key not in self._converted:
-            value = convert(self._constants[stored.name](), dtype, stored.name)
+            given = self._constants[stored.name]()
+            value = convert(given, dtype, stored.name)
+            release(given)
             name = self.book.fresh(f"{stored.name}/{SHORT_NAMES[dtype]}")
             main = self.parent is None
             self._converted[key] = (

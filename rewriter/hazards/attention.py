@@ -1,7 +1,8 @@
-"""Hazard rules about attention: masks that become NaN, and linear attention without normalisation."""
+"""Hazard rules about attention: masks, large scores, and linear attention without normalisation."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -51,6 +52,25 @@ def unbounded_masks(survey: Survey) -> Iterator[Hazard]:
             tensor = use.node.input[use.index]
             reason = f"{value:.4g} in {label(use.node)} masks scores, and no sample may have shown it"
             yield from (survey.hazard(inner, "mask", reason, tensor) for inner in (use.node, *reached))
+
+
+LARGEST_LOGIT = 2048.0
+"""FP16 has 11 bits: from here on its numbers are 2 or more apart, and a rounded logit is off by up to 1."""
+
+
+def large_logits(survey: Survey) -> Iterator[Hazard]:
+    """Softmax of scores whose rounding changes probabilities by a factor e and more.
+
+    A mask's huge negative scores become 0 whatever their rounding, so only the largest score counts.
+    """
+    for node in survey.nodes if survey.is_fp16 else ():
+        measured = survey.range(node.input[0]) if node.op_type in SOFTMAX else None
+        if measured is not None and measured.finite and measured.high > LARGEST_LOGIT:
+            step = 2.0 ** (math.frexp(measured.high)[1] - 11)
+            reason = (
+                f"{label(node)} reads scores up to {measured.high:.3g}, which FP16 holds in steps of {step:g}"
+            )
+            yield survey.hazard(node, "logits", reason, node.input[0])
 
 
 def mask_uses(survey: Survey) -> Iterator[tuple[Use, bool]]:

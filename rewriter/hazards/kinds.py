@@ -136,6 +136,14 @@ KINDS: dict[str, Kind] = {
         "equal-algebra",
         "bring the constant into range (pass clamp-constants)",
     ),
+    "logits": Kind(
+        "Softmax of scores that FP16 holds in large steps",
+        "note",
+        "fp32-island",
+        "compute Softmax in FP32: `rewriter fix` does where it costs nothing; TF32 rounds what is multiplied "
+        "alike, so only FP32 without TF32 is exact",
+        True,
+    ),
     "positions": Kind("integers carried as floats", "warning", "fp32-island", _ISLAND),
     "phase": Kind("large angle of Sin or Cos", "warning", "fp32-island", _ISLAND, True),
     "integers": Kind("floats that become integers", "note", "fp32-island", _ISLAND),

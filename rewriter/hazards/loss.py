@@ -17,7 +17,6 @@ from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
 from rewriter.hazards.resolution import made_of_integers
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
-from rewriter.patterns.split_parts import is_made
 from rewriter.plan import Range
 
 WEIGHT_ERROR = 1e-3
@@ -267,12 +266,11 @@ def _cannot_lose(survey: Survey, measured: Range) -> bool:
 def cancellation(survey: Survey) -> Iterator[Hazard]:
     """Sums and differences far smaller than both operands, whose rounding errors remain.
 
-    Integers are left out, because FP16 holds them exactly; so are nodes of the pass split-products, which
-    computes rounding errors on purpose.
+    Integers are left out, because FP16 holds them exactly.
     """
     exact = made_of_integers(survey)
     for node in survey.nodes:
-        if node.op_type not in {"Add", "Sub"} or survey.source(node.output[0]) in exact or is_made(node):
+        if node.op_type not in {"Add", "Sub"} or survey.source(node.output[0]) in exact:
             continue
         ranges = [_range(survey, t) for t in (*node.input, node.output[0])]
         known = [r for r in ranges if r is not None and r.finite]

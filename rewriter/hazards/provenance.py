@@ -11,7 +11,6 @@ from rewriter.graph import attribute, casts_to, label
 from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
 from rewriter.hazards.survey import Survey
-from rewriter.patterns.split_parts import is_made
 
 NATIVE_INT64 = (9,)
 """From TensorRT 9.0 on INT64 is a type of its own; before, the parser clamps to INT32 (its change log)."""
@@ -35,18 +34,12 @@ def cast_pairs(survey: Survey) -> Iterator[Hazard]:
             continue
         readers = survey.graph.consumers(node.output[0])
         back = next((r for r in readers if casts_to(r, TensorProto.FLOAT)), None)
-        if back is None or _feeds_split(survey, back):
+        if back is None:
             continue
         measured = survey.range(node.input[0])
         beyond = to == TensorProto.FLOAT16 and measured is not None and measured.absmax > 65504.0
         reason = f"{label(node)} rounds {node.input[0]} to {LOWER[to]}, and {label(back)} goes back"
         yield survey.hazard(node, "cast-pair", reason, node.input[0], "error" if beyond else None)
-
-
-def _feeds_split(survey: Survey, back: NodeProto) -> bool:
-    """True if only nodes of the pass split-products read the rounded tensor: they add the remainder."""
-    readers = survey.graph.consumers(back.output[0])
-    return bool(readers) and all(map(is_made, readers))
 
 
 def wide_integers(survey: Survey) -> Iterator[Hazard]:

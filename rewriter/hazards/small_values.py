@@ -12,9 +12,9 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import label
-from rewriter.graph.ops import PRODUCTS, REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
+from rewriter.graph.ops import INEQUALITIES, PRODUCTS, REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
 from rewriter.hazards.kinds import Hazard
-from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, UNDERFLOW
+from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, MEAN_RATIO, UNDERFLOW
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
 
@@ -31,23 +31,25 @@ _LINEAR = VIEWS | SUMS | TENSOR_CORE | SCALING | {"Neg", "Pad"}
 _POWERS = REDUCTIONS - {"ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSum", "ReduceLogSumExp"}
 _POWERS |= {"Pow", "Sqrt", "Abs", "Max", "Clip"}
 
-_KEEPS_SMALL = _LINEAR | _POWERS | {"Exp", "Relu", "Softmax", "Sigmoid"}
+_KEEPS_SMALL = _LINEAR | _POWERS | {"Exp", "Relu", "Softmax", "Sigmoid", "Where"}
 """Operators whose positive results are small because their operands are, or that make them small."""
 
 
 def small_operands(survey: Survey) -> Iterator[Hazard]:
     """Operands of logarithms, roots and divisions with values that FP16 flushes or holds with a few bits.
 
-    The island reaches back to where the small values come from. Signed operands are left out: their smallest
-    magnitude is not measured.
+    The island reaches back to where the small values come from, and holds comparisons of them, which guard
+    divisions by zero. Signed operands are left out: their smallest magnitude is not measured.
     """
     for node in survey.nodes if survey.is_fp16 else ():
         tensor = _operand(survey, node)
         lost = _loss(survey, node, tensor) if tensor else ""
         if tensor and lost:
             reason = f"{label(node)} reads {lost}"
-            for inner in (node, *survey.upstream(tensor, lambda n: _makes_small(survey, n))):
-                yield survey.hazard(inner, "small-operand", reason, tensor)
+            small = [node, *survey.upstream(tensor, lambda n: _makes_small(survey, n))]
+            readers = (r for n in small for _, r in survey.readers(n.output[0]))
+            guards = (r for r in readers if r.op_type in INEQUALITIES)
+            yield from (survey.hazard(n, "small-operand", reason, tensor) for n in (*small, *guards))
 
 
 def _operand(survey: Survey, node: NodeProto) -> str | None:
@@ -180,6 +182,26 @@ def square_differences(survey: Survey) -> Iterator[Hazard]:
             reason = f"{label(node)} subtracts squares of about {known[1].mean_abs:.3g}, and little remains"
             nodes = {id(n): n for path in ([node], *squares) for n in path}
             yield from (survey.hazard(n, "cancellation", reason, node.output[0]) for n in nodes.values())
+
+
+def exponential_differences(survey: Survey) -> Iterator[Hazard]:
+    """exp(x) - 1 of small x, as JAX writes Elu, Selu and expm1: FP16 rounds exp(x), which is nearly 1."""
+    for node in survey.nodes if survey.is_fp16 else ():
+        exponential = _less_one(survey, node)
+        result = survey.range(node.output[0])
+        if exponential is not None and result is not None and 0 < result.mean_abs < 1 / MEAN_RATIO:
+            reason = f"{label(node)} leaves {result.mean_abs:.3g} on average of an exponential near 1"
+            yield from (survey.hazard(n, "cancellation", reason, node.output[0]) for n in (exponential, node))
+
+
+def _less_one(survey: Survey, node: NodeProto) -> NodeProto | None:
+    """The Exp that a Sub or Add reduces by one; None for other nodes."""
+    one = {"Sub": 1.0, "Add": -1.0}.get(node.op_type)
+    for tensor, constant in (node.input, reversed(node.input)) if one else ():
+        exponential = survey.producer(tensor)
+        if exponential is not None and exponential.op_type == "Exp" and survey.scalar(constant) == one:
+            return exponential
+    return None
 
 
 _CANCELS = 4.0

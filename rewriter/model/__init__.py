@@ -23,6 +23,7 @@ from rewriter.model.reading import check, load
 from rewriter.model.tensors import DETACH_BYTES, Array, Port, Signature, shape_of
 from rewriter.model.writing import (
     check_model_output,
+    map_saved,
     save,
     set_metadata,
     update_metadata,
@@ -43,6 +44,7 @@ __all__ = [
     "data_files",
     "holds_graphs",
     "load",
+    "map_saved",
     "opsets_of",
     "refill",
     "save",

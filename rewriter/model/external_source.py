@@ -15,6 +15,10 @@ from rewriter.model.validation import byte_size, check_tensor, type_name
 
 AS_ONE = "export the model again, or copy it again together with its data"
 
+MOST_MAPPED = 256
+"""Data files of a model that are mapped. Each mapping holds an open file, and a process may have 1,024 by
+default; some exporters write a file for each tensor."""
+
 
 @dataclass(frozen=True)
 class ExternalSource:
@@ -30,11 +34,12 @@ def location_of(tensor: onnx.TensorProto) -> str:
     return _entries(tensor).get("location", "")
 
 
-def map_external(tensor: onnx.TensorProto, model: Path | None) -> Array:
+def map_external(tensor: onnx.TensorProto, model: Path | None, opened: dict[Path, Array]) -> Array:
     """The data of a tensor, mapped from its file and read-only; packed types as bytes.
 
     Args:
         model: The file of the model, which the location is relative to; None for a proto without a file.
+        opened: The content of the files that the model's tensors named so far; a new one is added.
 
     Raises:
         ModelError: the file is missing, outside the model's folder or too short, or the tensor names an
@@ -46,7 +51,16 @@ def map_external(tensor: onnx.TensorProto, model: Path | None) -> Array:
         dtype, dims = np.dtype(np.uint8), (source.length,)
     if not source.length:
         return frozen(np.zeros(dims, dtype))
-    return np.memmap(source.file, dtype, "r", source.offset, dims)
+    if source.file not in opened:
+        opened[source.file] = _content(source.file, len(opened))
+    return opened[source.file][source.offset : source.offset + source.length].view(dtype).reshape(dims)
+
+
+def _content(file: Path, mapped: int) -> Array:
+    """The bytes of a file: mapped, or read if `mapped` others are open already."""
+    if mapped < MOST_MAPPED:
+        return np.memmap(file, np.uint8, "r")
+    return frozen(np.fromfile(file, np.uint8))
 
 
 def _source(tensor: onnx.TensorProto, model: Path | None, where: str) -> ExternalSource:

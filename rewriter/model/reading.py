@@ -21,6 +21,7 @@ from rewriter.model.tensors import (
     DETACH_BYTES,
     PACKED_TYPES,
     WHOLE_BYTE_TYPES,
+    Array,
     attach,
     frozen,
     mark_detached,
@@ -134,11 +135,12 @@ def _detach(proto: onnx.ModelProto, path: Path | None) -> Model:
     check_proto(proto, str(path or "model"))
     _clear_placeholders(proto)
     model = Model(proto, path=path)
+    opened: dict[Path, Array] = {}
     for graph in walk_graphs(proto.graph):
         for tensor in graph.initializer:
-            _detach_tensor(model, tensor, main=graph is proto.graph)
+            _detach_tensor(model, tensor, opened, main=graph is proto.graph)
     for _, tensor in constant_tensors(proto):
-        _detach_tensor(model, tensor, main=False)
+        _detach_tensor(model, tensor, opened, main=False)
     model.proto = onnx.ModelProto()  # a message keeps the memory of cleared fields until it is gone
     model.proto.CopyFrom(proto)
     return model
@@ -156,10 +158,10 @@ def _clear_placeholders(proto: onnx.ModelProto) -> None:
                     dim.Clear()
 
 
-def _detach_tensor(model: Model, tensor: onnx.TensorProto, *, main: bool) -> None:
+def _detach_tensor(model: Model, tensor: onnx.TensorProto, opened: dict[Path, Array], *, main: bool) -> None:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         model.external = True
-        array = map_external(tensor, model.path)
+        array = map_external(tensor, model.path, opened)
         if main and tensor.data_type in PACKED_TYPES:
             attach(tensor, array)  # two elements share a byte: NumPy cannot map them
         elif main:

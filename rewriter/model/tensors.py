@@ -86,5 +86,8 @@ def release(array: Array) -> None:
     base: object = array.base
     while isinstance(base, np.ndarray):
         base = base.base
-    if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
-        base.madvise(mmap.MADV_DONTNEED)
+    if not (isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and array.flags.forc):
+        return  # not mapped, on Windows, or scattered
+    start = array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data
+    first = start - start % mmap.PAGESIZE
+    base.madvise(mmap.MADV_DONTNEED, first, start + array.nbytes - first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,11 @@ from rewriter.model.external_data import (
     removed_on_failure,
     write_data,
 )
+from rewriter.model.external_source import map_external
 from rewriter.model.graphs import refill
 from rewriter.model.model import PROTOBUF_LIMIT, Model
 from rewriter.model.output_files import file_to_replace, replacing, special, write_special
+from rewriter.model.tensors import Array
 
 UNENCODABLE = "backslashreplace"
 """File names may hold bytes that are not UTF-8; JSON reads what this writes for them as the same name."""
@@ -57,6 +60,19 @@ def save(model: Model, path: str | os.PathLike[str]) -> Path:
                 temporary.write_bytes(model.whole().SerializeToString(deterministic=True))
         remove_unused(old, target)
     return target if external else named
+
+
+def map_saved(model: Model, path: Path) -> None:
+    """Lets the weights of a model be those of the file that `save` wrote for it: they need no memory then.
+
+    Nothing changes if the file has no external data, and on Windows, where no mapped file can be replaced.
+    """
+    if sys.platform == "win32":
+        return
+    opened: dict[Path, Array] = {}
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        if tensor.name in model.weights and tensor.data_location == onnx.TensorProto.EXTERNAL:
+            model.weights[tensor.name] = map_external(tensor, path, opened)
 
 
 def update_metadata(path: Path, entries: Mapping[str, str]) -> None:

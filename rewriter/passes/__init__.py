@@ -30,7 +30,6 @@ from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.split_images import SplitImages
-from rewriter.passes.split_products import SplitProducts
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
@@ -65,7 +64,6 @@ ALL: tuple[type[Pass], ...] = (
     Rescale,
     MergeProjections,
     KeepEpilogues,
-    SplitProducts,
     CompensateRounding,
     TransposeConvs,
     MixedPrecision,

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Requires, Stage, Target
+from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage, Target
 from rewriter.emulation import reference
 from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.graph import GraphEditor, open_graphs
@@ -72,7 +72,6 @@ class CompensateRounding(ModelPass):
     name = "compensate-rounding"
     exactness = Exactness(5e-3, "that of mixed-precision, whose rounding of weights it takes over")
     stage = Stage.ROUNDING
-    requires = Requires(after=("split-products",))
     rows: int = 2048
     tf32: bool = False
     share: float = 0.05

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,11 +20,12 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from rewriter import walls
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.errors import NativeError
-from rewriter.graph import TAG, casts_to, open_graphs, reads
+from rewriter.graph import TAG, GraphEditor, casts_to, open_graphs, reads
 from rewriter.graph.ops import QUANTISING
 from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
 from rewriter.model.schemas import schema_of
 from rewriter.patterns.expands import repeated_expands
+from rewriter.patterns.selections import selected
 
 OPTIMIZERS = frozenset(
     """
@@ -74,11 +75,12 @@ class Simplify(ModelPass):
     (float32 - float16 - float32) of computed tensors stay. In a model that is mixed already, an Add of zeros
     stays, too: TensorRT may sum the product before it in FP32 because of it.
 
-    First, Expands to the very target of the Reshape before them are removed: TensorFlow's BroadcastTo becomes
-    such a pair, and hides norms. If onnxsim declines, nothing else changes.
+    Expands to the very target of the Reshape before them are removed, too: TensorFlow's BroadcastTo becomes
+    such a pair, and hides norms. So are Wheres with a constant condition, which JAX writes in a variance.
 
     Declines:
         - a result with other inputs or outputs
+        - an install without onnxsim, such as the light one
         - a model that onnxsim cannot read, or on which it crashes or takes over a minute
     """
 
@@ -108,8 +110,9 @@ class Simplify(ModelPass):
             outcome = _round(model, self.name)
             if isinstance(outcome, Refusal) and not changed:
                 yield outcome
-            changed = changed or outcome is True
-            if outcome is not True or (before - _operators(model)).keys() <= _UNLOCKS_NOTHING:
+            advanced = _drop_settled_selections(model, self.name) or outcome is True
+            changed = changed or advanced
+            if not advanced or (before - _operators(model)).keys() <= _UNLOCKS_NOTHING:
                 break
         if changed:
             yield Change("model", _summary(given, _operators(model)))
@@ -123,12 +126,33 @@ def _drop_repeated_expands(model: Model, tag: str) -> bool:
     """
     if not any(node.op_type == "Expand" for node in walk_nodes(model.proto.graph)):
         return False
+    return _drop(model, tag, lambda graph: ((node, 0) for node in repeated_expands(graph)))
+
+
+def _drop_settled_selections(model: Model, tag: str) -> bool:
+    """Removes Wheres with a constant condition; returns True if there were some."""
+    constants = {tensor.name for tensor in model.proto.graph.initializer}
+    if not any(node.op_type == "Where" and node.input[0] in constants for node in model.proto.graph.node):
+        return False
+    return _drop(
+        model,
+        tag,
+        lambda graph: (
+            (node, index)
+            for node in graph.nodes
+            if node.op_type == "Where" and (index := selected(graph, node))
+        ),
+    )
+
+
+def _drop(model: Model, tag: str, idle: Callable[[GraphEditor], Iterable[tuple[NodeProto, int]]]) -> bool:
+    """Removes nodes without effect, each given with the index of the input that it hands on."""
     found = False
     for graph in open_graphs(model, facts.infer(model), tag=tag):
         with graph:
-            for node in list(repeated_expands(graph)):
+            for node, index in list(idle(graph)):
                 if not graph.is_output(node.output[0]):
-                    graph.redirect(node.output[0], node.input[0])
+                    graph.redirect(node.output[0], node.input[index])
                     graph.remove(node)
                     found = True
     return found
@@ -145,6 +169,8 @@ def _round(model: Model, tag: str) -> Refusal | bool:
         result = _simplified(given)
     except NativeError as error:
         return Refusal("model", error.what)
+    except ModuleNotFoundError:
+        return Refusal("model", "onnxsim is not installed, as in the light install")
     except Exception as error:  # a library: whatever it raises is a reason to go on without it
         return Refusal("model", f"onnxsim cannot simplify the model: {_first_line(error)}")
     if not _same_ports(given.graph, result.graph):

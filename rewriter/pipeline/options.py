@@ -134,7 +134,8 @@ class FixOptions(DataOptions, EngineOptions):
             verify: the largest error allowed. In the unit of `metric`.
         max_latency_cost: Search for the most accurate plan that adds at most this share of latency (`0.05`)
             to the rules' plan. Latencies are estimated from recorded costs.
-        pareto: Evaluate a sequence of plans, and return the frontier of accuracy and latency.
+        pareto: Evaluate a sequence of plans, and report the frontier of accuracy and latency; a page as
+            `--report` draws it.
         metric: The measure of accuracy that `tolerance` is given in: a name, or a Python function of yours.
         search: What judges the candidates of a search: the emulation with recorded costs, or the engine on
             this machine's GPU, whose error and latency are measured. On the GPU with neither `tolerance`
@@ -237,7 +238,7 @@ class FixOptions(DataOptions, EngineOptions):
         read=checks.share_from_text,
         words=("latency-cost", "budget"),
     )
-    pareto: bool = option(False, "Evaluate a sequence of candidates", places=("python",))
+    pareto: bool = option(False, "Print accuracy against latency", SEARCH, places=ONE_RUN)
     metric: str | None = option(
         None,
         "Of accuracy; by default relative-l2",
@@ -298,6 +299,7 @@ class BatchCommand(FixOptions):
     in_place: bool = like(FixOptions, "in_place", places=("python",))
     dry_run: bool = like(FixOptions, "dry_run", places=("python",))
     save_plan: AnyPath | None = like(FixOptions, "save_plan", places=("python",))
+    pareto: bool = like(FixOptions, "pareto", places=("python",))
     manifest: Path | None = option(None, "Models and their options, as TOML", MANY, "FILE.toml", places=HERE)
     jobs: int = option(0, "Models at a time [half the cores]", MANY, "N", places=HERE, least=1)
     memory: float | None = option(None, "For all of them together", MANY, "GIB", places=HERE)

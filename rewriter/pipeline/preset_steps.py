@@ -26,7 +26,6 @@ from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.split_images import SplitImages
-from rewriter.passes.split_products import SplitProducts
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
@@ -110,13 +109,9 @@ DEFAULT: Steps = (
 )
 ACCURATE: Steps = inserted(
     inserted(
-        inserted(
-            replaced(DEFAULT, UnfoldPatches(depth=1024), CompensateRounding(tf32=True, share=0.0)),
-            CompensateRounding,
-            TransposeConvs(depth=192),
-        ),
-        KeepEpilogues,
-        SplitProducts(),
+        replaced(DEFAULT, UnfoldPatches(depth=1024), CompensateRounding(tf32=True, share=0.0)),
+        CompensateRounding,
+        TransposeConvs(depth=192),
     ),
     MixedPrecision,
     SplitImages(),

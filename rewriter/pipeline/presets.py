@@ -133,8 +133,7 @@ _ALL = (
         "tried: the report says so. With `--search gpu` both are measured. A plan is taken if it saves as\n"
         "much of the error, in share, as it costs of latency, and 10 % at least, and else that of the\n"
         "rules, so that the result is never less accurate by that measure.\n"
-        "`--max-latency-cost` sets another budget, `--tolerance` an error in its place. Where the budget is\n"
-        "enough, the MLPs of transformers with few rows are split (`split-products`).",
+        "`--max-latency-cost` sets another budget, `--tolerance` an error in its place.",
     ),
     Preset(
         "weak-typing",

@@ -24,9 +24,6 @@ from rewriter.graph.ops import ELEMENTWISE, LAYOUTS, ROW_NORMS, SCALING
 from rewriter.hazards import Hazard
 from rewriter.hazards.attention import of_activations
 from rewriter.hazards.survey import Survey
-from rewriter.patterns.split_parts import REASON as SPLIT_REASON
-from rewriter.patterns.split_parts import RULE as SPLIT_RULE
-from rewriter.patterns.split_parts import is_part
 from rewriter.planning import dot_products
 
 RULE = "epilogue"
@@ -72,25 +69,17 @@ def _softmax_refused(target: Target) -> bool:
     return target.answers.get(SOFTMAX_PROBE) == "none"
 
 
-def extend_over_splits(survey: Survey, found: dict[int, Hazard]) -> None:
-    """Add to `found` the nodes of split products that have to be FP32 (pass split-products)."""
-    if survey.request.low != TensorProto.FLOAT16:
-        return
-    for node in filter(is_part, survey.nodes):
-        found.setdefault(id(node), Hazard(node, SPLIT_RULE, SPLIT_REASON, node.input[0]))
-
-
 def extend_over_epilogues(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add the epilogues of FP16 matrix products to `found`, hazards by the identity of their nodes.
 
     An epilogue starts at the first operator after a product and ends at the next matrix product, view or
     output: Casts then stand where FP16 is read, and nowhere between. Operators that lead to the Softmax of
-    attention stay FP16. The sums of a split product begin an epilogue, too.
+    attention stay FP16.
     """
     if survey.request.low != TensorProto.FLOAT16 or _refused(survey.request.target):
         return
     masked = scores_of_attention(survey)
-    queue = [node for node in survey.nodes if is_part(node) and id(node) in found]
+    queue: list[NodeProto] = []
     for product, first in _starts(survey, found.keys(), masked):
         if id(first) not in found:
             found[id(first)] = Hazard(first, RULE, _REASON, product.output[0])

@@ -23,7 +23,6 @@ from rewriter.planning.free_fp32 import (
     extend_over_epilogues,
     extend_over_norms,
     extend_over_softmax,
-    extend_over_splits,
 )
 from rewriter.planning.islands import BETWEEN, absorb, grow, keep_adjacent
 from rewriter.planning.rounded_reciprocals import extend_over_rounded_reciprocals
@@ -202,7 +201,6 @@ def _decide(survey: Survey, wish: PlanRequest) -> list[Decision]:
     for rule in (*wish.rules, *RULES):
         for hazard in rule(survey):
             found.setdefault(id(hazard.node), hazard)
-    extend_over_splits(survey, found)
     if wish.epilogues:
         extend_over_dot_products(survey, found)
         extend_over_epilogues(survey, found)

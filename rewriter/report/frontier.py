@@ -1,43 +1,23 @@
-"""Shows the frontier of accuracy against latency: a table, a drawing in characters, SVG, HTML and JSON."""
+"""Shows the frontier of accuracy against latency: a table, a drawing in characters, and JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from rewriter.errors import UsageError
-from rewriter.model import write_text
 from rewriter.report.terminal import new_table
 from rewriter.search.pareto import Frontier, FrontierPoint
 
 COLUMNS, ROWS = 60, 12
 """Size of the drawing in characters, without its axes."""
 
-WIDTH, HEIGHT, MARGIN = 720, 440, 70
-"""Size of the SVG in pixels."""
-
-SUFFIXES = (".svg", ".html")
-
 CENTRE = 0.5
 """Position of points on an axis on which all have the same value."""
-
-
-def check_path(path: Path) -> None:
-    """Refuse a file that is neither SVG nor HTML.
-
-    Raises:
-        UsageError: its name does not end in .svg or .html.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        hint = "use the suffix .svg, or .html for a page with the table, too"
-        raise UsageError("the suffix is not .svg or .html", where=f"--pareto {path}", hint=hint)
 
 
 def sections(found: Frontier) -> Iterator[RenderableType]:
@@ -118,78 +98,6 @@ def drawing(found: Frontier) -> str:
 
 def _applied(found: Frontier) -> list[FrontierPoint]:
     return [point for point in found.tried if point.plan == found.chosen]
-
-
-def write(found: Frontier, path: Path) -> None:
-    """Write the drawing; an HTML page contains the table, too, and needs no other file.
-
-    Raises:
-        UsageError: the name ends in neither .svg nor .html.
-        OutputError: the file cannot be written.
-    """
-    check_path(path)
-    write_text(svg(found) if path.suffix.lower() == ".svg" else _page(found), path)
-
-
-def svg(found: Frontier) -> str:
-    """The drawing as a self-contained SVG; hovering over a point shows its numbers."""
-    axes = _axes(found)
-    (left, right), (low, high) = axes.spans
-
-    def at(point: FrontierPoint) -> tuple[float, float]:
-        return (
-            MARGIN + axes.x(point.latency_us) * (WIDTH - 2 * MARGIN),
-            MARGIN + (1.0 - axes.y(point.value)) * (HEIGHT - 2 * MARGIN),
-        )
-
-    line = [at(p) for p in found.points if math.isfinite(p.value)]
-    parts = [_label(WIDTH / 2, 30, f"{found.metric} against latency ({found.origin})", "middle")]
-    bottom, end = HEIGHT - MARGIN + 20, WIDTH - MARGIN
-    parts += [
-        f'<path d="M{MARGIN - 20} {MARGIN - 20}V{bottom}H{end + 20}" fill="none" stroke="#888"/>',
-        _label(MARGIN - 25, MARGIN, f"{high:.3g}", "end"),
-        _label(MARGIN - 25, HEIGHT - MARGIN, f"{low:.3g}", "end"),
-        _label(MARGIN, bottom + 20, f"{left:.2f} us", "middle"),
-        _label(end, bottom + 20, f"{right:.2f} us", "middle"),
-        '<polyline fill="none" stroke="#27c" points="'
-        + " ".join(f"{x:.1f},{y:.1f}" for x, y in line)
-        + '"/>',
-    ]
-    parts += [_dot(*at(p), _color(found, p), p) for p in axes.points]
-    body = "\n".join(parts)
-    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
-    return f'{head}\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
-
-
-def _color(found: Frontier, point: FrontierPoint) -> str:
-    if point.plan == found.chosen:
-        return "#d33"
-    return "#27c" if point in found.points else "#bbb"
-
-
-def _dot(x: float, y: float, color: str, point: FrontierPoint) -> str:
-    title = f"{point.value:.3g} at {point.latency_us:.2f} us, {len(point.plan.fp32)} nodes in FP32"
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"><title>{title}</title></circle>'
-
-
-def _label(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{escape(text, quote=False)}</text>'
-
-
-def _cells(tag: str, texts: Iterable[str]) -> str:
-    return "".join(f"<{tag}>{escape(text, quote=False)}" for text in texts)
-
-
-def _page(found: Frontier) -> str:
-    """The drawing and the table as one HTML page."""
-    head = _cells("th", _columns(found))
-    rows = "\n".join("<tr>" + _cells("td", row) for row in _rows(found))
-    style = "body{font-family:sans-serif} td,th{padding:2px 12px;text-align:right}"
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>Frontier</title>'
-        f"<style>{style}</style>\n{svg(found)}<table>\n<tr>{head}\n{rows}\n</table></html>\n"
-    )
 
 
 def frontier_dict(found: Frontier) -> dict[str, Any]:

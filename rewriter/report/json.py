@@ -48,7 +48,8 @@ def installed_versions() -> dict[str, str]:
 
 def data_dict(data: DataSource) -> dict[str, Any]:
     """The samples that a result was measured on."""
-    return {"text": data.text, "samples": data.samples, "real": data.real}
+    kept = ("text", "samples", "real", "path", "preprocess")
+    return {name: getattr(data, name) for name in kept}
 
 
 def plain(value: Any) -> Any:

@@ -47,11 +47,11 @@ def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> Non
 
 def _next(result: ScanResult) -> str:
     path = Path(str(result.path))
-    options = "" if result.precision == "fp16" else f" --preset trt-{result.precision}"
-    inputs = "" if result.data.real else " --inputs YOUR_DATA.npz"
-    return (
-        f"rewriter fix {shlex.quote(str(path))} -o {shlex.quote(f'{path.stem}.fixed.onnx')}{options}{inputs}"
-    )
+    options = [] if result.precision == "fp16" else ["--preset", f"trt-{result.precision}"]
+    words = ["rewriter", "fix", str(path), "-o", f"{path.stem}.fixed.onnx", *options]
+    words += ["--inputs", result.data.path or "YOUR_DATA.npz"]
+    words += ["--image-preprocess", result.data.preprocess] if result.data.preprocess else []
+    return shlex.join(words)
 
 
 def verdict_line(result: ScanResult) -> Text:

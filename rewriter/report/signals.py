@@ -24,10 +24,16 @@ AGAIN_S = 0.05
 
 
 class Signals:
-    """Handler of the signals that end a command; `received` is the number of the last one, or 0."""
+    """Handler of the signals that end a command.
+
+    Attributes:
+        received: Number of the last one; 0 if none came.
+        reported: True if the user has read that the command was interrupted.
+    """
 
     def __init__(self) -> None:
         self.received = 0
+        self.reported = False
 
     def __call__(self, number: int, _frame: FrameType | None) -> None:
         self.received = number

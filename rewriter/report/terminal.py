@@ -93,7 +93,7 @@ def print_report(
     out.print(verdict, soft_wrap=True)  # one line, for grep
     if verbosity < 0:
         return
-    out.print(_summary(summary))
+    out.print(_summary(summary, out), soft_wrap=True)
     for label, command in zip(("Next", *("or",) * 9), commands, strict=False):
         out.print(Text(f"{label:<{LABEL}}{command}"), soft_wrap=True)
     if verbosity > 0:
@@ -106,18 +106,20 @@ LABEL = 9
 """Columns of the labels of a summary."""
 
 
-def _summary(rows: Iterable[Row]) -> Table:
-    grid = Table.grid(padding=0)
-    grid.add_column(width=LABEL, no_wrap=True)
-    grid.add_column(overflow="fold")
-    last = ""
+def _summary(rows: Iterable[Row], out: Console) -> Text:
+    """The rows, wrapped beside their labels, without the spaces that a table puts at the ends of lines."""
+    lines, last = [], ""
     for label, text in rows:
         loud = label in ("Failed", "Limit") or text.startswith(("NaN", "NOT "))
-        grid.add_row(
-            Text("" if label == last else label, style="bold"), Text(text, style="red" if loud else "")
-        )
+        shown = Text("" if label == last else label, style="bold")
+        wrapped = Text(text, style="red" if loud else "").wrap(out, max(out.width - LABEL, 20))
+        for part in wrapped:
+            shown.align("left", LABEL)
+            part.rstrip()
+            lines.append(Text.assemble(shown, part))
+            shown = Text()
         last = label or last
-    return grid
+    return Text("\n").join(lines)
 
 
 def first_rows(label: str, texts: Sequence[str], most: int | None) -> Iterator[Row]:

@@ -1,5 +1,5 @@
 """Algorithms of large passes.
 
 `opsets` converts nodes to later operator sets, `rescaling` removes overflow by powers of two, `rounding`
-rounds weights together, `product_splitting` splits products into FP16 parts.
+rounds weights together.
 """

@@ -52,21 +52,14 @@ class ErrorLimit(_Goal):
 
 @dataclass(frozen=True)
 class Budget(_Goal):
-    """Limit on the latency that a plan adds, as a share of the rules' plan.
-
-    Attributes:
-        requested: The user's share, if passes have spent a part of it.
-    """
+    """Limit on the latency that a plan adds, as a share of the rules' plan."""
 
     option = "max-latency-cost"
     share: float
     metric: str = "relative-l2"
-    requested: float | None = None
 
     def __str__(self) -> str:
-        if self.requested is None:
-            return f"at most {self.share:.3g} more latency"
-        return f"at most {self.requested:.3g} more latency, of which split products left {self.share:.3g}"
+        return f"at most {self.share:.3g} more latency"
 
 
 @dataclass(frozen=True)

@@ -223,3 +223,15 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
 def deep(fixed: Path) -> list[str]:
     """Folders that were made for results that did not come."""
     return sorted(folder.name for folder in fixed.rglob("*") if folder.is_dir())
+
+
+def test_ranges_are_kept_by_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWRITER_CACHE", str(tmp_path / "cache"))
+    model = save(graph(BODIES["exp"]), tmp_path / "exp.onnx")
+    command = ("batch", model, "-o", tmp_path / "out", *FAST)
+    rewriter(*command, code=0)
+    (kept,) = (tmp_path / "cache/ranges").iterdir()
+    written = kept.stat().st_mtime_ns
+    rewriter(*command, "--keep-fp32-op=Exp", code=0)
+    assert list((tmp_path / "cache/ranges").iterdir()) == [kept]
+    assert kept.stat().st_mtime_ns == written

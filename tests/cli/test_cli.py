@@ -427,7 +427,7 @@ def test_a_terminal_sees_progress_and_the_pipe_only_the_report(model: Path) -> N
         while part := os.read(master, 4096):  # while it runs: a full pseudo-terminal would block it
             drawn += part
     out, _ = done.communicate(timeout=300)
-    assert done.returncode == 0
+    assert done.returncode == 0, drawn.decode()
     os.close(master)
     assert b"pass simplify" in drawn
     assert b"\x1b[" in drawn

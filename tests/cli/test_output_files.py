@@ -234,7 +234,7 @@ class TestInputs:
         assert made.exit_code == 0, made.output
         return tmp_path
 
-    @pytest.mark.parametrize("flag", ["-o", "--report", "--save-plan", "--pareto"])
+    @pytest.mark.parametrize("flag", ["-o", "--report", "--save-plan"])
     @pytest.mark.parametrize("name", INPUTS)
     def test_an_output_that_names_an_input_is_refused(self, folder: Path, flag: str, name: str) -> None:
         path = folder / name

@@ -16,6 +16,7 @@ from graphs import graph
 from paths import ROOT
 
 from rewriter import cli
+from rewriter.cli import plain
 from rewriter.model import save
 from rewriter.report.signals import AGAIN_S, current, listening
 
@@ -74,6 +75,26 @@ def test_ctrl_c_while_typer_makes_the_commands(
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert (end.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+def test_ctrl_c_while_the_arguments_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typer turns it into an exit code of 1, without a word."""
+    monkeypatch.setattr(gc, "set_threshold", lambda _: None)
+    monkeypatch.setattr(plain.Command, "get_params", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(sys, "argv", ["rewriter", "scan", "m.onnx"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert (end.value.code, capsys.readouterr().err.strip()) == (130, "interrupted")
+
+
+def test_little_is_loaded_before_ctrl_c_is_caught() -> None:
+    """Ctrl-C shows a traceback until then, as it does while Python itself starts."""
+    code = "import sys; sys.modules.pop('typing', None); import rewriter.__main__"
+    code += "; print('typing' in sys.modules)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["False"], done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -461,10 +461,23 @@ def test_strings_cannot_be_random() -> None:
         random_samples(model)
 
 
-def test_sequences_cannot_be_fed() -> None:
+@pytest.mark.parametrize(
+    "feed",
+    [
+        pytest.param(np.ones(2, np.float32), id="an array"),
+        pytest.param([np.ones(2, np.float32), np.ones(3, np.float32)], id="a list of different lengths"),
+    ],
+)
+def test_sequences_cannot_be_fed(feed: object) -> None:
     model = graphs.graph("g (seq(float[2]) s) => (float[N] y) { y = ConcatFromSequence<axis=0>(s) }")
     with pytest.raises(InputsError, match="a sequence, map or optional"):
-        load_samples({"s": np.ones(2, np.float32)}, model)
+        load_samples({"s": feed}, model)
+
+
+def test_lists_of_different_lengths_are_refused_with_the_input() -> None:
+    model = graphs.graph("g (float[N,L] x) => (float[N,L] y) { y = Relu(x) }")
+    with pytest.raises(InputsError, match="input 'x': it is a list whose parts differ in shape"):
+        load_samples({"x": [[1.0, 2.0], [3.0]]}, model)
 
 
 # -- the samples of a run --------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +13,10 @@ import graphs
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
 import rewriter
+from rewriter.cli import app
 from rewriter.data.inputs import load_samples
 from rewriter.data.inputs.arranging import MOST_ITEMS
 from rewriter.data.inputs.images import Preprocessing, prepared
@@ -79,7 +83,12 @@ def test_tensors_with_gradients_are_arrays() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        pytest.param(loader(), "1 array after the inputs of each sample", id="labels"),
+        pytest.param(loader(), "an array int64[2] after the inputs of each sample is not used", id="labels"),
+        pytest.param(
+            [(BATCH[:1], IDS, {"boxes": IDS}), (BATCH[:1], IDS[:2], {"boxes": IDS})],
+            "an array int64[4] and a dict of 'boxes' after the inputs of each sample are not used",
+            id="labels of many kinds",
+        ),
         pytest.param(BATCH, "batches were split to the model's batch size", id="split"),
         pytest.param(BATCH[0], "a batch axis of size 1 was added to x", id="axis"),
         pytest.param(BATCH.astype(float), "input 'x' was cast from float64 to float32", id="cast"),
@@ -161,3 +170,19 @@ def test_without_pillow_the_error_names_the_extra(photographs: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputsError, match=r"(?s)Pillow.*rewriter\[images\]"):
         load_samples(photographs, PHOTO, image_preprocess="size=8")
+
+
+def test_the_steps_are_recorded_and_the_next_command_repeats_them(photographs: Path, tmp_path: Path) -> None:
+    model = tmp_path / "net.onnx"
+    rewriter.save(
+        graphs.graph("g (float[1,3,8,8] x) => (float[1,3,8,8] y) { a = Mul(x, x) y = Mul(a, x) }"), model
+    )
+    steps = ["--inputs", str(photographs), "--image-preprocess", "size=8,order=BGR"]
+    report, page = tmp_path / "report.json", tmp_path / "report.html"
+    for path in (report, page):
+        done = CliRunner().invoke(app, ["scan", str(model), *steps, "--report", str(path)])
+    assert f"-o net.fixed.onnx {shlex.join(steps)}" in done.output
+    data = json.loads(report.read_text())["data"]
+    assert (data["path"], data["preprocess"]) == (str(photographs), "size=8,order=BGR")
+    assert data["text"] == f"2 samples from {photographs} (size=8,order=BGR)"
+    assert data["text"] in page.read_text()

@@ -9,6 +9,7 @@ import graphs
 import numpy as np
 import pytest
 from onnx import numpy_helper
+from weighted import weighted
 
 import rewriter
 from rewriter.base import Context
@@ -204,3 +205,26 @@ def test_deliberate_rounding_is_compared_with_the_same_rounding() -> None:
     found = rows(diverged(source, "a", "d", "y"))
     assert found["y", "Where"].total == 0.0
     assert found["d", "Sub"].total == 0.0
+
+
+WEIGHTED = """
+    g (float[4,64] x) => (float[4,64] y) {
+        [product] a = MatMul(x, w)
+        [bend] b = Tanh(a)
+        [again] y = MatMul(b, w)
+    }"""
+
+
+def test_large_weights_are_widened_in_the_graph_and_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = weighted(WEIGHTED, w=(64, 64))
+    low, feeds = lowered(source), graphs.random_feeds(source)
+    known = facts.infer(low)
+    copied, before = emulation(low, known, tf32=True), diverged(source)
+    monkeypatch.setattr("rewriter.emulation.LARGE_WEIGHTS", 0)
+    monkeypatch.setattr("rewriter.emulation.CAST_BYTES", 0)
+    shared = emulation(low, known, tf32=True)
+    assert copied.weights["w"].dtype == np.float32
+    assert shared.weights["w"] is low.weights["w"]
+    (one,), (other,) = run_all(copied, [feeds]), run_all(shared, [feeds])
+    np.testing.assert_array_equal(one["y"], other["y"])
+    assert diverged(source) == before

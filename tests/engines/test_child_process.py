@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from rewriter import walls
 from rewriter.engines import child_process
 from rewriter.engines.child_process import ChildResult, run_in_child
 from rewriter.errors import EngineError
@@ -58,6 +59,8 @@ def hang(pid_file: str) -> None:
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(pid_file).write_text(f"{os.getpid()} {grandchild.pid}")
     os.write(1, b"hanging\n")
+    if walls.WALLED:
+        ctypes.PyDLL(None).sleep(600)  # with Python's lock, as native code may hang
     time.sleep(600)
 
 

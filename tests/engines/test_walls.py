@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import onnx
 import pytest
 from graphs import graph
 from paths import ROOT
+from rich.console import Console
+from rich.progress import Progress
 
 from rewriter import walls
 from rewriter.engines import onnxruntime as engine
@@ -178,21 +181,24 @@ def test_a_crash_of_onnxsim_is_a_refusal(end: Callable[[], None], monkeypatch: p
     assert event.reason in ("onnxsim crashed (SIGFPE)", "onnxsim gave no result within 1 s, and was stopped")
 
 
-INTERRUPTED = """
-import os, sys
+BUSY = """
+import ctypes, os, time
 from rewriter import walls
-from tests_of_walls import hang
-print(walls.call(os.getpid, doing="a call"), flush=True)
-walls.call(hang, doing="a call")
+def idle(): pass
+def hang(): time.sleep(60)
+def hang_with_the_lock_of_python(): ctypes.PyDLL(None).sleep(60)
+def work(name):
+    print(walls.call(os.getpid, doing="a call"), flush=True)
+    walls.call(globals()[name], doing="a call")
+    time.sleep(60)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "a kill of the parent"])
-def test_children_end_with_their_parent(number: signal.Signals, tmp_path: Path) -> None:
-    (tmp_path / "tests_of_walls.py").write_text("import time\ndef hang(): time.sleep(60)\n")
-    code = INTERRUPTED.replace("walls.call(hang", "sys.stdout.flush(); walls.call(hang")
-    if number == signal.SIGKILL:  # an idle child ends at once, a busy one at its limit
-        code = code.replace('walls.call(hang, doing="a call")', "import time; time.sleep(60)")
+@pytest.mark.parametrize("work", ["idle", "hang", "hang_with_the_lock_of_python"])
+def test_children_end_with_their_parent(number: signal.Signals, work: str, tmp_path: Path) -> None:
+    (tmp_path / "tests_of_walls.py").write_text(BUSY)
+    code = f"import tests_of_walls; tests_of_walls.work({work!r})"
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -223,3 +229,58 @@ def test_errors_can_be_pickled() -> None:
     error: RewriterError = NoKernelError("my.Op", "node", "file")
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), copy.op, str(copy)) == (NoKernelError, "my.Op", str(error))
+
+
+def test_a_fork_has_children_of_its_own() -> None:
+    """Two processes that share a warm child would read each other's answers."""
+    assert walls.call(os.getppid, doing="a question") == os.getpid()
+    pid = os.fork()
+    if not pid:
+        os._exit(
+            0 if all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1
+        )
+    assert all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def its_child_answers() -> bool:
+    return all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
+
+
+def test_a_child_that_waits_for_a_processor_is_not_late() -> None:
+    """Its time is what it computes, as long as it would compute."""
+    os.sched_setaffinity(0, {min(everyone := os.sched_getaffinity(0))})
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+    try:
+        assert walls.call(computed, 0.6, doing="a sum", limit_s=1.0) >= 0.6
+        with pytest.raises(NativeError, match="no result within 1 s"):
+            walls.call(computed, 60.0, doing="a sum", limit_s=1.0)
+    finally:
+        os.sched_setaffinity(0, everyone)
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+
+
+def computed(seconds: float) -> float:
+    """Computes for that long, whatever the clock on the wall says."""
+    while (used := time.process_time()) < seconds:
+        pass
+    return used
+
+
+def shout() -> str:
+    sys.stderr.write("to the log\n")
+    return "said"
+
+
+def test_a_child_prints_whatever_its_parent_held_at_the_fork() -> None:
+    """A bar that another thread draws holds the lock of the terminal now and then."""
+    console = Console(file=sys.stderr, force_terminal=True)
+    with Progress(console=console, transient=True) as bars, console._lock:
+        bars.add_task("drawn")
+        answers: list[str] = []
+        caller = threading.Thread(target=lambda: answers.append(walls.fresh(shout, doing="a shout")))
+        caller.start()
+        caller.join(30)
+    assert answers == ["said"]

@@ -482,6 +482,19 @@ class TestAttention:
         else:
             assert said("linear_attention", self.LINEAR.replace("END", end)) == expected
 
+    @pytest.mark.parametrize(
+        ("high", "low", "expected"),
+        [
+            pytest.param(1e4, FP16, "note y", id="steps of 8"),
+            pytest.param(1000, FP16, "", id="steps below one"),
+            pytest.param(math.inf, FP16, "", id="infinite scores are another rule's"),
+            pytest.param(1e4, TensorProto.BFLOAT16, "", id="BF16"),
+        ],
+    )
+    def test_large_logits(self, high: float, low: int, expected: str) -> None:
+        text = "g (float[2,8] s) => (float[2,8] y) { y = Softmax<axis = -1>(s) }"
+        assert said("large_logits", text, {"s": (-1e9, high)}, low=low) == expected
+
 
 class TestResolution:
     @pytest.mark.parametrize(

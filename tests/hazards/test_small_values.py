@@ -50,6 +50,43 @@ def test_the_island_ends_where_values_are_no_longer_small() -> None:
     assert found("small_operands", text, {"a": (0.01, 2), "b": (1e-5, 2), "c": (1e-10, 4)}) == "b c y"
 
 
+GUARDED = """
+    g (float[4,8] x, float[4,8] mask) => (float[4,8] y)
+    <float zero = {0.0}, float one = {1.0}, int64[1] last = {1}> {
+        p = Softmax<axis = 1>(x)
+        m = Mul(p, mask)
+        s = ReduceSum(m, last)
+        some = Greater(s, zero)
+        d = Where(some, s, one)
+        y = Div(m, d)
+    }"""
+
+
+def test_the_guard_of_a_division_compares_in_fp32() -> None:
+    """jax2onnx writes a masked Softmax so; a sum that becomes zero in FP16 would take the other branch."""
+    ranges = {"p": (1e-12, 1), "m": (0, 0.5), "s": (1e-9, 0.5), "d": (1e-9, 0.5)}
+    assert found("small_operands", GUARDED, ranges) == "d m p s some y"
+
+
+EXPM1 = "g (float[8] x) => (float[8] y) <float one = {1.0}, float minus = {-1.0}> { e = Exp(x) y = END }"
+
+
+@pytest.mark.parametrize(
+    ("end", "mean", "expected"),
+    [
+        pytest.param("Sub(e, one)", 0.01, "e y", id="small differences"),
+        pytest.param("Add(minus, e)", 0.01, "e y", id="as a sum"),
+        pytest.param("Sub(e, one)", 0.5, "", id="large differences"),
+        pytest.param("Sub(one, e)", 0.01, "", id="one minus an exponential"),
+        pytest.param("Add(e, one)", 0.01, "", id="one more"),
+    ],
+)
+def test_exponential_differences(end: str, mean: float, expected: str) -> None:
+    text, ranges = EXPM1.replace("END", end), {"y": Range(-1, 1, mean, True)}
+    assert found("exponential_differences", text, ranges) == expected
+    assert found("exponential_differences", text, ranges, request=BF16) == ""
+
+
 SPECTROGRAM = """
     g (float[1,1,64] x) => (float[1,4,61] y)
     <float[4,1,4] f = {1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2},

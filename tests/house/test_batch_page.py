@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
 from xml.etree.ElementTree import parse
 
+import numpy as np
 import pytest
 from command_lines import parsed
 from graphs import graph
 from paths import ROOT
+from typer.testing import CliRunner
 
 from rewriter.batch import manifest
 from rewriter.batch.entry import Ending
+from rewriter.cli import app
 from rewriter.model import save
 
 PAGE = (ROOT / "docs/batch.md").read_text(encoding="utf-8")
@@ -34,6 +38,31 @@ MODEL = "g (float[2] x) => (float[2] y) <float k = {1e5}> { a = Mul(x, k) y = Ne
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_of_the_page_parses(line: str) -> None:
     parsed(line)
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with every model that the page names, and its manifest."""
+    folder = tmp_path_factory.mktemp("shelf")
+    for name in ("models/a/net", "nets/deep/one", "extra", "resnet", "detectors/b"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        save(graph(MODEL), folder / f"{name}.onnx")
+    np.savez(folder / "resnet.npz", x=np.ones(2, np.float32))
+    (text,) = (block for language, block in BLOCKS if language == "toml")
+    (folder / "models.toml").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if "--ray" not in line])
+def test_a_command_of_the_page_runs(line: str, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a cluster run in tests/batch/test_ray.py."""
+    monkeypatch.chdir(shelf)
+    monkeypatch.setenv("REWRITER_BUILD", "false")
+    monkeypatch.setenv("REWRITER_CACHE", str(shelf / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = CliRunner().invoke(app, shlex.split(line, comments=True)[1:])
+    assert done.exit_code == 0, done.output
+    assert list((shelf / "fixed").rglob("*.onnx"))
 
 
 def test_the_manifest_of_the_page_is_read(tmp_path: Path) -> None:

@@ -49,7 +49,6 @@ HEAVY = (
     "onnxsim",
     "scipy",
     "highspy",
-    "lap",
     "onnx_graphsurgeon",
     "polygraphy",
     "tensorrt",

@@ -49,7 +49,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every file that the pages name."""
     pillow = pytest.importorskip("PIL.Image", reason="Pillow is not installed: pip install '.[dev]'")
     folder = tmp_path_factory.mktemp("desk")
-    for name in ("model", "original", "other", "fixed", "model_fp16"):
+    for name in ("model", "original", "other", "fixed", "model_fp16", "yolo"):
         onnx.save(net(), folder / f"{name}.onnx")
     values = np.random.default_rng(1)
     pictures = values.integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
@@ -60,6 +60,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.savez(folder / "data" / f"{place}.npz", x=sample)
         np.savez(folder / "samples" / f"{place}.npz", x=sample)
         pillow.fromarray(picture).save(folder / "photographs" / f"{place}.png")
+    shutil.copytree(folder / "photographs", folder / "photos")
     np.savez(folder / "data.npz", x=samples[0])
     np.savez(folder / "ours.npz", x=np.concatenate(samples))
     np.savez(folder / "theirs.npz", x=np.concatenate(samples)[:, ::-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from graphs import graph
 
@@ -74,6 +75,25 @@ def test_repairs_that_leave_no_trace_in_the_plan() -> None:
     assert cause.nodes == ("/ln.1", "/ln.2")
     scaled = causes(Plan("fp16", float_nodes=3), (), (), {(0, "m"): Range(-1.0, 1e6, 1.0, True)})
     assert str(scaled[0]) == "m reaches 1e6, FP16 ends at 65504: 1 tensor rescaled by powers of two"
+
+
+NORMALIZED = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (float[1,2,4,4] x) => (float[1,2,4,4] y)
+    <float[2,2,1,1] w = {9000.0, 1.0, 2.0, 7000.0}, float[2] s = {1.0, 2.0}, float[2] b = {0.1, 0.2},
+     float[2] m = {3.0, 4.0}, float[2] v = {VARIANCE, 2.0}> {
+        c = Conv(x, w)
+        y = BatchNormalization(c, s, b, m, v)
+    }"""
+
+
+@pytest.mark.parametrize(("variance", "texts"), [("9.8e7", 1), ("9.8", 0)], ids=["beyond FP16", "in FP16"])
+def test_statistics_that_folding_hides_are_a_cause(variance: str, texts: int) -> None:
+    source = onnx.parser.parse_model(NORMALIZED.replace("VARIANCE", variance))
+    found = rewriter.fix(source, verify=False).causes
+    statistics = [str(cause) for cause in found if "statistics" in cause.what]
+    assert len(statistics) == texts
+    assert all("up to 9.8e+07" in text and text.endswith("weights in FP32") for text in statistics)
 
 
 SCALED = """

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from graphs import graph
 from paths import ROOT
 
-from rewriter.model import save
+import rewriter
+from rewriter.model import Model, save
 
 SCRIPT = """
 import json, os, sys
@@ -74,3 +77,29 @@ def test_onnx_runtime_keeps_no_records(tmp_path: Path) -> None:
     code = "from rewriter.engines.onnxruntime_module import import_onnxruntime as load; load()"
     subprocess.run([sys.executable, "-c", code], env=plain(tmp_path), check=True, timeout=120)
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_no_model_is_left_to_the_garbage_collector() -> None:
+    """Its weights would stay in memory until then, and arrays are few objects: collections are rare."""
+    source = graph("""
+        g (float[2,64] x) => (float[2,64] y) <float k = {3.0}, bool go = {1}> {
+            a = Mul(x, k)
+            b = If (go) <then_branch = t () => (float[2,64] c) { c = Exp(a) },
+                         else_branch = e () => (float[2,64] d) { d = Relu(a) }>
+            m = Identity(b)
+            y = Neg(m)
+        }""")
+    fix = partial(rewriter.fix, source, build=False, verify=True)
+    fix()  # what is made once and kept
+    gc.collect()
+    gc.disable()
+    try:
+        fix()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = sum(isinstance(one, Model) for one in gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == 0

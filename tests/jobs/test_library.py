@@ -117,6 +117,31 @@ def test_options_become_keywords(before: str, after: str) -> None:
     assert in_python_words(before) == after
 
 
+HOPELESS = """
+    g (float[2,8] x) => (float[2,2] y)
+    <float[8,2] w = {2049.0, 2049.0, -2048.0, -2048.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+                     0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> { y = MatMul(x, w) }"""
+"""Neither FP16 nor TF32 holds 2049."""
+
+
+def test_sentences_of_results_are_in_those_words(tmp_path: Path) -> None:
+    ones = {"x": np.ones((2, 8), np.float32)}
+    plan = tmp_path / "plan.json"
+    left = rewriter.fix(graph(HOPELESS), inputs=ones, build=False, repair=False)
+    assert left.conclusion.remedy == "leave out repair=False"
+    assert "leave out repair=False" in repr(left) and "--" not in repr(left)
+    fp32 = rewriter.fix(graph(HOPELESS), inputs=ones, build=False, save_plan=plan)
+    assert not plan.exists()
+    (said,) = fp32.warnings
+    assert said.startswith("save_plan=: no plan was written") and said.endswith(
+        "precision='fp32' gives the same"
+    )
+    judged = rewriter.verify(small(), small(), engine="onnxruntime", tolerance=0.1)
+    assert judged.tolerance.source == "tolerance="
+    assert any("engine='emulation'" in warning for warning in judged.warnings)
+    assert "--" not in repr(judged)
+
+
 def test_errors_of_the_data_are_in_those_words_too() -> None:
     unknown = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     unknown.proto.graph.input[0].type.tensor_type.ClearField("shape")

@@ -189,6 +189,20 @@ def test_a_pass_of_ours_that_breaks_the_result_is_found_by_name_and_left_out(
     assert "simplify" not in result.pipeline
 
 
+def test_a_clamped_mask_that_lets_large_scores_through_is_undone() -> None:
+    """clamp-constants counts as exact, which it is for scores within +-8140 alone."""
+    source = graph(
+        """g (float[4,64] x) => (float[4,64] y) <float shut = {-1e9}, bool[1,64] mask = {MASK}> {
+            s = Where(mask, shut, x)
+            y = Softmax<axis = -1>(s)
+        }""".replace("MASK", ", ".join(["0", "1"] * 32))
+    ).whole()
+    scores = -30000 + np.arange(256, dtype=np.float32).reshape(4, 64) / 4
+    result = rewriter.fix(source, inputs=[{"x": scores}, {"x": scores[::-1].copy()}], build=False)
+    assert result.verified
+    assert "without clamp-constants, which changed the result in FP32" in " ".join(result.repairs)
+
+
 def test_conditioning_is_what_another_order_of_sums_changes() -> None:
     generator = np.random.default_rng(1)
     wide = (generator.standard_normal((512, 512)) * 100).astype(np.float32)

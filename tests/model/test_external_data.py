@@ -6,17 +6,21 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from graphs import graph
 from paths import ROOT
 from stored import foreign, made, value
 from typer.testing import CliRunner
 
 from rewriter import cli
 from rewriter.errors import ModelError, OutputError
-from rewriter.model import external_data, load, save
+from rewriter.model import Model, external_data, load, map_saved, save
+from rewriter.model.external_source import MOST_MAPPED
 from rewriter.model.tensors import release
 
 
@@ -249,8 +253,56 @@ class TestLinks:
 def test_a_released_array_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     np.arange(2**20, dtype=np.float32).tofile(file)
-    array = np.memmap(file, np.float32, "r").reshape(1024, -1)
+    array = np.memmap(file, np.float32, "r")
     before = array.sum()
-    release(array)
-    release(np.ones(3))
+    for part in (array.reshape(1024, -1), array[1000:5000], array[::2], np.ones(3)):
+        release(part)
     assert array.sum() == before
+
+
+def chain(count: int) -> Model:
+    """A chain of Adds with a weight of 1 KiB each, and external data."""
+    names = ["x", *(f"a{i}" for i in range(1, count)), "y"]
+    nodes = "".join(f"{after} = Add({before}, x)\n" for before, after in pairwise(names))
+    model = graph(f"g (float[256] x) => (float[256] y) {{ {nodes} }}")
+    for i, node in enumerate(model.proto.graph.node):
+        node.input[1] = f"w{i}"
+        weight = model.detached_tensor(f"w{i}", np.full(256, i, np.float32))
+        model.proto.graph.initializer.append(weight)
+    model.external = True
+    return model
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in /proc")
+@pytest.mark.parametrize("together", [True, False], ids=["one file", "a file for each tensor"])
+def test_a_model_with_many_weights_needs_few_open_files(tmp_path: Path, together: bool) -> None:
+    """A process may have 1,024 open files by default."""
+    count = 2 * MOST_MAPPED
+    path = save(chain(count), tmp_path / "m.onnx")
+    if not together:
+        proto = onnx.load(path)
+        path = tmp_path / "apart.onnx"
+        onnx.save(proto, path, save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    model = load(path)
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= MOST_MAPPED
+    assert [int(model.weights[f"w{i}"][0]) for i in range(count)] == list(range(count))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no mapped file can be replaced there")
+def test_weights_that_were_saved_are_mapped_from_their_file(tmp_path: Path) -> None:
+    model = chain(3)
+    path = save(model, tmp_path / "m.onnx")
+    map_saved(model, path)
+    assert {Path(array.filename) for array in model.weights.values()} == {tmp_path / "m.onnx.data"}  # type: ignore[attr-defined]
+    save(model, path)
+    assert [array[0] for array in model.weights.values()] == [0, 1, 2]
+    assert names(tmp_path) == {"m.onnx", "m.onnx.1.data"}
+
+
+def test_a_model_without_external_data_keeps_its_weights_in_memory(tmp_path: Path) -> None:
+    model = chain(3)
+    model.external = False
+    before = dict(model.weights)
+    map_saved(model, save(model, tmp_path / "m.onnx"))
+    assert all(model.weights[name] is array for name, array in before.items())

@@ -20,6 +20,7 @@ from paths import MODELS
 
 import rewriter.passes
 from rewriter.base import Calibration, Context, Exactness, GraphPass, ModelPass, Pass, Target
+from rewriter.figures.tolerances import TOLERANCES
 from rewriter.graph import TAG
 from rewriter.model import Array, Model, load, walk_graphs
 from rewriter.passes.transpose_convs import NEEDED_ANSWERS
@@ -74,6 +75,7 @@ def test_it_says_why_it_exists_and_what_its_options_do(kind: type[Pass]) -> None
         assert f"{option.name}:" in text
     assert isinstance(kind.exactness, Exactness)
     assert kind.exactness.source
+    assert kind.exactness.tolerance <= TOLERANCES["fp16"].value, "no pass may cost more than FP16 itself"
 
 
 def _listed_as_inputs(source: onnx.ModelProto) -> onnx.ModelProto:

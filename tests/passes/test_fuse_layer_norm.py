@@ -340,3 +340,23 @@ def test_nafnet_with_transposes() -> None:
         feeds = dict(sample)
     (a,), (b,) = run(before, feeds), run(result, feeds)
     assert np.linalg.norm(a - b) <= FuseLayerNorm.exactness.tolerance * np.linalg.norm(a)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fits"),
+    [
+        pytest.param("1, 2, 1, 2, 1, 2", True, id="the same in each row"),
+        pytest.param("1, 2, 1, 2, 1, 3", False, id="different rows"),
+    ],
+)
+def test_a_scale_may_be_repeated_for_each_row_as_jax_expands_it(rows: str, fits: bool) -> None:
+    source = graph(
+        f"""g (float[3,2] x) => (float[3,2] y) <float two = {{2.0}}, float eps = {{0.00001}},
+        float[3,2] s = {{{rows}}}> {{ {CORE} y = Mul(n, s) }}"""
+    )
+    (norm,) = units(source)
+    assert (norm.blocked is None) is fits
+    result, report = apply(FuseLayerNorm(), source)
+    assert bool(report.changes) is fits
+    feeds = {"x": np.array([[1, 2], [3, 5], [-4, 4]], np.float32)}
+    assert np.allclose(run(source, feeds)[0], run(result, feeds)[0], rtol=1e-5, atol=1e-6)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
 from graphs import apply, graph, model, ops, random_feeds, run
 
@@ -297,13 +299,29 @@ def test_the_terminal_stays_clean(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # onnx's generators of cases overflow
-def test_further_rounds_simplify_what_one_run_of_onnxsim_leaves() -> None:
-    from onnx.backend.test.case.node import collect_testcases
+ATTENTION = """<ir_version: 10, opset_import: ["": 24, "local": 1]>
+g (float[2,4,1,8] q, float[2,2,8,8] k, float[2,2,8,8] v, int64[2] valid) => (float[2,4,1,8] y) {
+    y = local.Attention<is_causal = 1>(q, k, v, , , , valid) }"""
+"""A step of decoding, with grouped heads and keys that are valid up to a length."""
 
-    name = "test_attention_4d_gqa_causal_nonpad_decode_expanded"
-    case = next(c for c in collect_testcases("Attention") if c.name == name)
-    once, report = apply(Simplify(), load(case.model))
+
+def expanded_attention() -> Model:
+    """`ATTENTION` as the 98 nodes that the standard defines it by."""
+    proto = onnx.parser.parse_model(ATTENTION)
+    types = {value.name: value.type.SerializeToString() for value in proto.graph.input}
+    (node,) = proto.graph.node
+    schema: Any = onnx.defs.get_schema("Attention", 24)
+    body = schema.get_context_dependent_function(
+        node.SerializeToString(), [types.get(name, b"") for name in node.input]
+    )
+    function = onnx.FunctionProto.FromString(body)
+    function.domain = "local"
+    proto.functions.append(function)
+    return load(onnx.inliner.inline_local_functions(proto))
+
+
+def test_further_rounds_simplify_what_one_run_of_onnxsim_leaves() -> None:
+    once, report = apply(Simplify(), expanded_attention())
     assert report.changes
     twice, again = apply(Simplify(), once)
     assert not again.changes
@@ -329,6 +347,31 @@ def test_an_expand_to_the_target_of_the_reshape_before_it_goes(target: str, kept
     feeds = {"x": np.arange(4, dtype=np.float32), "z": np.zeros((4, 8), np.float32)}
     for before, after in zip(run(source, feeds), run(result, feeds), strict=True):
         assert np.array_equal(before, after)
+
+
+SELECTION = """g (float[2,8] x) => (float[2,8] y)
+    <bool yes = {1}, bool no = {0}, bool[2,1] some = {1, 0}, float zero = {0.0}, float[2,8] o = {ONES}> {
+        a = Relu(x)
+        b = Where(WHAT)
+        y = Neg(b)
+    }""".replace("ONES", ", ".join(["1.5"] * 16))
+
+
+@pytest.mark.parametrize(
+    ("what", "kept"),
+    [
+        pytest.param("yes, a, zero", [], id="always the first"),
+        pytest.param("no, zero, a", [], id="always the second"),
+        pytest.param("yes, zero, a", ["Where"], id="it would broadcast"),
+        pytest.param("some, a, o", ["Where"], id="row by row"),
+    ],
+)
+def test_a_where_with_a_constant_condition_goes(what: str, kept: list[str]) -> None:
+    source = graph(SELECTION.replace("WHAT", what))
+    result, _ = apply(Simplify(), source)
+    assert [op for op in ops(result) if op == "Where"] == kept
+    feeds = {"x": np.arange(16, dtype=np.float32).reshape(2, 8) - 8}
+    assert np.array_equal(run(source, feeds)[0], run(result, feeds)[0])
 
 
 def test_onnxsim_is_loaded_without_torch_and_sympy() -> None:

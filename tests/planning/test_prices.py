@@ -53,6 +53,13 @@ def test_an_fp32_epilogue_of_an_fp32_conv_is_free() -> None:
     assert found.total_us(plan("a", "b", "c")) == pytest.approx(found.total_us(plan("a")))
 
 
+def test_a_node_without_a_price_is_free() -> None:
+    """Nodes of subgraphs have none."""
+    found = prices(CONVS)
+    inner = replace(plan("b"), decisions=(Decision("", "", "1:b", SEARCHED, "r"),))
+    assert found.total_us(inner) == found.total_us(Plan("fp16"))
+
+
 TRANSPOSED = CONVS.replace("= Conv(", "= ConvTranspose(")
 SHARED = TRANSPOSED.replace("y = ConvTranspose(c, w)", "d = ConvTranspose(c, w)\n e = Add(d, c)\n y = Neg(e)")
 BANDWIDTH_US = 6 * 256 / 4.8e6

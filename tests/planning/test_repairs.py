@@ -193,6 +193,14 @@ CASES = {
         }""",
         {"x": 30 + normal(1, 4, 64)},
     ),
+    "exponential_differences": Case(
+        """g (float[64] x) => (float[64] y) <float one = {1.0}, float k = {100.0}> {
+            e = Exp(x)
+            d = Sub(e, one)
+            y = Mul(d, k)
+        }""",
+        {"x": span(-1e-2, 1e-2, 64)},
+    ),
     "filter_banks": Case(
         """g (float[4,16] x) => (float[4,3] y, float[4,1] z)
             <float[16,4] w = {BANK}, int64[2] parts = {3, 1}> {
@@ -241,6 +249,14 @@ CASES = {
             y = Softmax<axis = -1>(a)
         }""",
         {"s": normal(1, 2, 4, 4), "m": np.arange(32).reshape(2, 4, 4) % 4 < 3},
+    ),
+    "large_logits": Case(
+        """g (float[4,64] x) => (float[4,64] y) <float k = {100.0}> {
+            s = Mul(x, k)
+            y = Softmax<axis = -1>(s)
+        }""",
+        {"x": (30 + span(0, 1, 4, 64)).astype(np.float16).astype(np.float32)},
+        options=SEARCH,
     ),
     "linear_attention": Case(
         """g (float[1,4096,8] x) => (float[1,4096,8] y) <float e = {1e-3}> {

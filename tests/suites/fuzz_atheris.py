@@ -29,12 +29,12 @@ def main(name: str, seconds: int) -> None:
         corpus.mkdir()
         for number, seed in enumerate(target.seeds):
             (corpus / str(number)).write_bytes(seed)
-        words = Path(folder) / "words"
-        words.write_text("".join(f'"{word}"\n' for word in target.words))
-        limits = [f"-max_total_time={seconds}", f"-timeout={SLOW_S}", "-max_len=4096", "-rss_limit_mb=4096"]
-        atheris.Setup(
-            [sys.argv[0], *limits, f"-dict={words}", "-print_final_stats=1", str(corpus)], target.survive
-        )
+        options = [f"-max_total_time={seconds}", f"-timeout={SLOW_S}", "-max_len=4096", "-rss_limit_mb=4096"]
+        if target.words:  # libFuzzer refuses an empty dictionary
+            words = Path(folder) / "words"
+            words.write_text("".join(f'"{word}"\n' for word in target.words))
+            options.append(f"-dict={words}")
+        atheris.Setup([sys.argv[0], *options, "-print_final_stats=1", str(corpus)], target.survive)
         atheris.Fuzz()
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("passes", "hazards", "planning", "verification")
+ROOMS = ("passes", "hazards", "planning", "planning/costs", "verification")
 TIME_LIMIT_S = 900
 
 SWAPPED: dict[type[ast.AST], type[Any]] = {
@@ -92,21 +92,25 @@ def _mutate(node: ast.AST) -> str:
 
 
 def sampled(count: int, seed: int) -> list[Mutant]:
-    """Mutants of files drawn at random from all rooms."""
-    files = [path.relative_to(ROOT) for room in ROOMS for path in (ROOT / "rewriter" / room).rglob("*.py")]
+    """Mutants of files drawn at random, of each room in turn."""
+    rooms = [[path.relative_to(ROOT) for path in (ROOT / "rewriter" / room).rglob("*.py")] for room in ROOMS]
     chosen = random.Random(seed)
     found: list[Mutant] = []
     while len(found) < count:
-        mutant = mutant_of(chosen.choice(files), chosen)
+        mutant = mutant_of(chosen.choice(rooms[len(found) % len(rooms)]), chosen)
         found += [mutant] if mutant else []
     return found
 
 
 def tests_of(file: Path) -> list[str]:
-    """Tests of a pass by its name, else those of the room, without `tests/`."""
-    room = file.parts[1]
-    named = sorted((ROOT / "tests" / room).glob(f"test_{file.stem}*.py"))
-    return [str(path.relative_to(ROOT)) for path in named] or [f"tests/{room}"]
+    """The tests of a pass, or those of the room, with the files that import the changed one first."""
+    room = f"tests/{file.parts[1]}"
+    named = sorted((ROOT / room).glob(f"test_{file.stem}*.py"))
+    if file.parts[1] == "passes":
+        return [str(path.relative_to(ROOT)) for path in named] or [room]
+    module = ".".join(file.with_suffix("").parts)
+    named += [path for path in sorted((ROOT / room).glob("test_*.py")) if module in path.read_text()]
+    return [*dict.fromkeys(str(path.relative_to(ROOT)) for path in named), room]
 
 
 def is_noticed(mutant: Mutant, folder: Path) -> bool:

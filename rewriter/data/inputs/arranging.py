@@ -17,7 +17,7 @@ from onnx import helper
 
 from rewriter.data.inputs.samples import Sample, is_narrowed
 from rewriter.data.inputs.stored_arrays import StoredArray
-from rewriter.english import count
+from rewriter.english import article, count
 from rewriter.errors import InputsError
 from rewriter.model import Array, Port, Signature
 
@@ -91,15 +91,30 @@ def _leaves(item: Any) -> Iterator[Any]:
 
 
 def left_out(item: Any, signature: Signature) -> str:
-    """A sentence about the arrays of a tuple that no input takes; "" if there are none."""
-    spare = len(list(_leaves(item))) - len(signature.inputs) if isinstance(item, (list, tuple)) else 0
-    if isinstance(item, (list, tuple)) and item and isinstance(item[0], Mapping):
-        spare = len(item) - 1
-    if spare <= 0:
+    """A sentence that names what no input takes of a tuple; "" if there is nothing."""
+    if not isinstance(item, (list, tuple)):
         return ""
-    return f"{count(spare, 'array')} after the inputs of each sample (labels, as a rule) is not used".replace(
-        "s after the inputs of each sample (labels, as a rule) is", "s after the inputs of each sample are"
+    if item and isinstance(item[0], Mapping):
+        spare = list(item[1:])
+    else:
+        spare = list(_leaves(item))[len(signature.inputs) :]
+        spare += [part for part in item if isinstance(part, Mapping)]
+    if not spare:
+        return ""
+    verb = "are" if len(spare) > 1 else "is"
+    return (
+        f"{' and '.join(map(_shown, spare))} after the inputs of each sample {verb} not used, as for labels"
     )
+
+
+def _shown(value: Any) -> str:
+    """What was left out: its element type and shape, or its keys."""
+    if isinstance(value, Mapping):
+        return f"a dict of {', '.join(map(repr, value))}"
+    if not is_array(value):
+        return article(type(value).__name__)
+    array = as_array(value)
+    return f"an array {array.dtype}{list(array.shape)}"
 
 
 def arranged(samples: Iterable[Sample], signature: Signature) -> tuple[list[Sample], tuple[str, ...]]:
@@ -112,9 +127,13 @@ def arranged(samples: Iterable[Sample], signature: Signature) -> tuple[list[Samp
         if not isinstance(feeds, Mapping) or feeds.keys() != ports.keys():
             found.append(sample)  # `checked` says what is wrong with it
             continue
-        shapes = {
-            name: np.shape(value) if not is_array(value) else value.shape for name, value in feeds.items()
-        }
+        try:
+            shapes = {
+                name: value.shape if is_array(value) else np.shape(value) for name, value in feeds.items()
+            }
+        except ValueError:  # lists of different lengths
+            found.append(sample)
+            continue
         lacking = list(ports)
         if ports and all(_lacks_batch(shapes[name], port) for name, port in ports.items()):
             sample = Sample(sample.where, _then(sample.read, partial(_with_batch, lacking)))

@@ -1,6 +1,6 @@
 """A folder of photographs as samples, prepared as a text says: `size=640,fit=letterbox,scale=255`.
 
-Pillow reads and resizes the files: `pip install "rewriter[images]"`.
+Pillow reads and resizes the files: `pip install pillow`, or the extra `images`.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def pillow(where: Path) -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        hint = 'pip install "rewriter[images]"; or save arrays with NumPy'
+        hint = "pip install pillow; or save arrays with NumPy"
         raise InputsError(
             "Pillow reads photographs, and it is not installed", where=str(where), hint=hint
         ) from error

@@ -43,15 +43,18 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
         return data
     if callable(data) and not isinstance(data, Iterable):
         data = data()
+    path, steps, found = "", "", list[str]()
     if isinstance(data, (str, os.PathLike)):
-        samples, origin = _opened(Path(data), signature, image_preprocess), str(data)
-        found: list[str] = []
+        samples, path = _opened(Path(data), signature, image_preprocess), str(data)
+        steps = image_preprocess or ""
+        origin = f"{path} ({steps})" if steps else path
     else:
         samples, origin, found = _of_objects(data, signature)
     _require_some(samples, origin)
     samples, notes = arranged(samples, signature)
     count = f"{len(samples)} sample" + "s" * (len(samples) != 1)
-    return Samples(signature, samples, f"{count} from {origin}", real=True, notes=(*found, *notes))
+    text = f"{count} from {origin}"
+    return Samples(signature, samples, text, real=True, notes=(*found, *notes), path=path, preprocess=steps)
 
 
 def _of_objects(data: Any, signature: Signature) -> tuple[list[Sample], str, list[str]]:
@@ -66,7 +69,8 @@ def _of_objects(data: Any, signature: Signature) -> tuple[list[Sample], str, lis
 
     def feeds_of(items: Iterable[Any]) -> Iterator[Any]:
         for index, item in enumerate(items):
-            spare.setdefault(left_out(item, signature))
+            if not any(spare):  # later samples hold the same, in other sizes
+                spare.setdefault(left_out(item, signature))
             yield named(item, signature, f"sample {index}")
 
     if isinstance(data, Sequence):

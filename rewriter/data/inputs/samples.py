@@ -35,6 +35,7 @@ class Samples:
         text: The origin of the samples, in one line.
         real: False for generated data.
         notes: Sentences about what was done to the data for it to fit.
+        path, preprocess: As in `DataSource`.
 
     Raises:
         InputsError: a sample does not fit; the message names the sample, the input, and what to change.
@@ -48,11 +49,13 @@ class Samples:
         *,
         real: bool,
         notes: Sequence[str] = (),
+        path: str = "",
+        preprocess: str = "",
     ) -> None:
         self.notes = tuple(notes)
         self._ports = {port.name: port for port in signature.inputs}
         self._samples = samples
-        self.source = DataSource(text, len(samples), real, self._spans())
+        self.source = DataSource(text, len(samples), real, path, preprocess, self._spans())
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -155,7 +158,16 @@ def _described(value: Any, port: Port, where: str) -> Array | StoredArray:
             where=where,
             hint="export the model without this input",
         )
-    return value if isinstance(value, StoredArray) else np.asarray(value)
+    if isinstance(value, StoredArray):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise InputsError(
+            "it is a list whose parts differ in shape",
+            where=where,
+            hint="pad the parts to one length, or give one sample for each of them",
+        ) from error
 
 
 def _typed(stored: Array | StoredArray, port: Port, where: str) -> Array:

@@ -51,12 +51,12 @@ def lines(relation: Relation) -> tuple[str, ...]:
     flips = [a for a, on in ((height, r.placement.flip_v), (width, r.placement.flip_h)) if on]
     if flips:
         text = f"np.flip({text}, {tuple(flips) if len(flips) > 1 else flips[0]})"
-    text = _resized(text, r, layout) if r.zoom else _placed(text, r, layout)
+    text = _resized(text, layout) if r.zoom else _placed(text, r, layout)
     text = _reordered(text, r.fit, layout.axis("C"))
     if not r.same_values:
         text = _rescaled(text, r, layout)
     text = _typed(text, r)
-    head = ("from scipy.ndimage import zoom",) if r.zoom else ()
+    head = _bilinear(r) if r.zoom else []
     return (*head, f"theirs = {text}", *_padding_lines(r, layout))
 
 
@@ -82,10 +82,22 @@ def _moved(text: str, mine: Layout, other: Layout) -> str:
     return text
 
 
-def _resized(text: str, r: Relation, layout: Layout) -> str:
-    ratios = dict(zip("HW", (b / a for a, b in zip(*r.shapes, strict=True)), strict=True))
-    factors = ", ".join(_number(ratios.get(letter, 1.0)) for letter in layout.axes)
-    return f'zoom({text}, ({factors}), order=1, mode="nearest", grid_mode=True)'
+def _bilinear(r: Relation) -> list[str]:
+    """Weights [pixels of theirs, pixels of ours] of each axis; pixel centres at halves, borders repeated."""
+    return [
+        line
+        for name, ours, theirs in zip(("rows", "columns"), *r.shapes, strict=True)
+        for line in (
+            f"places = ((np.arange({theirs}) + 0.5) * ({ours} / {theirs}) - 0.5).clip(0, {ours - 1})",
+            f"{name} = np.maximum(0, 1 - np.abs(places[:, None] - np.arange({ours})))",
+        )
+    ]
+
+
+def _resized(text: str, layout: Layout) -> str:
+    given = layout.axes.lower()
+    result = given.replace("h", "i").replace("w", "j")
+    return f'np.einsum("{given},ih,jw->{result}", {text}, rows, columns, optimize=True)'
 
 
 def _placed(text: str, r: Relation, layout: Layout) -> str:

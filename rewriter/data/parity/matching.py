@@ -20,6 +20,7 @@ from rewriter.data.parity.geometry import (
     placements,
     standard,
 )
+from rewriter.data.parity.resampling import METHODS, resize
 from rewriter.data.parity.scales import Fit, Scaling, named_pair, own_constants
 from rewriter.model import Array
 
@@ -95,11 +96,10 @@ def _matches(ours: Array, theirs: Array, pair: tuple[Layout, Layout]) -> Iterato
 
 def zoomed(images: Array, shape: tuple[int, ...]) -> Array:
     """Resizes bilinearly, pixel centres at halves, to the height and width of `shape`."""
-    from scipy.ndimage import zoom
-
-    factors = (1.0, 1.0, shape[-2] / images.shape[-2], shape[-1] / images.shape[-1])
-    resized = zoom(images.astype(np.float64), factors, order=1, mode="nearest", grid_mode=True)
-    return np.asarray(resized)
+    size = shape[-2], shape[-1]
+    bilinear = METHODS[0]
+    resized = [resize(image.transpose(1, 2, 0), size, bilinear).transpose(2, 0, 1) for image in images]
+    return np.stack(resized)
 
 
 def _placed(ours: Array, theirs: Array, pair: tuple[Layout, Layout], *, zoom: bool) -> Iterator[Match]:

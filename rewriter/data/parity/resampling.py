@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -70,20 +70,28 @@ METHODS = (
 
 def resize(image: Array, size: tuple[int, int], method: Method) -> Array:
     """The image [H, W, C] at another height and width, in float64 and not rounded."""
-    rows = _weights(image.shape[0], size[0], method)
-    columns = _weights(image.shape[1], size[1], method)
-    height, width, channels = image.shape
-    halfway = rows @ image.reshape(height, width * channels).astype(np.float64)
-    turned = halfway.reshape(size[0], width, channels).swapaxes(0, 1).reshape(width, size[0] * channels)
-    return np.asarray((columns @ turned).reshape(size[1], size[0], channels).swapaxes(0, 1))
+    rows = _along_first(image.astype(np.float64), size[0], method)
+    return _along_first(rows.swapaxes(0, 1), size[1], method).swapaxes(0, 1)
+
+
+def _along_first(image: Array, size: int, method: Method) -> Array:
+    """The image with `size` rows; tap by tap, since a row reads few rows of a large source."""
+    pixels, weights = _taps(len(image), size, method)
+    result = np.zeros((size, *image.shape[1:]))
+    for tap in range(pixels.shape[1]):
+        result += weights[:, tap, None, None] * image[pixels[:, tap]]
+    return result
 
 
 @lru_cache(maxsize=256)
-def _weights(source: int, size: int, method: Method) -> Any:
-    """The weight of every pixel of the source, by pixel of the result: sparse [size, source]."""
-    from scipy.sparse import csr_array
-
-    return csr_array(_dense(source, size, method))
+def _taps(source: int, size: int, method: Method) -> tuple[Array, Array]:
+    """The pixels of the source that a pixel of the result reads, and their weights: both [size, taps]."""
+    dense = _dense(source, size, method)
+    used = dense != 0.0
+    first = used.argmax(axis=1)
+    span = int((source - used[:, ::-1].argmax(axis=1) - first).max())
+    pixels = np.minimum(first, source - span)[:, None] + np.arange(span)
+    return pixels, np.take_along_axis(dense, pixels, axis=1)
 
 
 def _dense(source: int, size: int, method: Method) -> Array:

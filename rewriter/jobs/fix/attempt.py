@@ -10,7 +10,7 @@ from rewriter.base import Pass
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
 from rewriter.data.ranges.depth import TensorAtDepth, along_depth
-from rewriter.jobs.fix.causes import Cause, causes, fused_norms
+from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.planning import Planning
 from rewriter.jobs.fix.proof import ARITHMETIC, Proof
@@ -155,7 +155,8 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         proof.done.append(record.search.check)
     proof.check_types(structured, fixed, plan)
     proof.check_engine(fixed, plan)
-    found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled)
+    folded = folded_statistics(given.original, known.model)
+    found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled, folded)
     return Attempt(job, record, proof, structured, fixed, plan, found, known.depth)
 
 

@@ -16,11 +16,15 @@ from rewriter.graph import label
 from rewriter.graph.editor import made_by
 from rewriter.graph.ops import ROW_NORMS
 from rewriter.hazards.kinds import KINDS
-from rewriter.hazards.survey import LARGEST
+from rewriter.hazards.loss import batch_statistics
+from rewriter.hazards.survey import LARGEST, PrecisionRequest
 from rewriter.model import Model, walk_graphs
+from rewriter.model import facts as tensor_facts
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan, Range
-from rewriter.planning.planner import LOW_TYPES
+from rewriter.planning.planner import LOW_TYPES, surveys
+
+BATCH = "BatchNormalization"
 
 CLAMPING = "clamp-constants"
 """The pass that brings constants into range."""
@@ -77,17 +81,32 @@ def fused_norms(model: Model, ranges: Mapping[tuple[int, str], Range]) -> tuple[
     return tuple(found)
 
 
+def folded_statistics(original: Model, rewritten: Model) -> tuple[Cause, ...]:
+    """BatchNormalizations whose statistics FP16 cannot hold, where our passes folded them away."""
+    left = {n.output[0] for g in walk_graphs(rewritten.proto.graph) for n in g.node if n.op_type == BATCH}
+    if not any(n.op_type == BATCH for g in walk_graphs(original.proto.graph) for n in g.node):
+        return ()
+    seen = surveys(original, tensor_facts.infer(original), {}, PrecisionRequest(LOW_TYPES["fp16"]))
+    found = [h for survey in seen for h in batch_statistics(survey) if h.node.output[0] not in left]
+    if not found:
+        return ()
+    what = f"{count(len(found), BATCH)} with statistics that FP16 cannot hold ({found[0].reason})"
+    return (Cause("weights", what, "folded into weights in FP32", tuple(label(h.node) for h in found)),)
+
+
 def causes(
     plan: Plan | None,
     passes: Sequence[PassResult],
     fused: Sequence[FusedNorm],
     unscaled: Mapping[tuple[int, str], Range],
+    folded: Sequence[Cause] = (),
 ) -> tuple[Cause, ...]:
     """The hazards that `fix` found, those that overflow first.
 
     Args:
         fused: Norms that a pass made one operator.
         unscaled: Ranges, before `rescale` scaled them, of the tensors that were out of range.
+        folded: Those of `folded_statistics`, which leave no trace in the plan.
     """
     if plan is None or plan.precision == "fp32":
         return ()
@@ -100,6 +119,7 @@ def causes(
     found = [*_of_squares(rules.pop("unfused-norm", []), limits), *_of_fused(fused, limits)]
     found += [*_of_overflow(rules.pop("overflow", []), unscaled, limits), *_of_masks(passes, limits)]
     found += [_of_rule(rule, members) for rule, members in rules.items()]
+    found += folded if plan.precision == "fp16" else ()
     return tuple(sorted(found, key=lambda cause: not _overflows(cause)))
 
 

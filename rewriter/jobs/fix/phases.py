@@ -50,11 +50,8 @@ def _first(steps: Sequence[Pass], end: int, wanted: Callable[[Stage], bool]) -> 
 
 
 def _check_order(steps: Sequence[Pass]) -> None:
-    names = [step.name for step in steps]
     for place, step in enumerate(steps):
-        before, later = names[:place], steps[place + 1 :]
-        for other in later:
-            required = other.name in step.requires.after and other.name not in before
-            if required or Stage.STRUCTURE < other.stage < step.stage:
+        for other in steps[place + 1 :]:
+            if Stage.STRUCTURE < other.stage < step.stage:
                 hint = f"name {step.name} after {other.name}"
                 raise UsageError(f"{step.name} has to follow {other.name}", where="--passes", hint=hint)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from rewriter.base import Merged, Pass, Rescaled
 from rewriter.data.inputs import Samples
-from rewriter.data.ranges import Ranges, measure
+from rewriter.data.ranges import Ranges
 from rewriter.data.ranges.binades import measure_binades
+from rewriter.data.ranges.kept import kept_or_measured
 from rewriter.data.ranges.merged import merged_ranges
 from rewriter.emulation import reference
 from rewriter.jobs.fix.job import FixJob
@@ -17,14 +18,10 @@ from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Fitted, Rewriting
 from rewriter.model import Model
 from rewriter.model import facts as tensor_facts
-from rewriter.model.facts import Facts
 from rewriter.plan import Plan
 from rewriter.planning import activations, free_fp32
-from rewriter.planning.costs.estimate import priced
 from rewriter.planning.plan_fit import fit, named_by, operators
 from rewriter.planning.planner import PlanRequest, make_plan
-from rewriter.rewriting.product_splitting.latency import budget_left
-from rewriter.search.goal import Budget, Goal
 from rewriter.search.run import SearchInput, SearchRequest, run
 
 
@@ -41,7 +38,7 @@ class Planning:
         """Measures the ranges of every tensor on the samples."""
         with self.record.stage("ranges"):
             widened = reference(model, tensor_facts.infer(model))
-            ranges = measure(
+            ranges = kept_or_measured(
                 widened,
                 self.samples,
                 tensor_facts.infer(widened),
@@ -118,7 +115,7 @@ class Planning:
         with self.record.stage("search"):
             facts = tensor_facts.infer(fitted.model)
             request = SearchRequest(
-                self._left(fitted.model, facts, plan),
+                job.goal,
                 job.metric,
                 job.request.pareto,
                 job.search_engine,
@@ -134,15 +131,6 @@ class Planning:
         self.record.search = found
         self.record.warnings.extend(found.warnings)
         return found.plan
-
-    def _left(self, structured: Model, facts: Facts, plan: Plan) -> Goal | None:
-        """The goal of a search, with what passes left of a budget."""
-        goal, spent = self.job.goal, self.record.spent_us()
-        if not spent or not isinstance(goal, Budget):
-            return goal
-        prices = priced(structured, facts, self.job.target)
-        left = budget_left(goal.share, prices.total_us(plan), spent)
-        return replace(goal, share=left, requested=goal.share)
 
 
 def _declined(wish: PlanRequest) -> Iterator[str]:

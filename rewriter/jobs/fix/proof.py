@@ -18,7 +18,7 @@ from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.jobs.fix.yardstick import Yardstick
-from rewriter.model import Model, load, save
+from rewriter.model import Model, load, map_saved, save
 from rewriter.model import facts as tensor_facts
 from rewriter.plan import Plan
 from rewriter.verification.arithmetic_checks import (
@@ -142,6 +142,7 @@ class Proof:
         job, written = self.job, None
         if destination is not None and not job.request.strict:
             written = self._save(fixed, destination)
+            map_saved(fixed, written)
         built = any(check.name in ("build", "run") for check in self.done)
         if job.request.verify and job.request.build and not built:
             with tempfile.TemporaryDirectory(prefix="rewriter-") as folder:

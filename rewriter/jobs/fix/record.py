@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rewriter.base import Rescaled, Spent
+from rewriter.base import Rescaled
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
 from rewriter.search.run import SearchOutcome
@@ -30,8 +30,3 @@ class Record:
         """Returns the tensors multiplied by a power of two so far, in the order of the changes."""
         changes = (change for result in self.passes for change in result.changes)
         return tuple(e for change in changes if isinstance(change, Rescaled) for e in change.exponents)
-
-    def spent_us(self) -> float:
-        """Returns the estimated latency that passes have spent on accuracy."""
-        changes = (change for result in self.passes for change in result.changes)
-        return sum(change.us for change in changes if isinstance(change, Spent))

@@ -136,7 +136,7 @@ class Repair:
         given, phases = self.given, first.job.phases
         expected, judging = given.yardstick.expected, given.yardstick.judging
         assert expected is not None
-        suspects = [step for step in phases.structural if step.exactness.tolerance and _changed(first, step)]
+        suspects = [step for step in phases.structural if _changed(first, step)]
         found = []
         for step in suspects:
             job = _without(first.job, step)

@@ -12,11 +12,9 @@ from rewriter.data.ranges import Ranges
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.model import Model, load
-from rewriter.patterns.split_parts import RULE as SPLIT_RULE
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.plan import Plan
 from rewriter.planning.plan_fit import kept_by_user
-from rewriter.search.goal import Budget
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Rewriting:
         self, plan: Plan | None = None, ranges: Ranges | None = None, given: Calibration | None = None
     ) -> Context:
         job = self.job
-        return Context(job.opset, job.target, plan, ranges, self._kept(), given, self._budget())
+        return Context(job.opset, job.target, plan, ranges, self._kept(), given)
 
     def _driven(
         self, model: Model, steps: Sequence[Pass], context: Context, ran: int = 0
@@ -86,16 +84,6 @@ class Rewriting:
         driver = Driver(lambda step: record.stage.progress(f"pass {step.name}", next(places), total))
         with record.stage("passes"):
             return driver.run(model, steps, context)
-
-    def _budget(self) -> float | None:
-        """Returns the share of latency that passes may spend on accuracy; None: no limit is known.
-
-        It is 0 where the goal is an error. A given plan decides by itself: its nodes have to be there again.
-        """
-        goal, plan = self.job.goal, self.job.plan
-        if plan is not None:
-            return None if any(d.rule == SPLIT_RULE for d in plan.decisions) else 0.0
-        return goal.share if isinstance(goal, Budget) else None if goal is None else 0.0
 
     def _kept(self) -> Kept:
         """Returns what the user keeps in FP32, by the job or in the plan that excludes them."""

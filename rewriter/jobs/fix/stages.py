@@ -42,6 +42,8 @@ from rewriter.verification.not_finite import nan_warnings
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use the others."""
 
+NO_PLAN = "--save-plan: no plan was written, since all of it is FP32: --precision fp32 gives the same"
+
 CHECKED_S = 60.0
 """Most processor seconds of a check's emulation with FP16 sums that nobody asked for."""
 
@@ -53,8 +55,11 @@ def run(job: FixJob) -> FixResult:
     before = _before(job, given, stage)
     source_sha = source_hash(job.source, given.original)
     made, repairs, tried = _best(job, given)
-    if made.plan is not None and job.request.save_plan is not None:
-        plan_file.write(made.plan, Path(job.request.save_plan))
+    if job.request.save_plan is not None:
+        if made.plan is not None:
+            plan_file.write(made.plan, Path(job.request.save_plan))
+        else:
+            made.record.warnings.append(NO_PLAN)
     fixed = weak_typing.named(made.structured) if job.weak_typing else made.fixed
     if made.failed:
         made.proof.explain(made.fixed)

@@ -116,6 +116,16 @@ def weight(graph: GraphEditor, tensor: str) -> tuple[Array, list[NodeProto]] | N
     return (value.reshape(sizes), path) if fits else None
 
 
+def unrepeated(value: Array, frame: Frame) -> Array:
+    """A constant without its copies along axes that are not normalised: JAX expands a scale to all of x."""
+    if frame.rank is None or value.ndim != frame.rank:
+        return value
+    for axis in set(range(value.ndim)) - set(frame.axes):
+        first = value.take([0], axis)
+        value = first if np.array_equal(np.broadcast_to(first, value.shape), value) else value
+    return value
+
+
 def _narrow(graph: GraphEditor, tail: Tail, outer: frozenset[int]) -> None:
     """Adds the Cast that undoes the widening of the input."""
     path, end = _idle(graph, tail.output)
@@ -184,7 +194,7 @@ def _fit(graph: GraphEditor, operand: str, frame: Frame) -> Fit:
     known = weight(graph, operand)
     if known is None:
         return "fits" if _computed_fits(graph.shape(operand), frame) else "computed"
-    shape = known[0].shape
+    shape = unrepeated(known[0], frame).shape
     if known[0].size == 1 and set(frame.sizes) != {1}:
         return "scalar"
     return "fits" if frame.fits(shape) else "wrong shape"

@@ -238,7 +238,7 @@ class Mean(Pattern):
 
     name: str
     of: Pattern
-    ops: tuple[str, ...] = ("ReduceMean", "ReduceSum")
+    ops: tuple[str, ...] = ("ReduceMean", "ReduceSum", "GlobalAveragePool")
     scaled: bool = True
 
     def match(self, found: Bindings, tensor: str) -> Iterator[Bindings]:
@@ -255,10 +255,10 @@ class Mean(Pattern):
         if step is None:
             return
         node, found = step
-        axes = found.graph.axes(node)
+        axes = _reduced_axes(found.graph, node)
         if axes == () and attribute(node, "noop_with_empty_axes", 0):
             return  # it reduces nothing
-        total = node.op_type != "ReduceMean"
+        total = node.op_type not in {"ReduceMean", "GlobalAveragePool"}
         count = _count(found.graph, node.input[0], axes) if total and node.op_type != "ReduceL2" else 1
         share = None if share is None or count is None or node.op_type == "ReduceL2" else share * count
         known = (*found.moments.get(self.name, ()), Moment(axes, share, total and not scaled))
@@ -335,6 +335,14 @@ def scaling(graph: GraphEditor, node: NodeProto) -> tuple[str, float | None] | N
         if value is None and graph.shape(scalar) in ((), (1,)) and graph.shape(tensor) not in ((), (1,)):
             return tensor, None
     return None
+
+
+def _reduced_axes(graph: GraphEditor, node: NodeProto) -> tuple[int, ...] | None:
+    """As written; from axis 2 on for GlobalAveragePool, which tf2onnx writes for such a mean."""
+    if node.op_type != "GlobalAveragePool":
+        return graph.axes(node)
+    rank = graph.rank(node.input[0])
+    return None if rank is None else tuple(range(2, rank))
 
 
 def _count(graph: GraphEditor, tensor: str, axes: tuple[int, ...] | None) -> int | None:

@@ -7,7 +7,7 @@ from onnx import NodeProto
 
 from rewriter.graph import GraphEditor
 from rewriter.patterns.norms import Frame, Norm
-from rewriter.patterns.norms.affine import weight
+from rewriter.patterns.norms.affine import unrepeated, weight
 
 
 class _UnknownSizeError(Exception):
@@ -71,13 +71,13 @@ def _shaped(graph: GraphEditor, tensor: str, where: Frame) -> str:
     known = weight(graph, tensor)
     if known is None:
         return tensor
-    value, rank = known[0], where.rank or len(where.axes)
+    value, rank = unrepeated(known[0], where), where.rank or len(where.axes)
     whole = (1,) * (rank - value.ndim) + value.shape
     own = [whole[a] for a in where.axes]
     sizes = [d if s is None and d > 1 else s for d, s in zip(own, where.sizes, strict=True)]
     target = [s for s in sizes if s is not None]
     if len(target) != len(sizes):
         raise _UnknownSizeError(f"{tensor} is broadcast along an axis whose size is not known")
-    if list(value.shape) == target:
+    if list(known[0].shape) == target:
         return tensor
     return graph.add_constant(f"{tensor}/normalised", np.broadcast_to(value.reshape(own), target).copy())

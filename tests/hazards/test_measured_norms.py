@@ -76,6 +76,12 @@ WHOLE = "d e m q s v y"
         ),
         pytest.param(rms_norm(1e-6), {}, "e i n s y", id="multiplied by the inverse: to the end"),
         pytest.param(rms_norm(1e-14), {}, "e i n s y", id="FP32 divides by any root"),
+        pytest.param(
+            rms_norm(1e-14).replace("Div(one, s)", "Reciprocal(s)"),
+            {},
+            "e i n s y",
+            id="and takes the reciprocal of any root",
+        ),
         pytest.param(rms_norm(1e-6), {"q": (0.0, 20000.0)}, "e i n q s v y", id="squares out of range"),
     ],
 )
