@@ -619,6 +619,7 @@ def test_every_rule_is_tested_here() -> None:
         "square_differences",
         "filter_banks",
         "batch_statistics",
+        "exponential_differences",
     }
     shared = {"hidden_sums", "long_softmax"}  # with `scan`: in test_hazard_rules.py
     asked = {"norm_operators"}  # of `rewriter probe`: in test_probe.py
