@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from rewriter.engines.deadline import stopped_at, time_up
-from rewriter.engines.onnxruntime_copies import protect_inputs, take_version
+from rewriter.engines.onnxruntime_copies import keep_captured_casts, protect_inputs, take_version
 from rewriter.engines.onnxruntime_errors import explained
 from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.engines.onnxruntime_values import array_of, value_of
@@ -68,6 +68,7 @@ class LocalSession:
         self.version = f"onnxruntime {ort.__version__}"
         proto, inputs, constants = _split(model, all_constant=optimize or gpu)
         protect_inputs(proto)
+        keep_captured_casts(proto)
         take_version(proto, self._file)
         self._inputs = {name: value_of(model.weights[name]) for name in inputs}
         self._constants = {name: value_of(model.weights[name]) for name in constants}

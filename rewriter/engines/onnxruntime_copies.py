@@ -11,7 +11,8 @@ import onnx
 from rewriter import walls
 from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.errors import ArithmeticRunError
-from rewriter.model import opsets_of, walk_graphs
+from rewriter.graph import captured
+from rewriter.model import holds_graphs, opsets_of, walk_graphs
 
 OLD_IR, OLD_OPSET = 8, 17
 """Versions that every supported ONNX Runtime takes (1.14 and later)."""
@@ -43,6 +44,21 @@ def protect_inputs(proto: onnx.ModelProto) -> None:
                 for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                     for graph in walk_graphs(body):
                         _protect(graph)
+
+
+def keep_captured_casts(proto: onnx.ModelProto) -> None:
+    """Inserts an Identity behind each Cast whose result a subgraph reads.
+
+    ONNX Runtime 1.31 removes a Cast and the one that undoes it without a look at subgraphs, even with
+    its optimisations off: "Missing Input" of the node in the branch.
+    """
+    for graph in walk_graphs(proto.graph):
+        read = {name for node in graph.node if holds_graphs(node) for name in captured(node)}
+        if not any(node.op_type == "Cast" and node.output[0] in read for node in graph.node):
+            continue
+        nodes = [part for node in graph.node for part in _kept(node, read)]
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def take_version(proto: onnx.ModelProto, file: str | None) -> None:
@@ -128,6 +144,15 @@ def _protected(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
             yield onnx.helper.make_node("Concat", [node.input[place]], [copy], copy, axis=0)
             node.input[place] = copy
     yield node
+
+
+def _kept(node: onnx.NodeProto, read: set[str]) -> Iterator[onnx.NodeProto]:
+    """The node, with an Identity behind it if it is a Cast whose result is among those read."""
+    yield node
+    if node.op_type == "Cast" and node.output[0] in read:
+        result, inner = node.output[0], f"{node.output[0]}:cast"
+        node.output[0] = inner
+        yield onnx.helper.make_node("Identity", [inner], [result], inner)
 
 
 def _writes(node: onnx.NodeProto) -> bool:

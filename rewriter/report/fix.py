@@ -39,6 +39,8 @@ def verdict_line(result: FixResult) -> Text:
         text, style = f"Fixed, NOT verified (--no-verify): {where}", "yellow"
     elif result.conclusion.ending == "as-fp32":
         text, style = f"Fixed, as accurate as FP32 here: {where}", "green"
+    elif result.verified and not (result.verdict and result.verdict.compared):
+        text, style = f"Fixed, and builds, but no result could be compared: {where}", "yellow"
     elif result.verified:
         text, style = f"Fixed and verified: {where}", "green"
     else:

@@ -99,6 +99,11 @@ class Verdict:
         """At least one check was made and none failed."""
         return any(c.passed for c in self.checks) and all(c.passed is not False for c in self.checks)
 
+    @property
+    def compared(self) -> bool:
+        """A check compared results with the original's: without one, no more is known than that it builds."""
+        return any(c.passed is not None and (c.outputs or c.value) for c in self.checks)
+
 
 def log_lines(log: str) -> tuple[str, ...]:
     """Returns the library's last lines in a child's log, as details, without the Python stack after them."""

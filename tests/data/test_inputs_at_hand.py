@@ -166,9 +166,9 @@ def test_photographs_without_steps_are_explained(photographs: Path) -> None:
         load_samples(photographs, PHOTO)
 
 
-def test_without_pillow_the_error_names_the_extra(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_error_says_what_to_install(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputsError, match=r"(?s)Pillow.*rewriter\[images\]"):
+    with pytest.raises(InputsError, match=r"(?s)Pillow.*pip install pillow"):
         load_samples(photographs, PHOTO, image_preprocess="size=8")
 
 

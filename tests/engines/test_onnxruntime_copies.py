@@ -87,6 +87,27 @@ def test_weights_stay_as_they_are(body: str, opset: int) -> None:
         np.testing.assert_array_equal(weight, values()[name])
 
 
+CASTS = """
+    g (float[4] x) => (float[4] y) {
+        c = Constant<value = bool {0}>()
+        wide = Cast<to = 11>(x)
+        narrow = Cast<to = 1>(wide)
+        y = If (c) <
+            then_branch = t () => (float[4] u) { u = Tanh(narrow) },
+            else_branch = e () => (float[4] w) { w = Neg(narrow) }
+        >
+    }"""
+
+
+@pytest.mark.parametrize("optimize", [False, True])
+def test_casts_that_undo_each_other_reach_a_branch(optimize: bool) -> None:
+    model = graph(CASTS)
+    x = np.arange(4, dtype=np.float32)
+    with Session(model, optimize=optimize) as session:
+        np.testing.assert_array_equal(session.run({"x": x})["y"], -x)
+    assert [node.op_type for node in model.proto.graph.node] == ["Constant", "Cast", "Cast", "If"]
+
+
 MAPPED = """
 import sys, numpy as np
 from rewriter.engines.onnxruntime import Session

@@ -274,6 +274,11 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
         pytest.param({"output": None}, "Fixed and verified: nothing written", id="a dry run"),
         pytest.param({"plan": None}, "Fixed and verified: out/fixed.onnx\n", id="structure only"),
         pytest.param({"verdict": Verdict(())}, "VERIFICATION FAILED (no check could be made)", id="no check"),
+        pytest.param(
+            {"verdict": Verdict((Check("structure", None, "not checked"), Check("build", True, "built")))},
+            "Fixed, and builds, but no result could be compared: out/fixed.onnx",
+            id="a build alone",
+        ),
     ],
 )
 def test_verdict_line(changes: dict[str, object], line: str) -> None:

@@ -93,7 +93,7 @@ def _text(verdict: Verdict | None) -> str:
         return "not verified"
     made = [check for check in verdict.checks if check.passed is not None]
     if verdict.passed:
-        return f"verified: {_names(made)}"
+        return f"{'verified' if verdict.compared else 'no result could be compared'}: {_names(made)}"
     failed = [check for check in made if check.passed is False]
     return f"FAILED: {_names(failed)}" if failed else "not verified: no check could be made"
 
