@@ -166,7 +166,7 @@ def test_photographs_without_steps_are_explained(photographs: Path) -> None:
         load_samples(photographs, PHOTO)
 
 
-def test_without_pillow_the_error_says_what_to_install(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_error_says_the_remedy(photographs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(InputsError, match=r"(?s)Pillow.*pip install pillow"):
         load_samples(photographs, PHOTO, image_preprocess="size=8")
