@@ -168,7 +168,7 @@ def test_onnx_runtime_runs_the_file_itself_several_times(files: tuple[Path, Path
 def test_the_user_sets_the_tolerance(files: tuple[Path, Path]) -> None:
     strict = rewriter.verify(*files, inputs=feeds(3.0), engine="emulation", tolerance=1e-7)
     assert not strict.passed
-    assert strict.tolerance == Tolerance(1e-7, "relative-l2", "--tolerance")
+    assert strict.tolerance == Tolerance(1e-7, "relative-l2", "tolerance=")
     loose = rewriter.verify(
         *files, inputs=feeds(3.0), engine="onnxruntime", tolerance=40.0, metric="psnr", timing=False
     )

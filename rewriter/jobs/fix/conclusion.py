@@ -116,7 +116,7 @@ def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> It
 
 def _leave_out(tried: Tried) -> str:
     names = ", ".join(tried.changed)
-    return f"leave out one of the passes that changed it, with --skip: {names}; and report this as a defect"
+    return f"leave out one of the passes that changed it ({names}) with --skip, and report this as a defect"
 
 
 def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[str, str]:
