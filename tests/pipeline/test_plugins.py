@@ -190,9 +190,13 @@ def test_a_broken_one_is_an_error_that_names_its_package(
 
 
 def test_verification_holds_it_to_the_exactness_that_it_claims(bad: Path, model: Path) -> None:
-    done = rewriter("fix", model, "--dry-run", "--passes", "neg-to-abs", "--no-build", sites=(bad,))
-    assert done.returncode == 1, done.stderr
-    assert "VERIFICATION FAILED (structure)" in flat(done.stdout)
+    command = ("fix", model, "--dry-run", "--passes", "neg-to-abs", "--no-build")
+    failed = rewriter(*command, "--no-repair", sites=(bad,))
+    assert failed.returncode == 1, failed.stderr
+    assert "VERIFICATION FAILED (structure)" in flat(failed.stdout)
+    repaired = rewriter(*command, sites=(bad,))
+    assert repaired.returncode == 0, repaired.stderr
+    assert "without neg-to-abs, which changed the result in FP32" in flat(repaired.stdout)
 
 
 def test_broken_ones_are_in_nobodys_way(bad: Path, model: Path, tmp_path: Path) -> None:
