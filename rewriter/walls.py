@@ -89,8 +89,10 @@ class Walled:
         self._lock = threading.Lock()
         self._log = _scratch("rewriter-log")
         mine, its = socket.socketpair()
-        self._pid = _fork(make, mine, its, self._log, self._time())
+        watched, self._lifeline = os.pipe()
+        self._pid = _fork(make, its, watched, self._log, self._time())
         its.close()
+        os.close(watched)
         self._socket: socket.socket | None = mine
         _children.add(self)
         try:
@@ -123,9 +125,7 @@ class Walled:
     def close(self) -> None:
         """End the child."""
         if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            os.close(self._log)
+            self._let_go()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -135,9 +135,14 @@ class Walled:
         """Let go of the child without ending it: it belongs to the process that this one is a fork of."""
         self._lock = threading.Lock()  # a thread of the other process may have held it
         if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            os.close(self._log)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._socket is not None
+        self._socket.close()
+        self._socket = None
+        os.close(self._log)
+        os.close(self._lifeline)
 
     def _time(self) -> float:
         return CALL_S if self._limit_s is None else self._limit_s
@@ -292,7 +297,7 @@ def close() -> None:
 # -- the start of a child ----------------------------------------------------------------------
 
 
-def _fork(make: Callable[[], Any], mine: socket.socket, its: socket.socket, log: int, limit_s: float) -> int:
+def _fork(make: Callable[[], Any], its: socket.socket, watched: int, log: int, limit_s: float) -> int:
     limit = _address_space() + max(LEAST_BYTES, int(SHARE * available_memory()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks in a process with threads
@@ -300,13 +305,13 @@ def _fork(make: Callable[[], Any], mine: socket.socket, its: socket.socket, log:
     if pid:
         return pid
     try:
-        _settle(its, log, limit)
+        _settle(its, watched, log, limit)
         _serve(make, its, limit_s)
     finally:
         os._exit(1)
 
 
-def _settle(its: socket.socket, log: int, limit: int) -> None:
+def _settle(its: socket.socket, watched: int, log: int, limit: int) -> None:
     """Makes a fork a process of its own: its files, its signals, its limits."""
     import resource
 
@@ -321,12 +326,11 @@ def _settle(its: socket.socket, log: int, limit: int) -> None:
     # a thread that draws progress may hold the locks of the old ones for ever: here it does not run
     sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        if (
-            descriptor := int(entry.name)
-        ) > 2 and descriptor != its.fileno():  # other than the standard three
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+    kept = {0, 1, 2, its.fileno(), watched}
+    for descriptor in {int(entry.name) for entry in Path("/proc/self/fd").iterdir()} - kept:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    end_with_parent(watched, os.getpid())
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -354,14 +358,12 @@ def _carry_out(its: socket.socket, work: Callable[[], Any], seconds: float) -> b
     """Does one piece of work and sends its result or its exception; True if there was none."""
     if math.isfinite(seconds):
         signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds + ALARM_S)
-    end_with_parent(its.fileno(), os.getpid())
     try:
         answer = True, work()
     except MemoryError:
         answer = False, NativeError("memory ran out", hint="a tensor of the model may be larger than memory")
     except Exception as error:
         answer = False, error
-    end_with_parent(its.fileno(), os.getpid(), on=False)
     signal.setitimer(signal.ITIMER_REAL, 0)
     try:
         _send(its, answer)
@@ -370,25 +372,25 @@ def _carry_out(its: socket.socket, work: Callable[[], Any], seconds: float) -> b
     return answer[0]
 
 
-def end_with_parent(connection: int, owner: int, *, on: bool = True) -> None:
+def end_with_parent(lifeline: int, owner: int) -> None:
     """Lets the kernel end this process as soon as the parent ends, even if native code holds Python's lock.
 
-    It sends SIGIO, whose default action is that, when the other end of the connection closes (O_ASYNC of
-    open(2)). PR_SET_PDEATHSIG would come when the thread ends that started this process. Linux alone.
+    It sends SIGIO, whose default action is that, when the other end of the pipe closes (O_ASYNC of open(2)).
+    PR_SET_PDEATHSIG would come when the thread ends that started this process. Linux alone.
 
     Args:
-        connection: A socket or pipe to the parent, through which nothing comes as long as this is on.
+        lifeline: A pipe whose other end the parent holds. Nothing may come through it, since the kernel sends
+            the same signal for data, and may do so after the data was read.
         owner: The process to end, or the negative number of a process group.
     """
     import fcntl
     import select
 
-    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
-    fcntl.fcntl(connection, fcntl.F_SETOWN, owner)
-    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if on else flags & ~os.O_ASYNC)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, owner)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     closed = select.poll()
-    closed.register(connection, 0)
-    if on and closed.poll(0):  # it had closed before
+    closed.register(lifeline, 0)
+    if closed.poll(0):  # it had closed before
         os._exit(1)
 
 

@@ -221,6 +221,14 @@ def gone(child: int) -> bool:
     return False
 
 
+def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
+    """The kernel may announce an order after it was read, when the child works on it: seen on a busy machine."""
+    with walls.Walled(Sleeper, doing="a nap") as child:
+        connection = child._opened()
+        threading.Timer(0.2, connection.sendall, [b"!"]).start()
+        assert child.call("sleep", 0.5) == "slept"
+
+
 def test_errors_can_be_pickled() -> None:
     import pickle
 
@@ -241,6 +249,12 @@ def test_a_fork_has_children_of_its_own() -> None:
         )
     assert all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+class Sleeper:
+    def sleep(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "slept"
 
 
 def its_child_answers() -> bool:
