@@ -222,7 +222,7 @@ def gone(child: int) -> bool:
 
 
 def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
-    """The kernel may announce an order after it was read, when the child works on it: seen on a busy machine."""
+    """The kernel may announce an order after it was read, when the child works on it."""
     with walls.Walled(Sleeper, doing="a nap") as child:
         connection = child._opened()
         threading.Timer(0.2, connection.sendall, [b"!"]).start()
