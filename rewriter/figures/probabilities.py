@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.figures.maps import MapError, map_error
 from rewriter.figures.pair import Pair
 from rewriter.figures.tolerances import USABLE
 from rewriter.graph import attribute, is_op, label
@@ -19,8 +20,9 @@ from rewriter.graph.ops import RESHAPES
 from rewriter.model import Array, Model, opsets_of
 
 PER_TOLERANCE = 2.0
-"""Largest difference of a probability that stands alone, and largest mean distance of rows of them, over the
-tolerance of relative L2: 0.01 for FP16. Thresholds on probabilities are set in steps of 0.05."""
+"""Largest difference of a probability that stands alone, largest mean distance of rows of them, and largest
+distance of two maps, over the tolerance of relative L2: 0.01 for FP16. Thresholds on probabilities are set in
+steps of 0.05."""
 
 TIE = 0.1
 """Two classes of the original whose probabilities are this close, as a share of the larger one, are a tie
@@ -57,9 +59,11 @@ class ProbabilityError:
         difference: Largest difference of a probability.
         mean: Total variation distance of a row's two distributions, the mean over rows; None where each value
             stands alone.
-        allowed: Largest `mean` that passes, or `difference` where each value stands alone.
+        allowed: Largest `mean` that passes; where each value stands alone, largest `difference`, or distance
+            of maps.
         top_1: Share of rows with the same best class; None where each value stands alone.
         decided: True if no row has another best class, ties aside (`TIE`).
+        areas: The comparison as maps, where values that stand alone look like one.
     """
 
     reason: str
@@ -68,12 +72,14 @@ class ProbabilityError:
     allowed: float
     top_1: float | None
     decided: bool
+    areas: MapError | None = None
 
     @property
     def excess(self) -> float:
         """The error in units of what is allowed; a single row may differ by `USABLE`."""
         if self.mean is None:
-            return self.difference / self.allowed
+            alone = self.difference / self.allowed
+            return alone if self.areas is None else min(alone, self.areas.excess(self.allowed))
         return max(self.mean / self.allowed, self.difference / USABLE)
 
     @property
@@ -81,8 +87,13 @@ class ProbabilityError:
         return self.decided and self.excess <= 1.0
 
     def __str__(self) -> str:
-        if self.mean is None:
+        if self.mean is None and (self.areas is None or self.difference <= self.allowed):
             return f"largest difference {self.difference:.2g}, {self.allowed:.2g} allowed"
+        if self.areas is not None:
+            return (
+                f"{self.areas.distance:.2g} of the map's area differs, {self.allowed:.2g} allowed; beyond "
+                f"the values around a pixel at most {self.areas.beyond:.2g}, {USABLE:.2g} allowed"
+            )
         kept = f", the same best class in {self.top_1:.4g} of the rows" if self.top_1 is not None else ""
         ties = "" if self.decided else ", and not by ties alone"
         return (
@@ -146,12 +157,14 @@ def probability_error(known: Probabilities, pair: Pair, tolerance: float) -> Pro
     if known.logarithms:
         expected, actual = np.exp(expected), np.exp(actual)
     difference = float(np.max(np.abs(actual - expected), initial=0.0))
-    top_1, mean, decided = None, None, True
+    top_1, mean, decided, areas = None, None, True, None
     if known.classes is not None and expected.size and expected.shape[known.classes] > 1:
         rows, found = (np.moveaxis(array, known.classes, -1) for array in (expected, actual))
         top_1, decided = _top_1(rows, found)
         mean = float(np.mean(np.sum(np.abs(found - rows), axis=-1))) / 2.0
-    return ProbabilityError(known.reason, difference, mean, PER_TOLERANCE * tolerance, top_1, decided)
+    elif known.classes is None:
+        areas = map_error(expected, actual)
+    return ProbabilityError(known.reason, difference, mean, PER_TOLERANCE * tolerance, top_1, decided, areas)
 
 
 def _top_1(expected: Array, actual: Array) -> tuple[float, bool]:

@@ -9,6 +9,9 @@ O(k log n) evaluations.
 Some nodes stay in FP32 whatever was measured: they could be infinite, NaN or zero on other data (overflow, a
 mask, an epsilon, a norm's squares, partial sums), have no lower type, or were named by the user.
 
+A search that takes the first plan and cannot meet the tolerance comes close to all nodes in FP32 instead: the
+caller judges the plan by other measures, too.
+
 A plan with most matrix products in FP32 defeats reduced precision. If rounding their weights alone breaks the
 tolerance, no cheaper plan meets it: the search reports that with the number. It also evaluates this if all
 nodes in FP32 are not enough, since FP32 products are TF32 on a GPU.
@@ -29,6 +32,7 @@ from rewriter.planning.planner import SEARCHED, has_bf16, node_key
 from rewriter.search.candidate import Candidate, added
 from rewriter.search.goal import ErrorLimit, Found
 from rewriter.search.trials import Trials
+from rewriter.verification.arithmetic_checks import AS_FP32
 
 RELEASABLE = frozenset(
     {"accumulation", "coordinates", "integers", "order", "phase", "positions", "underflow"}
@@ -64,6 +68,8 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     needed = _bisect(ranked, trials, goal)
     if needed is None:
         best = trials.value(added(ranked))
+        if goal.first_found:
+            return replace(_found(trials, goal, _closest(ranked, trials, goal), before, None), met=False)
         return replace(_found(trials, goal, rules, before, trials.weights_alone()), met=False, value=best)
     kept = ranked[:needed]
     if goal.first_found:
@@ -73,6 +79,12 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
     if weights is not None and not goal.meets(weights):
         return replace(_found(trials, goal, rules, before, weights), met=False)
     return _found(trials, goal, _cheaper(trials, goal, candidate), before, weights)
+
+
+def _closest(ranked: Sequence[str], trials: Trials, goal: ErrorLimit) -> Candidate:
+    """Returns as few of the best nodes as come close to what all nodes in FP32 reach."""
+    reached = replace(goal, tolerance=AS_FP32 * trials.value(added(ranked)))
+    return added(ranked[: _bisect(ranked, trials, reached) or 0])
 
 
 def _products_share(trials: Trials, candidate: Candidate) -> float:

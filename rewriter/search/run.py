@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from rewriter.base import Target
 from rewriter.data.inputs import Samples
 from rewriter.emulation import Accumulation, reference
@@ -19,7 +21,7 @@ from rewriter.engines.protocol import EngineName
 from rewriter.errors import TimeUpError
 from rewriter.figures.metrics import DETECTIONS, named
 from rewriter.figures.tolerances import RELATIVE_L2
-from rewriter.model import Model
+from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
 from rewriter.model.stopwatch import LASTING, Progress
@@ -165,20 +167,25 @@ def _with_rows_as_sets(request: SearchRequest, original: Model) -> SearchRequest
 def _by_emulation(given: SearchInput, request: SearchRequest) -> SearchOutcome:
     goal, clock = request.goal, Clock(math.inf)
     few = isinstance(goal, ErrorLimit) and goal.first_found
-    candidates = list(islice(given.samples, 1 if few else EMULATED_SAMPLES))
+    candidates = list(islice(given.samples, EMULATED_SAMPLES))
     effort = Effort(1, request.accumulation)
 
     def enough(run_s: float) -> int:
         nonlocal effort
         cost = RunCost.of(given.structured, given.facts, run_s)
+        if few:
+            return len(candidates)
         if isinstance(goal, Budget):
             effort = for_budget(cost, len(candidates))
-        elif not few:
+        else:
             effort = for_tolerance(cost, len(candidates), request.accumulation)
         return effort.samples
 
     exact, _ = _exact(given.original, candidates, clock, enough)
     compared: Sequence[Sample] = candidates[: len(exact)]
+    if few:
+        at = _strongest(exact)
+        compared, exact = [candidates[at]], [exact[at]]
     ranked = effort.of(_problem(given, request, compared, exact))
     judged = replace(ranked, accumulation="fp16") if isinstance(goal, Budget) else ranked
     trials = Trials(judged, given.plan, named(request.metric), request.reason, ranked)
@@ -263,6 +270,20 @@ def _exact(
             if len(found) >= most:
                 break
     return found, run_s
+
+
+def _strongest(exact: Sequence[Outputs]) -> int:
+    """The sample with the largest outputs: where a detector finds nothing, relative errors mean nothing."""
+    sizes = np.array([[_size(value) for value in outputs.values()] for outputs in exact])
+    largest = np.maximum(sizes.max(axis=0), np.finfo(np.float64).tiny)
+    return int(np.argmax((sizes / largest).sum(axis=1)))
+
+
+def _size(value: Array) -> float:
+    """The L2 norm of a float output's finite elements; 0.0 of other types."""
+    if value.dtype.kind != "f":
+        return 0.0
+    return float(np.linalg.norm(value[np.isfinite(value)].astype(np.float64)))
 
 
 def _engine_outcome(

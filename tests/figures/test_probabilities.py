@@ -118,6 +118,54 @@ def test_logarithms_are_compared_as_probabilities() -> None:
     assert one.passed and one.relative_l2 > FP16
 
 
+SIGMOID = Probabilities("Sigmoid(y) (Sigmoid) makes it")
+
+
+def blob(shift: float, size: int = 48) -> Array:
+    """A disc whose edge is two pixels wide, moved to the right by a share of a pixel."""
+    y, x = np.mgrid[:size, :size] - size / 2
+    distance = np.hypot(x - shift, y) - size / 4
+    found: Array = (1 / (1 + np.exp(4 * distance)))[None, None].astype(np.float32)
+    return found
+
+
+def test_a_map_whose_edges_move_by_a_share_of_a_pixel_passes() -> None:
+    one = judged(blob(0.0), blob(0.05), SIGMOID)
+    assert one.relative_l2 > FP16 and one.passed
+    assert one.probability is not None and one.probability.areas is not None
+    assert one.probability.difference > 0.04, "a single value would fail"
+    assert 0.002 < one.probability.areas.distance < 0.01
+    assert one.probability.areas.beyond == pytest.approx(0.0, abs=1e-3)
+    assert "of the map's area differs, 0.01 allowed" in one.fair_text
+
+
+def hole(at: tuple[int, int], value: float) -> Array:
+    found = blob(0.0)
+    found[0, 0, at[0], at[1]] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    "actual",
+    [
+        pytest.param(blob(0.5), id="edges move by half a pixel"),
+        pytest.param(hole((24, 24), 0.5), id="one wrong pixel inside"),
+        pytest.param(hole((2, 2), 0.5), id="one wrong pixel outside"),
+        pytest.param(0.97 * blob(0.0), id="all a little less"),
+        pytest.param(np.zeros_like(blob(0.0)), id="empty"),
+    ],
+)
+def test_a_wrong_map_fails(actual: Array) -> None:
+    one = judged(blob(0.0), actual, SIGMOID)
+    assert not one.passed and one.excess > 1.0
+
+
+def test_scores_of_detections_are_no_map() -> None:
+    scores = np.random.default_rng(0).uniform(size=(1, 100, 80)).astype(np.float32)
+    one = judged(scores, scores + 0.02, SIGMOID)
+    assert not one.passed and one.probability is not None and one.probability.areas is None
+
+
 def test_a_measure_of_the_users_replaces_it() -> None:
     model = graph("g (float[2,3] x) => (float[2,3] y) { y = Softmax(x) }")
     assert Standard.of(model, TOLERANCES["fp16"]).kinds

@@ -65,6 +65,27 @@ def test_a_network_that_needs_more_than_tf32_is_not_verified_and_the_remedy_is_n
     assert result.plan is None or result.plan.fp32
 
 
+LIMITED = """
+    g (float[2,8] x) => (float[2,2] y)
+    <float offset = {300.0}, float[8,2] w = {2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+                                             0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> {
+        a = Add(x, offset) t = Tanh(a) u = Mul(t, offset) b = Sub(a, u) y = MatMul(b, w) }"""
+"""TF32 rounds 2049 to 2048, which is 2 % of the result; FP16 loses x beside 300, too."""
+
+
+def test_no_plan_has_to_be_closer_than_the_networks_own_fp32_engine() -> None:
+    data = [{"x": np.full((2, 8), size, np.float32)} for size in (1.07, 1.11, 1.13)]
+    source = graph(LIMITED).whole()
+    result = rewriter.fix(source, inputs=data, build=False)
+    assert result.verified and result.conclusion.ending == "as-fp32"
+    assert result.plan is not None and 0 < len(result.plan.fp32) < result.plan.float_nodes
+    assert "TF32" in result.conclusion.limit and "TF32 off" in result.conclusion.remedy
+    whole = rewriter.fix(source, inputs=data, build=False, precision="fp32")
+    assert whole.verified and whole.conclusion.ending == "as-fp32"
+    asked = rewriter.fix(source, inputs=data, build=False, tolerance=5e-3)
+    assert not asked.verified, "the user's own tolerance is not excused"
+
+
 def names(result: FixResult) -> list[str]:
     return [check.name for check in result.verdict.checks] if result.verdict else []
 

@@ -47,6 +47,19 @@ def test_a_tolerance_that_is_met_costs_one_emulation() -> None:
     assert (found.met, found.emulations, found.plan, found.cost_us) == (True, 1, Plan("fp16"), 0.0)
 
 
+def test_a_search_for_the_first_plan_comes_as_close_as_fp32_does() -> None:
+    body = """
+        g (float[2,8] x) => (float[2,2] y) <float offset = {300.0}, float[8,2] w = {
+            2049.0, 2049.0, -2000.0, -2000.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}> {
+            [a] a = Add(x, offset) [s] s = Sub(a, offset) [y] y = MatMul(s, w) }"""
+    source, feeds = graphs.graph(body), {"x": np.full((2, 8), 1.07, np.float32)}
+    found = searched(source, ErrorLimit(1e-3, first_found=True), feeds=feeds)
+    assert not found.met, "TF32 rounds 2049 to 2048, too"
+    assert {"0:a", "0:s"} <= found.plan.fp32
+    assert found.value < 0.5 * found.before
+    assert not searched(source, ErrorLimit(1e-3), feeds=feeds).plan.fp32, "the rules' plan is kept"
+
+
 def test_two_searches_find_the_same_plan() -> None:
     first, again = (searched(graphs.graph(CANCELLING), ErrorLimit(1e-3)) for _ in range(2))
     assert first == again

@@ -153,7 +153,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     fixed = rewriting.rewrite(structured, phases.lowering, plan)
     if record.search is not None and record.search.check is not None and not job.repairing:
         proof.done.append(record.search.check)
-    proof.check_types(structured, fixed, plan)
+    proof.check_types(fixed, plan)
     proof.check_engine(fixed, plan)
     folded = folded_statistics(given.original, known.model)
     found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled, folded)

@@ -24,8 +24,8 @@ class Conclusion:
 
     Attributes:
         summary: The verdict, without the file: `verified`, `as accurate as FP32 here: ...`.
-        limit: What keeps the result from passing, in one sentence; "" if it passes.
-        remedy: What to do about it, in one sentence; "" if it passes.
+        limit: What keeps the result from passing or from being closer, in one sentence; "" if it is verified.
+        remedy: What to do about it, in one sentence; "" if it is verified.
         remarks: What else is to be known of the result, such as that all of it is FP32.
     """
 
@@ -80,7 +80,9 @@ def conclude(done: Sequence[Check], tried: Tried) -> Conclusion:
     if Verdict(tuple(done)).passed:
         excused = next((c for c in done if c.excuse == "as-fp32"), None)
         if excused is not None:
-            return Conclusion("as-fp32", "as accurate as FP32 here: " + excused.summary, remarks=remarks)
+            limit = f"TF32 is as far from FP32 in this network: {_size(excused)}"
+            summary = "as accurate as FP32 here: " + excused.summary
+            return Conclusion("as-fp32", summary, limit, f"take --precision fp32, and {TF32_OFF}", remarks)
         return Conclusion("verified", "verified", remarks=remarks)
     limit, remedy = next(_reasons(failed, done, tried))
     return Conclusion("failed", "failed: " + ", ".join(c.name for c in failed), limit, remedy, remarks)

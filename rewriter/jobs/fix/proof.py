@@ -83,27 +83,20 @@ class Proof:
             check = check_structure(given.expected, structured, self.rewriting.changed(), given.judging)
             self.done.append(excused(check, lambda: given.conditioning))
 
-    def check_types(self, structured: Model, fixed: Model, plan: Plan | None) -> None:
+    def check_types(self, fixed: Model, plan: Plan | None) -> None:
         """Emulates the planned types, or TF32 where all is FP32."""
         expected, given = self.yardstick.expected, self.yardstick
         if expected is None or (plan is None and self.job.wish.precision != "fp32"):
             return
-
-        def emulated_fp32() -> dict[str, float]:
-            tf32 = check_tf32(expected, structured, given.judging)
-            return {o.name: o.relative_l2 for o in tf32.outputs if o.finite}
-
         with self.record.stage("verify"):
             if plan is None:
                 check = check_tf32(expected, fixed, given.judging, given.standards["tf32"])
-                self.done.append(excused(check, lambda: given.conditioning))
-                return
-            sums = self.job.accumulation
-            held = given.standards[plan.precision]
-            check = check_emulation(expected, fixed, plan.precision, given.judging, sums, held)
+            else:
+                sums, held = self.job.accumulation, given.standards[plan.precision]
+                check = check_emulation(expected, fixed, plan.precision, given.judging, sums, held)
             check = excused(check, lambda: given.conditioning)
             if not given.asked:
-                check = as_fp32(check, emulated_fp32, "an FP32 engine (TF32, emulated)")
+                check = as_fp32(check, lambda: given.emulated_fp32, "its FP32 engine (TF32, emulated)")
             self.done.append(check)
 
     def check_engine(self, fixed: Model, plan: Plan | None) -> None:

@@ -20,7 +20,7 @@ from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model.stopwatch import LASTING
 from rewriter.search.goal import ErrorLimit
-from rewriter.verification.arithmetic_checks import check_structure
+from rewriter.verification.arithmetic_checks import AS_FP32, check_structure
 from rewriter.verification.verdict import Check
 
 CLOSER = 0.5
@@ -100,11 +100,16 @@ class Repair:
                 yield f"weights rounded to nearest (without {step.name})", _without(job, step)
                 if self._latest.error < GAIN * before:
                     job = self._latest.job
+        yield from self._islands(first, job)
+        yield IN_FP32, in_fp32(job)
+
+    def _islands(self, first: Attempt, job: FixJob) -> Iterator[tuple[str, FixJob]]:
         for share in (1.0, CLOSER):
             wanted = self._wanted(first, share)
             if wanted is not None:
                 yield f"more nodes in FP32, for {wanted}", _searching(job, wanted)
-        yield IN_FP32, in_fp32(job)
+                if _missed(self._latest):
+                    return
 
     _latest: Attempt = field(init=False)
 
@@ -116,14 +121,20 @@ class Repair:
         limit, own = limit_of(self._latest), first.job.goal
         if limit is None:
             return None
+        if not self.given.yardstick.asked:
+            limit = max(limit, AS_FP32 * self._in_fp32(self._latest))
         limit *= share * _optimism(self._latest)
         if not isinstance(own, ErrorLimit):
             return ErrorLimit(limit, first.job.metric, first_found=True)
-        found = first.record.search
-        missed = found is not None and found.check is not None and found.check.passed is False
-        if missed or limit >= own.tolerance or own.metric != first.job.metric or own.measure.least:
+        if _missed(first) or limit >= own.tolerance or own.metric != first.job.metric or own.measure.least:
             return None
         return replace(own, tolerance=limit)
+
+    def _in_fp32(self, attempt: Attempt) -> float:
+        """The smallest error that the original has in FP32 on a failed output: no plan has to be closer."""
+        deciding, known = attempt.proof.arithmetic, self.given.yardstick.in_fp32
+        failed = () if deciding is None else (o.name for o in deciding.outputs if not o.passed)
+        return min((known.get(name, 0.0) for name in failed), default=0.0)
 
     def _failed(self, check: str) -> bool:
         return any(one.name == check for one in self._latest.failed)
@@ -152,6 +163,12 @@ def in_fp32(job: FixJob) -> FixJob:
     steps = tuple(s for s in job.steps if s.stage is Stage.STRUCTURE)
     wish = replace(job.wish, precision="fp32")
     return replace(job, steps=steps, wish=wish, goal=None, repairing=True)
+
+
+def _missed(attempt: Attempt) -> bool:
+    """True if the search of an attempt did not reach its goal: a stricter one would not be reached either."""
+    found = attempt.record.search
+    return found is not None and found.check is not None and found.check.passed is False
 
 
 def limit_of(attempt: Attempt) -> float | None:

@@ -15,6 +15,7 @@ from rewriter.engines.tensor_files import write_samples
 from rewriter.errors import EngineError
 from rewriter.figures.outputs import compare_samples
 from rewriter.model import Array, Model, load, save
+from rewriter.verification.arithmetic_checks import check_tf32
 from rewriter.verification.expected import (
     Expected,
     as_declared,
@@ -80,6 +81,19 @@ class Yardstick:
             actual = [outcome.values(number) for number in range(len(self.judging))]
             found = compare_samples(self.expected.exact, actual, 0.0, as_sets=selects_rows(original))
         return {one.name: one.relative_l2 for one in found if one.finite}
+
+    @cached_property
+    def emulated_fp32(self) -> Errors:
+        """Error of each output of the original in FP32 with TF32, emulated; empty if that is impossible."""
+        if self.expected is None:
+            return {}
+        check = check_tf32(self.expected, widened(load(self.source)), self.judging)
+        return {output.name: output.relative_l2 for output in check.outputs if output.finite}
+
+    @property
+    def in_fp32(self) -> Errors:
+        """Error of each output of the original in FP32: of its engine where one runs, else emulated."""
+        return self.fp32_engine or self.emulated_fp32
 
     def _run_fp32(self, original: Model, settings: MeasureSettings, folder: Path) -> EngineOutcome | None:
         model = widened(original)
