@@ -73,6 +73,8 @@ WRONG_CALLS = [
     pytest.param(twice(rewriter.locate, mark=1), r"(?s)mark=.*did you mean marks=", id="locate"),
     pytest.param(without(rewriter.probe, agian=True), r"(?s)agian=.*did you mean again=", id="probe"),
     pytest.param(without(rewriter.compare_inputs, "a", 3), r"theirs=: it cannot be 3", id="a path"),
+    pytest.param(wrong(rewriter.fix, inputs=3), "inputs=: cannot read samples from an int", id="data"),
+    pytest.param(wrong(rewriter.scan, inputs=b"x"), "inputs=: cannot read samples from", id="bytes"),
     pytest.param(wrong(rewriter.fix, keep_fp32=3), r"(?s)keep_fp32=: it cannot.*norm", id="list"),
     pytest.param(wrong(rewriter.fix, seed="0"), r"(?s)seed=: .*a whole number", id="number"),
     pytest.param(wrong(rewriter.fix, verify=1), r"(?s)verify=: .*True or False", id="switch"),
