@@ -117,7 +117,7 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
 
 SENTENCES = frozenset(
     "warnings notes repairs conclusion summary limit remedy remarks verdict checks details findings reason "
-    "repair samples arrays causes done tolerance source data text".split()
+    "repair samples arrays causes done tolerance source data text passes refusals".split()
 )
 """Fields of results that hold sentences for people, or parts that do."""
 

@@ -253,12 +253,10 @@ def test_a_failure_names_the_check_the_output_and_the_file() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        pytest.param(
-            {"verdict": None}, "Fixed, NOT verified (--no-verify): out/fixed.onnx", id="no verification"
-        ),
+        pytest.param({"verdict": None}, "Fixed, NOT verified: out/fixed.onnx", id="no verification"),
         pytest.param(
             {"verdict": Verdict((REACHED,))},
-            "Fixed, NOT verified (--no-verify): out/fixed.onnx",
+            "Fixed, NOT verified: out/fixed.onnx",
             id="a goal that was reached verifies nothing",
         ),
         pytest.param(

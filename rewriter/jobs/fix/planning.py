@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rewriter.base import Merged, Pass, Rescaled
+from rewriter.base import Merged, Pass, Rescaled, by_operator, by_pattern
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
 from rewriter.data.ranges.binades import measure_binades
@@ -142,7 +142,10 @@ def _declined(wish: PlanRequest) -> Iterator[str]:
 def _unmatched(wish: PlanRequest, plan: Plan) -> Iterator[str]:
     """Warns of names that keep no node: typing errors, or nodes that a pass removed."""
     reasons = {d.reason for d in plan.decisions if d.rule == "user"}
-    for option, names in (("--keep-fp32", wish.keep_nodes), ("--keep-fp32-op", wish.keep_ops)):
-        for name in names:
-            if not any(reason.endswith(f"{option} {name}") for reason in reasons):
-                yield f"{option} {name} names no node that computes on floats"
+    requests = [
+        *(("--keep-fp32", name, by_pattern(name)) for name in wish.keep_nodes),
+        *(("--keep-fp32-op", name, by_operator(name)) for name in wish.keep_ops),
+    ]
+    for option, name, words in requests:
+        if not any(reason.endswith(words) for reason in reasons):
+            yield f"{option} {name!r} names no node that computes on floats"
