@@ -19,6 +19,9 @@ from rewriter.pipeline.option_types import shortened
 SAMPLES = 8
 """Default number of samples: a pipeline treats all of them alike."""
 
+FIRST = "array 0"
+"""Name of the first array of a tuple."""
+
 _SIDES = "it takes what inputs= of rewriter.fix takes: a path, arrays, dicts of arrays, or a data loader"
 _PHOTOGRAPHS = "it takes a path, a uint8 array [H, W, 3], or a list of either, one for each sample"
 
@@ -57,7 +60,8 @@ def compare_inputs(
         if progress is not None:
             progress("comparing", index, len(pairs))
         image = shown[index] if shown else None
-        arrays = arrays_of(mine.read(), mine.where), arrays_of(other.read(), other.where)
+        both = arrays_of(mine.read(), mine.where), arrays_of(other.read(), other.where)
+        arrays = _without_labels(*both), _without_labels(*reversed(both))
         found.append(SampleComparison(mine.where, other.where, tuple(compare_samples(*arrays, image))))
     return InputComparison(tuple(found), (len(sides[0]), len(sides[1])))
 
@@ -73,6 +77,11 @@ def _read(data: Any, keyword: str) -> Sequence[Sample]:
     except UsageError as error:
         error.where = " ".join(filter(None, (keyword, error.where)))
         raise
+
+
+def _without_labels(own: dict[str, Array], other: dict[str, Array]) -> dict[str, Array]:
+    """The arrays of one side; of a tuple the first alone if the other side has one: labels follow it."""
+    return {FIRST: own[FIRST]} if len(other) == 1 and FIRST in own else own
 
 
 def _shown(images: Any, needed: int) -> list[Array]:

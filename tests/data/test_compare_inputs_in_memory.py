@@ -73,6 +73,14 @@ def test_arrays_of_a_tuple_are_told_apart() -> None:
     assert differing == {"array 0": False, "array 1": True}
 
 
+def test_labels_of_a_loader_are_dropped_where_the_other_side_has_one_array() -> None:
+    labelled = [[RGB, np.arange(1)], [RGB, np.arange(1)]]
+    for sides in ((labelled, [BGR, BGR]), ([BGR, BGR], labelled)):
+        found = rewriter.compare_inputs(*sides)
+        assert [len(sample.arrays) for sample in found.samples] == [1, 1]
+        assert "BGR" in found.samples[0].arrays[0].sentence
+
+
 PHOTOGRAPHS: list[Any] = [
     pytest.param(lambda folder: PHOTO, id="an array"),
     pytest.param(lambda folder: [PHOTO], id="a list"),

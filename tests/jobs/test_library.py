@@ -74,6 +74,7 @@ WRONG_CALLS = [
     pytest.param(twice(rewriter.locate, mark=1), r"(?s)mark=.*did you mean marks=", id="locate"),
     pytest.param(without(rewriter.probe, agian=True), r"(?s)agian=.*did you mean again=", id="probe"),
     pytest.param(without(rewriter.compare_inputs, "a", 3), r"theirs=: it cannot be 3", id="a path"),
+    pytest.param(wrong(rewriter.fix, max_latency_cost=20), r"(?s)0.2 is 20 % .*=19\)", id="20 of what"),
     pytest.param(wrong(rewriter.fix, inputs=3), "inputs=: cannot read samples from an int", id="data"),
     pytest.param(wrong(rewriter.scan, inputs=b"x"), "inputs=: cannot read samples from", id="bytes"),
     pytest.param(wrong(rewriter.fix, keep_fp32=3), r"(?s)keep_fp32=: it cannot.*norm", id="list"),
