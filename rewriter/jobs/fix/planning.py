@@ -165,4 +165,4 @@ def _such_as(name: str, there: Iterable[str]) -> str:
     core = name.strip("*/?[]").lower()
     alike = [one for one in known if core and core in one.lower()]
     shown = alike or difflib.get_close_matches(name, known, SHOWN, LIKENESS) or known
-    return f": there are {', '.join(shown[:SHOWN])}" + " ..." * (len(known) > SHOWN) if shown else ""
+    return f": there are {', '.join(shown[:SHOWN])}" + " ..." * (len(shown) > SHOWN) if shown else ""
