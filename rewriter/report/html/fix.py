@@ -73,7 +73,7 @@ def _tiles(result: FixResult) -> Iterator[Tile]:
     if plan is not None:
         free = sum(d.rule in FREE and d.repair == "fp32" for d in plan.decisions)
         low = plan.float_nodes - len(plan.fp32) - len(plan.bf16)
-        yield Tile(f"Nodes in {plan.precision.upper()}", str(low), f"of {plan.float_nodes} on floats")
+        yield Tile(f"Nodes in {plan.precision.upper()}", str(low), f"of {plan.float_nodes} float nodes")
         yield Tile("Nodes in FP32", str(len(plan.fp32)), f"{free} of them at no cost" if free else "")
         if plan.bf16:
             yield Tile("Nodes in BF16", str(len(plan.bf16)))
