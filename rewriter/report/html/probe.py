@@ -61,7 +61,7 @@ def page_of_recorded(found: Sequence[Answers], command: str = "") -> Page:
                 Section(
                     f"answers-{i}",
                     answers.title,
-                    f"{_LEAD} They are used for {use(answers)}.",
+                    f"{_LEAD} The answers are used for {use(answers)}.",
                     [_table(answers, i)],
                 )
                 for i, answers in enumerate(found)
