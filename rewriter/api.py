@@ -8,6 +8,7 @@ keyword that a verb lacks is an error that names the closest one.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_origin
 
 from rewriter.engines.deployment import ENGINES
-from rewriter.errors import RewriterError
+from rewriter.errors import RewriterError, UsageError
 from rewriter.jobs.compare_inputs import compare_inputs as compare_inputs_job
 from rewriter.jobs.fix.api import fix as fix_job
 from rewriter.jobs.locate import locate as locate_job
@@ -106,6 +107,7 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
                 for name in kwargs:
                     if name not in signature.parameters:
                         raise unknown_keyword(name, {known: known for known in signature.parameters})
+            _require_share(kwargs.get("max_latency_cost"))
             hints = type_hints(job)
             for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
                 if not takes_options or name == "output":
@@ -115,9 +117,19 @@ def _verb(job: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     return verb
 
 
+def _require_share(cost: Any) -> None:
+    """Asks what a whole number means, as the command line does: 20 may be 20 % or 20 times."""
+    if isinstance(cost, (int, float)) and not isinstance(cost, bool) and 1.0 <= cost < math.inf:
+        hint = (
+            f"{cost / 100:g} is {cost:g} % more latency; if you mean {cost:g} times the latency, "
+            f"give options=rewriter.FixOptions(max_latency_cost={cost - 1:g})"
+        )
+        raise UsageError(f"it cannot be {cost:g}", where="max_latency_cost=", hint=hint)
+
+
 SENTENCES = frozenset(
     "warnings notes repairs conclusion summary limit remedy remarks verdict checks details findings reason "
-    "repair samples arrays causes done tolerance source data text".split()
+    "repair samples arrays causes done tolerance source data text passes refusals".split()
 )
 """Fields of results that hold sentences for people, or parts that do."""
 

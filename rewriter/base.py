@@ -246,22 +246,32 @@ class Kept:
     ops: tuple[str, ...] = ()
     planned: frozenset[tuple[str, str]] = frozenset()
 
-    def options(self, node: NodeProto) -> Iterator[str]:
-        """The options that name a node, as the user wrote them."""
+    def requests(self, node: NodeProto) -> Iterator[str]:
+        """The user's requests that a node fits, in words for the command line and Python alike."""
         names = (node.name, *node.output)
         for pattern in self.nodes:
             if any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                yield f"--keep-fp32 {pattern}"
+                yield by_pattern(pattern)
         if node.op_type in self.ops:
-            yield f"--keep-fp32-op {node.op_type}"
+            yield by_operator(node.op_type)
         yield from (f"the plan, as {name}" for name in names if (name, node.op_type) in self.planned)
 
     def reason(self, *nodes: NodeProto) -> str | None:
-        """Returns why nodes stay unchanged: an option keeps one of them in FP32; None if none does."""
+        """Returns why nodes stay unchanged: a request keeps one of them in FP32; None if none does."""
         for node in nodes:
-            for option in self.options(node):
-                return f"{'it' if len(nodes) == 1 else label(node)} is kept in FP32 by {option}"
+            for request in self.requests(node):
+                return f"{'it' if len(nodes) == 1 else label(node)} is kept in FP32 by {request}"
         return None
+
+
+def by_pattern(pattern: str) -> str:
+    """The request that keeps the nodes of a name in FP32."""
+    return f"your pattern {pattern!r}"
+
+
+def by_operator(op_type: str) -> str:
+    """The request that keeps all nodes of an operator in FP32."""
+    return f"your request for every {op_type}"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 from onnx import NodeProto
 
+from rewriter.english import figure
 from rewriter.graph import attribute
 from rewriter.graph.ops import SOFTMAX
 from rewriter.hazards.kinds import Hazard, Severity
@@ -126,7 +127,7 @@ def inner_exponentials(survey: Survey) -> Iterator[Hazard]:
     for node in survey.nodes:
         measured = survey.range(node.input[0]) if node.op_type in {"Softplus", "Mish"} else None
         if measured is not None and measured.high > border:
-            text = f"exp({measured.high:.3g}) inside {node.op_type} is beyond {survey.largest:.4g}"
+            text = f"exp({measured.high:.3g}) inside {node.op_type} is beyond {figure(survey.largest)}"
             yield survey.hazard(node, "internal-overflow", f"{text}: {_ELSEWHERE}", node.input[0], "note")
 
 

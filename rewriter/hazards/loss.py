@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.english import figure
 from rewriter.graph import attribute, label
 from rewriter.graph.ops import CHEAP, INEQUALITIES, SCALING, TENSOR_CORE, VIEWS
 from rewriter.hazards.attention import mask_uses
@@ -58,13 +59,13 @@ def overflowing(survey: Survey) -> Iterator[Hazard]:
             repair = "look at the data and at the model: no precision repairs it"
             yield Hazard(node, "overflow", reason, head, measured, "warning" if nan else "note", repair)
         elif measured.absmax <= survey.largest:
-            reason = f"{head} comes within a factor of 2 of {survey.largest:.4g}"
+            reason = f"{head} comes within a factor of 2 of {figure(survey.largest)}"
             yield survey.hazard(node, "overflow", reason, head, "warning")
         elif _saturates(survey, head):
             reason = f"{head} overflows, which Tanh, Sigmoid or Erf saturates"
             yield survey.hazard(node, "overflow", reason, head, "note")
         else:
-            yield survey.hazard(node, "overflow", f"{head} exceeds {survey.largest:.4g}", head, "error")
+            yield survey.hazard(node, "overflow", f"{head} exceeds {figure(survey.largest)}", head, "error")
 
 
 def _masks(survey: Survey) -> set[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from onnx import NodeProto
 
+from rewriter.english import figure
 from rewriter.graph import label
 from rewriter.graph.ops import VIEWS
 from rewriter.hazards.kinds import Hazard, Severity
@@ -51,7 +52,7 @@ def excess(survey: Survey, tensor: str) -> str:
     measured = survey.range(tensor)
     if measured is None or measured.absmax <= survey.limit or _is_mask(survey, tensor, measured):
         return ""
-    return f"exceeds {survey.limit:.4g}" if measured.finite else "is not finite"
+    return f"exceeds {figure(survey.limit)}" if measured.finite else "is not finite"
 
 
 def _is_mask(survey: Survey, tensor: str, measured: Range) -> bool:

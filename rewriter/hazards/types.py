@@ -19,7 +19,7 @@ def user_choice(survey: Survey) -> Iterator[Hazard]:
     """Nodes that the user keeps in FP32, by pattern or by operator."""
     kept = Kept(survey.request.keep_nodes, survey.request.keep_ops)
     for node in survey.nodes:
-        yield from (Hazard(node, "user", f"kept by {option}") for option in kept.options(node))
+        yield from (Hazard(node, "user", f"kept by {request}") for request in kept.requests(node))
 
 
 def user_island(survey: Survey) -> Iterator[Hazard]:

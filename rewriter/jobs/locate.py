@@ -87,7 +87,14 @@ def locate(
         found = search.locate(*models, used, settings, options, deployed.profile, report)
     depth = measured_depth(*models, samples) if ranges else Depth()
     notes = (*_notes(models[0], samples), *found.notes)
-    return replace(found, notes=notes, data=samples.source, depth=depth)
+    return replace(
+        found,
+        notes=notes,
+        data=samples.source,
+        depth=depth,
+        original=models[0].path,
+        other=models[1].path,
+    )
 
 
 def _notes(model: Model, samples: Samples) -> list[str]:

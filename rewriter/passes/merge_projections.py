@@ -194,7 +194,7 @@ def _heads(graph: GraphEditor, context: Context, members: list[_Product]) -> Hea
     """Returns how all results are split into heads; None if they are not, or if the user keeps one."""
     heads = find_heads(graph, [(m.end.output[0], m.columns) for m in members])
     after = [node for cut in heads.cuts for node in cut.nodes] if heads else []
-    return None if any(any(context.kept.options(node)) for node in after) else heads
+    return None if any(any(context.kept.requests(node)) for node in after) else heads
 
 
 def _cut(new: Replacement, tensor: str, heads: Heads) -> None:

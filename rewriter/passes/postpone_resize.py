@@ -149,13 +149,13 @@ def _part(graph: GraphEditor, part: _Part, out: int, kept: Kept) -> _Part:
     scales = None if reason else scales_of(graph, resize)
     if scales is None:
         return replace(part, reason=reason)
-    growth, option = math.prod(scales), next(kept.options(resize), None)
-    if min(scales) < 1 or scales[:2] != (1.0, 1.0) or (growth == 1 and option):
+    growth, request = math.prod(scales), next(kept.requests(resize), None)
+    if min(scales) < 1 or scales[:2] != (1.0, 1.0) or (growth == 1 and request):
         return part
     if growth == 1:
         return replace(part, tensor=resize.input[0])
-    if option is not None:
-        return replace(part, reason=f"{label(resize)} is kept in FP32 by {option}")
+    if request is not None:
+        return replace(part, reason=f"{label(resize)} is kept in FP32 by {request}")
     reason = _reason_to_stay(graph, resize, part.count, out)
     if reason:
         return replace(part, reason=reason)

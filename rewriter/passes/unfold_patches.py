@@ -183,11 +183,11 @@ def _channels_last(
         if not _is_flat(graph.shape(last.output[0]), graph.shape(result), channels, math.prod(counts)):
             return None
         following = graph.only_consumer(last.output[0])
-        if following is None or any(kept.options(last)):
+        if following is None or any(kept.requests(last)):
             return None
         last, rank = following, 3
     turns = last.op_type == "Transpose" and attribute(last, "perm") == [0, *range(2, rank), 1]
-    return last if turns and not any(kept.options(last)) else None
+    return last if turns and not any(kept.requests(last)) else None
 
 
 def _is_flat(shape: Shape | None, result: Shape | None, channels: int, places: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rewriter.english import figure
 from rewriter.hazards.survey import PrecisionRequest
 from rewriter.plan import Decision, Plan, Range
 from rewriter.planning.free_fp32 import FREE
@@ -48,6 +49,6 @@ def _renamed(decision: Decision, overflowing: Mapping[tuple[int, str], Range], l
     for tensor in (output, decision.tensor or ""):
         found = overflowing.get((int(scope), tensor))
         if found is not None:
-            reason = f"{tensor} exceeded {limit:.4g} before rescale scaled it, and FP32 is free here"
+            reason = f"{tensor} exceeded {figure(limit)} before rescale scaled it, and FP32 is free here"
             return replace(decision, rule="overflow", reason=reason, tensor=tensor, range=found)
     return decision

@@ -36,7 +36,8 @@ def verdict_line(result: FixResult) -> Text:
     if result.conclusion.ending == "unbuildable":
         return Text(f"Does not build as it came: {where}", style="bold red")
     if result.verified is None:
-        text, style = f"Fixed, NOT verified (--no-verify): {where}", "yellow"
+        why = result.conclusion.summary.removeprefix("not verified")
+        text, style = f"Fixed, NOT verified{why}: {where}", "yellow"
     elif result.conclusion.ending == "as-fp32":
         text, style = f"Fixed, as accurate as FP32 here: {where}", "green"
     elif result.verified and not (result.verdict and result.verdict.compared):

@@ -96,7 +96,9 @@ def _number(value: float) -> str:
 
 
 def _how(found: Location) -> str:
-    text = f"{count(found.tensors, 'common tensor')}, {count(found.builds, 'build')} with marks"
+    text = f"{count(found.tensors, 'tensor')} that both models have"
+    if found.builds:
+        text += f", {count(found.builds, 'build')} with marks"
     if found.discarded:
         text += f", {found.discarded} of them discarded because marks changed the outputs"
     if found.builds:
@@ -106,4 +108,6 @@ def _how(found: Location) -> str:
 
 def as_dict(found: Location) -> dict[str, Any]:
     """The result as objects that `json.dumps` takes."""
-    return document(asdict(found))
+    files = {"original": found.original, "other": found.other}
+    names = {name: None if path is None else str(path) for name, path in files.items()}
+    return document({**asdict(found), **names})

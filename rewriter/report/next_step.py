@@ -55,7 +55,9 @@ def next_step(result: FixResult) -> NextStep:
         return NextStep({"trtexec": command}, tuple(remarks))
     target, typing = result.target, _typing(result.target, _lowered(result))
     if target.library == "tensorrt" and not target.version:
-        remarks.append("TensorRT 11: omit --stronglyTyped and --strongly-typed")
+        remarks.append(
+            "with TensorRT 11, leave out --stronglyTyped and --strongly-typed: it knows no other way"
+        )
     if _chooses_types(target) and _lowered(result):
         remarks.append(
             f"the builder of {target} chooses types itself: --weak-typing writes constraints for it"

@@ -56,12 +56,12 @@ def as_dict(found: Answers) -> dict[str, Any]:
 
 
 def use(found: Answers) -> str:
-    """The `--target` values that use these answers."""
+    """The targets that use these answers."""
     if found.library == "onnxruntime":
         return "no target, since none is ONNX Runtime"
     if found.library == Target().library:
-        return f"--target {found.library} (the default), with or without this release's number"
-    return f"--target {found.library}, not for the default target {Target().library}"
+        return f"the target {found.library} (the default), with or without this release's number"
+    return f"the target {found.library}, not for the default target {Target().library}"
 
 
 def _figures(answer: Answer, most: int | None) -> str:

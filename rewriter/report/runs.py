@@ -184,7 +184,7 @@ def _figures(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     if plan:
         yield "nodes in FP32", float(len(plan["fp32"]))
         yield "nodes in BF16", float(len(plan["bf16"]))
-        yield "nodes on floats", float(plan["float_nodes"])
+        yield "float nodes", float(plan["float_nodes"])
     for severity, number in content.get("counts", {}).items():
         yield f"{severity}s", float(number)
     for name, words in (("latency", "latency, us"), ("reference_latency", "latency of the original, us")):

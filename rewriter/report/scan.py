@@ -40,12 +40,15 @@ NAMED = 2
 
 def print_result(result: ScanResult, out: Console, *, verbosity: int = 0) -> None:
     """Print the findings, worst first; see `print_report`."""
-    commands = [_next(result)] if result.path and result.reaches("warning") else []
+    commands = list(filter(None, [next_command(result)]))
     details = partial(_sections, result)
     print_report(verdict_line(result), _rows(result), details, out, verbosity, commands)
 
 
-def _next(result: ScanResult) -> str:
+def next_command(result: ScanResult) -> str:
+    """The command that repairs what was found; "" if nothing needs it, or if the model has no file."""
+    if not result.path or not result.reaches("warning"):
+        return ""
     path = Path(str(result.path))
     options = [] if result.precision == "fp16" else ["--preset", f"trt-{result.precision}"]
     words = ["rewriter", "fix", str(path), "-o", f"{path.stem}.fixed.onnx", *options]

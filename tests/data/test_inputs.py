@@ -191,7 +191,6 @@ BAD: list[Any] = [
     ),
     pytest.param([], "there is no sample", id="an empty list"),
     pytest.param(iter([]), "there is no sample", id="an empty generator"),
-    pytest.param(7, "cannot read samples from an int", id="a number"),
 ]
 
 

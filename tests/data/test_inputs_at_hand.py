@@ -110,7 +110,6 @@ def test_the_notes_reach_the_user() -> None:
         pytest.param({"x": BATCH, "label": IDS}, ONE, "no input 'label'", id="an extra array"),
         pytest.param(np.zeros((5, 2), np.float32), ONE, "axis 1 must be 3", id="another shape"),
         pytest.param(IDS, graphs.graph("g (float[4] x) => (float[4] y) { y = Relu(x) }"), "int64", id="type"),
-        pytest.param(3, ONE, "cannot read samples from an int", id="a number"),
     ],
 )
 def test_what_does_not_fit_is_named(data: Any, model: Model, words: str) -> None:

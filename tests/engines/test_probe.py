@@ -402,7 +402,7 @@ def test_without_a_gpu_the_command_builds_and_shows_recorded_answers(
         "Nothing can be measured here",
         "builds 1 of 1 probe models",
         "Recorded answers",
-        "Used for: --target tensorrt-rtx, not for the default target",
+        "Used for: the target tensorrt-rtx, not for the default target",
     ):
         assert text in result.output
     refused = CliRunner().invoke(app, ["probe", "--json", str(tmp_path / "answers.json")])

@@ -47,7 +47,7 @@ def quoted(text: str) -> str:
     ("name", "inputs", "kind", "line"),
     [
         ("bert", True, "mask", "becomes infinite"),
-        ("mismatch", False, "overflow", "exceeds 6.55e+04"),
+        ("mismatch", False, "overflow", "exceeds 65504"),
         ("nafnet", True, "unfused-norm", "exceed 65504"),
     ],
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 from graphs import graph
 
 import rewriter
-from rewriter.api import in_python_words
+from rewriter.api import _OPTIONS, _OTHERS, in_python_words
 from rewriter.base import Change, Context, Event, GraphPass
 from rewriter.errors import ModelError, UsageError
 from rewriter.graph import GraphEditor, label
@@ -73,6 +74,9 @@ WRONG_CALLS = [
     pytest.param(twice(rewriter.locate, mark=1), r"(?s)mark=.*did you mean marks=", id="locate"),
     pytest.param(without(rewriter.probe, agian=True), r"(?s)agian=.*did you mean again=", id="probe"),
     pytest.param(without(rewriter.compare_inputs, "a", 3), r"theirs=: it cannot be 3", id="a path"),
+    pytest.param(wrong(rewriter.fix, max_latency_cost=20), r"(?s)0.2 is 20 % .*=19\)", id="20 of what"),
+    pytest.param(wrong(rewriter.fix, inputs=3), "inputs=: cannot read samples from an int", id="data"),
+    pytest.param(wrong(rewriter.scan, inputs=b"x"), "inputs=: cannot read samples from", id="bytes"),
     pytest.param(wrong(rewriter.fix, keep_fp32=3), r"(?s)keep_fp32=: it cannot.*norm", id="list"),
     pytest.param(wrong(rewriter.fix, seed="0"), r"(?s)seed=: .*a whole number", id="number"),
     pytest.param(wrong(rewriter.fix, verify=1), r"(?s)verify=: .*True or False", id="switch"),
@@ -267,6 +271,53 @@ def test_results_show_themselves_in_a_few_lines(make: Callable[[], Any], words: 
     assert all(word in text and word in page for word in words), text
     assert len(text.splitlines()) <= 13 and max(map(len, text.splitlines())) < 200
     assert "ModelProto" not in text
+
+
+def texts(value: object) -> Iterator[str]:
+    """All texts of a result, however deep, with those of its page but for its commands."""
+    if isinstance(value, str):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, (type, rewriter.Model)):
+        for part in fields(value):
+            yield from texts(getattr(value, part.name))
+    elif isinstance(value, dict):
+        yield from texts([*value, *value.values()])
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for part in value:
+            yield from texts(part)
+
+
+OPTION = re.compile(r"(?<![\w-])--(?:no-)?([a-z][a-z0-9-]*)")
+OURS = {name.removeprefix("--") for name in (*_OPTIONS, *_OTHERS)}
+COMMAND = re.compile(r"<pre.*?</pre>|<style.*?</style>|<script.*?</script>", re.DOTALL)
+
+CALLS: list[Any] = [
+    pytest.param(
+        lambda model: rewriter.fix(model, keep_fp32=["m*", "gone"], keep_fp32_op=["Relu", "Conv"]), id="keep"
+    ),
+    pytest.param(lambda model: rewriter.fix(model, verify=False), id="not verified"),
+    pytest.param(lambda model: rewriter.fix(model, tolerance=1e-9, repair=False), id="fails"),
+    pytest.param(lambda model: rewriter.scan(model), id="scan"),
+    pytest.param(lambda model: rewriter.verify(model, model, engine="emulation"), id="verify"),
+    pytest.param(lambda model: rewriter.locate(model, model, engine="emulation"), id="locate"),
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_nothing_in_a_result_is_in_the_words_of_the_command_line(call: Call) -> None:
+    result = call(small())
+    page = COMMAND.sub("", html.as_html(result))
+    found = [text for text in (*texts(result), repr(result), page) for o in OPTION.findall(text) if o in OURS]
+    assert found == []
+
+
+def test_reasons_for_kept_nodes_name_the_request(tmp_path: Path) -> None:
+    result = rewriter.fix(small(), keep_fp32="m", keep_fp32_op="Relu", build=False)
+    reasons = {decision.op: decision.reason for decision in result.plan.decisions} if result.plan else {}
+    assert reasons == {"MatMul": "kept by your pattern 'm'", "Relu": "kept by your request for every Relu"}
+    assert "keep_fp32_op='Conv' names no node that computes on floats" in " ".join(
+        rewriter.fix(small(), keep_fp32_op="Conv", build=False).warnings
+    )
 
 
 def test_names_of_a_model_are_no_markup(tmp_path: Path) -> None:

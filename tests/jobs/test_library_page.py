@@ -30,8 +30,9 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {"__name__": "notebook"}
     for block in blocks:
         exec(compile(block, "docs/library.md", "exec", dont_inherit=True), names)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     assert names["checked"].passed and names["found"].first is None
+    assert names["compared"].samples[0].arrays[0].sentence == "theirs is BGR (if ours is RGB)"
     assert names["again"].plan == names["plan"]
     assert [n.name for n in names["named"].proto.graph.node if n.op_type == "Relu"] == ["act_1"]
     assert any(d.rule == "user-rule" for d in names["result"].plan.decisions)

@@ -166,7 +166,7 @@ def test_beta_means_nothing_without_c() -> None:
 @pytest.mark.parametrize("name", ["f", "p", "y"])
 def test_nodes_that_the_user_names_stay(name: str) -> None:
     _, report = apply(UnflattenProducts(), _model("Gemm(f, w, b)"), Context(kept=Kept((name,), ())))
-    assert f"--keep-fp32 {name}" in report.refusals[0].reason
+    assert f"your pattern {name!r}" in report.refusals[0].reason
 
 
 def test_sizes_that_the_reshape_knows_stay_known() -> None:

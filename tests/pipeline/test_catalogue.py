@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
 
 from rewriter.base import Pass
+from rewriter.figures.metrics import METRICS
+from rewriter.hazards.kinds import KINDS as KINDS_OF_HAZARD
 from rewriter.passes.isolate_clip import IsolateClip
+from rewriter.pipeline.catalogue import hazards
 from rewriter.pipeline.catalogue import passes as catalogue
 from rewriter.pipeline.catalogue.__main__ import PAGES, ROOT, main
 from rewriter.pipeline.pass_options import options_of
 from rewriter.pipeline.registry import own_passes
+from rewriter.planning import free_fp32
 
 KINDS = list(own_passes().values())
 
@@ -33,6 +38,24 @@ def test_a_stale_page_fails_and_is_mended(page: Path, tmp_path: Path) -> None:
     assert main(["--check"], tmp_path) == 1
     assert main([], tmp_path) == 0
     assert (tmp_path / page).read_text(encoding="utf-8") == fresh
+
+
+def test_every_rule_of_a_plan_has_an_entry() -> None:
+    named = re.compile(r"Hazard\(\s*node,\s*\"([a-z0-9-]+)\"")
+    rooms = [ROOT / "rewriter" / room for room in ("hazards", "planning")]
+    used = {rule for room in rooms for file in room.glob("*.py") for rule in named.findall(file.read_text())}
+    assert len(used) > 15
+    assert used <= KINDS_OF_HAZARD.keys() | hazards.OTHER_RULES.keys()
+    assert hazards.OTHER_RULES.keys() > free_fp32.FREE
+
+
+def test_every_metric_has_an_entry_and_no_entry_is_stale() -> None:
+    page = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
+    table = page.partition("| metric | unit |")[2].partition("\n\n")[0]
+    entries = {
+        name for line in table.splitlines()[2:] for name in re.findall(r"`([^`]+)`", line.split("|")[1])
+    }
+    assert {name for name in entries if ":" not in name} == METRICS.keys()
 
 
 def test_no_pass_file_is_forgotten() -> None:

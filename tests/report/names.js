@@ -10,7 +10,7 @@
   for (const e of document.querySelectorAll("svg:not([aria-hidden])")) if (!e.getAttribute("aria-label")) found.push("svg without a name: " + e.outerHTML.slice(0, 80));
   for (const e of document.querySelectorAll("[aria-controls], [aria-labelledby], [aria-describedby]"))
     for (const a of ["aria-controls", "aria-labelledby", "aria-describedby"])
-      if (e.hasAttribute(a) && !document.getElementById(e.getAttribute(a))) found.push(a + " to nowhere: " + e.getAttribute(a));
+      for (const id of (e.getAttribute(a) || "").split(" ")) if (id && !document.getElementById(id)) found.push(a + " to nowhere: " + id);
   const levels = [...document.querySelectorAll("h1, h2, h3")].map((h) => Number(h.tagName[1]));
   levels.forEach((level, i) => { if (i && level > levels[i - 1] + 1) found.push("heading skips a level"); });
   if (document.querySelectorAll("h1").length !== 1 || !document.documentElement.lang) found.push("no h1 or lang");

@@ -15,7 +15,7 @@ from rewriter.engines.probe.answers import recorded
 from rewriter.report import html
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 pytestmark = needs_chromium
 
@@ -65,6 +65,114 @@ def test_a_page_renders_with_contrast_and_names_for_everything(
 def test_nothing_is_wider_than_a_telephone(browser: Browser, written: dict[str, Path], verb: str) -> None:
     with opened(browser, written[verb], viewport={"width": 380, "height": 800}) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= 380
+
+
+CHARTS = ".depth, .scatter, .gauge, .histogram svg, .strip"
+"""All that shows figures as a drawing."""
+
+
+def heard(page: Page, selector: str) -> list[tuple[str, str]]:
+    """Role and name of every element of a selector, as Chromium gives them to a screen reader."""
+    tool = page.context.new_cdp_session(page)
+    root = tool.send("DOM.getDocument")["root"]["nodeId"]
+    found = tool.send("DOM.querySelectorAll", {"nodeId": root, "selector": selector})["nodeIds"]
+    said = []
+    for one in found:
+        (node,) = tool.send("Accessibility.getPartialAXTree", {"nodeId": one, "fetchRelatives": False})[
+            "nodes"
+        ]
+        said.append((node["role"]["value"], node.get("name", {}).get("value", "")))
+    tool.detach()
+    return said
+
+
+@pytest.mark.parametrize("verb", RESULTS)
+def test_a_screen_reader_hears_the_figures_of_every_chart(
+    browser: Browser, written: dict[str, Path], verb: str
+) -> None:
+    with opened(browser, written[verb]) as page:
+        charts = heard(page, CHARTS)
+        assert charts or verb in ("probe", "recorded")
+        assert all(role in ("figure", "image") for role, _ in charts)
+        assert [name for _, name in charts if not any(c.isdigit() for c in name)] == []
+        assert all(name for _, name in heard(page, "img, .point[tabindex], .field"))
+        texts = page.locator(".depth figcaption").all_inner_texts()
+        assert all("exceed" in text and "largest value" in text for text in texts)
+
+
+@pytest.mark.parametrize("verb", RESULTS)
+def test_tables_have_names_and_headers_for_a_screen_reader(
+    browser: Browser, written: dict[str, Path], verb: str
+) -> None:
+    with opened(browser, written[verb]) as page:
+        tables = heard(page, "table")
+        assert tables and all(role == "table" and name for role, name in tables)
+        assert len(set(tables)) == len(tables)
+        heads = heard(page, "th")
+        assert all(role == "columnheader" and name for role, name in heads)
+        assert page.locator("[data-count][aria-live=polite]").count() == len(tables)
+
+
+@pytest.mark.parametrize("verb", RESULTS)
+def test_landmarks_and_headings_lead_through_the_page(
+    browser: Browser, written: dict[str, Path], verb: str
+) -> None:
+    with opened(browser, written[verb]) as page:
+        outline = page.locator("body").aria_snapshot()
+        roles = [line.strip("- ").partition(" ")[0].rstrip(":") for line in outline.splitlines()]
+        assert (roles.count("banner"), roles.count("main"), roles.count("navigation")) == (1, 1, 1)
+        assert roles.index("banner") < roles.index("navigation") < roles.index("main")
+        regions = heard(page, "main > section")
+        assert len(set(regions)) == len(regions) and all(role == "region" for role, _ in regions)
+        titles = page.locator("main h2").all_inner_texts()
+        assert [name for _, name in regions] == titles
+        assert page.locator("nav a").all_inner_texts() == titles
+        assert page.evaluate("document.querySelector('h1, h2, h3').tagName") == "H1"
+
+
+@pytest.mark.parametrize("verb", RESULTS)
+def test_tab_goes_down_the_page_and_all_that_it_meets_has_a_name(
+    browser: Browser, written: dict[str, Path], verb: str
+) -> None:
+    with opened(browser, written[verb]) as page:
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.hash") == "#main"
+        page.evaluate("window.met = [document.activeElement]")
+        for _ in range(500):
+            page.keyboard.press("Tab")
+            if page.evaluate(
+                "met.includes(document.activeElement) || document.activeElement === document.body"
+            ):
+                break
+            page.evaluate("met.push(document.activeElement)")
+        assert page.evaluate("met.length") > 5
+        follows = "met[i - 1].compareDocumentPosition(e) & Node.DOCUMENT_POSITION_FOLLOWING"
+        assert page.evaluate(f"met.every((e, i) => !i || {follows})")
+        page.evaluate("met.forEach(e => e.setAttribute('data-met', ''))")
+        assert all(name for role, name in heard(page, "[data-met]"))
+
+
+def test_what_was_sorted_and_filtered_is_announced(browser: Browser, written: dict[str, Path]) -> None:
+    with opened(browser, written["locate"]) as page:
+        said = page.locator("[data-table]:has(#chain) [data-count]")
+        page.get_by_role("button", name="Error", exact=True).first.click()
+        assert said.inner_text().endswith("rows, by Error, descending")
+        page.get_by_label("Filter", exact=True).first.fill("no such row")
+        assert said.inner_text().startswith("0 of ") and said.inner_text().endswith("by Error, descending")
+        small = page.locator("[data-table]:has(#outputs-table)")
+        small.locator("[data-sort]").first.click()
+        assert small.locator("[data-count]").text_content() == "1 row, by Tensor, ascending"
+
+
+def test_copying_is_announced_and_each_button_says_what_it_copies(
+    browser: Browser, written: dict[str, Path]
+) -> None:
+    with opened(browser, written["fix"]) as page:
+        names = [name for _, name in heard(page, "[data-copy]")]
+        assert names and len(set(names)) == len(names)
+        page.locator("[data-copy]").first.click()
+        page.wait_for_function("document.querySelector('.command output').textContent")
+        assert page.locator(".command output").first.text_content() in ("Copied", "Selected")
 
 
 def test_a_table_sorts_by_numbers_and_by_text(browser: Browser, written: dict[str, Path]) -> None:

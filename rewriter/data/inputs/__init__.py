@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rewriter.data.inputs.random_samples import random_samples
-from rewriter.data.inputs.reading import read_raw_samples, read_samples
+from rewriter.data.inputs.reading import may_hold_samples, read_raw_samples, read_samples
 from rewriter.data.inputs.samples import Samples
 from rewriter.engines.deployment import Deployment
 from rewriter.model import Model
 
-__all__ = ["Samples", "load_samples", "random_samples", "read_raw_samples", "read_samples"]
+__all__ = [
+    "Samples",
+    "load_samples",
+    "may_hold_samples",
+    "random_samples",
+    "read_raw_samples",
+    "read_samples",
+]
 
 
 def load_samples(

@@ -18,7 +18,7 @@ from onnx import helper
 from rewriter.data.inputs.samples import Sample, is_narrowed
 from rewriter.data.inputs.stored_arrays import StoredArray
 from rewriter.english import article, count
-from rewriter.errors import InputsError
+from rewriter.errors import InputsError, UsageError
 from rewriter.model import Array, Port, Signature
 
 MOST_ITEMS = 256
@@ -47,7 +47,7 @@ def items(data: Any) -> Iterator[Any]:
     return (data[index] for index in range(min(len(data), MOST_ITEMS)))
 
 
-def named(item: Any, signature: Signature, where: str) -> Any:
+def named(item: Any, where: str, signature: Signature) -> Any:
     """One item as a dict by input: an array, or a tuple in the order of the inputs with labels after them.
 
     Anything else is passed on for `checked` to explain.
@@ -62,7 +62,7 @@ def named(item: Any, signature: Signature, where: str) -> Any:
         leaves = [item]
     elif isinstance(item, (list, tuple)):
         if item and isinstance(item[0], Mapping):  # a dict of inputs, and labels
-            return named(item[0], signature, where)
+            return named(item[0], where, signature)
         leaves = list(_leaves(item))
     else:
         return item
@@ -76,6 +76,23 @@ def named(item: Any, signature: Signature, where: str) -> Any:
             hint=f"give dicts by input, or tuples in this order: {names}",
         )
     return {port.name: as_array(leaf) for port, leaf in zip(ports, leaves, strict=False)}
+
+
+def unnamed(item: Any, where: str) -> dict[str, Any]:
+    """One item as a dict where no model names the arrays: one is `array`, those of a tuple `array 0` ...
+
+    Raises:
+        UsageError: it holds no array.
+    """
+    if isinstance(item, (list, tuple)) and item and isinstance(item[0], Mapping):
+        item = item[0]  # a dict of inputs, and labels
+    if isinstance(item, Mapping):
+        return {str(name): as_array(value) for name, value in item.items()}
+    leaves = [as_array(leaf) for leaf in _leaves(item)]
+    if not leaves:
+        hint = "give an array, a dict of arrays or a tuple of arrays for each sample"
+        raise UsageError(f"it is {article(type(item).__name__)} without arrays", where=where, hint=hint)
+    return {"array": leaves[0]} if len(leaves) == 1 else {f"array {i}": a for i, a in enumerate(leaves)}
 
 
 def _has_tensors(item: Mapping[Any, Any]) -> bool:

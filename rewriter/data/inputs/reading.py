@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.data.inputs.arranging import MOST_ITEMS, arranged, is_array, items, left_out, named
+from rewriter.data.inputs.arranging import MOST_ITEMS, arranged, is_array, items, left_out, named, unnamed
 from rewriter.data.inputs.images import EXAMPLE, OPTION, image_files, image_samples
 from rewriter.data.inputs.samples import Sample, Samples
 from rewriter.data.inputs.stored_arrays import Archive, StoredArray, explained, npy_bytes, npy_file
 from rewriter.english import article
-from rewriter.errors import InputsError
+from rewriter.errors import InputsError, UsageError
 from rewriter.model import Model, Signature
 from rewriter.model.json_text import from_json
 
@@ -37,19 +37,23 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
 
     Raises:
         InputsError: missing or unreadable data, or data that does not fit the model's inputs.
+        UsageError: the data is none of these.
     """
     signature = model.signature
     if isinstance(data, Samples):
         return data
     if callable(data) and not isinstance(data, Iterable):
         data = data()
+    _require_type(data, "--inputs")
     path, steps, found = "", "", list[str]()
     if isinstance(data, (str, os.PathLike)):
         samples, path = _opened(Path(data), signature, image_preprocess), str(data)
         steps = image_preprocess or ""
         origin = f"{path} ({steps})" if steps else path
     else:
-        samples, origin, found = _of_objects(data, signature)
+        samples, origin, found = _of_objects(
+            data, partial(named, signature=signature), partial(left_out, signature=signature)
+        )
     _require_some(samples, origin)
     samples, notes = arranged(samples, signature)
     count = f"{len(samples)} sample" + "s" * (len(samples) != 1)
@@ -57,34 +61,34 @@ def read_samples(data: Any, model: Model, image_preprocess: str | None = None) -
     return Samples(signature, samples, text, real=True, notes=(*found, *notes), path=path, preprocess=steps)
 
 
-def _of_objects(data: Any, signature: Signature) -> tuple[list[Sample], str, list[str]]:
-    """Samples of Python objects, their origin, and sentences about what was left out."""
-    if is_array(data) or _is_one_sample(data):
-        feeds = named(data, signature, "the given arrays")
-        return [Sample("the given arrays", _constant(feeds))], "arrays", []
-    if isinstance(data, Mapping):
-        feeds = named(data, signature, "the given dict")
-        return [Sample("the given dict", _constant(feeds))], "arrays", []
+def _of_objects(
+    data: Any, as_dict: Callable[..., Any], left_out: Callable[[Any], str]
+) -> tuple[list[Sample], str, list[str]]:
+    """Samples of Python objects, their origin, and sentences about what was left out.
+
+    Args:
+        as_dict: Returns one item by name; `where` names the item for messages.
+        left_out: Returns the sentence about what `as_dict` drops; "" if there is nothing.
+    """
+    if is_array(data) or _is_one_sample(data) or isinstance(data, Mapping):
+        where = "the given dict" if isinstance(data, Mapping) else "the given arrays"
+        feeds = as_dict(data, where=where)
+        return [Sample(where, _constant(feeds))], "arrays", []
     spare: dict[str, None] = {}
 
     def feeds_of(items: Iterable[Any]) -> Iterator[Any]:
         for index, item in enumerate(items):
             if not any(spare):  # later samples hold the same, in other sizes
-                spare.setdefault(left_out(item, signature))
-            yield named(item, signature, f"sample {index}")
+                spare.setdefault(left_out(item))
+            yield as_dict(item, where=f"sample {index}")
 
     if isinstance(data, Sequence):
         samples = [Sample(f"sample {i}", _constant(feeds)) for i, feeds in enumerate(feeds_of(data))]
         origin = "a list of arrays"
-    elif isinstance(data, Iterable) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+    else:
         samples, origin = _spooled(feeds_of(items(data)), "sample"), "an iterable"
         if len(samples) == MOST_ITEMS:
             spare.setdefault(f"the first {MOST_ITEMS} items were taken; give a list to use more")
-    else:
-        raise InputsError(
-            f"cannot read samples from {article(type(data).__name__)}",
-            hint=f"give {FORMATS}; arrays, dicts of arrays, or a data loader",
-        )
     return samples, origin, [note for note in spare if note]
 
 
@@ -93,18 +97,39 @@ def _is_one_sample(data: Any) -> bool:
     return isinstance(data, tuple) and bool(data) and all(map(is_array, data))
 
 
-def read_raw_samples(path: Path) -> Sequence[Sample]:
-    """The samples of a file or folder as `read_samples` reads them, checked against no model.
+def may_hold_samples(data: Any) -> bool:
+    """True for the types that `read_samples` and `read_raw_samples` take, but for functions."""
+    if isinstance(data, (bytes, bytearray)):
+        return False
+    is_data_set = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return isinstance(data, (str, os.PathLike, Iterable)) or is_array(data) or is_data_set
 
-    An .npy file is a sample with one array, called `array`.
+
+def _require_type(data: Any, where: str | None) -> None:
+    if not may_hold_samples(data):
+        what = f"cannot read samples from {article(type(data).__name__)}"
+        raise UsageError(what, where=where, hint=f"give {FORMATS}; arrays, dicts of arrays, or a data loader")
+
+
+def read_raw_samples(data: Any) -> Sequence[Sample]:
+    """The samples that `read_samples` reads, in their own names and shapes, checked against no model.
+
+    An array without a name is called `array`, and those of a tuple `array 0`, `array 1` and so on.
 
     Raises:
         InputsError: missing or unreadable data.
+        UsageError: the data, or a sample, is of a type that holds no arrays.
     """
-    if path.is_file() and path.suffix == ".npy":
+    if callable(data) and not isinstance(data, Iterable):
+        data = data()
+    _require_type(data, None)
+    if not isinstance(data, (str, os.PathLike)):
+        samples, origin, _ = _of_objects(data, unnamed, lambda item: "")
+    elif (path := Path(data)).is_file() and path.suffix == ".npy":
         return [Sample(str(path), lambda: {"array": npy_file(path)})]
-    samples = _opened(path, Signature((), ()))
-    _require_some(samples, str(path))
+    else:
+        samples, origin = _opened(path, Signature((), ())), str(path)
+    _require_some(samples, origin)
     return samples
 
 

@@ -109,7 +109,7 @@ def _statistics(array: Array) -> str:
 def arrays_of(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
     found = {}
     for name, value in feeds.items():
-        found[name] = array = np.asarray(value)
+        found[name] = array = _array(name, value, where)
         if array.dtype.kind not in "fiubV" or (array.dtype.kind == "V" and array.dtype.isbuiltin != 2):
             raise InputsError(
                 f"array {name!r} holds {array.dtype}, not numbers",
@@ -119,6 +119,14 @@ def arrays_of(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:
     if not found:
         raise InputsError("it holds no array", where=where, hint="write it with np.savez")
     return found
+
+
+def _array(name: str, value: Any, where: str) -> Array:
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # lists of different lengths
+        what = f"{name!r} is a list whose parts differ in shape"
+        raise InputsError(what, where=where, hint="pad the parts to one length") from error
 
 
 def compare_samples(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rewriter.base import Merged, Pass, Rescaled
+from rewriter.base import Merged, Pass, Rescaled, by_operator, by_pattern
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
 from rewriter.data.ranges.binades import measure_binades
 from rewriter.data.ranges.kept import kept_or_measured
 from rewriter.data.ranges.merged import merged_ranges
 from rewriter.emulation import reference
+from rewriter.errors import LIKENESS
+from rewriter.graph import label
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Fitted, Rewriting
@@ -23,6 +26,9 @@ from rewriter.planning import activations, free_fp32
 from rewriter.planning.plan_fit import fit, named_by, operators
 from rewriter.planning.planner import PlanRequest, make_plan
 from rewriter.search.run import SearchInput, SearchRequest, run
+
+SHOWN = 3
+"""Names that a warning offers in place of one that fits nothing."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class Planning:
             if job.plan is not None:
                 return fit(structured, facts, job.plan, job.plan_source)
             plan = make_plan(structured, facts, ranges, job.wish)
-        self.record.warnings.extend((*_unmatched(job.wish, plan), *_declined(job.wish)))
+        self.record.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
         return plan
 
     def fitted(self, original: Model, structured: Model, plan: Plan | None) -> tuple[Plan | None, Model]:
@@ -139,10 +145,24 @@ def _declined(wish: PlanRequest) -> Iterator[str]:
         yield from (*free_fp32.refusals(wish.target), *activations.refusals(wish.target))
 
 
-def _unmatched(wish: PlanRequest, plan: Plan) -> Iterator[str]:
+def _unmatched(wish: PlanRequest, plan: Plan, model: Model) -> Iterator[str]:
     """Warns of names that keep no node: typing errors, or nodes that a pass removed."""
+    nodes = list(model.proto.graph.node)
     reasons = {d.reason for d in plan.decisions if d.rule == "user"}
-    for option, names in (("--keep-fp32", wish.keep_nodes), ("--keep-fp32-op", wish.keep_ops)):
-        for name in names:
-            if not any(reason.endswith(f"{option} {name}") for reason in reasons):
-                yield f"{option} {name} names no node that computes on floats"
+    requests = [
+        *(("--keep-fp32", name, by_pattern(name)) for name in wish.keep_nodes),
+        *(("--keep-fp32-op", name, by_operator(name)) for name in wish.keep_ops),
+    ]
+    for option, name, words in requests:
+        if not any(reason.endswith(words) for reason in reasons):
+            there = map(label, nodes) if option == "--keep-fp32" else (node.op_type for node in nodes)
+            yield f"{option} {name!r} names no node that computes on floats{_such_as(name, there)}"
+
+
+def _such_as(name: str, there: Iterable[str]) -> str:
+    """Names that are like one that fits nothing, or else the first of them all."""
+    known = list(dict.fromkeys(there))
+    core = name.strip("*/?[]").lower()
+    alike = [one for one in known if core and core in one.lower()]
+    shown = alike or difflib.get_close_matches(name, known, SHOWN, LIKENESS) or known
+    return f": there are {', '.join(shown[:SHOWN])}" + " ..." * (len(shown) > SHOWN) if shown else ""

@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rewriter.pipeline.catalogue import configuration, keywords, passes, presets
+from rewriter.pipeline.catalogue import configuration, hazards, keywords, passes, presets
 
 ROOT = Path(__file__).resolve().parents[3]
 
 PAGES: dict[Path, Callable[[str], str]] = {
     Path("passes", "README.md"): lambda _: passes.catalogue(),
     Path("docs", "trt11-migration.md"): lambda _: presets.migration_page(),
+    Path("docs", "findings.md"): lambda _: hazards.page(),
     Path("docs", "configuration.md"): configuration.with_table,
     Path("rewriter", "pipeline", "keywords.py"): lambda _: keywords.module(),
 }

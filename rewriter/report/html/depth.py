@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rewriter.data.ranges.depth import TensorAtDepth
+from rewriter.english import count
 from rewriter.plan import Range
 from rewriter.report.html.scales import Scale, decades, logarithmic, power_of_ten
 from rewriter.report.html.view import DepthChart, Layer, Run, Tick
@@ -70,6 +71,7 @@ def depth_chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
         if kind in kinds
     ]
     marks = [i for i, reason in enumerate(marked) if reason and not tensors[i].constant]
+    runs = list(_runs(tensors, nodes))
     return DepthChart(
         width=width,
         height=HEIGHT,
@@ -87,9 +89,9 @@ def depth_chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
             (y(NORMAL), y(SUBNORMAL) - y(NORMAL), "coarse"),
             (y(SUBNORMAL), HEIGHT - y(SUBNORMAL), "zero"),
         ],
-        runs=list(_runs(tensors, nodes)),
+        runs=runs,
         strip_label=nodes.strip_label,
-        strip=[(kind, label) for kind, label in nodes.labels.items() if kind in kinds],
+        strip_summary=f"{nodes.strip_label}: {_strip_summary(runs, nodes.labels)}",
         data=_columns(tensors, kinds, labels, marked, y),
         summary=_summary(tensors, len(marks)),
         note=note,
@@ -164,7 +166,17 @@ def _runs(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> Iterable[Run]:
         title = f"{nodes.labels.get(kind, kind)}: {len(group)} node{'s' * (len(group) > 1)}"
         if len(groups) <= NAMED_RUNS:
             title += f", {first.node} to {last.node}" if len(group) > 1 else f", {first.node}"
-        yield Run(first.place, last.place - first.place + 1, kind, title)
+        yield Run(first.place, last.place - first.place + 1, kind, title, len(group))
+
+
+def _strip_summary(runs: Sequence[Run], labels: Mapping[str, str]) -> str:
+    """`FP16: 100 nodes in 11 stretches; FP32: 91 nodes in 10 stretches`."""
+    parts = []
+    for kind, label in labels.items():
+        own = [run.nodes for run in runs if run.kind == kind]
+        if own:
+            parts.append(f"{label}: {count(sum(own), 'node')} in {count(len(own), 'stretch')}")
+    return "; ".join(parts)
 
 
 def _columns(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rewriter.data.ranges.depth import TensorAtDepth
+from rewriter.figures.metrics import named
 from rewriter.hazards.kinds import KINDS
 from rewriter.jobs.fix.result import FixResult
 from rewriter.plan import Decision, Plan
@@ -72,7 +73,7 @@ def _tiles(result: FixResult) -> Iterator[Tile]:
     if plan is not None:
         free = sum(d.rule in FREE and d.repair == "fp32" for d in plan.decisions)
         low = plan.float_nodes - len(plan.fp32) - len(plan.bf16)
-        yield Tile(f"Nodes in {plan.precision.upper()}", str(low), f"of {plan.float_nodes} on floats")
+        yield Tile(f"Nodes in {plan.precision.upper()}", str(low), f"of {plan.float_nodes} float nodes")
         yield Tile("Nodes in FP32", str(len(plan.fp32)), f"{free} of them at no cost" if free else "")
         if plan.bf16:
             yield Tile("Nodes in BF16", str(len(plan.bf16)))
@@ -129,7 +130,8 @@ def _depth(result: FixResult) -> Section:
         return Section("ranges", title, reason, [])
     lead = (
         "Every bar is one tensor, from its mean to its largest absolute value on the samples, measured in "
-        "FP32 after the structural passes. The strip below shows the type that each node computes in."
+        "FP32 after the structural passes. A dot marks the tensor that is the evidence of a hazard. The "
+        "strip below shows the type that each node computes in."
     )
     return Section("ranges", title, lead, [depth_chart(result.depth, _nodes(result.plan))])
 
@@ -153,7 +155,7 @@ def _nodes(plan: Plan | None) -> Nodes:
         return seen or (nodes.get(tensor.key, "") if beyond_limits(tensor.range) else "")
 
     labels = {"fp16": "FP16", "bf16": "BF16", "fp32": "FP32", BEYOND: "FP16, although it exceeds 65504"}
-    return Nodes(kind, labels, mark, "hazard", "Computes in")
+    return Nodes(kind, labels, mark, "evidence of a hazard", "Computes in")
 
 
 def _search(result: FixResult) -> tuple[str, list[Body]]:
@@ -165,7 +167,10 @@ def _search(result: FixResult) -> tuple[str, list[Body]]:
     bodies += [plot for plot in plots if plot is not None]
     if result.searched is not None:
         bodies.append(_tried(result.searched))
-    return "Every plan that the search evaluated. Plans towards the lower left are better.", bodies
+    searched = result.searched or result.frontier
+    higher = searched is not None and named(searched.metric).least
+    better = "upper left" if higher else "lower left"
+    return f"Every plan that the search evaluated. Plans towards the {better} are better.", bodies
 
 
 def _tried(found: Searched) -> Table:
@@ -198,9 +203,9 @@ def _tried(found: Searched) -> Table:
 def _plan(plan: Plan) -> Section:
     low = plan.precision.upper()
     if not plan.decisions:
-        lead = f"No node needs another type: all {plan.float_nodes} nodes on floats compute in {low}."
+        lead = f"No node needs another type: all {plan.float_nodes} float nodes compute in {low}."
         return Section("plan", "Plan", lead, [])
-    count = f"{len(plan.decisions)} of {plan.float_nodes} nodes on floats"
+    count = f"{len(plan.decisions)} of {plan.float_nodes} float nodes"
     lead = f"{count} keep another type than {low}. Filter by rule, or by a part of a name."
     notes: list[Body] = []
     if plan.exponents:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from rewriter.report.html.run import run_section
-from rewriter.report.html.scales import decades, linear, logarithmic, power_of_ten
-from rewriter.report.html.scatter import BOTTOM, LEFT, RIGHT, TOP
+from rewriter.report.html.scales import linear
+from rewriter.report.html.scatter import LEFT, RIGHT, value_axis
 from rewriter.report.html.tables import number, without_empty
 from rewriter.report.html.typed_depth import typed_depth
 from rewriter.report.html.view import (
@@ -21,7 +21,6 @@ from rewriter.report.html.view import (
     Section,
     State,
     Table,
-    Tick,
     Tile,
 )
 from rewriter.report.locate import verdict
@@ -33,7 +32,7 @@ def page(found: Location, command: str = "") -> Page:
     first = found.first
     return Page(
         verb="locate",
-        subject=", ".join(output.tensor for output in found.outputs[:1]) + ", …" * (len(found.outputs) > 1),
+        subject=str(found.other) if found.other else "a model in memory",
         verdict=verdict(found),
         state="bad" if found.wrong else "good",
         tiles=[
@@ -46,15 +45,16 @@ def page(found: Location, command: str = "") -> Page:
                 if first
                 else []
             ),
-            Tile(
-                "Builds with marks",
-                str(found.builds),
-                f"{found.discarded} discarded" if found.discarded else "",
-            ),
+            *_builds(found),
         ],
         warnings=list(found.notes),
         sections=list(_sections(found, command)),
     )
+
+
+def _builds(found: Location) -> Iterator[Tile]:
+    if found.builds:
+        yield Tile("Builds", str(found.builds), f"{found.discarded} discarded" if found.discarded else "")
 
 
 def _state(wrong: bool) -> State:
@@ -83,11 +83,16 @@ def _sections(found: Location, command: str) -> Iterator[Section]:
     table = _table("outputs-table", "Outputs", found.outputs, found.tolerance)
     yield Section("outputs", "Outputs", "Every output against the original in FP32.", [table])
     facts = [
+        Fact("Original", str(found.original or "in memory"), code=True),
+        Fact("Other", str(found.other or "in memory"), code=True),
         Fact("Engine", found.engine),
-        Fact("Common tensors", str(found.tensors)),
-        Fact("Marks change outputs by", f"{found.moved:.2g} (relative L2)"),
-        Fact("Repeated builds differ by", f"{found.spread:.2g} (relative L2)"),
+        Fact("Compared", f"{found.tensors} tensors that both models have"),
     ]
+    if found.builds:
+        facts += [
+            Fact("Observing tensors changed the outputs by", f"{found.moved:.2g} (relative L2)"),
+            Fact("Repeated builds differ by", f"{found.spread:.2g} (relative L2)"),
+        ]
     yield run_section(command, facts=facts, data=found.data)
 
 
@@ -117,14 +122,26 @@ def _table(name: str, caption: str, steps: Sequence[Step], tolerance: float) -> 
     return without_empty(Table(name, caption, columns, rows))
 
 
+def _summary(steps: Sequence[tuple[Step, float]], tolerance: float) -> str:
+    """The plot in figures, for those who do not see it."""
+    (first, start), (last, end) = steps[0], steps[-1]
+    worst, most = max(steps, key=lambda pair: pair[1])
+    wrong = sum(not error <= tolerance for _, error in steps)
+    return (
+        f"Relative L2 error of {len(steps)} tensors in the order of the network: {start:.2g} at "
+        f"{first.tensor}, at most {most:.2g} at {worst.tensor}, {end:.2g} at {last.tensor}; "
+        f"{wrong} of them exceed the {tolerance:.2g} that is allowed."
+    )
+
+
 def _plot(found: Location, steps: Sequence[Step]) -> Scatter | None:
     """The errors along the chain on a logarithmic scale; None if fewer than two are known."""
     known = [(i, step, step.error) for i, step in enumerate(steps) if step.error is not None]
     finite = [error for _, _, error in known if error and math.isfinite(error)]
     if len(finite) < 2:
         return None
-    low, high = min(*finite, found.tolerance) / 3.0, max(*finite, found.tolerance) * 3.0
-    x, y = linear(0, max(1, len(steps) - 1), LEFT + 20.0, RIGHT - 20.0), logarithmic(low, high, BOTTOM, TOP)
+    y, y_ticks = value_axis([*finite, found.tolerance], least=False)
+    x = linear(0, max(1, len(steps) - 1), LEFT + 20.0, RIGHT - 20.0)
     points = [
         Point(
             x(i),
@@ -136,11 +153,11 @@ def _plot(found: Location, steps: Sequence[Step]) -> Scatter | None:
     ]
     return Scatter(
         id="errors",
-        summary=f"Relative L2 error of {len(points)} tensors from the last correct one to the output",
+        summary=_summary([(step, error) for _, step, error in known], found.tolerance),
         x_label="tensors, in the order of the network",
         y_label="relative L2 error",
         x_ticks=[],
-        y_ticks=[Tick(y(value), power_of_ten(value)) for value in decades(low, high, 7)],
+        y_ticks=y_ticks,
         points=points,
         line="M" + "L".join(f"{point.x:.1f} {point.y:.1f}" for point in points),
         legend=[("tried", "within what is allowed"), ("wrong", "wrong")],

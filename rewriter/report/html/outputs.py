@@ -71,7 +71,17 @@ def _card(
         summary=_summary(figures) if figures else "",
         images=images,
         before=GAUGE(plain.relative_l2) if plain is not None and plain.finite else None,
+        gauge=_gauge(one, plain),
     )
+
+
+def _gauge(one: OutputComparison, plain: OutputComparison | None) -> str:
+    parts = [f"Error {size(one)}"]
+    if one.tolerance:
+        parts.append(f"{one.tolerance:.2g} allowed")
+    if plain is not None:
+        parts.append(f"{size(plain)} unrepaired")
+    return f"{', '.join(parts)}; a logarithmic scale from 1e-7 to 1"
 
 
 def _facts_before(plain: OutputComparison | None) -> Iterable[Fact]:
@@ -162,5 +172,9 @@ def _three(picture: Picture) -> list[Image]:
     return [
         Image(data_uri(picture.expected), "Original in FP32", f"{what}, of the original"),
         Image(data_uri(picture.actual), "Fixed", f"{what}, of the fixed model"),
-        Image(data_uri(heat(picture.difference)), f"Difference, {largest}", f"Absolute difference, {what}"),
+        Image(
+            data_uri(heat(picture.difference)),
+            f"Difference, {largest}",
+            f"Absolute difference of both, {what}: {largest}",
+        ),
     ]

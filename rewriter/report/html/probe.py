@@ -11,6 +11,11 @@ from rewriter.report.html.run import run_section
 from rewriter.report.html.view import Cell, Column, Fact, Page, Section, State, Table, Tile
 from rewriter.report.probe import use
 
+_LEAD = (
+    "What the library does in FP16 on this GPU. Figures are relative L2 errors of small models against FP32, "
+    "or microseconds where the question is about time."
+)
+
 
 def page(found: Answers, command: str = "") -> Page:
     """Returns the page of one library's answers; `command` is the command line that gave them."""
@@ -29,7 +34,7 @@ def page(found: Answers, command: str = "") -> Page:
         ],
         warnings=[],
         sections=[
-            Section("answers", "Answers", "What this library does in FP16 on this GPU.", [_table(found)]),
+            Section("answers", "Answers", _LEAD, [_table(found)]),
             run_section(command, facts=_facts(found)),
         ],
     )
@@ -42,11 +47,23 @@ def page_of_recorded(found: Sequence[Answers], command: str = "") -> Page:
         subject="Recorded answers",
         verdict="Nothing can be measured here; these answers were recorded on other machines",
         state="warn",
-        tiles=[Tile(f"{a.library} {a.version}", str(len(a.values)), f"answers, {a.gpu}") for a in found],
-        warnings=[],
+        tiles=[
+            Tile(
+                f"{a.library} {a.version}",
+                f"{len(a.values)} of {len(PROBES)}",
+                f"questions answered, on {a.gpu}",
+            )
+            for a in found
+        ],
+        warnings=["`rewriter probe` on the machine with the GPU measures that GPU and its release."],
         sections=[
             *(
-                Section(f"answers-{i}", answers.title, use(answers), [_table(answers, i)])
+                Section(
+                    f"answers-{i}",
+                    answers.title,
+                    f"{_LEAD} The answers are used for {use(answers)}.",
+                    [_table(answers, i)],
+                )
                 for i, answers in enumerate(found)
             ),
             run_section(command),
@@ -75,7 +92,7 @@ def _table(found: Answers, place: int = 0) -> Table:
                 Cell(probe.name),
                 Cell(probe.question),
                 Cell(answer.value, state=state),
-                Cell(text, names=figures),
+                Cell(text, names=figures, unit="figures"),
                 Cell(probe.used),
             ]
         )

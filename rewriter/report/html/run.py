@@ -19,12 +19,14 @@ def run_section(
     data: DataSource | None = None,
     seconds: Mapping[str, float] | None = None,
     following: Mapping[str, str] | None = None,
+    repair: str = "",
 ) -> Section:
     """Returns the section.
 
     Args:
         command: The command that made the page; "" where Python did.
-        following: The commands to continue with, by tool.
+        following: The commands that build the engine, by tool.
+        repair: The command that repairs what was found; "" if there is nothing to repair.
     """
     rows = list(facts)
     if data is not None:
@@ -39,6 +41,8 @@ def run_section(
     rows.append(Fact("Versions", versions))
     steps = (following or {}).items()
     bodies: list[Body] = [Command(f"Builds the engine, with {tool}", line) for tool, line in steps]
+    if repair:
+        bodies.append(Command("Repairs what was found", repair))
     if command:
         bodies.append(Command("Repeats this run", command))
     lead = "What this was made with, and the commands that repeat and continue it."

@@ -23,12 +23,18 @@ def page(result: ScanResult, command: str = "") -> Page:
         verdict=text.verdict_line(result).plain,
         state=state,
         tiles=[_tile(result, severity) for severity in reversed(SEVERITIES)]
-        + [Tile("Nodes on floats", str(result.float_nodes), f"to compute in {result.precision.upper()}")],
+        + [Tile("Float nodes", str(result.float_nodes), f"that would compute in {result.precision.upper()}")],
         warnings=list(result.warnings),
         sections=[
             _depth(result),
             Section("findings", "Findings", "What would go wrong, and what repairs it.", [_table(result)]),
-            run_section(command, target=result.target, data=result.data, seconds=result.seconds),
+            run_section(
+                command,
+                target=result.target,
+                data=result.data,
+                seconds=result.seconds,
+                repair=text.next_command(result),
+            ),
         ],
     )
 
@@ -43,7 +49,8 @@ def _tile(result: ScanResult, severity: Severity) -> Tile:
 def _depth(result: ScanResult) -> Section:
     lead = (
         "Every bar is one tensor, from its mean to its largest absolute value on the samples, measured in "
-        "FP32. The strip below shows where errors, warnings and notes are."
+        "FP32. Its colour is that of the worst finding that its node is part of; a dot marks the tensor that "
+        "is the evidence. The strip below shows where errors, warnings and notes are."
     )
     bodies: list[Body] = [depth_chart(result.depth, _nodes(result))] if result.depth else []
     lead = lead if bodies else "No tensor could be measured."
@@ -69,7 +76,7 @@ def _nodes(result: ScanResult) -> Nodes:
         return f"{KINDS[found.kind].title}: {found.reason}" if shown else ""
 
     labels = {"sound": "no finding", "note": "note", "warning": "warning", "error": "error"}
-    return Nodes(kind, labels, mark, "error or warning", "Findings")
+    return Nodes(kind, labels, mark, "evidence", "Findings")
 
 
 def _table(result: ScanResult) -> Table:
@@ -84,7 +91,7 @@ def _table(result: ScanResult) -> Table:
                     order=-SEVERITIES.index(finding.severity),
                     state=STATES[finding.severity],
                 ),
-                Cell(KINDS[finding.kind].title),
+                Cell(finding.kind, names=(KINDS[finding.kind].title,)),
                 Cell(finding.reason, names=names, rest=len(finding.nodes) - len(names)),
                 number(len(finding.nodes), "{:d}"),
                 number(finding.range.absmax if finding.range else None),

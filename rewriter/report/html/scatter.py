@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rewriter.english import count
 from rewriter.figures.metrics import named
 from rewriter.report.html.scales import decades, linear, logarithmic, power_of_ten, round_steps, widened
 from rewriter.report.html.view import Point, Scatter, Tick
@@ -57,14 +58,14 @@ def _plot(name: str, plans: Sequence[_Plan], metric: str, least: bool, origin: s
         return None
     times = widened([plan.us for plan in plans], 0.08)
     x = linear(*times, LEFT, RIGHT)
-    y, y_ticks = _value_axis([plan.value for plan in plans], least)
+    y, y_ticks = value_axis([plan.value for plan in plans], least)
     line = sorted((plan for plan in _frontier(plans, least)), key=lambda plan: plan.us)
     order = ("tried", "best", "applied")
     drawn = sorted(plans, key=lambda plan: (order.index(plan.kind), plan.us))
     better = "more is better" if least else "less is better"
     return Scatter(
         id=name,
-        summary=f"{len(plans)} plans: {metric} ({better}) against latency in microseconds; {origin}",
+        summary=_summary(drawn, metric, better, origin),
         x_label=f"latency in µs ({origin})",
         y_label=f"{metric} ({better})",
         x_ticks=[Tick(x(value), f"{value:.6g}") for value in round_steps(*times, 8)],
@@ -78,6 +79,17 @@ def _plot(name: str, plans: Sequence[_Plan], metric: str, least: bool, origin: s
     )
 
 
+def _summary(plans: Sequence[_Plan], metric: str, better: str, origin: str) -> str:
+    """The plot in figures, for those who do not see it."""
+    values, times = [plan.value for plan in plans], [plan.us for plan in plans]
+    parts = [
+        f"{count(len(plans), 'plan')}: {metric} ({better}) from {min(values):.3g} to {max(values):.3g}",
+        f"latency from {min(times):.1f} to {max(times):.1f} µs ({origin})",
+        *(f"applied: {p.text} with {p.value:.3g} at {p.us:.1f} µs" for p in plans if p.kind == "applied"),
+    ]
+    return "; ".join(parts) + "."
+
+
 def _frontier(plans: Sequence[_Plan], least: bool) -> list[_Plan]:
     """The plans that no other beats in both."""
     kept: list[_Plan] = []
@@ -87,7 +99,7 @@ def _frontier(plans: Sequence[_Plan], least: bool) -> list[_Plan]:
     return kept
 
 
-def _value_axis(values: Sequence[float], least: bool) -> tuple[Callable[[float], float], list[Tick]]:
+def value_axis(values: Sequence[float], least: bool) -> tuple[Callable[[float], float], list[Tick]]:
     """The axis of the metric: logarithmic for errors, linear for what should be large, or may be 0."""
     if least or min(values) <= 0.0:
         span = widened(values, 0.1)

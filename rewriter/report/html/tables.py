@@ -49,7 +49,7 @@ def checks_table(checks: Sequence[Check]) -> Table:
             [
                 Cell(check.name),
                 Cell(word, state=state),
-                Cell(check.summary, names=check.details),
+                Cell(check.summary, names=check.details, unit="lines"),
                 number(check.seconds, "{:.1f}"),
             ]
         )

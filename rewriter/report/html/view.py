@@ -54,7 +54,8 @@ class Cell:
 
     Attributes:
         order: What it sorts by in a column of numbers; None comes last.
-        names: Nodes that the cell lists on demand; `rest`: how many more there are.
+        names: Nodes, or other lines, that the cell lists on demand; `rest`: how many more there are.
+        unit: What `names` are.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Cell:
     state: State = "plain"
     names: tuple[str, ...] = ()
     rest: int = 0
+    unit: str = "nodes"
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Output:
     Attributes:
         error, allowed: Positions on the logarithmic scale, 0 to 100; None: not on the scale, or no limit.
         before: Position of the error before the repairs.
+        gauge: The scale in a sentence.
         bars: The histogram; empty where none was measured. `summary` says the same in a sentence.
     """
 
@@ -146,6 +149,7 @@ class Output:
     summary: str = ""
     images: Sequence[Image] = ()
     before: float | None = None
+    gauge: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,7 @@ class Run:
     width: float
     kind: str
     title: str
+    nodes: int
 
 
 @dataclass(frozen=True)
@@ -197,7 +202,7 @@ class DepthChart:
         stroke: Width of one bar in pixels of a drawing 1000 pixels wide.
         lines: Limits of FP16, at their height. `zones`: top, height and CSS class of what is beyond them.
         data: Columns of every tensor, for the cursor.
-        summary: The chart in a sentence.
+        summary: The chart in a sentence. `strip_summary`: the strip under it.
     """
 
     template: ClassVar[str] = "depth.html"
@@ -211,7 +216,7 @@ class DepthChart:
     zones: Sequence[tuple[float, float, str]]
     runs: Sequence[Run]
     strip_label: str
-    strip: Sequence[tuple[str, str]]
+    strip_summary: str
     data: Mapping[str, Any]
     summary: str
     note: str = ""
@@ -229,7 +234,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points with axes; `line` connects those on the frontier."""
+    """Points with axes; `line` connects those on the frontier, `summary` says what they show."""
 
     template: ClassVar[str] = "scatter.html"
     id: str

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 from rewriter.data.ranges.depth import Depth
 from rewriter.data.source import DataSource
@@ -55,6 +56,7 @@ class Location(Summary):
         spread: Largest difference of two builds without marks, relative L2.
         moved: Largest difference that marks made in a build that was not discarded.
         depth: Ranges of the original and types of the other model, with `ranges`.
+        original, other: Files of the models; None for one in memory.
     """
 
     engine: str
@@ -73,6 +75,8 @@ class Location(Summary):
     notes: tuple[str, ...] = ()
     data: DataSource | None = None
     depth: Depth = field(default_factory=Depth)
+    original: Path | None = None
+    other: Path | None = None
 
     def summary(self) -> Iterator[Row]:
         if self.first is not None:

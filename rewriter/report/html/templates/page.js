@@ -12,12 +12,13 @@
     const body = box.querySelector("tbody");
     const rows = [...body.rows];
     const texts = rows.map((row) => row.textContent.toLowerCase());
+    let sorted = "";
     const filter = box.querySelector("[data-filter]");
     const menus = [...box.querySelectorAll("[data-choice]")];
     const count = box.querySelector("[data-count]");
     const cell = (row, column) => row.cells[column].firstChild?.textContent ?? "";
     const show = () => {
-      const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+      const words = (filter?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
       let shown = 0;
       rows.forEach((row, index) => {
         const fits = words.every((word) => texts[index].includes(word)) &&
@@ -25,7 +26,8 @@
         row.hidden = !fits;
         shown += fits;
       });
-      count.textContent = shown === rows.length ? `${shown} rows` : `${shown} of ${rows.length} rows`;
+      const part = shown === rows.length ? `${shown}` : `${shown} of ${rows.length}`;
+      count.textContent = `${part} ${rows.length === 1 ? "row" : "rows"}${sorted}`;
     };
     filter?.addEventListener("input", show);
     for (const menu of menus) menu.addEventListener("change", show);
@@ -51,6 +53,8 @@
           return sign * String(left).localeCompare(String(right), "en", { numeric: true });
         };
         body.append(...rows.slice().sort(compare));
+        sorted = `, by ${button.textContent}, ${order}`;
+        show();
       });
     }
   }
@@ -59,12 +63,16 @@
   for (const button of document.querySelectorAll("[data-copy]")) {
     button.addEventListener("click", async () => {
       const code = button.parentNode.querySelector("code");
+      const say = (text) => {
+        button.querySelector("[data-state]").textContent = text;
+        button.parentNode.querySelector("output").textContent = text;
+      };
       try {
         await navigator.clipboard.writeText(code.textContent);
-        button.textContent = "Copied";
+        say("Copied");
       } catch {
         getSelection().selectAllChildren(code);
-        button.textContent = "Selected";
+        say("Selected");
       }
     });
   }
