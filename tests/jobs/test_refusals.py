@@ -50,6 +50,29 @@ def test_dynamic_int8_is_named_before_any_work(tmp_path: Path) -> None:
     assert shown.exit_code == 3
 
 
+SHIFTED = """
+    g (float[2,4] x) => (float[2,4] y) <float s = {0.1}, ZERO> {
+        [quantize] q = QuantizeLinear(x, s, z) [back] d = DequantizeLinear(q, s, z) y = Relu(d) }"""
+
+
+@needs_rtx
+@pytest.mark.parametrize("zero", ["uint8 z = {128}", "int8 z = {3}"])
+def test_zero_points_are_named_before_any_work_and_tensorrt_builds_none(tmp_path: Path, zero: str) -> None:
+    path = tmp_path / "shifted.onnx"
+    onnx.save(graph(SHIFTED.replace("ZERO", zero)).whole(), path)
+    report = tensorrt_build.build(path, BuildOptions(), timeout_s=120)
+    assert isinstance(report, BuildReport) and not report.parsed
+    with pytest.raises(UnbuildableError, match="1 QuantizeLinear, 1 DequantizeLinear") as caught:
+        rewriter.fix(path)
+    assert "quantize (QuantizeLinear), back (DequantizeLinear)" in caught.value.what
+    assert "ActivationSymmetric" in str(caught.value.hint)
+
+
+def test_symmetric_quantisation_is_no_reason_to_refuse() -> None:
+    source = graph(SHIFTED.replace("ZERO", "int8 z = {0}")).whole()
+    assert rewriter.fix(source, inputs={"x": np.ones((2, 4), np.float32)}).verified
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_data_that_is_not_finite_is_an_error_that_names_the_element(tmp_path: Path, value: float) -> None:
     good, bad = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from onnx import NodeProto
+
 from rewriter.errors import UnbuildableError
 from rewriter.graph import label
 from rewriter.graph.ops import DYNAMIC_INT8
@@ -9,6 +13,46 @@ from rewriter.model import Model, walk_graphs
 
 LISTED = 3
 """Nodes that a refusal names."""
+
+QUANTISATION = ("QuantizeLinear", "DequantizeLinear")
+ZERO_POINT = 2
+"""Place of the zero point among their inputs."""
+
+
+def refuse_unbuildable(model: Model) -> None:
+    """Refuses quantisation that no release of TensorRT builds: dynamic, or with zero points other than 0.
+
+    Raises:
+        UnbuildableError: the model has such nodes; it names them, and what to do instead.
+    """
+    refuse_dynamic_int8(model)
+    refuse_zero_points(model)
+
+
+def refuse_zero_points(model: Model) -> None:
+    """Refuses Q/DQ nodes whose constant zero point is not 0: TensorRT quantises symmetrically alone.
+
+    Raises:
+        UnbuildableError: the model has such nodes; it names them, and what to do instead.
+    """
+    stored = {tensor.name: tensor for tensor in model.proto.graph.initializer}
+    found = [
+        node
+        for g in walk_graphs(model.proto.graph)
+        for node in g.node
+        if node.op_type in QUANTISATION
+        and len(node.input) > ZERO_POINT
+        and node.input[ZERO_POINT] in stored
+        and model.array(stored[node.input[ZERO_POINT]]).any()
+    ]
+    if found:
+        raise UnbuildableError(
+            f"it is quantised with zero points other than 0 ({_counted(found)}), which TensorRT does not "
+            f"build: {_named(found)}",
+            where=str(model.path) if model.path else "the model",
+            hint="take the FP32 model that it was made from; for INT8, quantise that one symmetrically (of "
+            "onnxruntime.quantization: QuantType.QInt8, and ActivationSymmetric=True in extra_options)",
+        )
 
 
 def refuse_dynamic_int8(model: Model) -> None:
@@ -20,13 +64,20 @@ def refuse_dynamic_int8(model: Model) -> None:
     found = [node for g in walk_graphs(model.proto.graph) for node in g.node if node.op_type in DYNAMIC_INT8]
     if not found:
         return
-    counts = {op: sum(node.op_type == op for node in found) for op in {node.op_type: 0 for node in found}}
-    ops = ", ".join(f"{count} {op}" for op, count in counts.items())
-    names = ", ".join(f"{label(node)} ({node.op_type})" for node in found[:LISTED])
-    more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
     raise UnbuildableError(
-        f"it is quantised dynamically to INT8 ({ops}), which TensorRT does not build: {names}{more}",
+        f"it is quantised dynamically to INT8 ({_counted(found)}), which TensorRT does not build: "
+        f"{_named(found)}",
         where=str(model.path) if model.path else "the model",
         hint="take the FP32 model that it was made from; for INT8, quantise that one statically, as Q/DQ "
         "nodes (onnxruntime.quantization.quantize_static with QuantFormat.QDQ)",
     )
+
+
+def _counted(found: Sequence[NodeProto]) -> str:
+    operators = [node.op_type for node in found]
+    return ", ".join(f"{operators.count(op)} {op}" for op in dict.fromkeys(operators))
+
+
+def _named(found: Sequence[NodeProto]) -> str:
+    names = ", ".join(f"{label(node)} ({node.op_type})" for node in found[:LISTED])
+    return names + (f", and {len(found) - LISTED} more" if len(found) > LISTED else "")

@@ -23,7 +23,7 @@ from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
-from rewriter.jobs.fix.refusals import refuse_dynamic_int8
+from rewriter.jobs.fix.refusals import refuse_unbuildable
 from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.yardstick import Yardstick
@@ -144,7 +144,7 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
             wanted = (step.opset_for(original, job.target) for step in job.steps)
             job = replace(job, opset=max(job.opset, *wanted))
         if not job.deployment.plugins:  # a plugin may stand in for any operator
-            refuse_dynamic_int8(original)
+            refuse_unbuildable(original)
         samples, warnings = _samples(original, job)
     fitting, kept = samples.split() if job.request.verify else (samples, samples)
     judging, expected = list(islice(kept, VERIFIED_SAMPLES)), None
