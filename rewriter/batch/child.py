@@ -154,6 +154,8 @@ def _summary(report: Mapping[str, Any]) -> str:
     conclusion = report.get("conclusion")
     if conclusion is None:  # of `verify`: what it ran on decides what it proves
         return "; ".join([f"{report['engine']} on {report['device']}", *failed])
+    if conclusion["limit"]:
+        return f"{conclusion['limit']}; what to do: {conclusion['remedy']}"
     return "; ".join(failed) or str(conclusion["summary"])
 
 
@@ -164,4 +166,4 @@ def _figures(report: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"error": max(errors)} if errors else {}
     if plan is not None:
         found |= {"fp32_nodes": len(plan["fp32"]) + len(plan["bf16"]), "float_nodes": plan["float_nodes"]}
-    return found
+    return found | {"all_fp32": plan is None and bool(report.get("repairs"))}

@@ -40,7 +40,8 @@ class Outcome:
 
     Attributes:
         text: One sentence for people.
-        fp32_nodes: Nodes that stay in FP32; `float_nodes`: all that could be in FP16.
+        fp32_nodes: Nodes that stay in FP32; `float_nodes`: all that could be in FP16; None without a plan.
+        all_fp32: True if a repair left all of it in FP32.
         error: Relative L2 error of the worst output in the check that decides.
         seconds: Wall time of the process.
         peak_bytes: Its largest resident memory; 0 where the system does not report it.
@@ -51,6 +52,7 @@ class Outcome:
     text: str
     fp32_nodes: int | None = None
     float_nodes: int | None = None
+    all_fp32: bool = False
     error: float | None = None
     seconds: float = 0.0
     peak_bytes: int = 0

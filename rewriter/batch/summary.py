@@ -62,7 +62,9 @@ class Summary:
 
 
 def share(outcome: Outcome) -> str:
-    """`6 of 44`: nodes in FP32, of all float nodes."""
+    """`6 of 44`: nodes in FP32, of all float nodes; `all` where a repair left nothing in FP16."""
+    if outcome.all_fp32:
+        return "all"
     return "" if outcome.fp32_nodes is None else f"{outcome.fp32_nodes} of {outcome.float_nodes}"
 
 
@@ -93,7 +95,8 @@ def print_summary(summary: Summary, out: Console, *, quiet: bool = False) -> Non
 
 def _table(summary: Summary) -> Table:
     columns = ("model", "verdict", "FP32 nodes", "rel. L2", *summary.gpus, "s", "GiB")
-    table = new_table("", *columns, right=("FP32 nodes", "rel. L2", "s", "GiB"), whole="model")
+    # names are folded where the terminal is narrow: a number that is cut is another number
+    table = new_table("", *columns, right=("FP32 nodes", "rel. L2", "s", "GiB"))
     for record in summary.records:
         outcome = record.outcome
         verdicts = [_verdict(record.verdicts.get(gpu)) for gpu in summary.gpus]

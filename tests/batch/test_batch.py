@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,12 +16,14 @@ from xml.etree.ElementTree import parse
 import pytest
 from graphs import graph
 from paths import ROOT
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from rewriter import cli
 from rewriter.batch.child import Child, fix_order
-from rewriter.batch.entry import Entry, Outcome
+from rewriter.batch.entry import Entry, Outcome, Record
 from rewriter.batch.key import key_of
+from rewriter.batch.summary import Summary, print_summary
 from rewriter.model import save
 
 FAST = ("--no-build", "--accumulation=fp32")
@@ -86,6 +89,20 @@ def test_lines_and_table(ran: Path) -> None:
     table = (ran / "stdout").read_text()
     assert "2 of 3 models passed" in table
     assert "broken.onnx: " in table
+
+
+def test_a_narrow_terminal_folds_names_and_cuts_no_number(tmp_path: Path) -> None:
+    outcomes = (
+        Outcome("verified", "verified", 13, 242, error=8.67e-05, seconds=1234.5, peak_bytes=3 * 2**30),
+        Outcome("unbuildable", "a Squeeze has no axes", error=4.06e-07, seconds=9.3, all_fp32=True),
+    )
+    name = "packages/of-the-detection-team/a-network-with-a-long-name/2026-11/model.fp32.onnx"
+    entry = Entry(name, tmp_path / name, tmp_path / "out.onnx")
+    out = Console(record=True, width=80, file=io.StringIO())
+    print_summary(Summary([Record(entry, one) for one in outcomes], (), "1 job", 2.0), out)
+    words = out.export_text().split()
+    assert {"verified", "8.67e-05", "1234.5", "3.0", "unbuildable", "all", "4.06e-07"} <= set(words)
+    assert "13 of 242" in " ".join(words)
 
 
 def test_reports(ran: Path) -> None:
