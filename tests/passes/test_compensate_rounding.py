@@ -197,7 +197,7 @@ def test_a_plan_without_data_rounds_to_nearest_and_reports_it() -> None:
     plan = rewriter.fix(source, inputs={"x": related(1, 96, 48)}, verify=False).plan
     result = rewriter.fix(source, verify=False, plan=plan)
     (refusal,) = (r for p in result.passes if p.name == "compensate-rounding" for r in p.refusals)
-    assert "give --inputs" in refusal.reason
+    assert "give inputs= to round" in refusal.reason
     value = numpy_helper.to_array(next(t for t in result.proto.graph.initializer if t.data_type == FP16))
     stored = numpy_helper.to_array(next(t for t in source.graph.initializer if t.name == "w"))
     np.testing.assert_array_equal(value, stored.astype(np.float16))
