@@ -53,6 +53,14 @@ def test_an_fp32_epilogue_of_an_fp32_conv_is_free() -> None:
     assert found.total_us(plan("a", "b", "c")) == pytest.approx(found.total_us(plan("a")))
 
 
+def test_constants_have_no_price_however_they_are_written() -> None:
+    written = CONVS.replace(", float k = {0.5}>", ">").replace(
+        "b = Mul", "k = Constant <value = float {0.5}> () b = Mul"
+    )
+    assert prices(written).base == prices(CONVS).base
+    assert prices(written).own.keys() == prices(CONVS).own.keys()
+
+
 def test_a_node_without_a_price_is_free() -> None:
     """Nodes of subgraphs have none."""
     found = prices(CONVS)
