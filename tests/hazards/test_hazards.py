@@ -469,7 +469,10 @@ class TestCoordinatesAndOrder:
         [
             pytest.param(
                 "coordinates",
-                "g (float[1,1,4,4] x, float[1,2,2,2] c) => (float[1,1,2,2] y) { g0 = Neg(c) y = GridSample(x, g0) }",
+                """g (float[1,1,4,4] x, float[1,2,2,2] c) => (float[1,1,2,2] y) {
+                    g0 = Neg(c)
+                    y = GridSample(x, g0)
+                }""",
                 "warning",
                 id="a grid",
             ),
