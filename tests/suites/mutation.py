@@ -25,8 +25,11 @@ from reaching_tests import ReachingTests, measured
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("passes", "hazards", "planning", "planning/costs", "verification", "figures")
-TESTS = ("passes", "hazards", "planning", "verification", "figures", "pipeline", "rewriting", "patterns")
-"""Folders of tests/ that mutants meet: those of the rooms, and quick ones that reach them."""
+TESTS = (
+    *"passes hazards planning verification figures pipeline rewriting patterns jobs".split(),
+    "report/test_page.py",
+)
+"""Folders and files of tests/ that mutants meet: those of the rooms, and others that reach them."""
 
 SWAPPED: dict[type[ast.AST], type[Any]] = {
     ast.Lt: ast.LtE,
@@ -88,13 +91,13 @@ def _statement(tree: ast.AST, line: int) -> range:
     """
     found, inside = range(0), False
     for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
-            body = getattr(node, "body", None)
-            if inside:
-                found = range(
-                    node.lineno, max(line, body[0].lineno - 1 if body else node.end_lineno or line) + 1
-                )
-            inside = inside or (isinstance(node, ast.FunctionDef) and bool(body) and body[0].lineno <= line)
+        if not (isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)):
+            continue
+        body = getattr(node, "body", None)
+        head = body[0].lineno - 1 if body else node.end_lineno or line
+        if inside:
+            found = range(node.lineno, max(line, head) + 1)
+        inside = inside or (isinstance(node, ast.FunctionDef) and line > head)
     return found
 
 
@@ -108,8 +111,7 @@ def _mutate(node: ast.AST) -> str:
         was = ast.unparse(node)
         node.op = SWAPPED[type(node.op)]()
         return f"{was} -> {ast.unparse(node)}"
-    if isinstance(node, ast.If):
-        was = ast.unparse(node.test)
+    if isinstance(node, ast.If) and (was := ast.unparse(node.test)) != "TYPE_CHECKING":
         node.test = ast.UnaryOp(ast.Not(), node.test)
         return f"if {was} -> if not"
     if isinstance(node, ast.Constant):
