@@ -398,9 +398,11 @@ class TestPositions:
         ("high", "low", "expected"),
         [
             pytest.param(2048, FP16, "", id="2048 is exact"),
+            pytest.param(2049, FP16, "c d e", id="2049 is not"),
             pytest.param(5000, FP16, "c d e", id="until it is small again"),
             pytest.param(300, BF16, "c d e", id="BF16 counts to 256"),
             pytest.param(256, BF16, "", id="256 is exact"),
+            pytest.param(257, BF16, "c d e", id="257 is not"),
         ],
     )
     def test_positions(self, high: float, low: int, expected: str) -> None:

@@ -97,6 +97,7 @@ def doubles(source: Model) -> set[str]:
 def test_dropped_and_close(body: str, expected: list[str], left: set[str]) -> None:
     source = graph(body)
     result, report = apply(DropDouble(), source)
+    assert {change.node for change in report.changes} <= {source.proto.graph.name, "t", "e"}
     assert report.changes
     assert not report.refusals
     assert sorted(ops(result)) == sorted(expected)

@@ -12,6 +12,7 @@ import argparse
 import ast
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -57,11 +58,11 @@ SMALL = range(10)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed place: `source` is the whole file with it, `lines` are those of the statement."""
+    """One changed place: `source` is the whole file with it, `places` the lines that show its effect."""
 
     file: Path
     line: int
-    lines: range
+    places: dict[str, Sequence[int]]
     what: str
     source: str
 
@@ -79,26 +80,34 @@ def mutant_of(file: Path, chosen: random.Random) -> Mutant | None:
     tree = ast.parse(text)
     node = list(ast.walk(tree))[chosen.choice(places)]
     line = getattr(node, "lineno", 0)
-    lines = _statement(tree, line)
+    places_of_it = _places(file, tree, line)
     what = _mutate(node)
-    return Mutant(file, line, lines, what, ast.unparse(tree))
+    return Mutant(file, line, places_of_it, what, ast.unparse(tree))
 
 
-def _statement(tree: ast.AST, line: int) -> range:
-    """Lines of a function's innermost statement that has a line, without those of its body.
+def _places(file: Path, tree: ast.Module, line: int) -> dict[str, Sequence[int]]:
+    """A function's statement that has a line, without its body; of a constant, the lines that name it."""
+    around = [
+        n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)
+    ]
+    inner = around[-1]  # walked from the outside
+    body = getattr(inner, "body", None)
+    head = range(inner.lineno, max(line, body[0].lineno - 1 if body else inner.end_lineno or line) + 1)
+    if any(isinstance(node, ast.FunctionDef) for node in around[:-1]):
+        return {str(file): head}
+    targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
+    names = [target.id for target in targets if isinstance(target, ast.Name)]
+    return _mentions(re.compile(rf"\b({'|'.join(names)})\b")) if names else {str(file): ()}
 
-    Empty outside functions: there, a line runs when the file is imported.
-    """
-    found, inside = range(0), False
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)):
-            continue
-        body = getattr(node, "body", None)
-        head = body[0].lineno - 1 if body else node.end_lineno or line
-        if inside:
-            found = range(node.lineno, max(line, head) + 1)
-        inside = inside or (isinstance(node, ast.FunctionDef) and line > head)
-    return found
+
+def _mentions(name: re.Pattern[str]) -> dict[str, Sequence[int]]:
+    """Lines of our code that hold a name, by file."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "rewriter").rglob("*.py")}
+    lines = {
+        file: [n for n, line in enumerate(text.splitlines(), 1) if name.search(line)]
+        for file, text in texts.items()
+    }
+    return {file: found for file, found in lines.items() if found}
 
 
 def _mutate(node: ast.AST) -> str:
@@ -166,7 +175,7 @@ def survivors_of(drawn: list[Mutant], reaching: ReachingTests, folder: Path, sec
     """Mutants that no test notices; each is printed as it is known."""
     survivors = []
     for number, mutant in enumerate(drawn, 1):
-        tests = reaching.of(str(mutant.file), mutant.lines, seconds)
+        tests = reaching.of(mutant.places, seconds)
         # what a test took was measured with coverage; a busy machine and a cold start are allowed for
         noticed = bool(tests) and is_noticed(mutant, tests, folder, 60 + 10 * seconds)
         survivors += [] if noticed else [mutant]

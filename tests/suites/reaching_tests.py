@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,16 +21,20 @@ class ReachingTests:
     lines: dict[str, dict[int, frozenset[str]]]
     seconds: dict[str, float]
 
-    def of(self, file: str, lines: Iterable[int], limit_s: float) -> list[str]:
-        """Tests that reach one of the lines, fastest first, `limit_s` seconds of them.
+    def of(self, places: Mapping[str, Iterable[int]], limit_s: float) -> list[str]:
+        """Tests that reach one of the lines of files, fastest first, `limit_s` seconds of them.
 
-        A line that runs at import, or in a child process alone, has no test of its own: those of its file
-        stand in for it.
+        A line that runs at import, or in a child process alone, has no test of its own: where there is no
+        other line, the tests of its file stand in for it.
         """
-        known = self.lines.get(file, {})
-        here = {test for line in lines for test in known.get(line, ())}
-        chosen, spent = [], 0.0
-        for test in sorted(here or {test for tests in known.values() for test in tests}, key=self._cost):
+        known = {file: self.lines.get(file, {}) for file in places}
+        here = {
+            test for file, lines in places.items() for line in lines for test in known[file].get(line, ())
+        }
+        chosen: list[str] = []
+        spent = 0.0
+        anywhere = {test for by_line in known.values() for tests in by_line.values() for test in tests}
+        for test in sorted(here or anywhere, key=self._cost):
             spent += self.seconds[test]
             if chosen and spent > limit_s:
                 break

@@ -71,7 +71,7 @@ def test_the_end_of_a_log_is_reported_without_the_stack_of_python() -> None:
 def test_builds_that_did_not_run_are_named_with_their_reasons() -> None:
     made = [
         EngineOutcome("fixed", 0, "crashed", "SIGSEGV", "update the driver", log="loading\nDUMP"),
-        EngineOutcome("fixed", 1, "failed", "no memory", log="LOG"),
+        EngineOutcome("fixed", 1, "error", "no memory", log="LOG"),
     ]
     judged = Judged((), (), (), None, None, 0.1, False)
     check = run_check(made, judged, Tolerance(0.1, "psnr", "a test"), 1.0)
@@ -83,13 +83,13 @@ def test_builds_that_did_not_run_are_named_with_their_reasons() -> None:
         "log: loading",
         "log: DUMP",
         "what to do: update the driver",
-        "build 1: failed: no memory",
+        "build 1: error: no memory",
     )
 
 
 def test_results_under_another_metric_keep_their_value() -> None:
     made = [
-        EngineOutcome("fixed", 0, "failed", "no memory"),
+        EngineOutcome("fixed", 0, "error", "no memory"),
         EngineOutcome("fixed", 1, "ok", device="a GPU", library="TensorRT 10"),
     ]
     judged = Judged((), (), (), 39.0, 41.0, 40.0, False)
@@ -134,3 +134,11 @@ def test_a_summary_lists_three_outputs_and_counts_the_others() -> None:
     rows = [text for title, text in found.summary()]
     assert [row[:2] for row in rows if "relative L2" in row] == ["a:", "b:", "c:"]
     assert "and 2 more" in rows
+
+
+def test_a_summary_shows_what_was_not_measured() -> None:
+    found = Location("ONNX Runtime", 1e-3, (_step("y", 0.5), _step("z", None)), first=_step("a", 0.25))
+    rows = [text for _, text in found.summary()]
+    assert rows[0] == "a (Op 'a', relative L2 0.25)"
+    assert "z (Op 'z', not measured)" in rows
+    assert rows[-1] == "ONNX Runtime; above 0.001 is wrong"
