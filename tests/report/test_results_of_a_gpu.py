@@ -10,11 +10,13 @@ import pages
 import pytest
 
 from rewriter.engines.protocol import Latency
+from rewriter.figures.outputs import OutputComparison
 from rewriter.report import html, terminal
 from rewriter.report import locate as locate_report
 from rewriter.report import verify as verify_report
 from rewriter.verification.judge import BuildRun
 from rewriter.verification.locate.location import Location, Step
+from rewriter.verification.verdict import Check, Verdict
 from rewriter.verification.verify_result import VerifyResult
 
 FAST, SLOW = Latency(50.0, 1.5, 48.0, 200, True), Latency(200.0, 4.0, 190.0, 1, False)
@@ -55,6 +57,20 @@ def test_several_builds_are_a_table_with_the_reason_why_one_did_not_run() -> Non
     text = in_a_terminal(on_a_gpu(), 1)
     assert "0 ok 0.002 50.0 1.5" in text and "1 SIGSEGV" in text
     assert "Builds of the fixed model" not in in_a_terminal(replace(on_a_gpu(), builds=()), 1)
+
+
+def test_the_worst_outputs_of_a_failed_check_are_named() -> None:
+    outputs = tuple(
+        OutputComparison(name, error, 1.0, 0.5, finite, 5e-3)
+        for name, error, finite in (("a", 1e-3, True), ("b", 0.25, True), ("c", 0.5, True), ("d", 0.0, False))
+    )
+    failed = Check("run", False, "NOT within 0.005", outputs, ("build 1: crashed",))
+    missing = Check("reference", None, "the original did not run here")
+    text = in_a_terminal(replace(on_a_gpu(), verdict=Verdict((failed, missing))), 0)
+    assert text.startswith("VERIFICATION FAILED (run; TensorRT 10.15 on NVIDIA H200): the fixed model")
+    assert "Failed NOT within 0.005 build 1: crashed d: NaN or infinity, allowed 0.005 c: 0.5" in text
+    assert text.index("c: 0.5") < text.index("b: 0.25, allowed 0.005") and "a: 0.001" not in text
+    assert "Missing reference: the original did not run here" in text
 
 
 def test_the_page_shows_them_too() -> None:
