@@ -586,6 +586,10 @@ class TestData:
     def test_data_far_from_the_trained_range(self, high: float, expected: str) -> None:
         assert said("outside_statistics", self.NORM, {"x": (0, high)}) == expected
 
+    def test_the_tensor_whose_data_it_is(self) -> None:
+        (found,) = NAMES["outside_statistics"](surveyed(self.NORM, {"x": (0, 255)}))
+        assert found.tensor == "x" and found.range is not None and found.range.high == 255
+
     def test_fp16_reference(self) -> None:
         assert said("fp16_reference", one("Relu"), mixed=True) == "note y"
         assert said("fp16_reference", one("Relu")) == ""
