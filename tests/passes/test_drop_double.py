@@ -130,6 +130,13 @@ def test_dropped_and_close(body: str, expected: list[str], left: set[str]) -> No
             id="the scales of a Resize",
         ),
         pytest.param(
+            """g (float[1,1,4,4] x, int64[8] n) => (float[1,1,H,W] y)
+            <double[8] two = {2, 2, 2, 2, 2, 2, 2, 2}, float[4] one = {1, 1, 1, 1}> {
+                d = Cast<to = 11>(n) q = Div(d, two) roi = Cast<to = 1>(q)
+                y = Resize<coordinate_transformation_mode = "tf_crop_and_resize">(x, roi, one) }""",
+            id="the region of a Resize",
+        ),
+        pytest.param(
             """g (double a, double b) => (float[N] y) <double one = {0.1}> {
                 r = Range(a, b, one) y = Cast<to = 1>(r) }""",
             id="the bounds of a Range",
