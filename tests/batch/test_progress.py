@@ -15,7 +15,7 @@ from rewriter.batch.summary import Summary, as_dict, print_summary
 from rewriter.report import terminal
 
 ENTRY = Entry("nets/a.onnx", Path("a.onnx"), Path("out/a.onnx"))
-FIXED = Outcome("verified", "fixed and verified", 6, 44, 7e-4, 1.5, 2**30)
+FIXED = Outcome("verified", "fixed and verified", 6, 44, error=7e-4, seconds=1.5, peak_bytes=2**30)
 WRONG = Outcome("failed", "the engine's result is NOT within 0.005", error=0.3, seconds=2.0)
 
 
