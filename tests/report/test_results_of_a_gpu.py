@@ -129,8 +129,8 @@ HIDING = (_step("h", None, "the outputs change when it is marked"),)
         ),
         pytest.param(
             replace(LOCATED, tensors=1, builds=3, discarded=1, moved=1e-4, spread=2e-5),
-            "1 tensor that both models have, 3 builds with marks, 1 of them discarded because marks changed the outputs; "
-            "marks change the outputs by 0.0001, repeated builds by 2e-05",
+            "1 tensor that both models have, 3 builds with marks, 1 of them discarded because marks changed "
+            "the outputs; marks change the outputs by 0.0001, repeated builds by 2e-05",
             id="how it was found",
         ),
     ],
