@@ -52,7 +52,7 @@ audit: $(VENV)/with-nightly
 	$(BIN)/pip-audit -r requirements-dev.lock --disable-pip --require-hashes --strict --progress-spinner off
 
 coverage: $(VENV)/with-nightly
-	$(BIN)/python -m pytest -q $(PYTEST) --cov --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q $(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=95
 
 # the lowest versions that pyproject.toml allows, in an environment of their own
 test-oldest:

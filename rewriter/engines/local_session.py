@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -149,14 +148,6 @@ class LocalSession:
         """Free the session; the weights stay with the model."""
         self._session = None
         self._inputs = self._constants = {}
-
-    def __enter__(self) -> LocalSession:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _providers(gpu: bool, tf32: bool) -> list[Any]:

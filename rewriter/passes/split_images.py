@@ -81,24 +81,22 @@ def _split(graph: GraphEditor, node: NodeProto, split: dict[str, str]) -> Change
     image = node.input[0]
     weight = graph.value(node.input[1])
     if image not in split:
-        split[image] = _both(graph, node, image, 2 * weight.shape[1])
+        split[image] = _both(graph, node, image)
     twice = graph.add_constant(f"{node.input[1]}/twice", np.concatenate([weight, weight], axis=1))
     graph.set_input(node, 0, split[image])
     graph.set_input(node, 1, twice)
     return Change(label(node), f"{weight.shape[1]} channels of an image as {2 * weight.shape[1]}")
 
 
-def _both(graph: GraphEditor, node: NodeProto, image: str, channels: int) -> str:
-    """Returns the name of hi and lo, side by side: they have that many channels."""
+def _both(graph: GraphEditor, node: NodeProto, image: str) -> str:
+    """Returns the name of hi and lo, side by side: twice the channels of the image."""
     bounds = [
         graph.add_constant(f"{image}/{name}", sign * LARGEST, like=image)
         for name, sign in (("least", -1), ("largest", 1))
     ]
     names = {what: graph.tensor(f"{image}/{what}", like=image) for what in ("held", "hi", "lo")}
     half = graph.tensor(f"{image}/half", like=image, dtype=TensorProto.FLOAT16)
-    shape = graph.shape(image)
-    wide = None if shape is None else (shape[0], channels, *shape[2:])
-    both = graph.tensor(f"{image}/both", like=image, shape=wide)
+    both = graph.tensor(f"{image}/both", dtype=TensorProto.FLOAT)
     graph.insert(
         graph.make("Clip", [image, *bounds], [names["held"]]),
         graph.make("Cast", [names["held"]], [half], to=TensorProto.FLOAT16),

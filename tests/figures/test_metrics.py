@@ -59,6 +59,15 @@ def test_an_infinity_of_the_original_counts_as_a_value() -> None:
     assert METRICS["relative-l2"].worst({"y": mask}, {"y": np.asarray([-65504, 1], np.float32)}) == math.inf
 
 
+def test_a_single_number_is_a_row_of_one() -> None:
+    three, nothing = {"y": np.asarray(3.0)}, {"y": np.zeros((0, 4))}
+    assert (
+        METRICS["top-1"].worst(three, {"y": np.asarray(4.0)})
+        == METRICS["top-1"].worst(nothing, nothing)
+        == 1.0
+    )
+
+
 BOXES = np.random.default_rng(0).standard_normal((1, 20, 4)).astype(np.float32)
 SCORES = BOXES[:, :, 0].copy()
 

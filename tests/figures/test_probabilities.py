@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from graphs import graph
@@ -171,3 +173,19 @@ def test_a_measure_of_the_users_replaces_it() -> None:
     assert Standard.of(model, TOLERANCES["fp16"]).kinds
     assert not Standard.of(model, TOLERANCES["fp16"], Tolerance(5e-3, "relative-l2", "--tolerance")).kinds
     assert not Standard.of(model, TOLERANCES["fp16"], fair=False).kinds
+
+
+@pytest.mark.parametrize(("error", "passed"), [(0.1, True), (0.11, False)])
+def test_a_relative_error_beyond_a_tenth_is_excused_by_nothing(error: float, passed: bool) -> None:
+    one = replace(judged(SURE, SURE + np.array([-0.008, 0.004, 0.004])), relative_l2=error)
+    assert (one.passed, one.excess <= 1.0) == (passed, passed)
+    assert ("hides behind no other figure" in one.fair_text) is not passed
+
+
+@pytest.mark.parametrize(("moved", "passed"), [(0.0999, True), (0.11, False)])
+def test_no_single_row_moves_by_more_than_a_tenth(moved: float, passed: bool) -> None:
+    rows = np.tile([[0.8, 0.1, 0.1]], (1000, 1))
+    others = rows.copy()
+    others[0] += [-moved, moved, 0.0]
+    found = judged(rows, others).probability
+    assert found is not None and found.passed is passed

@@ -51,7 +51,9 @@ class TestOverflow:
         ("ranges", "low", "expected"),
         [
             pytest.param({"a": (0, 3e4), "b": (0, 3e4)}, FP16, "", id="in range"),
+            pytest.param({"a": (0, 65504 / 2)}, FP16, "", id="just with head-room"),
             pytest.param({"a": (0, 4e4)}, FP16, "warning a", id="in range on these samples"),
+            pytest.param({"a": (0, 65504)}, FP16, "warning a", id="FP16's largest number"),
             pytest.param({"a": (0, 7e4), "b": (0, 7e4)}, FP16, "error a, error b", id="beyond it"),
             pytest.param({"a": (0, 7e4)}, BF16, "", id="in BF16's"),
             pytest.param({"a": (0, math.inf)}, FP16, "note a", id="infinite in FP32 already"),
@@ -583,6 +585,10 @@ class TestData:
     )
     def test_data_far_from_the_trained_range(self, high: float, expected: str) -> None:
         assert said("outside_statistics", self.NORM, {"x": (0, high)}) == expected
+
+    def test_the_tensor_whose_data_it_is(self) -> None:
+        (found,) = NAMES["outside_statistics"](surveyed(self.NORM, {"x": (0, 255)}))
+        assert found.tensor == "x" and found.range is not None and found.range.high == 255
 
     def test_fp16_reference(self) -> None:
         assert said("fp16_reference", one("Relu"), mixed=True) == "note y"

@@ -261,6 +261,12 @@ class TestOverflow:
                 "t y",
                 id="no Softmax",
             ),
+            pytest.param(
+                MASKED.replace("y = Softmax<axis = 1>(t)", "r = Add(t, mask)\n y = Exp(r)"),
+                Range(-math.inf, 9, math.inf, False),
+                "r t",
+                id="no Softmax after another sum",
+            ),
         ],
     )
     def test_masks(self, text: str, mask: Range, expected: str) -> None:
@@ -392,9 +398,11 @@ class TestPositions:
         ("high", "low", "expected"),
         [
             pytest.param(2048, FP16, "", id="2048 is exact"),
+            pytest.param(2049, FP16, "c d e", id="2049 is not"),
             pytest.param(5000, FP16, "c d e", id="until it is small again"),
             pytest.param(300, BF16, "c d e", id="BF16 counts to 256"),
             pytest.param(256, BF16, "", id="256 is exact"),
+            pytest.param(257, BF16, "c d e", id="257 is not"),
         ],
     )
     def test_positions(self, high: float, low: int, expected: str) -> None:
@@ -457,6 +465,38 @@ class TestCoordinatesAndOrder:
     )
     def test_coordinates(self, text: str, expected: str) -> None:
         assert found("coordinates", text) == expected
+
+    @pytest.mark.parametrize(
+        ("rule", "text", "severity"),
+        [
+            pytest.param(
+                "coordinates",
+                """g (float[1,1,4,4] x, float[1,2,2,2] c) => (float[1,1,2,2] y) {
+                    g0 = Neg(c)
+                    y = GridSample(x, g0)
+                }""",
+                "warning",
+                id="a grid",
+            ),
+            pytest.param(
+                "coordinates",
+                "g (float[1,1,3,3] x, float[4] f) => (float[a,b,c,d] y) { s = Div(f, f) y = Resize(x, , s) }",
+                "note",
+                id="the scales of a Resize",
+            ),
+            pytest.param(
+                "order",
+                "g (float[8] x, int64[1] k) => (float[2] v, int64[2] i) { r = Relu(x) v, i = TopK(r, k) }",
+                "warning",
+                id="TopK",
+            ),
+            pytest.param(
+                "order", "g (float[8] x) => (int64[1] i) { r = Relu(x) i = ArgMax(r) }", "note", id="ArgMax"
+            ),
+        ],
+    )
+    def test_how_much_they_matter(self, rule: str, text: str, severity: str) -> None:
+        assert {hazard.severity for hazard in NAMES[rule](surveyed(text))} == {severity}
 
     @pytest.mark.parametrize(
         ("text", "expected"),

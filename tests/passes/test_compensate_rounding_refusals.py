@@ -102,6 +102,22 @@ def test_refusals_and_their_reasons(source: Model, feeds: Feeds, reason: str) ->
     assert [refusal for refusal in report.refusals if reason in refusal.reason]
 
 
+def test_each_reason_is_given_once_with_the_number_of_its_nodes() -> None:
+    text = "g (float[1,96,48] x) => (float[1,96,24] a, float[1,96,24] b, float[1,96,24] c)"
+    source = weighted(
+        f"{text} {{ a = MatMul(x, u) b = MatMul(x, v) c = MatMul(x, w) }}", u=(48, 24), v=(48, 24), w=(48, 24)
+    )
+    for stored, number in zip(source.proto.graph.initializer, (1e5, np.nan, 1e5), strict=True):
+        value = source.array(stored).copy()
+        value[0, 0] = number
+        stored.CopyFrom(source.detached_tensor(stored.name, value))
+    _, report = compensated(source, {"x": X})
+    assert [(one.node, one.reason) for one in report.refusals] == [
+        ("MatMul(a)", "FP16 cannot hold 1e+05 (and 1 more)"),
+        ("MatMul(b)", "the weight is not finite"),
+    ]
+
+
 def test_weights_in_branches_are_left() -> None:
     source = weighted(BRANCH, w=(48, 24))
     result, _ = compensated(source, {"x": X, "c": np.array(True)})

@@ -97,6 +97,7 @@ def doubles(source: Model) -> set[str]:
 def test_dropped_and_close(body: str, expected: list[str], left: set[str]) -> None:
     source = graph(body)
     result, report = apply(DropDouble(), source)
+    assert {change.node for change in report.changes} <= {source.proto.graph.name, "t", "e"}
     assert report.changes
     assert not report.refusals
     assert sorted(ops(result)) == sorted(expected)
@@ -127,6 +128,13 @@ def test_dropped_and_close(body: str, expected: list[str], left: set[str]) -> No
                 d = Cast<to = 11>(n) q = Div(d, two) s = Cast<to = 1>(q) i = Identity(s)
                 y = Resize(x, "", i) }""",
             id="the scales of a Resize",
+        ),
+        pytest.param(
+            """g (float[1,1,4,4] x, int64[8] n) => (float[1,1,H,W] y)
+            <double[8] two = {2, 2, 2, 2, 2, 2, 2, 2}, float[4] one = {1, 1, 1, 1}> {
+                d = Cast<to = 11>(n) q = Div(d, two) roi = Cast<to = 1>(q)
+                y = Resize<coordinate_transformation_mode = "tf_crop_and_resize">(x, roi, one) }""",
+            id="the region of a Resize",
         ),
         pytest.param(
             """g (double a, double b) => (float[N] y) <double one = {0.1}> {

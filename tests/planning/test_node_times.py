@@ -56,6 +56,14 @@ def test_time_of_a_node(
     assert more_us(*given, WEIGHT) == pytest.approx(more_in_fp32_us, rel=1e-3)
 
 
+@pytest.mark.parametrize("op", ["Relu", "MatMul", "LayerNormalization"])
+def test_an_unknown_dimension_counts_as_64(op: str) -> None:
+    weights = [(32, 32)] if op == "MatMul" else []
+    known, sizes = node(op, (64, 32), *weights, (64, 32))
+    unknown = {name: tuple(None if d == 64 else d for d in shape) for name, shape in sizes.items()}
+    assert terms(known, unknown, WEIGHT) == terms(known, sizes, WEIGHT)
+
+
 def test_the_products_of_a_large_attention_take_as_long_as_measured() -> None:
     scores = node("MatMul", (8, 12, 1024, 64), (8, 12, 64, 1024), (8, 12, 1024, 1024))
     values = node("MatMul", (8, 12, 1024, 1024), (8, 12, 1024, 64), (8, 12, 1024, 64))

@@ -8,7 +8,7 @@ from plans import kept, planned
 
 from rewriter.model import facts, walk_graphs
 from rewriter.plan import Decision, Plan, Range
-from rewriter.planning.planner import PlanRequest, make_plan, node_key
+from rewriter.planning.planner import SEARCHED, PlanRequest, extend_plan, make_plan, node_key
 from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
 
 CHAIN = """
@@ -56,6 +56,23 @@ def test_the_users_word_comes_first() -> None:
 )
 def test_islands_grow_together(keep: tuple[str, ...], expected: dict[str, str]) -> None:
     assert kept(planned(graphs.graph(CHAIN), PlanRequest(keep_nodes=keep))) == expected
+
+
+def test_what_lay_between_islands_goes_with_one_of_them() -> None:
+    source = graphs.graph(CHAIN)
+    both = planned(source, PlanRequest(keep_nodes=("b", "d")))
+    left = extend_plan(source, facts.infer(source), both, {}, frozenset({"0:b"}))
+    assert kept(left) == {"d": "user"}
+    again = extend_plan(source, facts.infer(source), left, {"0:b": "it is wrong"})
+    assert kept(again) == {"b": SEARCHED, "c": "between-islands", "d": "user"}
+
+
+def test_a_constant_operand_does_not_part_islands() -> None:
+    text = CHAIN.replace("(float[2] y) {", "(float[2] y) <float[2] k = {2, 3}> {").replace(
+        "Neg(b)", "Mul(b, k)"
+    )
+    wish = PlanRequest(keep_nodes=("b", "d"), io="fp16")  # in which no end of the model is FP32
+    assert kept(planned(graphs.graph(text), wish)) == {"b": "user", "c": "between-islands", "d": "user"}
 
 
 def test_a_pixel_shuffle_between_two_islands_is_no_third_type() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import graphs
+import numpy as np
 import pytest
 
 from rewriter.base import Target
@@ -51,6 +52,14 @@ def test_an_fp32_epilogue_of_an_fp16_conv_is_a_kernel(names: tuple[str, ...]) ->
 def test_an_fp32_epilogue_of_an_fp32_conv_is_free() -> None:
     found = prices(CONVS)
     assert found.total_us(plan("a", "b", "c")) == pytest.approx(found.total_us(plan("a")))
+
+
+def test_constants_have_no_price_however_they_are_written() -> None:
+    written = CONVS.replace(", float k = {0.5}>", ">").replace(
+        "b = Mul", "k = Constant <value = float {0.5}> () b = Mul"
+    )
+    assert prices(written).base == prices(CONVS).base
+    assert prices(written).own.keys() == prices(CONVS).own.keys()
 
 
 def test_a_node_without_a_price_is_free() -> None:
@@ -126,6 +135,26 @@ def test_attention_that_is_broken_costs_its_loss_once(names: tuple[str, ...]) ->
     own = sum(found.own[f"0:{name}"] for name in names)
     lost = found.total_us(plan(*names)) - found.total_us(Plan("fp16")) - own
     assert lost == pytest.approx(BROKEN_ATTENTION_US)
+
+
+PROJECTED = """
+    g (float[8,64,64] x, float[64,64] u, float[64,64] v, float[64,64] w, float[64] b)
+    => (float[8,64,64] y) {
+        z = Exp(x)
+        m = MatMul(OF, u) q = Add(m, b)
+        n = MatMul(x, v) k = Add(n, b)
+        o = MatMul(x, w) t = Transpose<perm = [0,2,1]>(k)
+        s = MatMul(q, t) p = Softmax<axis = -1>(s)
+        y = MatMul(p, o)
+    }"""
+
+
+@pytest.mark.parametrize(("read", "lost_us"), [("x", BROKEN_ATTENTION_US), ("z", 0.0)], ids=["one", "two"])
+def test_a_bias_in_fp32_breaks_attention_whose_projections_read_one_tensor(read: str, lost_us: float) -> None:
+    weights = {name: np.ones((64, 64), np.float32) for name in "uvw"} | {"b": np.ones(64, np.float32)}
+    source = graphs.with_weights(PROJECTED.replace("OF", read), weights)
+    found = priced(source, facts.infer(source))
+    assert found.total_us(plan("q")) - found.total_us(Plan("fp16")) == pytest.approx(lost_us)
 
 
 def test_softmax_alone_in_fp32_is_free_where_the_target_fuses_it() -> None:

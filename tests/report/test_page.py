@@ -180,6 +180,7 @@ def test_outputs_that_look_like_images(shape: tuple[int, ...], size: tuple[int, 
     assert (picture and picture.size) == size
     if picture is not None:
         assert max(picture.expected.shape[:2]) <= LARGEST_SIDE
+        assert picture.expected.shape[2:] == ((3,) if 3 in (shape[-1], shape[-3]) else ())
         assert picture.largest == pytest.approx(0.25, rel=1e-5)
 
 

@@ -128,6 +128,13 @@ def test_the_rounding_allowance_is_relative_to_the_exact_result() -> None:
     assert "and 4 for the model's own rounding" in check.summary
 
 
+def test_rounding_that_leaves_nothing_finite_allows_nothing() -> None:
+    exact, as_written = [{"y": np.full(4, 2.0, np.float32)}], [{"y": np.full(4, np.inf, np.float32)}]
+    sample = {"x": np.full(4, np.inf, np.float32)}
+    check = check_structure(Expected(exact, as_written), graph(DOUBLED), [UnfoldPatches()], [sample])
+    assert check.passed and "own rounding" not in check.summary
+
+
 def test_an_error_is_relative_to_the_expected_value() -> None:
     sample = {"x": np.ones(4, np.float32)}
     expected = [{"y": np.full(4, 8.0, np.float32)}]

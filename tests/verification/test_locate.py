@@ -28,7 +28,7 @@ from rewriter.model import Array, Model, load, save
 from rewriter.model import facts as tensor_facts
 from rewriter.verification.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
 from rewriter.verification.locate.bisection import Bisection, Marked
-from rewriter.verification.locate.lineup import Lineup, SharedTensor
+from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
 from rewriter.verification.locate.runs import EngineBuild, Run
 
 # -- the search alone ---------------------------------------------------------------------------
@@ -155,6 +155,21 @@ def test_tensors_that_hide_the_fault_are_named_and_avoided(lineup: Lineup, data:
         assert found.hiding
 
 
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_no_more_builds_are_made_than_allowed(jobs: int) -> None:
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(10_000)))
+    made: list[Sequence[str]] = []
+
+    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
+        made.extend(sets)
+        return [_one(names, spoiled(chain, {3_333})) for names in sets]
+
+    search = Bisection(chain, measure, 1e-3, {"t9999": math.inf}, 1, max_builds=6, jobs=jobs)
+    search.run()
+    assert (len(made), search.builds, search.found) == (6, 6, False)
+    assert search.low < 3_333 <= search.high
+
+
 def test_tensors_that_the_network_lacks_are_avoided() -> None:
     chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(20)))
 
@@ -260,6 +275,35 @@ def test_the_first_of_several_planted_faults_is_found() -> None:
     found = located(network(), network(9, 4, 7), LocateOptions(marks=2))
     assert found.first is not None
     assert found.first.tensor == "m4"
+
+
+TWO_HEADS = """
+    g (float[2,8] x) => (float[2,8] near, float[2,8] far) {
+        a = Mul(x, A) b = Add(a, x) near = Tanh(b)
+        c = Mul(x, C) d = Add(c, x) far = Tanh(d)
+    }"""
+
+
+def test_the_chain_starts_at_the_first_fault_though_another_output_is_worse() -> None:
+    def heads(a: float, c: float) -> Model:
+        constants = f"<float A = {{{a}}}, float C = {{{c}}}> {{"
+        return graphs.graph(TWO_HEADS.replace("{\n", f"{constants}\n", 1))
+
+    found = located(heads(0.5, 0.5), heads(0.6, -5.0))
+    assert [step.tensor for step in found.wrong] == ["near", "far"]
+    assert found.first is not None and found.first.tensor == "a"
+    assert [step.tensor for step in found.chain] == ["a", "b", "near"]
+
+
+def test_tensors_of_a_fixed_batch_are_those_of_any_batch() -> None:
+    text = "g (float[BATCH,8] x) => (float[BATCH,8] y) <int64[1] s = {-1}> {"
+    text += " a = Neg(x) r = Reshape(a, s) y = Exp(a) }"
+    original, other, larger = (graphs.graph(text.replace("BATCH", size)) for size in ("n", "2", "3"))
+    lineup = line_up(original, other, (tensor_facts.infer(original), tensor_facts.infer(other)))
+    assert [(t.name, t.size) for t in lineup.tensors] == [("a", 16), ("r", 16), ("y", 16)]
+    any_batch = line_up(original, original, (tensor_facts.infer(original),) * 2)
+    assert [t.size for t in any_batch.tensors] == [64 * 8, 64, 64 * 8], "an unknown size counts as 64"
+    assert not line_up(other, larger, (tensor_facts.infer(other), tensor_facts.infer(larger))).tensors
 
 
 def test_a_wrong_integer_output_is_reported() -> None:

@@ -1,0 +1,60 @@
+"""Rules of the user's own code: what they may yield, and what reports make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+from hazard_rules import surveyed
+
+from rewriter.errors import UsageError
+from rewriter.hazards import Hazard, Survey
+from rewriter.hazards.user_rules import rules_of_the_user
+
+SURVEY = surveyed("g (float[2] x) => (float[2] y) { y = Exp(x) }")
+
+
+def held(rule: Callable[[Survey], Any]) -> list[Hazard]:
+    (found,) = rules_of_the_user([rule])
+    return list(found(SURVEY))
+
+
+def own(survey: Survey) -> Iterator[Hazard]:
+    for node in survey.nodes:
+        yield Hazard(node, "our-lookup", "it reads a table")
+
+
+def known(survey: Survey) -> list[Hazard]:
+    return [Hazard(node, "overflow", "it is large") for node in survey.nodes]
+
+
+def nothing(survey: Survey) -> None:
+    """As a function without any return."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        pytest.param(own, [("user-rule", "our-lookup: it reads a table")], id="a kind of the user's"),
+        pytest.param(known, [("overflow", "it is large")], id="a kind that reports know"),
+        pytest.param(nothing, [], id="no hazard"),
+    ],
+)
+def test_hazards_get_a_kind_that_reports_know(
+    rule: Callable[[Survey], Iterable[Hazard]], expected: list[tuple[str, str]]
+) -> None:
+    assert [(hazard.rule, hazard.reason) for hazard in held(rule)] == expected
+
+
+def test_what_is_no_rule_is_refused() -> None:
+    with pytest.raises(UsageError, match="it is no rule: 3"):
+        rules_of_the_user([own, 3])  # type: ignore[list-item]
+
+
+def test_what_is_no_hazard_is_refused_with_the_name_of_the_rule() -> None:
+    def names(survey: Survey) -> list[str]:
+        return [node.name for node in survey.nodes]
+
+    with pytest.raises(UsageError, match=r"--hazards names: it yields .* which is no hazard"):
+        held(names)

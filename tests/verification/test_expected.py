@@ -1,0 +1,35 @@
+"""The results that everything is compared with: those of exact arithmetic, and as the model's types round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import graph
+from onnx import TensorProto
+
+from rewriter.model import facts
+from rewriter.verification.expected import expected_outputs, widened
+
+FLOAT = graph("g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }")
+HALF = "g (float16[2] x) => (float16[2] y) { a = Neg(x) y = Exp(a) }"
+
+
+def test_a_model_in_fp32_is_its_own_wide_version() -> None:
+    assert widened(FLOAT) is FLOAT
+
+
+@pytest.mark.parametrize("low", ["float16", "bfloat16"])
+def test_the_wide_version_of_another_is_in_fp32(low: str) -> None:
+    wide = widened(graph(HALF.replace("float16", low)))
+    known = facts.infer(wide).main
+    types = {known[node.output[0]].dtype for node in wide.proto.graph.node if node.op_type in {"Neg", "Exp"}}
+    assert types == {TensorProto.FLOAT}
+
+
+def test_only_a_model_that_rounds_has_other_results_as_it_is_written() -> None:
+    samples = [{"x": np.array([0.1, 0.3], np.float32)}]
+    exact = expected_outputs(FLOAT, samples)
+    assert exact.as_written is exact.exact
+    found = expected_outputs(graph(HALF), [{"x": samples[0]["x"].astype(np.float16)}])
+    assert (found.as_written[0]["y"] != found.exact[0]["y"]).any()
+    np.testing.assert_allclose(found.as_written[0]["y"], found.exact[0]["y"], rtol=1e-3)

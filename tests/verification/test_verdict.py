@@ -1,0 +1,144 @@
+"""The verdict as data: which checks pass, how far a result is from its tolerance, and what is reported."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from graphs import graph
+
+import rewriter
+from rewriter.engines.protocol import EngineOutcome
+from rewriter.figures.outputs import OutputComparison
+from rewriter.figures.tolerances import Tolerance
+from rewriter.verification.judge import Judged
+from rewriter.verification.locate import Location
+from rewriter.verification.locate.location import Step
+from rewriter.verification.run_check import run_check
+from rewriter.verification.verdict import Check, MetricValue, Verdict, log_lines
+
+VALUE = MetricValue("psnr", 38.0, 40.0, False)
+
+
+@pytest.mark.parametrize(
+    ("value", "excess"),
+    [
+        pytest.param(MetricValue("psnr", 41.0, 40.0, True), 0.0, id="met"),
+        pytest.param(VALUE, 1.05, id="missed by a twentieth"),
+        pytest.param(MetricValue("cosine-distance", 0.5, 0.0, False), 1.5, id="a tolerance of zero"),
+        pytest.param(MetricValue("psnr", -math.inf, 40.0, False), math.inf, id="infinitely far"),
+        pytest.param(MetricValue("psnr", math.nan, 40.0, False), math.inf, id="NaN"),
+    ],
+)
+def test_how_far_a_metric_is_from_its_tolerance(value: MetricValue, excess: float) -> None:
+    assert value.excess == pytest.approx(excess)
+    assert Check("run", None, "", value=value).error == pytest.approx(excess)
+
+
+def test_a_check_without_outputs_is_no_candidate() -> None:
+    assert Check("run", None, "it did not run").error == math.inf
+
+
+COMPARED = (OutputComparison("y", 0.0, 0.0, 1.0, True, 1e-3),)
+
+
+@pytest.mark.parametrize(
+    ("checks", "passed", "compared"),
+    [
+        pytest.param((), False, False, id="no check"),
+        pytest.param((Check("build", None, ""),), False, False, id="none was possible"),
+        pytest.param((Check("build", True, ""), Check("run", None, "")), True, False, id="it builds"),
+        pytest.param(
+            (Check("emulation", True, "", COMPARED), Check("build", None, "")), True, True, id="both"
+        ),
+        pytest.param(
+            (Check("emulation", True, "", COMPARED), Check("run", False, "")), False, True, id="one failed"
+        ),
+        pytest.param((Check("run", None, "", COMPARED),), False, False, id="outputs without a judgement"),
+        pytest.param((Check("run", False, "", value=VALUE),), False, True, id="a metric of all outputs"),
+    ],
+)
+def test_a_verdict(checks: tuple[Check, ...], passed: bool, compared: bool) -> None:
+    assert (Verdict(checks).passed, Verdict(checks).compared) == (passed, compared)
+
+
+def test_the_end_of_a_log_is_reported_without_the_stack_of_python() -> None:
+    log = "\n".join([*map(str, range(20)), "", "Fatal Python error: Aborted", "  File x.py"])
+    assert log_lines(log) == tuple(f"log: {line}" for line in range(5, 20))
+
+
+def test_builds_that_did_not_run_are_named_with_their_reasons() -> None:
+    made = [
+        EngineOutcome("fixed", 0, "crashed", "SIGSEGV", "update the driver", log="loading\nDUMP"),
+        EngineOutcome("fixed", 1, "error", "no memory", log="LOG"),
+    ]
+    judged = Judged((), (), (), None, None, 0.1, False)
+    check = run_check(made, judged, Tolerance(0.1, "psnr", "a test"), 1.0)
+    assert check.summary == "the fixed model did not run: SIGSEGV"
+    assert check.value is None
+    assert check.details == (
+        "allowed: a test",
+        "build 0: crashed: SIGSEGV",
+        "log: loading",
+        "log: DUMP",
+        "what to do: update the driver",
+        "build 1: error: no memory",
+    )
+
+
+def test_results_under_another_metric_keep_their_value() -> None:
+    made = [
+        EngineOutcome("fixed", 0, "error", "no memory"),
+        EngineOutcome("fixed", 1, "ok", device="a GPU", library="TensorRT 10"),
+    ]
+    judged = Judged((), (), (), 39.0, 41.0, 40.0, False)
+    check = run_check(made, judged, Tolerance(40.0, "psnr", "a test"), 1.0)
+    assert check.value == MetricValue("psnr", 39.0, 40.0, False)
+    assert check.summary == (
+        "TensorRT 10 on a GPU: psnr 39, NOT within 40 (41 to 39 over 2 builds); 1 of 2 builds did not run"
+    )
+
+
+def _step(name: str, error: float | None) -> Step:
+    return Step(name, name, "Op", error)
+
+
+@pytest.mark.parametrize(
+    ("errors", "jump"),
+    [
+        pytest.param([1e-4, 2e-4, 9e-4, 1e-3], "2", id="the largest growth"),
+        pytest.param([1.0, 3.0], "1", id="just as much as is reported"),
+        pytest.param([1e-4, 2e-4, 4e-4], None, id="it grows slowly"),
+        pytest.param([0.0, 1e-3], None, id="from nothing"),
+        pytest.param([math.inf, 1.0], None, id="from infinity"),
+        pytest.param([1e-4, None, 9e-4], "2", id="a step between was not measured"),
+        pytest.param([], None, id="no chain"),
+    ],
+)
+def test_where_the_error_jumps(errors: list[float | None], jump: str | None) -> None:
+    chain = tuple(_step(str(i), error) for i, error in enumerate(errors))
+    found = Location("ONNX Runtime", 1e-3, (), chain=chain).jump
+    assert (found.tensor if found else None) == jump
+
+
+def test_an_output_without_a_measured_error_is_wrong() -> None:
+    outputs = tuple(map(_step, "abcd", (1e-3, 2e-3, None, math.nan)))
+    assert [step.tensor for step in Location("ONNX Runtime", 1e-3, outputs).wrong] == ["b", "c", "d"]
+
+
+def test_a_summary_lists_three_outputs_and_counts_the_others() -> None:
+    text = "g (float[2] x) => (float[2] a, float[2] b, float[2] c, float[2] d, float[2] e)"
+    model = graph(f"{text} {{ a = Neg(x) b = Abs(x) c = Relu(x) d = Add(x, x) e = Mul(x, x) }}")
+    found = rewriter.verify(model, model, inputs=[{"x": np.ones(2, np.float32)}], engine="emulation")
+    rows = [text for title, text in found.summary()]
+    assert [row[:2] for row in rows if "relative L2" in row] == ["a:", "b:", "c:"]
+    assert "and 2 more" in rows
+
+
+def test_a_summary_shows_what_was_not_measured() -> None:
+    found = Location("ONNX Runtime", 1e-3, (_step("y", 0.5), _step("z", None)), first=_step("a", 0.25))
+    rows = [text for _, text in found.summary()]
+    assert rows[0] == "a (Op 'a', relative L2 0.25)"
+    assert "z (Op 'z', not measured)" in rows
+    assert rows[-1] == "ONNX Runtime; above 0.001 is wrong"
