@@ -301,7 +301,8 @@ def test_tensors_of_a_fixed_batch_are_those_of_any_batch() -> None:
     original, other, larger = (graphs.graph(text.replace("BATCH", size)) for size in ("n", "2", "3"))
     lineup = line_up(original, other, (tensor_facts.infer(original), tensor_facts.infer(other)))
     assert [(t.name, t.size) for t in lineup.tensors] == [("a", 16), ("r", 16), ("y", 16)]
-    any_batch = line_up(original, original, (tensor_facts.infer(original),) * 2)
+    known = tensor_facts.infer(original)
+    any_batch = line_up(original, original, (known, known))
     assert [t.size for t in any_batch.tensors] == [64 * 8, 64, 64 * 8], "an unknown size counts as 64"
     assert not line_up(other, larger, (tensor_facts.infer(other), tensor_facts.infer(larger))).tensors
 
