@@ -13,7 +13,7 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.figures.maps import MapError, map_error
-from rewriter.figures.pair import Pair
+from rewriter.figures.pair import Pair, is_float
 from rewriter.figures.tolerances import USABLE
 from rewriter.graph import attribute, is_op, label
 from rewriter.graph.ops import RESHAPES
@@ -27,6 +27,9 @@ steps of 0.05."""
 TIE = 0.1
 """Two classes of the original whose probabilities are this close, as a share of the larger one, are a tie
 (0.52 and 0.48): either may win. The mean distance of the rows limits how many do."""
+
+NOTHING = 0.01
+"""Probability below which nothing was found: thresholds on probabilities are set in steps of 0.05."""
 
 FIRST_PLAIN_AXIS = 13
 """Operator set from which on a Softmax is along one axis; before, it joined all axes from that one on."""
@@ -121,6 +124,13 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
             reason = f"{label(node)} ({node.op_type}) makes it"
             found[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
     return found
+
+
+def finds_nothing(outputs: Mapping[str, Array], kinds: Mapping[str, Probabilities]) -> bool:
+    """True if all float outputs are scores or maps without a probability that a threshold would pass."""
+    floats = {name: value for name, value in outputs.items() if is_float(value)}
+    alone = all(name in kinds and kinds[name].classes is None for name in floats)
+    return bool(floats) and alone and all(np.max(v, initial=0.0) < NOTHING for v in floats.values())
 
 
 def _ends(tensor: str, made_by: Mapping[str, NodeProto]) -> tuple[list[NodeProto | None], bool]:

@@ -86,6 +86,20 @@ def test_no_plan_has_to_be_closer_than_the_networks_own_fp32_engine() -> None:
     assert not asked.verified, "the user's own tolerance is not excused"
 
 
+def test_a_sample_in_which_nothing_is_found_judges_nothing(tmp_path: Path) -> None:
+    source = graph("g (float[1,1,16,16] x) => (float[1,1,16,16] y) { y = Sigmoid(x) }").whole()
+    something, nothing = np.zeros((1, 1, 16, 16), np.float32), np.full((1, 1, 16, 16), -15.0, np.float32)
+    for number, value in enumerate((nothing, something, nothing)):
+        np.savez(tmp_path / f"{number}.npz", x=value)
+    result = rewriter.fix(source, inputs=tmp_path, build=False)
+    assert result.verified and result.data is not None
+    assert f"judged on {tmp_path / '1.npz'}, which nothing was fitted to" in result.data.text
+    for number in range(3):
+        np.savez(tmp_path / f"{number}.npz", x=nothing)
+    alone = rewriter.fix(source, inputs=tmp_path, build=False)
+    assert alone.data is not None and "judged on " + str(tmp_path / "2.npz") in alone.data.text
+
+
 def names(result: FixResult) -> list[str]:
     return [check.name for check in result.verdict.checks] if result.verdict else []
 

@@ -70,16 +70,20 @@ class Samples:
         some._samples = self._samples[:count]
         return some
 
-    def split(self) -> tuple[Samples, Samples]:
+    def split(self, kept: int = -1) -> tuple[Samples, Samples]:
         """The samples to fit to, and one kept aside to judge by; both are the same if there is only one.
 
         The source of both names the sample that was kept aside.
+
+        Args:
+            kept: Index of that sample.
         """
         if len(self) < 2:
             return self, self
-        fitting, judging, last = copy(self), copy(self), self._samples[-1]
-        fitting._samples, judging._samples = self._samples[:-1], (last,)
-        text = f"{self.source.text}; judged on {last.where}, which nothing was fitted to"
+        fitting, judging, aside = copy(self), copy(self), self._samples[kept]
+        fitting._samples = tuple(one for one in self._samples if one is not aside)
+        judging._samples = (aside,)
+        text = f"{self.source.text}; judged on {aside.where}, which nothing was fitted to"
         fitting.source = judging.source = replace(self.source, text=text)
         return fitting, judging
 

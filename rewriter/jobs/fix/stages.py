@@ -15,6 +15,7 @@ from rewriter.data.inputs import Samples, load_samples
 from rewriter.engines.protocol import MeasureSettings
 from rewriter.errors import ArithmeticRunError
 from rewriter.figures.outputs import OutputComparison
+from rewriter.figures.probabilities import finds_nothing, probabilities
 from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
 from rewriter.jobs.fix.before import errors_before
@@ -27,7 +28,7 @@ from rewriter.jobs.fix.refusals import refuse_unbuildable
 from rewriter.jobs.fix.repair import Repair
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.yardstick import Yardstick
-from rewriter.model import Model, load
+from rewriter.model import Array, Model, load
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline import text as pipeline
@@ -35,12 +36,15 @@ from rewriter.plan import Plan, plan_file
 from rewriter.planning import weak_typing
 from rewriter.search.effort import RunCost, with_sums
 from rewriter.search.goal import ErrorLimit
-from rewriter.verification.expected import expected_outputs
+from rewriter.verification.expected import Expected, expected_outputs
 from rewriter.verification.judge import Standard
 from rewriter.verification.not_finite import nan_warnings
 
 VERIFIED_SAMPLES = 1
 """How many samples are compared: each costs three runs of the model. Ranges use the others."""
+
+KEPT_TRIES = 4
+"""Samples, from the last one on, that are looked through for one in which the original finds something."""
 
 NO_PLAN = "--save-plan: no plan was written, since all of it is FP32: --precision fp32 gives the same"
 
@@ -146,14 +150,16 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
         if not job.deployment.plugins:  # a plugin may stand in for any operator
             refuse_unbuildable(original)
         samples, warnings = _samples(original, job)
-    fitting, kept = samples.split() if job.request.verify else (samples, samples)
-    judging, expected = list(islice(kept, VERIFIED_SAMPLES)), None
+    fitting, expected = samples, None
+    judging = list(islice(samples, VERIFIED_SAMPLES))
     if job.request.verify:
         with stage("reference"):
             start = time.process_time()
             try:
-                expected = expected_outputs(original, judging)
+                fitting, judging, expected = _kept(original, samples)
             except ArithmeticRunError as error:
+                fitting, kept = samples.split()
+                judging = list(islice(kept, VERIFIED_SAMPLES))
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
             else:
                 warnings.extend(nan_warnings(original, judging, expected.exact))
@@ -171,6 +177,27 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
         asked is not None,
     )
     return job, Given(original, fitting, yardstick, stage, tuple(warnings))
+
+
+def _kept(original: Model, samples: Samples) -> tuple[Samples, list[dict[str, Array]], Expected]:
+    """The samples to fit to, those to judge by, and the original's outputs for these.
+
+    Kept aside is the last sample in which the original finds something, of the last `KEPT_TRIES`: where a
+    detector finds nothing, an error relative to its output means nothing. If there is none, the last one.
+
+    Raises:
+        ArithmeticRunError: ONNX Runtime cannot run the original.
+    """
+    kinds, first = probabilities(original), None
+    for number in range(1, min(len(samples), KEPT_TRIES) + 1):
+        fitting, kept = samples.split(-number)
+        judging = list(islice(kept, VERIFIED_SAMPLES))
+        found = fitting, judging, expected_outputs(original, judging)
+        first = first or found
+        if not all(finds_nothing(outputs, kinds) for outputs in found[2].exact):
+            return found
+    assert first is not None
+    return first
 
 
 def _standards(job: FixJob, original: Model, asked: Tolerance | None) -> dict[str, Standard]:
