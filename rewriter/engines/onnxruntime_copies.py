@@ -12,7 +12,7 @@ from rewriter import walls
 from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.errors import ArithmeticRunError
 from rewriter.graph import captured
-from rewriter.model import holds_graphs, opsets_of, walk_graphs
+from rewriter.model import holds_graphs, opsets_of, refill, walk_graphs
 
 OLD_IR, OLD_OPSET = 8, 17
 """Versions that every supported ONNX Runtime takes (1.14 and later)."""
@@ -56,9 +56,7 @@ def keep_captured_casts(proto: onnx.ModelProto) -> None:
         read = {name for node in graph.node if holds_graphs(node) for name in captured(node)}
         if not any(node.op_type == "Cast" and node.output[0] in read for node in graph.node):
             continue
-        nodes = [part for node in graph.node for part in _kept(node, read)]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, [part for node in graph.node for part in _kept(node, read)])
 
 
 def take_version(proto: onnx.ModelProto, file: str | None) -> None:
@@ -130,9 +128,7 @@ def _protect(graph: Any) -> None:
     """Inserts the copies into a graph or a function."""
     if not any(_writes(node) for node in graph.node):
         return
-    nodes = [part for node in graph.node for part in _protected(node)]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, [part for node in graph.node for part in _protected(node)])
 
 
 def _protected(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:

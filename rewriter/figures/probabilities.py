@@ -129,7 +129,8 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
 def finds_nothing(outputs: Mapping[str, Array], kinds: Mapping[str, Probabilities]) -> bool:
     """True if all float outputs are scores or maps without a probability that a threshold would pass."""
     floats = {name: value for name, value in outputs.items() if is_float(value)}
-    alone = all(name in kinds and kinds[name].classes is None for name in floats)
+    known = [kinds[name] for name in floats if name in kinds]
+    alone = len(known) == len(floats) and all(k.classes is None and not k.logarithms for k in known)
     return bool(floats) and alone and all(np.max(v, initial=0.0) < NOTHING for v in floats.values())
 
 

@@ -20,6 +20,7 @@ from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import TimeUpError
 from rewriter.figures.metrics import DETECTIONS, named
+from rewriter.figures.pair import is_float
 from rewriter.figures.tolerances import RELATIVE_L2
 from rewriter.model import Array, Model
 from rewriter.model import facts as tensor_facts
@@ -281,7 +282,7 @@ def _strongest(exact: Sequence[Outputs]) -> int:
 
 def _size(value: Array) -> float:
     """The L2 norm of a float output's finite elements; 0.0 of other types."""
-    if value.dtype.kind != "f":
+    if not is_float(value):
         return 0.0
     return float(np.linalg.norm(value[np.isfinite(value)].astype(np.float64)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from onnx import NodeProto
@@ -45,14 +46,13 @@ def refuse_zero_points(model: Model) -> None:
         and node.input[ZERO_POINT] in stored
         and model.array(stored[node.input[ZERO_POINT]]).any()
     ]
-    if found:
-        raise UnbuildableError(
-            f"it is quantised with zero points other than 0 ({_counted(found)}), which TensorRT does not "
-            f"build: {_named(found)}",
-            where=str(model.path) if model.path else "the model",
-            hint="take the FP32 model that it was made from; for INT8, quantise that one symmetrically (of "
-            "onnxruntime.quantization: QuantType.QInt8, and ActivationSymmetric=True in extra_options)",
-        )
+    _refuse(
+        model,
+        found,
+        "with zero points other than 0",
+        "symmetrically (of onnxruntime.quantization: QuantType.QInt8, and ActivationSymmetric=True in "
+        "extra_options)",
+    )
 
 
 def refuse_dynamic_int8(model: Model) -> None:
@@ -62,22 +62,29 @@ def refuse_dynamic_int8(model: Model) -> None:
         UnbuildableError: the model has such nodes; it names them, and what to do instead.
     """
     found = [node for g in walk_graphs(model.proto.graph) for node in g.node if node.op_type in DYNAMIC_INT8]
-    if not found:
-        return
-    raise UnbuildableError(
-        f"it is quantised dynamically to INT8 ({_counted(found)}), which TensorRT does not build: "
-        f"{_named(found)}",
-        where=str(model.path) if model.path else "the model",
-        hint="take the FP32 model that it was made from; for INT8, quantise that one statically, as Q/DQ "
-        "nodes (onnxruntime.quantization.quantize_static with QuantFormat.QDQ)",
+    _refuse(
+        model,
+        found,
+        "dynamically to INT8",
+        "statically, as Q/DQ nodes (onnxruntime.quantization.quantize_static with QuantFormat.QDQ)",
     )
 
 
-def _counted(found: Sequence[NodeProto]) -> str:
-    operators = [node.op_type for node in found]
-    return ", ".join(f"{operators.count(op)} {op}" for op in dict.fromkeys(operators))
+def _refuse(model: Model, found: Sequence[NodeProto], how: str, instead: str) -> None:
+    """Raises the error that names the nodes, if there are some.
 
-
-def _named(found: Sequence[NodeProto]) -> str:
+    Args:
+        how: How they are quantised.
+        instead: How to quantise the FP32 model.
+    """
+    if not found:
+        return
+    counts = Counter(node.op_type for node in found)
+    operators = ", ".join(f"{count} {op}" for op, count in counts.items())
     names = ", ".join(f"{label(node)} ({node.op_type})" for node in found[:LISTED])
-    return names + (f", and {len(found) - LISTED} more" if len(found) > LISTED else "")
+    more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    raise UnbuildableError(
+        f"it is quantised {how} ({operators}), which TensorRT does not build: {names}{more}",
+        where=str(model.path) if model.path else "the model",
+        hint=f"take the FP32 model that it was made from; for INT8, quantise that one {instead}",
+    )

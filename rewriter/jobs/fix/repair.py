@@ -122,7 +122,7 @@ class Repair:
         if limit is None:
             return None
         if not self.given.yardstick.asked:
-            limit = max(limit, AS_FP32 * self._in_fp32(self._latest))
+            limit = max(limit, AS_FP32 * self._error_in_fp32(self._latest))
         limit *= share * _optimism(self._latest)
         if not isinstance(own, ErrorLimit):
             return ErrorLimit(limit, first.job.metric, first_found=True)
@@ -130,9 +130,9 @@ class Repair:
             return None
         return replace(own, tolerance=limit)
 
-    def _in_fp32(self, attempt: Attempt) -> float:
+    def _error_in_fp32(self, attempt: Attempt) -> float:
         """The smallest error that the original has in FP32 on a failed output: no plan has to be closer."""
-        deciding, known = attempt.proof.arithmetic, self.given.yardstick.in_fp32
+        deciding, known = attempt.proof.arithmetic, self.given.yardstick.fp32_errors
         failed = () if deciding is None else (o.name for o in deciding.outputs if not o.passed)
         return min((known.get(name, 0.0) for name in failed), default=0.0)
 

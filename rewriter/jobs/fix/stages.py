@@ -150,16 +150,14 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
         if not job.deployment.plugins:  # a plugin may stand in for any operator
             refuse_unbuildable(original)
         samples, warnings = _samples(original, job)
-    fitting, expected = samples, None
-    judging = list(islice(samples, VERIFIED_SAMPLES))
+    fitting, kept = samples.split() if job.request.verify else (samples, samples)
+    judging, expected = list(islice(kept, VERIFIED_SAMPLES)), None
     if job.request.verify:
         with stage("reference"):
             start = time.process_time()
             try:
                 fitting, judging, expected = _kept(original, samples)
             except ArithmeticRunError as error:
-                fitting, kept = samples.split()
-                judging = list(islice(kept, VERIFIED_SAMPLES))
                 warnings.append(f"the original does not run on ONNX Runtime: {error.what}")
             else:
                 warnings.extend(nan_warnings(original, judging, expected.exact))

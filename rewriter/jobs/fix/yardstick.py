@@ -91,7 +91,7 @@ class Yardstick:
         return {output.name: output.relative_l2 for output in check.outputs if output.finite}
 
     @property
-    def in_fp32(self) -> Errors:
+    def fp32_errors(self) -> Errors:
         """Error of each output of the original in FP32: of its engine where one runs, else emulated."""
         return self.fp32_engine or self.emulated_fp32
 
