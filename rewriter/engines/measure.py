@@ -52,7 +52,8 @@ def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path
             else:
                 engine, report = found
                 results = folder / "outputs" / name
-                built.append(RunOrder(variant, number, engine, results, settings.plugins, report))
+                cache = settings.runtime_cache
+                built.append(RunOrder(variant, number, engine, results, settings.plugins, report, cache))
     for tf32 in (True, False):
         group = [one for one in built if one.variant.tf32 == tf32]
         for outcome in _run_group(group, settings) if group else ():

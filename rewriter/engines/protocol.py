@@ -105,6 +105,7 @@ class MeasureSettings:
         build_timeout_s: For each build. `run_timeout_s`: for the child that runs all of them.
         memory_bytes: Limit on the address space of each child; leave it out on a GPU.
         until: Deadline by time.monotonic(), at which builds and runs are stopped.
+        runtime_cache: File in which TensorRT-RTX keeps compiled kernels from one engine to the next.
     """
 
     engine: EngineName
@@ -116,6 +117,7 @@ class MeasureSettings:
     run_timeout_s: float = 600.0
     memory_bytes: int | None = None
     until: float = math.inf
+    runtime_cache: Path | None = None
 
     def left(self, limit_s: float) -> float:
         """Seconds of `limit_s` that are left before `until`."""
@@ -248,7 +250,7 @@ class RunOrder:
         number: Of the build, from 0.
         engine: The file that the build wrote; the ONNX file if there is no build.
         results: Folder for the outputs.
-        plugins: As in `MeasureSettings`.
+        plugins, runtime_cache: As in `MeasureSettings`.
         report: As in `EngineOutcome`.
     """
 
@@ -258,3 +260,4 @@ class RunOrder:
     results: Path
     plugins: tuple[Path, ...] = ()
     report: BuildReport | None = None
+    runtime_cache: Path | None = None

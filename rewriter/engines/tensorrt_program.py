@@ -13,6 +13,7 @@ from rewriter.engines import nvidia_driver
 from rewriter.engines.cuda import Buffer, Stream
 from rewriter.engines.inspector import read_layers
 from rewriter.engines.protocol import EngineLayer, RunOrder
+from rewriter.engines.runtime_cache import RuntimeCache, open_cache
 from rewriter.engines.tensor_files import TensorWriter
 from rewriter.engines.tensorrt_build import NO_TF32
 from rewriter.engines.tensorrt_callbacks import NUMPY, allocator, listener
@@ -78,7 +79,8 @@ class TensorRTProgram:
                 f"{self._title} does not load the engine on {self.device}: {self._why()}",
                 hint="build it on this machine, with this version",
             )
-        self._context = self._created()
+        self._kernels: RuntimeCache | None = None
+        self._context = self._created(order.runtime_cache)
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
         self._allocators: dict[str, Any] = {}
@@ -103,6 +105,7 @@ class TensorRTProgram:
         if debug is None:
             self._execute()
             self._stream.wait()
+            self._keep_kernels()
             return self._outputs()
         with TensorWriter(debug) as writer:
             self._listening = listener(self._trt, self._stream, writer, self.notes)
@@ -136,7 +139,7 @@ class TensorRTProgram:
             buffer.free()
         self._buffers.clear()
 
-    def _created(self) -> Any:
+    def _created(self, runtime_cache: Path | None) -> Any:
         """An execution context that compiles kernels for dynamic shapes before runs, not during them."""
         trt, engine = self._trt, self._engine
         strategies = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
@@ -145,6 +148,7 @@ class TensorRTProgram:
         else:
             config = engine.create_runtime_config()
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
+            self._kernels = open_cache(config, runtime_cache)
             context = engine.create_execution_context(config)
         if context is None:
             why = self._why()
@@ -152,6 +156,12 @@ class TensorRTProgram:
                 f"{self._title} makes no execution context on {self.device}: {why}", hint=context_hint(why)
             )
         return context
+
+    def _keep_kernels(self) -> None:
+        """Writes the compiled kernels after the first run, so that the next engine finds them."""
+        if self._kernels is not None:
+            self._kernels.keep()
+            self._kernels = None
 
     def _why(self) -> str:
         return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it gives no reason"

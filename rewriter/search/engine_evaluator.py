@@ -135,6 +135,7 @@ class EngineEvaluator:
             plugins=builder.deployment.plugins,
             run_timeout_s=builder.timeout_s,
             until=builder.clock.end,
+            runtime_cache=builder.folder / "kernels.cache",
         )
         outcomes = measure([*again, *variants], settings, folder)
         if any(outcome.ran for outcome in outcomes):

@@ -120,6 +120,22 @@ def test_an_engine_is_inspected_and_run(fake: Fake, tmp_path: Path) -> None:
     program.close()
 
 
+def test_tensorrt_rtx_keeps_what_it_compiled_for_the_next_engine(fake: Fake, tmp_path: Path) -> None:
+    engine, kernels = tmp_path / "model.engine", tmp_path / "kernels.cache"
+    engine.write_bytes(b"engine")
+    variant = Variant("fixed", tmp_path / "model.onnx", write_samples(tmp_path / "samples", [{"x": X}]))
+    order = RunOrder(variant, 0, engine, tmp_path, runtime_cache=kernels)
+    has_cache = fake.release.find("IRuntimeConfig", "create_runtime_cache") is not None
+    for expected in (False, has_cache):
+        assert kernels.exists() == expected
+        fake.used.clear()
+        program = tensorrt_program.load_engine(fake.release.library, order)
+        program.run({"x": X})
+        program.close()
+        assert ("IRuntimeCache.deserialize" in fake.used) == expected
+    assert has_cache == (fake.release.library == "tensorrt_rtx")
+
+
 def test_the_printed_constraints_run(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (
         fake.release.find("BuilderFlag", "OBEY_PRECISION_CONSTRAINTS") is None
