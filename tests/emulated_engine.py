@@ -13,25 +13,30 @@ from rewriter.engines.onnxruntime import Session
 from rewriter.engines.protocol import EngineOutcome, Latency, MeasureSettings, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.engines.this_machine import Choice
-from rewriter.model import load
+from rewriter.model import Model, load
 from rewriter.model.facts import infer
 
 FP16_US, FP32_US = 10.0, 20.0
 
 
 def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path) -> list[EngineOutcome]:
-    """Runs the files by emulation; models with FP16 in them take `FP16_US`, others `FP32_US`."""
+    """Runs the files by emulation; they take `latency_us`."""
     assert settings.engine == "onnxruntime"
     return [_outcome(variant, folder) for variant in variants]
+
+
+def latency_us(model: Model) -> float:
+    """`FP16_US` for models with FP16 in them; a test may have another opinion."""
+    halves = any(tensor.dtype == 10 for tensor in infer(model).main.values())
+    return FP16_US if halves else FP32_US
 
 
 def _outcome(variant: Variant, folder: Path) -> EngineOutcome:
     model = load(variant.path)
     facts = infer(model)
-    halves = any(tensor.dtype == 10 for tensor in facts.main.values())
     with Session(emulation(model, facts, "fp16", tf32=variant.tf32)) as session:
         stored = write_samples(folder / f"out-{variant.name}", map(session.run, variant.samples))
-    us = FP16_US if halves else FP32_US
+    us = latency_us(model)
     return EngineOutcome(
         variant.name,
         0,

@@ -11,8 +11,10 @@ from graphs import graph
 from onnx import numpy_helper
 
 import rewriter
+from rewriter.jobs.fix.attempt import Attempt, Given, attempt
+from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.result import FixResult
-from rewriter.model import Array
+from rewriter.model import Array, Model
 from rewriter.verification.verdict import Check
 
 CANCELLING = """
@@ -129,3 +131,72 @@ def test_without_an_engine_the_estimate_has_to_be_clear(monkeypatch: pytest.Monk
     monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.WORTH_US", -1e9)
     result = rewriter.fix(**small(), build=False)
     assert result.plan is None and "estimated, recorded on an H200" in result.conclusion.remarks[0]
+
+
+def projections() -> dict[str, Any]:
+    """Two products of one tensor, which the default plan merges for an epilogue in FP32."""
+    generator = np.random.default_rng(4)
+    proto = graph(
+        "g (float[4,256] x, float[256,64] a, float[256,64] b) => (float[64,4] y, float[64,4] z) {"
+        " p = MatMul(x, a) q = MatMul(x, b) y = Transpose(p) z = Transpose(q) }"
+    ).whole()
+    for name in ("a", "b"):
+        del proto.graph.input[1]
+        w = generator.standard_normal((256, 64)).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(w, name))
+    return {"model": proto, "inputs": samples((4, 256))}
+
+
+def merged(model: Model) -> bool:
+    return any(node.op_type == "Split" for node in model.proto.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("merged_us", "why"),
+    [
+        (9.9, "as fast, and more accurate"),
+        (10.1, "slower by noise alone"),
+        (20.0, "plain FP16 is faster, but errs more"),
+    ],
+)
+def test_the_default_plan_stays_where_it_is_more_accurate(
+    monkeypatch: pytest.MonkeyPatch, merged_us: float, why: str
+) -> None:
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("emulated_engine.latency_us", lambda m: merged_us if merged(m) else 10.0)
+    result = rewriter.fix(**projections())
+    assert merged(result.model), why
+    assert not result.conclusion.remarks
+
+
+def test_plain_fp16_is_handed_out_where_the_rest_of_the_plan_does_not_pay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("emulated_engine.latency_us", lambda m: 12.0 if merged(m) else 10.0)
+    monkeypatch.setattr("rewriter.jobs.fix.plain_instead.AS_FP32", 100.0)  # any error is as accurate
+    result = rewriter.fix(**projections())
+    assert result.verified and not merged(result.model)
+    (remark,) = result.conclusion.remarks
+    assert "(as in trt11-migrate): 10 us instead of 12 us" in remark
+    assert merged(rewriter.fix(**projections(), repair=False).model), "--no-repair gives the rules' plan"
+    assert "merge-projections" not in result.pipeline
+    monkeypatch.setattr("rewriter.jobs.fix.plain_instead.AFFORDED_S", 0.0)
+    assert merged(rewriter.fix(**projections()).model), "a second attempt would take too long"
+
+
+def test_plain_fp16_is_not_tried_where_nothing_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_emulation(monkeypatch)
+    attempts: list[FixJob] = []
+
+    def counted(job: FixJob, given: Given) -> Attempt:
+        attempts.append(job)
+        return attempt(job, given)
+
+    monkeypatch.setattr("rewriter.jobs.fix.stages.attempt", counted)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.IN_DOUBT", 0.0)
+    body = "g (float[4,64] x) => (float[4,64] y) { y = Tanh(x) }"
+    assert rewriter.fix(graph(body).whole(), inputs=samples((4, 64))).verified
+    assert len(attempts) == 1
+    rewriter.fix(**projections())
+    assert len(attempts) == 3, "the plan, and plain FP16"

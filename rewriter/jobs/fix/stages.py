@@ -22,6 +22,7 @@ from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.plain_instead import plain_instead
 from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.refusals import refuse_unbuildable
@@ -106,7 +107,9 @@ def run(job: FixJob) -> FixResult:
 
 def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
     """The attempt to hand out, what was repaired, and what a conclusion needs to know of it."""
-    made, again = attempt(job, given), partial(attempt, given=given)
+    start, again = time.monotonic(), partial(attempt, given=given)
+    made = again(job)
+    took = time.monotonic() - start
     lines, stopped, in_fp32, remark = list[str](), "", None, ""
     if made.is_wrong and _can_be_repaired(job):
         repair = Repair(given, again, job.request.repair_seconds)
@@ -114,8 +117,11 @@ def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
         made = repair.of(made)
         lines.extend(repair.lines)
         stopped, in_fp32 = repair.stopped, repair.in_fp32
+    if not lines:
+        made, remark = plain_instead(made, again, took)
     if not stopped:
-        made, remark = fp32_instead(made, again)
+        made, in_its_place = fp32_instead(made, again)
+        remark = in_its_place or remark
     if made.all_fp32 and not remark and job.wish.precision != "fp32":
         low = job.wish.precision.upper()
         why = (
