@@ -18,17 +18,17 @@ from rewriter.model.tensors import release
 from rewriter.plan import Plan
 from rewriter.planning.planner import LOW_TYPES, SEARCHED, node_key
 from rewriter.rewriting.rounding import (
-    Compared,
     FittingData,
     Grid,
     Layer,
     Rounded,
     Skipped,
     Types,
+    Used,
     Worth,
-    compared,
     compensate,
     layers,
+    used,
 )
 
 
@@ -48,8 +48,8 @@ class CompensateRounding(ModelPass):
 
     The pass needs samples (`fix --inputs`) and holds some rows out. Weights that err no less on those rows
     than weights rounded to nearest are rounded to nearest. If the whole network errs more on the sample held
-    out, all weights are rounded to nearest. Weights of nodes that a search put in FP32 are rounded together,
-    too: TF32 rounds them to as many bits.
+    out, only the blocks of layers are used with which it errs less. Weights of nodes that a search put in
+    FP32 are rounded together, too: TF32 rounds them to as many bits.
 
     Deep Convs err mostly by their FP16 sums. The pass estimates the share of the squared error that is due
     to weights, and rounds those together whose share is large enough.
@@ -163,7 +163,7 @@ def _has_weights(graph: GraphEditor) -> bool:
 def _judged(
     model: Model, weights: Mapping[str, Array], rounded: Sequence[Rounded], data: FittingData
 ) -> Iterator[Event]:
-    """Stores the rounded weights unless the network errs more with them."""
+    """Stores the rounded weights with which the network errs no more."""
     together = {name: value for one in rounded for name, value in one.stored().items()}
     given = {
         name: Grid(one.layer.dtype).nearest(weights[name]) if value.dtype == np.float32 else weights[name]
@@ -171,16 +171,18 @@ def _judged(
         for name, value in one.stored().items()
     }
     try:
-        whole = compared(data.model, data.last, together, given)
+        found = used(data.model, data.last, rounded, together, given)
     except NoKernelError:  # parts of the network were read, the whole does not run here
-        whole = None
-    if whole is not None and not whole.gains:
-        yield Refusal("model", _loses(whole))
+        found = None
+    chosen = rounded if found is None else found.layers
+    if found is not None and len(chosen) < len(rounded):
+        yield Refusal("model", _loses(found, len(rounded)))
+    if not any(one.gains for one in chosen):
         return
     for value in given.values():
         release(value)
-    _adopt(model, together)
-    yield Change("model", _summary([one for one in rounded if one.gains], whole))
+    _adopt(model, {name: together[name] for one in chosen for name in one.stored()})
+    yield Change("model", _summary([one for one in chosen if one.gains], found))
 
 
 def _adopt(model: Model, values: Mapping[str, Array]) -> None:
@@ -190,7 +192,7 @@ def _adopt(model: Model, values: Mapping[str, Array]) -> None:
         stored[name].CopyFrom(model.detached_tensor(name, value.astype(np.float32)))
 
 
-def _summary(rounded: Sequence[Rounded], whole: Compared | None) -> str:
+def _summary(rounded: Sequence[Rounded], whole: Used | None) -> str:
     error, nearest = median(one.error for one in rounded), median(one.nearest for one in rounded)
     many = f"{len(rounded)} weights" if len(rounded) > 1 else "a weight"
     products = (
@@ -201,11 +203,11 @@ def _summary(rounded: Sequence[Rounded], whole: Compared | None) -> str:
     return f"{products}; {whole.together:.1e} of the network's results instead of {whole.nearest:.1e}"
 
 
-def _loses(whole: Compared) -> str:
-    figures = f"{whole.together:.2g}, not {whole.nearest:.2g}"
-    return (
-        f"the network errs more with weights rounded together than with weights rounded to nearest: {figures}"
-    )
+def _loses(found: Used, layers: int) -> str:
+    why = "the network errs more with weights rounded together than with weights rounded to nearest"
+    if found.layers:
+        return f"{why}: {layers - len(found.layers)} of {layers} layers are rounded to nearest"
+    return f"{why}: {found.together:.2g}, not {found.nearest:.2g}"
 
 
 def _no_gain(one: Rounded) -> Skipped:

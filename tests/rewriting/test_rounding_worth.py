@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from graphs import apply, run
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 from weighted import MATMUL, compensated, related, smooth, to_nearest, weighted, weights
 
 from rewriter.base import Calibration, Context, Target
-from rewriter.model import Array, Model
+from rewriter.graph import open_graphs
+from rewriter.model import Array, Model, facts
 from rewriter.passes.compensate_rounding import CompensateRounding
-from rewriter.rewriting.rounding import Grid, compared, network
+from rewriter.rewriting.rounding import Grid, Layer, Rounded, Used, layers, network, used
 from rewriter.rewriting.rounding.nearest_plane import cholesky, round_together
 
 FP16 = 10
@@ -145,15 +148,66 @@ def test_the_network_has_the_last_word() -> None:
     assert "the network errs more" in report.refusals[0].reason
 
 
+@pytest.mark.parametrize(
+    ("factors", "kept"),
+    [
+        ({"a": 1.0, "b": 1.0, "c": 1.0}, "abc"),
+        ({"a": 1.1, "b": 1.0, "c": 1.0}, "bc"),
+        ({"a": 1.1, "b": 1.0, "c": 1.1}, "b"),
+        ({"a": 1.1, "b": 1.1, "c": 1.1}, ""),
+    ],
+)
+def test_blocks_of_layers_that_gain_are_used_without_those_that_lose(
+    factors: dict[str, float], kept: str
+) -> None:
+    """Weights "rounded together" are 1 or 1.1 times the network's own, those "to nearest" 1.01 times."""
+    source = weighted(
+        "g (float[4,8] x) => (float[4,24] y) {"
+        " p = MatMul(x, a)  q = MatMul(x, b)  r = MatMul(x, c)  y = Concat<axis = 1>(p, q, r) }",
+        **dict.fromkeys("abc", (8, 8)),
+    )
+    own = {tensor.name: source.array(tensor) for tensor in source.proto.graph.initializer}
+    graph, *_ = open_graphs(source, facts.infer(source), tag="test")
+    together = {name: (own[name] * np.float32(factors[name])).astype(np.float16) for name in own}
+    rounded = [
+        Rounded(layer, together[layer.weight], None, 0.0, 1.0)
+        for layer in layers(graph, lambda _: FP16)
+        if isinstance(layer, Layer)
+    ]
+    nearest = {name: value * np.float32(1.01) for name, value in own.items()}
+    feeds = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
+    found = used(source, feeds, rounded, together, nearest)
+    assert "".join(one.layer.weight for one in found.layers) == kept
+    assert found.nearest == pytest.approx(0.01, rel=0.1)
+    assert (found.together <= found.nearest) == bool(kept)
+
+
+def test_the_report_counts_the_layers_that_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(model: Model, feeds: object, rounded: Sequence[Rounded], *_: object) -> Used:
+        return Used(tuple(rounded[:1]), 0.1, 0.2)
+
+    monkeypatch.setattr("rewriter.passes.compensate_rounding.used", first)
+    source = weighted(
+        "g (float[1,96,48] x) => (float[1,96,24] y, float[1,96,48] z) { y = MatMul(x, w)  z = MatMul(x, v) }",
+        w=(48, 24),
+        v=(48, 48),
+    )
+    feeds = [{"x": related(1, 96, 48, seed=seed).astype(np.float32)} for seed in range(3)]
+    result, report = compensated(source, *feeds)
+    (refusal,) = report.refusals
+    assert "1 of 2 layers are rounded to nearest" in refusal.reason
+    before, after = ({t.name: m.array(t) for t in m.proto.graph.initializer} for m in (source, result))
+    assert not np.array_equal(before["w"], after["w"]) and np.array_equal(before["v"], after["v"])
+
+
 def test_results_that_become_infinite_lose() -> None:
     source = weighted("g (float[4,8] x) => (float[4,8] y) { m = MatMul(x, w)  y = Log(m) }", w=(8, 8))
     (stored,) = source.proto.graph.initializer
     stored.CopyFrom(source.detached_tensor("w", np.eye(8, dtype=np.float32)))
     feeds = {"x": np.ones((4, 8), np.float32)}
     zeros, given_ = np.zeros((8, 8), np.float16), np.eye(8, dtype=np.float32) * np.float32(1.0004)
-    found = compared(source, feeds, {"w": zeros}, {"w": given_})
-    assert found.together == np.inf and found.nearest < 1e-11  # 1.0004 becomes 1 in FP16
-    assert not found.gains
+    with network.network(source, feeds, {"w": zeros}, {"w": given_}) as error:
+        assert error({"w"}) == np.inf and error(()) < 1e-11  # 1.0004 becomes 1 in FP16
 
 
 def test_one_session_finds_what_three_find(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +215,12 @@ def test_one_session_finds_what_three_find(monkeypatch: pytest.MonkeyPatch) -> N
     (value,) = (source.array(tensor) for tensor in source.proto.graph.initializer)
     feeds = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
     truncated = (value * np.float32(0.999)).astype(np.float16)
-    one = compared(source, feeds, {"w": truncated}, {"w": value})
+
+    def errors() -> tuple[float, float]:
+        with network.network(source, feeds, {"w": truncated}, {"w": value}) as error:
+            return error({"w"}), error(())
+
+    fed = errors()
     monkeypatch.setattr(network, "FED_BYTES", 0)
-    three = compared(source, feeds, {"w": truncated}, {"w": value})
-    assert not one.gains
-    assert (one.together, one.nearest) == pytest.approx((three.together, three.nearest), rel=1e-3)
+    assert fed == pytest.approx(errors(), rel=1e-3)
+    assert fed[0] > fed[1] > 0

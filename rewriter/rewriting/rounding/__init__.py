@@ -7,22 +7,22 @@
 5. `fit`: applies it to the layers that share rows, and judges the result on held-out rows.
 6. `worth`: estimates which weights cause a share of the error worth the time.
 7. `compensate`: runs all of it within bounds on memory and on runs of the model.
-8. `network`: compares the whole network's results with those of weights rounded to nearest.
+8. `blocks`: uses the weights if the whole `network` errs no more than with weights rounded to nearest; else
+   those of the blocks of layers with which it errs less.
 
 docs/weights.md has the method and the measurements.
 """
 
 from __future__ import annotations
 
+from rewriter.rewriting.rounding.blocks import Used, used
 from rewriter.rewriting.rounding.compensate import FittingData, compensate
 from rewriter.rewriting.rounding.fit import Rounded
 from rewriter.rewriting.rounding.grid import Grid
 from rewriter.rewriting.rounding.layers import Layer, RowSource, Skipped, Types, Window, layers
-from rewriter.rewriting.rounding.network import Compared, compared
 from rewriter.rewriting.rounding.worth import Worth
 
 __all__ = [
-    "Compared",
     "FittingData",
     "Grid",
     "Layer",
@@ -30,9 +30,10 @@ __all__ = [
     "RowSource",
     "Skipped",
     "Types",
+    "Used",
     "Window",
     "Worth",
-    "compared",
     "compensate",
     "layers",
+    "used",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from math import inf, prod
 
 import numpy as np
@@ -20,30 +20,19 @@ LEAST_ERROR = 1e-12
 
 
 FED_BYTES = 2**26
-"""Rounded weights, 64 MiB, up to which one session serves all three runs and gets copies of the weights.
+"""Rounded weights, 64 MiB, up to which one session serves all runs and gets copies of the weights.
 A session of 20,000 nodes costs 5 % of `fix` (benchmarks/README.md#what-fix-costs)."""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """Errors of a network's results, the geometric mean of its outputs' relative L2 errors.
-
-    Attributes:
-        together: With weights rounded together; infinite if a result is not finite where it should be.
-        nearest: With the same weights rounded to nearest.
-    """
-
-    together: float
-    nearest: float
-
-    @property
-    def gains(self) -> bool:
-        """True unless the network errs more with weights rounded together."""
-        return self.together <= self.nearest
+ErrorOf = Callable[[Collection[str]], float]
+"""The error of a network's results, the geometric mean of its outputs' relative L2 errors, if the weights of
+these names are rounded together and the others to nearest; infinite if a result is not finite where it should
+be."""
 
 
-def compared(model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights) -> Compared:
-    """Runs a network with its own weights and with both roundings: nothing else is rounded.
+@contextmanager
+def network(model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights) -> Iterator[ErrorOf]:
+    """Makes a function that runs a network with weights rounded in either way: nothing else is rounded.
 
     Args:
         model: Computes in FP32; see `emulation.reference`.
@@ -56,13 +45,17 @@ def compared(model: Model, feeds: Mapping[str, Array], together: Weights, given:
         NoKernelError, ArithmeticRunError: the sample does not run; the message names the node.
     """
     if sum(value.nbytes for value in together.values()) <= FED_BYTES:
-        own, one, other = _fed(model, feeds, together, given)
-        return Compared(_error(own, one), _error(own, other))
+        with _fed(model, feeds, together, given) as error:
+            yield error
+        return
     types = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in together.items()}
-    own, one, other = (
-        _run(m, feeds) for m in (model, _with(model, together, types), _with(model, given, types))
-    )
-    return Compared(_error(own, one), _error(own, other))
+    own = _run(model, feeds)
+
+    def error_of(names: Collection[str]) -> float:
+        weights = {name: together[name] if name in names else value for name, value in given.items()}
+        return _error(own, _run(_with(model, weights, types), feeds))
+
+    yield error_of
 
 
 def _run(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -70,24 +63,28 @@ def _run(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
         return session.run(feeds)
 
 
-def _fed(
-    model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights
-) -> list[dict[str, Array]]:
-    """Runs a network three times in one session: the weights are inputs of it."""
+@contextmanager
+def _fed(model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights) -> Iterator[ErrorOf]:
+    """Runs a network in one session: the weights are inputs of it."""
     opened = model.copy()
     graph = opened.proto.graph
-    own = {t.name: model.array(t) for t in graph.initializer if t.name in together}
+    exact = {t.name: model.array(t) for t in graph.initializer if t.name in together}
     nearest = {name: given[name].astype(value.dtype) for name, value in together.items()}
-    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in own])
-    refill(graph.input, [value for value in graph.input if value.name not in own])
-    for name, value in own.items():
+    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in exact])
+    refill(graph.input, [value for value in graph.input if value.name not in exact])
+    for name, value in exact.items():
         opened.weights.pop(name, None)
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape))
     with Session(opened) as session:
-        return [
-            session.run({**feeds, **{name: value.astype(np.float32) for name, value in weights.items()}})
-            for weights in (own, together, nearest)
-        ]
+        own = session.run({**feeds, **exact})
+
+        def error_of(names: Collection[str]) -> float:
+            weights = {name: (together if name in names else nearest)[name] for name in exact}
+            return _error(
+                own, session.run({**feeds, **{n: value.astype(np.float32) for n, value in weights.items()}})
+            )
+
+        yield error_of
 
 
 def _with(model: Model, weights: Weights, types: Mapping[str, int]) -> Model:
