@@ -3,7 +3,7 @@
     python benchmarks/trained_inputs.py FOLDER      # in an environment of its own: NAME.onnx, NAME/tool, NAME/kept
     python benchmarks/trained.py FOLDER OUT.json [NAME ...]    # on a GPU: makes all variants, runs and times them in turn
 
-Each network is judged on a sample that no tool saw. `plain` is the preset trt11-migrate; `rules` is the default plan as
+Each network is judged on four samples that no tool saw: an error is that of all of them as one array. `plain` is the preset trt11-migrate; `rules` is the default plan as
 the rules make it, `fix` what is handed out after it was checked and repaired on the GPU. FOLDER/autocast/NAME.onnx is
 AutoCast's file, if there is one: `variants.py` has the call that makes it, with the first of the tool's samples.
 """
@@ -11,12 +11,14 @@ AutoCast's file, if there is one: `variants.py` has the call that makes it, with
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,9 @@ from benchmarks.comparison import errors
 from rewriter.data.inputs import load_samples
 from rewriter.engines import this_machine
 from rewriter.engines.measure import measure
-from rewriter.engines.protocol import MeasureSettings, Variant
+from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Variant
 from rewriter.engines.tensor_files import write_samples
-from rewriter.model import load
+from rewriter.model import Array, Model, load
 from rewriter.verification.expected import expected_outputs
 
 TARGET = ["--target", "tensorrt-rtx"]
@@ -41,6 +43,9 @@ VARIANTS: dict[str, list[str]] = {
 }
 CHECKED = {"fix": [*TARGET]}
 """Uses the GPU itself, so one network at a time."""
+
+KEPT = 4
+"""Samples that judge."""
 
 LIMIT_S = 300
 """Seconds of one run of `fix`."""
@@ -84,9 +89,9 @@ def run(model: Path, work: Path, made: dict[str, Any]) -> dict[str, Any]:
     """Errors and latencies of all variants that were made."""
     original, folder = load(model), work / model.stem
     made |= {name: make(model, folder, name, arguments) for name, arguments in CHECKED.items()}
-    sample = next(iter(load_samples(str(model.with_suffix("") / "kept"), original)))
-    expected = dict(expected_outputs(original, [sample]).exact[0])
-    stored = write_samples(folder / "sample", [sample])
+    samples = list(islice(load_samples(str(model.with_suffix("") / "kept"), original), KEPT))
+    expected = [dict(exact) for exact in expected_outputs(original, samples).exact]
+    stored = write_samples(folder / "sample", samples)
     paths = {name: folder / f"{name}.onnx" for name in made}
     variants = [Variant("fp32", model, stored)]
     variants += [Variant(name, path, stored) for name, path in paths.items() if path.exists()]
@@ -97,15 +102,27 @@ def run(model: Path, work: Path, made: dict[str, Any]) -> dict[str, Any]:
         for outcome in measure(variants, MeasureSettings(engine), Path(outputs)):
             row: dict[str, Any] = dict(made.get(outcome.variant, {}))
             if outcome.ran and outcome.latency is not None:
-                found = errors(original, expected, outcome.values(0))
-                row |= {"us": round(outcome.latency.median_us, 1), "errors": found}
-                row["error"] = max((e for e in found.values() if e is not None), default=None)
-                finite = all(np.isfinite(v).all() for v in outcome.values(0).values() if v.dtype.kind == "f")
-                row["finite"] = finite
+                row |= {"us": round(outcome.latency.median_us, 1)} | judged(original, expected, outcome)
             else:
                 row["problem"] = outcome.problem
             rows[outcome.variant] = row
     return rows
+
+
+def judged(original: Model, expected: list[dict[str, Array]], outcome: EngineOutcome) -> dict[str, Any]:
+    """Relative L2 errors of the outputs over all samples, the worst of them, and the worst of each sample."""
+    alone = [errors(original, exact, outcome.values(i)) for i, exact in enumerate(expected)]
+    pooled: dict[str, float | None] = {}
+    for name in alone[0]:
+        found = [one[name] for one in alone]
+        norms = [float(np.linalg.norm(exact[name].astype(np.float64))) for exact in expected]
+        squares = [(e * n) ** 2 for e, n in zip(found, norms, strict=True) if e is not None]
+        known = len(squares) == len(found)
+        pooled[name] = math.sqrt(sum(squares) / max(sum(n**2 for n in norms), 1e-300)) if known else None
+    worst = [max((e for e in one.values() if e is not None), default=None) for one in alone]
+    finite = all(error is not None for error in pooled.values())
+    error = max((e for e in pooled.values() if e is not None), default=None)
+    return {"errors": pooled, "error": error, "samples": worst, "finite": finite}
 
 
 def main(folder: Path, out: Path, names: list[str]) -> None:
