@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rewriter.figures.pair import Pair, degenerate, is_float, root_mean_square
-from rewriter.figures.probabilities import Probabilities, ProbabilityError, probability_error
+from rewriter.figures.probabilities import Probabilities, ProbabilityError, probability_error, same_best
 from rewriter.figures.rows import SET_FACTOR, matched, row_groups
 from rewriter.figures.tolerances import RELATIVE_L2, USABLE
 from rewriter.model import Array
@@ -35,6 +35,7 @@ class OutputComparison:
         tolerance: Largest `relative_l2` that passes.
         note: The way of comparison if it was not element by element, e.g. as a set of detections.
         probability: The fair measure of an output of probabilities, which may excuse a larger `relative_l2`.
+        same_best: Share of rows with the same best class, if the output holds scores; None if it does not.
     """
 
     name: str
@@ -45,6 +46,7 @@ class OutputComparison:
     tolerance: float
     note: str = ""
     probability: ProbabilityError | None = None
+    same_best: float | None = None
 
     @property
     def passed(self) -> bool:
@@ -58,9 +60,17 @@ class OutputComparison:
 
     @property
     def fair_text(self) -> str:
-        """How probabilities fare that a relative error alone would fail; "" for all other outputs."""
+        """How probabilities or scores fare that a relative error alone would fail; "" for other outputs."""
         fair = self.probability
-        if fair is None or not self.finite or self.relative_l2 <= self.tolerance:
+        if not self.finite or self.relative_l2 <= self.tolerance:
+            return ""
+        if self.same_best is not None:
+            return (
+                f"the largest element of each row of {self.name} is at the same place in "
+                f"{self.same_best:.4g} of the rows; if it holds scores of classes, "
+                "--metric top-1 --tolerance 0.99 judges by that"
+            )
+        if fair is None:
             return ""
         beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
         words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
@@ -157,7 +167,9 @@ def compared_pairs(
                     found[name] = _compared(name, replace(pair), SET_FACTOR * tolerance, note)
                     pairs[name] = pair
     for name, kind in (kinds or {}).items():
-        if found[name].finite and math.isfinite(tolerance):
+        if found[name].finite and kind.raw:
+            found[name] = replace(found[name], same_best=same_best(Pair(expected[name], actual[name])))
+        elif found[name].finite and math.isfinite(tolerance):
             error = probability_error(kind, Pair(expected[name], actual[name]), tolerance)
             found[name] = replace(found[name], probability=error)
     return tuple((one, pairs[name]) for name, one in found.items())

@@ -46,11 +46,14 @@ class Probabilities:
         reason: The operator that makes it one, for the report.
         classes: Axis from the end along which the classes of a row lie; None where each value stands alone.
         logarithms: True for the logarithms of probabilities.
+        raw: True for what a product makes: it may be scores before a Softmax, or features. The graph does not
+            tell, so its best classes are reported, and not judged by.
     """
 
     reason: str
     classes: int | None = None
     logarithms: bool = False
+    raw: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class ProbabilityError:
 def probabilities(model: Model) -> dict[str, Probabilities]:
     """Returns the outputs that end in a Softmax, LogSoftmax or Sigmoid, with nothing but views after it.
 
-    Raw scores (logits) are not among them: the graph does not tell them from features.
+    Those of two or more axes that end in a product and its bias are `raw`.
     """
     graph = model.proto.graph
     made_by = {name: node for node in graph.node for name in node.output if name}
@@ -123,7 +126,17 @@ def probabilities(model: Model) -> dict[str, Probabilities]:
             classes = None if moved or node.op_type == "Sigmoid" else _class_axis(node, rank, opset)
             reason = f"{label(node)} ({node.op_type}) makes it"
             found[port.name] = Probabilities(reason, classes, node.op_type == "LogSoftmax")
+        elif not moved and len(port.shape or ()) > 1 and (product := _product(node, made_by)) is not None:
+            reason = f"{label(product)} ({product.op_type}) makes it"
+            found[port.name] = Probabilities(reason, classes=-1, raw=True)
     return found
+
+
+def _product(node: NodeProto | None, made_by: Mapping[str, NodeProto]) -> NodeProto | None:
+    """The MatMul or Gemm that a node is, or adds a bias to."""
+    if is_op(node, "Add"):
+        node = next((made_by[name] for name in node.input if name in made_by), None)
+    return node if is_op(node, "MatMul", "Gemm") else None
 
 
 def finds_nothing(outputs: Mapping[str, Array], kinds: Mapping[str, Probabilities]) -> bool:
@@ -176,6 +189,14 @@ def probability_error(known: Probabilities, pair: Pair, tolerance: float) -> Pro
     elif known.classes is None:
         areas = map_error(expected, actual)
     return ProbabilityError(known.reason, difference, mean, PER_TOLERANCE * tolerance, top_1, decided, areas)
+
+
+def same_best(pair: Pair) -> float | None:
+    """Share of rows whose largest element is at the same place; None for rows of one element, or none."""
+    expected, actual = pair.wide
+    if not expected.size or expected.shape[-1] < 2:
+        return None
+    return _top_1(expected, actual)[0]
 
 
 def _top_1(expected: Array, actual: Array) -> tuple[float, bool]:

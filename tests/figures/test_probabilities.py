@@ -39,7 +39,8 @@ def test_the_end_of_the_graph_shows_probabilities(body: str, found: Probabilitie
         pytest.param("a = Sigmoid(x) y = Mul(a, x)", id="SiLU"),
         pytest.param("a = Sigmoid(x) y = Concat<axis = 0>(a, x)", id="boxes and scores in one tensor"),
         pytest.param("y = Relu(x)", id="features"),
-        pytest.param("y = MatMul(x, x)", id="logits, which the graph does not tell from features"),
+        pytest.param("a = MatMul(x, x) y = Transpose(a)", id="a product whose rows are moved"),
+        pytest.param("a = Relu(x) y = Add(a, x)", id="an Add of no bias"),
     ],
 )
 def test_other_outputs_are_judged_by_their_relative_error(body: str) -> None:
@@ -189,3 +190,30 @@ def test_no_single_row_moves_by_more_than_a_tenth(moved: float, passed: bool) ->
     others[0] += [-moved, moved, 0.0]
     found = judged(rows, others).probability
     assert found is not None and found.passed is passed
+
+
+@pytest.mark.parametrize(
+    "body", ["y = MatMul(x, x)", "a = MatMul(x, x) y = Add(a, c)", "a = MatMul(x, x) y = Identity(a)"]
+)
+def test_the_best_classes_of_what_may_be_scores_are_reported(body: str) -> None:
+    """The graph does not tell scores from features: they are not judged by their best classes."""
+    source = f"g (float[2,4,4] x) => (float[P,4,4] y) <float[4] c = {{1, 2, 3, 4}}> {{ {body} }}"
+    kinds = probabilities(graph(source))
+    assert kinds["y"].raw and "(MatMul) makes it" in kinds["y"].reason
+    exact = np.eye(4, dtype=np.float32)[np.newaxis]
+    other = exact * np.float32(1.1)
+    (close,) = compare({"y": exact}, {"y": exact}, 5e-3, kinds=kinds)
+    assert close.passed and not close.fair_text
+    (same,) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
+    assert not same.passed and same.metric == "relative-l2"
+    assert "at the same place in 1 of the rows" in same.fair_text
+    other[0, 0] = other[0, 1]
+    (moved,) = compare({"y": exact}, {"y": other}, 5e-3, kinds=kinds)
+    assert moved.same_best == 0.75 and "in 0.75 of the rows" in moved.fair_text
+
+
+def test_rows_of_one_element_have_no_best_class() -> None:
+    kinds = probabilities(graph("g (float[4,4] x, float[4,1] w) => (float[4,1] y) { y = MatMul(x, w) }"))
+    exact = np.ones((4, 1), np.float32)
+    (one,) = compare({"y": exact}, {"y": 2 * exact}, 5e-3, kinds=kinds)
+    assert one.same_best is None and not one.fair_text
