@@ -245,6 +245,7 @@ MAKERS: tuple[Callable, ...] = (ocr, layout, nude, files, notes, speech, safe)
 
 
 def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     recorder = Recorder()
     for make in MAKERS:
         recorder.feeds.clear()
