@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 from onnx import NodeProto
@@ -16,6 +17,7 @@ from rewriter.graph.new_weights import layout_obstacle
 from rewriter.graph.ops import RESIZES
 from rewriter.graph.replacement import Replacement
 from rewriter.patterns.resizes import inputs_for, reason_against, scales_of
+from rewriter.planning.costs.node_times import LOW_US, PRODUCTS_PER_US, TYPICAL
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,17 @@ class PostponeResize(GraphPass):
     before. So no Resize grows, and there are always fewer multiplications. The new weights stay in memory
     until they are lowered, also those of external data.
 
+    Each part but one is a kernel more, and so is each sum. Where these cost more time than the
+    multiplications that are saved, the Conv stays: in the neck of a detector, whose levels are small, they
+    cost 10 % of the latency (YOLOv8n of 320 x 320, docs/accuracy.md#convs-after-a-resize).
+
+    Options:
+        work: Least work in MFLOP (2 for each multiplication) that is saved for each kernel more, as long as a
+            kernel takes by the recorded costs. An unknown batch counts as 1, unknown height and width as 64.
+            0 moves every Conv.
+
     Declines:
+        - a Conv whose parts would save less than `work` for each kernel more
         - an enlarged part, or the Concat, with other consumers
         - a Resize of unknown growth: computed scales, unknown shapes, or sizes for a batch without a number
         - a Resize that crops (tf_crop_and_resize) or keeps the aspect ratio
@@ -51,6 +63,8 @@ class PostponeResize(GraphPass):
         1e-5,
         "another order of sums, a mean of sums in place of a sum of means: 4.4e-7 measured on a SegFormer",
     )
+    work: int = round(LOW_US["kernel"] * PRODUCTS_PER_US["Conv"] * 2e-6)
+    example: ClassVar[Mapping[str, Any]] = {"work": 0}
     before = """
         g (float[1,2,4,4] fine, float[1,2,2,2] coarse) => (float[1,2,4,4] y)
         <float[2,4,1,1] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[2] bias = {0.5, 0.25},
@@ -77,6 +91,7 @@ class PostponeResize(GraphPass):
             if not done and not reasons:
                 continue
             reason = _reason_against(graph, conv, context.kept) or ("" if done else reasons[0])
+            reason = reason or _loss(graph, conv, parts, self.work)
             refusal = refused(conv, "it stays after the Resize", reason)
             yield refusal or _Postponing(graph, conv, parts).write()
 
@@ -182,6 +197,20 @@ def _reason_against(graph: GraphEditor, conv: NodeProto, kept: Kept) -> str:
     if graph.constant(weight) is None and not is_quantised(graph, weight):
         return "its weight is computed"
     return layout_obstacle(graph, weight) or ""
+
+
+def _loss(graph: GraphEditor, conv: NodeProto, parts: Sequence[_Part], least: int) -> str:
+    """The reason to stay if the work that is saved takes less time than the kernels that are added."""
+    late = [part for part in parts if part.resize]
+    convs = len(late) + (len(late) < len(parts))
+    more = 2 * (convs - 1)  # Convs, and the Adds of their results
+    batch, out, *places = graph.shape(conv.output[0]) or (1, None, TYPICAL, TYPICAL)
+    counts = [size if isinstance(size, int) else TYPICAL for size in (out, *places)]
+    saved = sum(part.count * (1 - 1 / part.growth) for part in late)
+    mflop = 2e-6 * (batch if isinstance(batch, int) else 1) * math.prod(counts) * saved
+    if mflop >= least * more:
+        return ""
+    return f"{mflop:.3g} MFLOP less do not pay for {more} kernels more, {least} MFLOP each"
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def test_postponed(body: str, left: list[str], opset: int) -> None:
     body = body if opset >= 13 else body.replace(", , ,", ", none, none,").replace(", ,", ", none,")
     constants = f"{TWICE}, {SIZES}, {MORE}, float[0] none = {{}}"
     before = model(body, constants=constants, opset=opset)
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert sorted(ops(after)) == sorted(left)
     assert report.changes
     assert not report.refusals
@@ -100,7 +100,7 @@ def test_postponed(body: str, left: list[str], opset: int) -> None:
 def test_the_products_are_fewer_and_the_bias_is_added_once() -> None:
     levels = f"p = {LINEAR}(b, , twice) q = {LINEAR}(c, , four) j = Concat<axis = 1>(a, p, q)"
     body = f"{{ {levels} [mix] y = Conv(j, w, bias) }}"
-    after, report = apply(PostponeResize(), model(body))
+    after, report = apply(PostponeResize(work=0), model(body))
     share = (4 + 6 / 4 + 5 / 16) / 15
     assert report.changes[0].what == f"moved before 2 Resizes, with {share:.2f} of the multiplications"
     convs = [node for node in after.proto.graph.node if node.op_type == "Conv"]
@@ -112,7 +112,7 @@ def test_the_products_are_fewer_and_the_bias_is_added_once() -> None:
 def test_axes_without_the_channels_keep_sizes_as_they_are() -> None:
     body = '{ p = Resize<mode = "linear", axes = [2, 3]>(b, , , s) y = Conv(p, v, bias) }'
     before = model(body, "float[N,6,5,7] b", constants="int64[2] s = {8, 9}", opset=18)
-    after, _ = apply(PostponeResize(), before)
+    after, _ = apply(PostponeResize(work=0), before)
     assert ops(after) == ["Conv", "Resize"]
     assert after.proto.graph.node[1].input[3] == "s"
     holds(before, after)
@@ -121,7 +121,7 @@ def test_axes_without_the_channels_keep_sizes_as_they_are() -> None:
 def test_axes_with_the_channels() -> None:
     body = '{ p = Resize<mode = "linear", axes = [3, 1, 2]>(b, , , s) y = Conv(p, v, bias) }'
     before = model(body, "float[N,6,5,7] b", constants="int64[3] s = {9, 6, 8}", opset=18)
-    after, _ = apply(PostponeResize(), before)
+    after, _ = apply(PostponeResize(work=0), before)
     assert ops(after) == ["Conv", "Resize"]
     sizes = after.proto.graph.node[1].input[3]
     held = {t.name: numpy_helper.to_array(t).tolist() for t in after.proto.graph.initializer}
@@ -132,7 +132,7 @@ def test_axes_with_the_channels() -> None:
 def test_scales_tell_how_much_where_sizes_are_dynamic() -> None:
     body = f"{{ p = {LINEAR}(b, , twice) j = Concat<axis = 1>(a, p) y = Conv(j, u, bias) }}"
     before = model(body, "float[N,4,H,W] a, float[N,6,P,Q] b")
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert ops(after) == ["Conv", "Resize", "Conv", "Add"]
     assert not report.refusals
 
@@ -142,7 +142,7 @@ def test_computed_sizes_of_a_known_shape_become_a_constant(sizes: tuple[int, int
     """As torch writes it: the batch and the channels from the tensor, height and width given."""
     constants = f"int64[2] s = {{{sizes[0]}, {sizes[1]}}}"
     before = model(SHAPED, "float[2,6,4,4] b", constants=constants)
-    after, _ = apply(PostponeResize(), before)
+    after, _ = apply(PostponeResize(work=0), before)
     assert ops(after) == ["Conv", "Resize"]
     holds(before, after)
 
@@ -160,7 +160,7 @@ def test_a_model_in_lower_precision_keeps_its_type(dtype: int) -> None:
     ]
     made = helper.make_graph(nodes, "g", ports[:1], ports[1:], held)
     before = load(helper.make_model(made, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
-    after, _ = apply(PostponeResize(), before)
+    after, _ = apply(PostponeResize(work=0), before)
     assert ops(after) == ["Conv", "Resize"]
     assert {t.name: t.data_type for t in after.proto.graph.initializer}["w/part"] == dtype
 
@@ -235,7 +235,7 @@ def _multiplications(source: Model) -> int:
 @settings(max_examples=200, deadline=None)
 @given(heads())
 def test_any_head_keeps_its_results_and_saves_work(before: Model) -> None:
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     if not report.changes:
         assert after is before
         return
@@ -280,8 +280,11 @@ def test_presets_for_fp16_have_it_before_ranges_are_measured(preset: str) -> Non
 
 
 def _fixed(**options: Any) -> Any:
+    """The preset, with each Conv moved: the head is small."""
     before = _head()
-    return api.fix(before.whole(), inputs=[random_feeds(before, seed) for seed in range(3)], **options)
+    passes = PRESETS["trt-fp16"].pipeline.replace("postpone-resize", "postpone-resize{work=0}")
+    feeds = [random_feeds(before, seed) for seed in range(3)]
+    return api.fix(before.whole(), inputs=feeds, passes=passes, **options)
 
 
 def test_fix_shortens_the_head() -> None:
@@ -305,6 +308,46 @@ def test_a_kept_conv_stays_by_the_saved_plan_too(tmp_path: Path) -> None:
     first = _fixed(verify=False, save_plan=plan, keep_fp32=["mix"])
     assert ops(load(first.proto)).count("Conv") == 1
     assert _fixed(verify=False, plan=plan).proto.SerializeToString() == first.proto.SerializeToString()
+
+
+def _levels(size: str, out: int = 256) -> Model:
+    """A fine level of 256 channels, and one of 512 that is enlarged twice."""
+    source = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1,256,{size},{size}] a, float[1,512,C,C] b, float[{out},768,1,1] w) => (float[1,{out},P,Q] y)
+        <float[4] twice = {{1, 1, 2, 2}}> {{
+            p = {LINEAR}(b, , twice)  j = Concat<axis = 1>(a, p)  y = Conv(j, w) }}"""
+    )
+    if size.isdigit():
+        for axis in source.graph.input[1].type.tensor_type.shape.dim[2:]:
+            axis.dim_value = int(size) // 2
+    del source.graph.input[2]
+    source.graph.initializer.append(numpy_helper.from_array(np.ones((out, 768, 1, 1), np.float32), "w"))
+    return load(onnx.shape_inference.infer_shapes(source))
+
+
+@pytest.mark.parametrize(
+    ("size", "work", "moves"),
+    [
+        pytest.param("128", 1443, True, id="3,221 MFLOP for a Conv and an Add"),
+        pytest.param("64", 1443, False, id="805 MFLOP"),
+        pytest.param("64", 402, True, id="a smaller bound"),
+        pytest.param("64", 403, False, id="a bound just above it"),
+        pytest.param("S", 1443, False, id="unknown sizes count as 64"),
+        pytest.param("S", 402, True, id="unknown sizes and a smaller bound"),
+    ],
+)
+def test_a_conv_moves_where_that_saves_more_than_its_kernels_cost(size: str, work: int, moves: bool) -> None:
+    assert PostponeResize().work == 1443
+    before = _levels(size)
+    after, report = apply(PostponeResize(work=work), before)
+    assert (after is not before) == moves
+    assert [("do not pay for 2 kernels more" in r.reason) for r in report.refusals] == [True] * (not moves)
+
+
+def test_a_conv_that_needs_no_kernel_more_moves_however_small() -> None:
+    body = f"{{ p = {LINEAR}(b, , twice) y = Conv(p, v, bias) }}"
+    assert apply(PostponeResize(), model(body))[1].changes
 
 
 @needs_rtx

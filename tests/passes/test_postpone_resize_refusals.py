@@ -13,7 +13,7 @@ from rewriter.passes.postpone_resize import PostponeResize
 
 def test_sizes_with_an_unknown_batch_are_declined() -> None:
     before = model(SHAPED, "float[N,6,4,4] b", constants="int64[2] s = {8, 8}")
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert after is before
     assert ["enlarges is not known" in refusal.reason for refusal in report.refusals] == [True]
 
@@ -22,7 +22,7 @@ def test_sizes_with_a_symbolic_batch_are_declined() -> None:
     before = model(SHAPED, "float[N,6,4,4] b", constants="int64[2] s = {8, 8}").whole()
     shape = next(v for v in before.graph.value_info if v.name == "p").type.tensor_type.shape
     shape.dim[0].dim_param = "N"
-    after, report = apply(PostponeResize(), load(before))
+    after, report = apply(PostponeResize(work=0), load(before))
     assert ops(after)[-1] == "Conv"
     assert ["an unknown batch" in refusal.reason for refusal in report.refusals] == [True]
 
@@ -64,7 +64,7 @@ DECLINED = [
 def test_declined(body: str, reason: str) -> None:
     constants = f"{TWICE}, float[8] roi = {{0, 0, 0, 0, 1, 1, 0.5, 0.5}}"
     before = model(body, f"{INPUTS}, float[4] k", "y, z", constants=constants)
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert after is before
     assert [reason in refusal.reason for refusal in report.refusals] == [True]
 
@@ -75,7 +75,7 @@ def test_sizes_that_keep_the_aspect_ratio_are_declined() -> None:
         " y = Conv(p, v, bias) }"
     )
     before = model(body, "float[1,6,4,4] b", constants="int64[2] s = {8, 12}", opset=18)
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert after is before
     assert ["keeps the aspect ratio" in refusal.reason for refusal in report.refusals] == [True]
 
@@ -83,14 +83,14 @@ def test_sizes_that_keep_the_aspect_ratio_are_declined() -> None:
 def test_an_old_opset_is_declined() -> None:
     body = '{ p = Resize<mode = "linear">(b, twice) y = Conv(p, v, bias) }'
     before = model(body, "float[1,6,4,4] b", opset=10)
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert after is before
     assert "run upgrade-opset" in report.refusals[0].reason
 
 
 def test_unknown_channels_are_declined() -> None:
     before = model(f"{{ {ONE} {TAIL} }}", "float[1,C,8,8] a, float[1,D,4,4] b")
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert after is before
     assert ["the number of channels of a" in refusal.reason for refusal in report.refusals] == [True]
 
@@ -119,7 +119,7 @@ def test_skipped(body: str) -> None:
         "float[2,3,1,1] grouped = {1,2,3,4,5,6}, float[1,6,2,1] window = {1,2,3,4,5,6,7,8,9,10,11,12}"
     )
     before = model(body, "float[1,6,4,4] b", constants=constants)
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert after is before
     assert not report.refusals
 
@@ -134,7 +134,7 @@ def test_quantised_weights_stay_as_they_are() -> None:
             y = Conv(p, w)
         }"""
     )
-    after, report = apply(PostponeResize(), before)
+    after, report = apply(PostponeResize(work=0), before)
     assert after is before
     assert ["quantised" in refusal.reason for refusal in report.refusals] == [True]
 
@@ -150,14 +150,14 @@ KEPT = [
 @pytest.mark.parametrize("kept", KEPT)
 def test_nodes_that_the_user_keeps_in_fp32_stay(kept: Kept) -> None:
     before = model(f"{{ {ONE} j = Concat<axis = 1>(a, p) [mix] y = Conv(j, u, bias) }}")
-    after, report = apply(PostponeResize(), before, Context(kept=kept))
+    after, report = apply(PostponeResize(work=0), before, Context(kept=kept))
     assert after is before
     assert ["kept in FP32 by" in refusal.reason for refusal in report.refusals] == [True]
 
 
 def test_a_resize_that_changes_nothing_stays_if_it_is_kept() -> None:
     body = f"{{ o = {LINEAR}(a, , same) {ONE} j = Concat<axis = 1>(o, p) y = Conv(j, u, bias) }}"
-    after, _ = apply(PostponeResize(), model(body), Context(kept=Kept(("o",))))
+    after, _ = apply(PostponeResize(work=0), model(body), Context(kept=Kept(("o",))))
     assert ops(after).count("Resize") == 2
-    after, _ = apply(PostponeResize(), model(body))
+    after, _ = apply(PostponeResize(work=0), model(body))
     assert ops(after).count("Resize") == 1

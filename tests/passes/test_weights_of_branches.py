@@ -70,7 +70,7 @@ CASES = [
         refusals=2,
     ),
     Case(
-        PostponeResize(),
+        PostponeResize(work=0),
         "float[1,2,2,2]",
         "float[1,1,4,4]",
         "float[1,2,1,1] w = {1, 2}, float[4] twice = {1, 1, 2, 2}",
