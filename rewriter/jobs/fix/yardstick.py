@@ -95,13 +95,34 @@ class Yardstick:
         """Error of each output of the original in FP32: of its engine where one runs, else emulated."""
         return self.fp32_engine or self.emulated_fp32
 
+    def timed_in_turn(self, models: Sequence[Model]) -> list[float | None]:
+        """Median latencies in microseconds of models that are timed in turn in one process.
+
+        The GPU's clock rises and falls over a run: latencies of two processes differ by more than two plans.
+        None for a model that does not build or run, or if no engine runs here.
+        """
+        if self.settings is None:
+            return [None] * len(models)
+        with tempfile.TemporaryDirectory(prefix="rewriter-timed-") as folder:
+            variants = [
+                self._variant(str(number), model, Path(folder)) for number, model in enumerate(models)
+            ]
+            try:
+                outcomes = measure(variants, self.settings, Path(folder) / "run")
+            except EngineError:
+                return [None] * len(models)
+        return [outcome.latency.median_us if outcome.latency is not None else None for outcome in outcomes]
+
     def _run_fp32(self, original: Model, settings: MeasureSettings, folder: Path) -> EngineOutcome | None:
         model = widened(original)
-        known = model is original and model.path is not None
-        path = model.path if known and model.path is not None else save(model, folder / "fp32.onnx")
-        samples = write_samples(folder / "samples", (as_declared(model, one) for one in self.judging))
-        variant = Variant("fp32", path, samples, shapes=self.spans)
+        known = model.path if model is original else None
         try:
-            return measure([variant], settings, folder)[0]
+            return measure([self._variant("fp32", model, folder, known)], settings, folder)[0]
         except EngineError:
             return None
+
+    def _variant(self, name: str, model: Model, folder: Path, known: Path | None = None) -> Variant:
+        """A model as a file, with the samples; `known`: its file, if there is one."""
+        path = known or save(model, folder / f"{name}.onnx")
+        feeds = (as_declared(model, one) for one in self.judging)
+        return Variant(name, path, write_samples(folder / f"{name}-samples", feeds), shapes=self.spans)
