@@ -88,7 +88,8 @@ def agreement_text(rows: Sequence[Row], defaults: Mapping[str, Any]) -> str:
         named = ", ".join(f"{name} {q:.1f}" for name, q in fp16.outside)
         lines.append(f"Beyond the factor, as the engine's error in the emulated one: {named}.")
     if defaults:
-        by = "; ".join(f"`rewriter {name}` in {sums.upper()}" for name, sums in defaults.items())
+        words = {name: sums.upper() if sums.startswith("fp") else sums for name, sums in defaults.items()}
+        by = "; ".join(f"`rewriter {name}` in {sums}" for name, sums in words.items())
         lines.append(f"What sums in which type by default when it emulates: {by} (`--accumulation`).")
     return "\n".join(lines)
 

@@ -12,6 +12,7 @@ import onnxruntime as ort
 from onnx import numpy_helper
 
 from rewriter.base import Context, Pass, with_header
+from rewriter.engines.onnxruntime_copies import keep_captured_casts
 from rewriter.model import Array, Model, load
 from rewriter.pipeline.driver import Driver, PassResult
 
@@ -66,9 +67,9 @@ def run(source: Model, feeds: Mapping[str, Array]) -> list[Array]:
     """Outputs on ONNX Runtime's CPU, with graph optimisations off."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(
-        source.whole().SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    proto = source.whole()
+    keep_captured_casts(proto)  # ONNX Runtime loses them
+    session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return [np.asarray(value) for value in session.run(None, dict(feeds))]
 
 
