@@ -20,7 +20,7 @@ LEAST_ERROR = 1e-12
 
 
 FED_BYTES = 2**26
-"""Rounded weights, 64 MiB, up to which one session serves all three runs and gets copies of the weights.
+"""Rounded weights, 64 MiB, up to which one session serves both runs and gets copies of the weights.
 A session of 20,000 nodes costs 5 % of `fix` (benchmarks/README.md#what-fix-costs)."""
 
 
@@ -42,12 +42,15 @@ class Compared:
         return self.together <= self.nearest
 
 
-def compared(model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights) -> Compared:
-    """Runs a network with its own weights and with both roundings: nothing else is rounded.
+def compared(
+    model: Model, feeds: Mapping[str, Array], own: Mapping[str, Array], together: Weights, given: Weights
+) -> Compared:
+    """Runs a network with both roundings of its weights: nothing else is rounded.
 
     Args:
         model: Computes in FP32; see `emulation.reference`.
         feeds: A sample that the weights were not fitted to.
+        own: Its results with the network's own weights.
         together: Rounded weights by name, in their lower type.
         given: The same weights in FP32, which the network rounds to nearest; rounded already if no lower
             type is stored (TF32).
@@ -56,12 +59,10 @@ def compared(model: Model, feeds: Mapping[str, Array], together: Weights, given:
         NoKernelError, ArithmeticRunError: the sample does not run; the message names the node.
     """
     if sum(value.nbytes for value in together.values()) <= FED_BYTES:
-        own, one, other = _fed(model, feeds, together, given)
+        one, other = _fed(model, feeds, together, given)
         return Compared(_error(own, one), _error(own, other))
     types = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in together.items()}
-    own, one, other = (
-        _run(m, feeds) for m in (model, _with(model, together, types), _with(model, given, types))
-    )
+    one, other = (_run(_with(model, weights, types), feeds) for weights in (together, given))
     return Compared(_error(own, one), _error(own, other))
 
 
@@ -73,20 +74,19 @@ def _run(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
 def _fed(
     model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights
 ) -> list[dict[str, Array]]:
-    """Runs a network three times in one session: the weights are inputs of it."""
+    """Runs a network with both roundings in one session: the weights are inputs of it."""
     opened = model.copy()
     graph = opened.proto.graph
-    own = {t.name: model.array(t) for t in graph.initializer if t.name in together}
     nearest = {name: given[name].astype(value.dtype) for name, value in together.items()}
-    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in own])
-    refill(graph.input, [value for value in graph.input if value.name not in own])
-    for name, value in own.items():
+    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in together])
+    refill(graph.input, [value for value in graph.input if value.name not in together])
+    for name, value in together.items():
         opened.weights.pop(name, None)
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape))
     with Session(opened) as session:
         return [
             session.run({**feeds, **{name: value.astype(np.float32) for name, value in weights.items()}})
-            for weights in (own, together, nearest)
+            for weights in (together, nearest)
         ]
 
 
