@@ -87,6 +87,10 @@ class LocalSession:
         """Names of the outputs."""
         return self.outputs
 
+    def types(self) -> dict[str, str]:
+        """ONNX Runtime's types of the outputs by name, such as `tensor(float)`."""
+        return {value.name: value.type for value in self._opened().get_outputs()}
+
     def run(
         self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, until: float = math.inf
     ) -> dict[str, Array]:

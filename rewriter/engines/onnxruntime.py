@@ -15,6 +15,7 @@ from rewriter.engines.deadline import time_up
 from rewriter.engines.local_session import LocalSession
 from rewriter.engines.onnxruntime_copies import learn_versions
 from rewriter.engines.onnxruntime_module import import_onnxruntime
+from rewriter.engines.parts import PartedSession, opened
 from rewriter.errors import ArithmeticRunError, NativeError
 from rewriter.graph import label
 from rewriter.model import Array, Model, walk_nodes
@@ -34,8 +35,8 @@ def qualified(node: onnx.NodeProto) -> str:
 class Session:
     """A model, loaded and ready to run on the CPU. A context manager; `close` frees its memory.
 
-    Takes the arguments `optimize` and `threads` of `LocalSession`, which lives in a child process. Feeds and
-    outputs go through shared memory.
+    Takes the arguments `optimize` and `threads` of `LocalSession`, which lives in a child process, or several
+    of which do, for parts of a large model. Feeds and outputs go through shared memory.
 
     Raises:
         NoKernelError: an operator has no implementation.
@@ -48,15 +49,15 @@ class Session:
         ort = import_onnxruntime()  # here, so that each child has it at once
         learn_versions(model.proto)
         self.version = f"onnxruntime {ort.__version__}"
-        self._local: LocalSession | None = None
+        self._local: LocalSession | PartedSession | None = None
         self._child: walls.Walled | None = None
         if walls.inside or not walls.WALLED:
-            self._local = LocalSession(model, optimize=optimize, threads=threads)
+            self._local = opened(model, optimize=optimize, threads=threads)
             self.outputs = self._local.outputs
             return
         with self._explained():
             self._child = walls.Walled(
-                lambda: LocalSession(model, optimize=optimize, threads=threads),
+                lambda: opened(model, optimize=optimize, threads=threads),
                 doing="ONNX Runtime",
                 limit_s=RUN_S,
             )

@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import IO
@@ -87,12 +88,19 @@ def locations(path: Path) -> set[str]:
     """The locations of external data that the model at `path` names; none if it is no model."""
     if not path.is_file():
         return set()
+    found = path.stat()
+    return set(_locations(path, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(maxsize=16)
+def _locations(path: Path, *_state: int) -> frozenset[str]:
+    """The locations that a file names, kept for as long as its inode, size and time stay the same."""
     try:
         proto = read_proto(path)
     except ModelError:
-        return set()
+        return frozenset()
     named = (location_of(t) for t in proto.graph.initializer if t.external_data)
-    return {location for location in named if location}
+    return frozenset(location for location in named if location)
 
 
 def data_files(model: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from rewriter.rewriting.rounding import (
     FittingData,
     Grid,
     Layer,
+    Reader,
     Rounded,
     Skipped,
     Types,
@@ -148,10 +149,11 @@ def _not_worth(found: Sequence[Layer], worth: Worth) -> Iterator[Refusal]:
 def _rounded(model: Model, graph: GraphEditor, chosen: Sequence[Layer], data: FittingData) -> Iterator[Event]:
     """Rounds the weights, and uses them if the whole network gains on the sample held out."""
     weights = {name: graph.value(name) for layer in chosen for name in (layer.weight, layer.bias) if name}
-    done = list(compensate(weights, chosen, data))
+    reader = data.reader(weights)
+    done = list(compensate(weights, chosen, data, reader))
     rounded = [one for one in done if isinstance(one, Rounded)]
     if any(one.gains for one in rounded):
-        yield from _judged(model, weights, rounded, data)
+        yield from _judged(model, weights, rounded, data, reader)
     yield from _refusals([one for one in done if isinstance(one, Skipped)])
     yield from _refusals([_no_gain(one) for one in rounded if not one.gains])
 
@@ -161,7 +163,7 @@ def _has_weights(graph: GraphEditor) -> bool:
 
 
 def _judged(
-    model: Model, weights: Mapping[str, Array], rounded: Sequence[Rounded], data: FittingData
+    model: Model, weights: Mapping[str, Array], rounded: Sequence[Rounded], data: FittingData, reader: Reader
 ) -> Iterator[Event]:
     """Stores the rounded weights with which the network errs no more."""
     together = {name: value for one in rounded for name, value in one.stored().items()}
@@ -171,7 +173,7 @@ def _judged(
         for name, value in one.stored().items()
     }
     try:
-        found = used(data.model, data.last, rounded, together, given)
+        found = used(data.model, data.last, reader.results(), rounded, together, given)
     except NoKernelError:  # parts of the network were read, the whole does not run here
         found = None
     chosen = rounded if found is None else found.layers

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
+from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array
 from rewriter.rewriting.rounding import FittingData, Grid, RowSource, Window
 from rewriter.rewriting.rounding.blas import one_thread
@@ -167,6 +168,25 @@ def test_running_in_parts_reads_the_same_rows_as_one_run(room: int, held: list[s
             for part, expected in zip(rows.samples, whole[one].samples, strict=True):
                 np.testing.assert_array_equal(part, expected)
         assert [set(tensors) for tensors in reader.held] == [left, left], index
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"), [pytest.param(10**6, {"e", "b"}, id="room"), pytest.param(0, set(), id="no room")]
+)
+def test_outputs_come_from_tensors_held_if_there_is_room(room: int, kept: set[str]) -> None:
+    source = graph(BRANCHED.replace("float[N,4] y)", "float[N,4] y, float[N,4] e)"))
+    rng = np.random.default_rng(3)
+    samples = [{"x": rng.standard_normal((rows, 4)).astype(np.float32)} for rows in (6, 9)]
+    shapes = dict.fromkeys("abcdefy", (6, 4))
+    reader = Reader(source, samples, shapes, room, outputs=("y", "e"))
+    reader.read({RowSource("e", 4): 5})
+    assert reader.held[-1].keys() == kept
+    with Session(source) as session:
+        whole = session.run(samples[-1])
+    found = reader.results()
+    assert list(found) == ["y", "e"] and not reader.held
+    for name, array in whole.items():
+        np.testing.assert_array_equal(found[name], array)
 
 
 def test_a_segment_keeps_tensors_that_later_parts_read() -> None:

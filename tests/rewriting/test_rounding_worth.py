@@ -176,14 +176,15 @@ def test_blocks_of_layers_that_gain_are_used_without_those_that_lose(
     ]
     nearest = {name: value * np.float32(1.01) for name, value in own.items()}
     feeds = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
-    found = used(source, feeds, rounded, together, nearest)
+    results = {"y": np.concatenate([feeds["x"] @ own[name] for name in "abc"], axis=1)}
+    found = used(source, feeds, results, rounded, together, nearest)
     assert "".join(one.layer.weight for one in found.layers) == kept
     assert found.nearest == pytest.approx(0.01, rel=0.1)
     assert (found.together <= found.nearest) == bool(kept)
 
 
 def test_the_report_counts_the_layers_that_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def first(model: Model, feeds: object, rounded: Sequence[Rounded], *_: object) -> Used:
+    def first(model: Model, feeds: object, own: object, rounded: Sequence[Rounded], *_: object) -> Used:
         return Used(tuple(rounded[:1]), 0.1, 0.2)
 
     monkeypatch.setattr("rewriter.passes.compensate_rounding.used", first)
@@ -206,18 +207,20 @@ def test_results_that_become_infinite_lose() -> None:
     stored.CopyFrom(source.detached_tensor("w", np.eye(8, dtype=np.float32)))
     feeds = {"x": np.ones((4, 8), np.float32)}
     zeros, given_ = np.zeros((8, 8), np.float16), np.eye(8, dtype=np.float32) * np.float32(1.0004)
-    with network.network(source, feeds, {"w": zeros}, {"w": given_}) as error:
+    with network.network(source, feeds, {"y": np.log(feeds["x"])}, {"w": zeros}, {"w": given_}) as error:
         assert error({"w"}) == np.inf and error(()) < 1e-11  # 1.0004 becomes 1 in FP16
 
 
-def test_one_session_finds_what_three_find(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_session_finds_what_several_find(monkeypatch: pytest.MonkeyPatch) -> None:
     source = weighted("g (float[4,8] x) => (float[4,8] y) { y = MatMul(x, w) }", w=(8, 8))
     (value,) = (source.array(tensor) for tensor in source.proto.graph.initializer)
     feeds = {"x": np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)}
     truncated = (value * np.float32(0.999)).astype(np.float16)
 
+    own = {"y": feeds["x"] @ value}
+
     def errors() -> tuple[float, float]:
-        with network.network(source, feeds, {"w": truncated}, {"w": value}) as error:
+        with network.network(source, feeds, own, {"w": truncated}, {"w": value}) as error:
             return error({"w"}), error(())
 
     fed = errors()

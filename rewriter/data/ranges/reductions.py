@@ -7,7 +7,7 @@ stacked and reduced together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -132,7 +132,7 @@ class Reductions:
 
     def __init__(self, emit: Emitter) -> None:
         self.emit = emit
-        self._scalars: list[_Scalars] = []
+        self._scalars: dict[bool, list[_Scalars]] = {False: [], True: []}
         self._waiting: dict[tuple[int, ...], list[tuple[Key, str]]] = {}
         self._packs: list[Pack] = []
 
@@ -151,19 +151,23 @@ class Reductions:
             self._packs.append(self._reduce_stack(shape, self._waiting.pop(shape)))
 
     def finish(self) -> list[Pack]:
-        """Reduces the waiting tensors, and packs all scalars."""
+        """Reduces the waiting tensors, and packs the other scalars."""
         for shape, waiting in self._waiting.items():
             if len(waiting) >= STACK_LEAST:
                 self._packs.append(self._reduce_stack(shape, waiting))
             else:
                 for key, source in waiting:
                     self._reduce(key, source, shape)
-        return [*self._packs, *self._packed_scalars()]
+        return [*self._packs, *(self._packed(block) for block in self._scalars.values() if block)]
 
     def _reduce(self, key: Key, source: str, shape: tuple[int, ...] | None) -> None:
         high, low, total = (self.emit.add(op, [source], keepdims=0) for op in REDUCTIONS)
         size = self.emit.add("Size", [source]) if shape is None else prod(shape)
-        self._scalars.append(_Scalars(key, high, low, total, size))
+        alike = self._scalars[isinstance(size, str)]
+        alike.append(_Scalars(key, high, low, total, size))
+        if len(alike) == BLOCK:
+            self._packs.append(self._packed(alike))
+            alike.clear()
 
     def _reduce_stack(self, shape: tuple[int, ...], waiting: Sequence[tuple[Key, str]]) -> Pack:
         stacked = self.emit.stack([source for _, source in waiting])
@@ -173,16 +177,10 @@ class Reductions:
         size = self.emit.constant(prod(shape), np.float32)
         return self._pack([key for key, _ in waiting], (high, low, total), size)
 
-    def _packed_scalars(self) -> Iterator[Pack]:
-        """Packs the scalars; tensors whose size is computed are separate."""
-        for kind in (int, str):
-            found = [s for s in self._scalars if isinstance(s.size, kind)]
-            for start in range(0, len(found), BLOCK):
-                block = found[start : start + BLOCK]
-                vectors = [
-                    self.emit.stack(c) for c in zip(*((s.high, s.low, s.total) for s in block), strict=True)
-                ]
-                yield self._pack([s.key for s in block], vectors, self._sizes([s.size for s in block]))
+    def _packed(self, block: Sequence[_Scalars]) -> Pack:
+        """Packs scalars of tensors whose sizes are all known, or all computed."""
+        vectors = [self.emit.stack(c) for c in zip(*((s.high, s.low, s.total) for s in block), strict=True)]
+        return self._pack([s.key for s in block], vectors, self._sizes([s.size for s in block]))
 
     def _sizes(self, sizes: Sequence[int | str]) -> str:
         """Numbers of elements, at least 1, so that the mean of an empty tensor is 0."""

@@ -20,12 +20,14 @@ from rewriter.rewriting.rounding.compensate import FittingData, compensate
 from rewriter.rewriting.rounding.fit import Rounded
 from rewriter.rewriting.rounding.grid import Grid
 from rewriter.rewriting.rounding.layers import Layer, RowSource, Skipped, Types, Window, layers
+from rewriter.rewriting.rounding.rows import Reader
 from rewriter.rewriting.rounding.worth import Worth
 
 __all__ = [
     "FittingData",
     "Grid",
     "Layer",
+    "Reader",
     "Rounded",
     "RowSource",
     "Skipped",

@@ -30,17 +30,22 @@ class Used:
 
 
 def used(
-    model: Model, feeds: Mapping[str, Array], rounded: Sequence[Rounded], together: Weights, given: Weights
+    model: Model,
+    feeds: Mapping[str, Array],
+    own: Mapping[str, Array],
+    rounded: Sequence[Rounded],
+    together: Weights,
+    given: Weights,
 ) -> Used:
     """Returns all layers if the network errs no more with them, else the blocks with which it errs less.
 
     Args:
-        model, feeds, together, given: See `network`.
+        model, feeds, own, together, given: See `network`.
 
     Raises:
         NoKernelError, ArithmeticRunError: the sample does not run; the message names the node.
     """
-    with network(model, feeds, together, given) as error:
+    with network(model, feeds, own, together, given) as error:
         nearest, whole = error(()), error(_names(rounded))
         if whole <= nearest:
             return Used(tuple(rounded), whole, nearest)

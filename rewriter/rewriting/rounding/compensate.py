@@ -95,10 +95,17 @@ class FittingData:
         stored = {tensor.name for tensor in self.model.proto.graph.initializer}
         return max((4 * prod(shape) for name, shape in self.shapes.items() if name not in stored), default=0)
 
-    def reader(self, room: int) -> Reader:
+    def room(self, weights: Weights) -> int:
+        """Bytes of rows that are held at once, and of tensors that are kept between reads."""
+        half = sum(value.nbytes for value in weights.values()) // 2
+        return max(HELD_BYTES, half, self.largest)
+
+    def reader(self, weights: Weights) -> Reader:
         """Returns a reader of the chosen samples that keeps at most `room` bytes between reads."""
-        chosen = Chosen(self.samples, self.chosen)
-        return Reader(self.model, chosen, self.shapes, room // len(self.chosen), self.seed)
+        chosen, outputs = Chosen(self.samples, self.chosen), self.model.proto.graph.output
+        room = self.room(weights) // len(self.chosen)
+        names = tuple(value.name for value in outputs)
+        return Reader(self.model, chosen, self.shapes, room, self.seed, names)
 
     def rows(
         self, reader: Reader, sources: Sequence[RowSource], afterwards: Collection[str]
@@ -130,11 +137,14 @@ class FittingData:
         return any(node.op_type == op for node in leading_to(self.model.proto.graph, [source.tensor]))
 
 
-def compensate(weights: Weights, found: Sequence[Layer], data: FittingData) -> Iterator[Rounded | Skipped]:
+def compensate(
+    weights: Weights, found: Sequence[Layer], data: FittingData, reader: Reader
+) -> Iterator[Rounded | Skipped]:
     """Round every weight that is not on the grid of its type, or report why it is skipped.
 
     Args:
         weights: Values of the layers' weights and biases, float32.
+        reader: Of `data`, for these weights.
 
     Raises:
         ArithmeticRunError: a sample does not run; the message names the node.
@@ -153,10 +163,7 @@ def compensate(weights: Weights, found: Sequence[Layer], data: FittingData) -> I
         yield Skipped(wanted[0].node, reason)
         return
     together = by_sources(wanted)
-    half = sum(value.nbytes for value in weights.values()) // 2
-    room = max(HELD_BYTES, half, data.largest)
-    reader = data.reader(room)
-    groups = list(_groups(list(together), data, room))
+    groups = list(_groups(list(together), data, data.room(weights)))
     for index, group in enumerate(groups):
         afterwards = dict.fromkeys(s.tensor for later in groups[index + 1 :] for key in later for s in key)
         rows = data.rows(reader, list(dict.fromkeys(s for sources in group for s in sources)), [*afterwards])

@@ -31,12 +31,15 @@ be."""
 
 
 @contextmanager
-def network(model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights) -> Iterator[ErrorOf]:
+def network(
+    model: Model, feeds: Mapping[str, Array], own: Mapping[str, Array], together: Weights, given: Weights
+) -> Iterator[ErrorOf]:
     """Makes a function that runs a network with weights rounded in either way: nothing else is rounded.
 
     Args:
         model: Computes in FP32; see `emulation.reference`.
         feeds: A sample that the weights were not fitted to.
+        own: Its results with the network's own weights.
         together: Rounded weights by name, in their lower type.
         given: The same weights in FP32, which the network rounds to nearest; rounded already if no lower
             type is stored (TF32).
@@ -45,11 +48,10 @@ def network(model: Model, feeds: Mapping[str, Array], together: Weights, given: 
         NoKernelError, ArithmeticRunError: the sample does not run; the message names the node.
     """
     if sum(value.nbytes for value in together.values()) <= FED_BYTES:
-        with _fed(model, feeds, together, given) as error:
+        with _fed(model, feeds, own, together, given) as error:
             yield error
         return
     types = {name: helper.np_dtype_to_tensor_dtype(value.dtype) for name, value in together.items()}
-    own = _run(model, feeds)
 
     def error_of(names: Collection[str]) -> float:
         weights = {name: together[name] if name in names else value for name, value in given.items()}
@@ -64,22 +66,22 @@ def _run(model: Model, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 @contextmanager
-def _fed(model: Model, feeds: Mapping[str, Array], together: Weights, given: Weights) -> Iterator[ErrorOf]:
+def _fed(
+    model: Model, feeds: Mapping[str, Array], own: Mapping[str, Array], together: Weights, given: Weights
+) -> Iterator[ErrorOf]:
     """Runs a network in one session: the weights are inputs of it."""
     opened = model.copy()
     graph = opened.proto.graph
-    exact = {t.name: model.array(t) for t in graph.initializer if t.name in together}
     nearest = {name: given[name].astype(value.dtype) for name, value in together.items()}
-    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in exact])
-    refill(graph.input, [value for value in graph.input if value.name not in exact])
-    for name, value in exact.items():
+    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in together])
+    refill(graph.input, [value for value in graph.input if value.name not in together])
+    for name, value in together.items():
         opened.weights.pop(name, None)
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, value.shape))
     with Session(opened) as session:
-        own = session.run({**feeds, **exact})
 
         def error_of(names: Collection[str]) -> float:
-            weights = {name: (together if name in names else nearest)[name] for name in exact}
+            weights = {name: (together if name in names else nearest)[name] for name in together}
             return _error(
                 own, session.run({**feeds, **{n: value.astype(np.float32) for n, value in weights.items()}})
             )

@@ -7,13 +7,14 @@ shapes of a sample and stand in the graph as constants, which load faster than n
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
-from onnx import helper
+from onnx import ValueInfoProto, helper
 
 from rewriter.data.ranges.binades import keep_only
 from rewriter.data.ranges.reductions import Emitter
@@ -84,6 +85,7 @@ class Reader:
         shapes: Shapes for the first sample, where known.
         room: Bytes that may be kept per sample.
         seed: Seed of the choice of rows.
+        outputs: Of the graph, for `results`: tensors that lead to them are kept where there is room for them.
         held: Kept tensors by name, one entry per sample.
     """
 
@@ -92,6 +94,7 @@ class Reader:
     shapes: Shapes
     room: int
     seed: int = 0
+    outputs: tuple[str, ...] = ()
     held: list[dict[str, Array]] = field(default_factory=list)
 
     def read(
@@ -132,12 +135,37 @@ class Reader:
                     found[source].append(_grouped(outputs.pop(name), source, taps))
         return {source: Rows(tuple(arrays)) for source, arrays in found.items()}
 
+    def results(self) -> dict[str, Array]:
+        """Returns the outputs for the last sample, computed from the tensors held, which are released.
+
+        Raises:
+            NoKernelError, ArithmeticRunError: the sample does not run; the message names the node.
+        """
+        held = self.held[-1] if self.held else {}
+        self.held = []
+        (feeds,) = deque(self.samples, maxlen=1)
+        part = segment(self.model.proto.graph, self.outputs, (), held.keys())
+        rest = self.model.copy()
+        rest.proto.graph.input.extend(_inputs({name: held[name].dtype for name in part.given}))
+        keep_only(rest, part.nodes, self.outputs)
+        with Session(rest) as session:
+            return session.run({**feeds, **{name: held[name] for name in part.given}})
+
     def _segment(self, wanted: Collection[str], afterwards: Collection[str]) -> Segment:
         """The part to run; tensors that do not fit are not kept but computed again."""
         held = self.held[0].keys() if self.held else frozenset()
-        part = segment(self.model.proto.graph, wanted, afterwards, held)
-        size = part.size(self.shapes)
-        return part if size is not None and size <= self.room else replace(part, later=())
+        for later in (dict.fromkeys((*afterwards, *self.outputs)), afterwards):
+            part = segment(self.model.proto.graph, wanted, later, held)
+            size = part.size(self.shapes)
+            if size is not None and size <= self.room:
+                return part
+        return replace(part, later=())
+
+
+def _inputs(types: Mapping[str, np.dtype[np.generic]]) -> Iterator[ValueInfoProto]:
+    """Inputs of any shape for tensors of these types."""
+    for name, dtype in types.items():
+        yield helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), None)
 
 
 def _grouped(array: Array, source: RowSource, taps: Taps | None) -> Array:
@@ -188,10 +216,7 @@ def _instrumented(
         for tensor in tensors:
             gathered.update((source, gather.rows(source)) for source in wanted.get(tensor, ()))
 
-    graph.input.extend(
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(dtype), None)
-        for name, dtype in given.items()
-    )
+    graph.input.extend(_inputs(given))
     choose(value.name for value in graph.input)
     for node in part.nodes:
         emit.nodes.append(node)
