@@ -9,7 +9,7 @@ import pytest
 from graphs import graph
 
 from rewriter.figures.outputs import OutputComparison, compare
-from rewriter.figures.probabilities import Probabilities, probabilities
+from rewriter.figures.probabilities import Probabilities, finds_nothing, probabilities
 from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.model import Array
 from rewriter.verification.judge import Standard
@@ -189,3 +189,99 @@ def test_no_single_row_moves_by_more_than_a_tenth(moved: float, passed: bool) ->
     others[0] += [-moved, moved, 0.0]
     found = judged(rows, others).probability
     assert found is not None and found.passed is passed
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "classes"),
+    [
+        pytest.param("y = Softmax(x)", 13, -1, id="the default axis is the last from operator set 13 on"),
+        pytest.param("y = Softmax(x)", 12, None, id="and joined axes from the second one before"),
+        pytest.param("y = Softmax<axis = 2>(x)", 12, -1, id="unless it was the last"),
+        pytest.param("y = Softmax<axis = -1>(x)", 12, -1, id="counted from the end"),
+        pytest.param("y = Softmax<axis = 0>(x)", 13, -3, id="the first axis"),
+        pytest.param("y = Softmax<axis = 0>(x)", 12, None, id="all axes joined"),
+        pytest.param("y = LogSoftmax<axis = 1>(x)", 13, -2, id="logarithms"),
+        pytest.param("s = Softmax(x) y = Reshape(s, t)", 13, None, id="elements moved"),
+        pytest.param("y = Sigmoid(x)", 13, None, id="each value stands alone"),
+    ],
+)
+def test_the_axis_of_the_classes(text: str, opset: int, classes: int | None) -> None:
+    form = "<int64[2] t = {6, 4}>" if "Reshape" in text else ""
+    shape = "6,4" if form else "2,3,4"
+    source = graph(f"g (float[2,3,4] x) => (float[{shape}] y) {form} {{ {text} }}", opset=opset)
+    assert probabilities(source)["y"].classes == classes
+
+
+def test_the_axis_of_an_output_of_unknown_rank_is_unknown_unless_counted_from_the_end() -> None:
+    first = graph("g (float x) => (float y) { y = Softmax<axis = 1>(x) }")
+    last = graph("g (float x) => (float y) { y = Softmax(x) }")
+    for model, classes in ((first, None), (last, -1)):
+        model.proto.graph.output[0].type.tensor_type.ClearField("shape")
+        model.proto.graph.input[0].type.tensor_type.ClearField("shape")
+        assert probabilities(model)["y"].classes == classes
+
+
+ALONE, LOGARITHMS = Probabilities("Sigmoid"), Probabilities("LogSoftmax", logarithms=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "nothing"),
+    [
+        pytest.param(0.0099, ALONE, True, id="below what a threshold would pass"),
+        pytest.param(0.01, ALONE, False, id="as much"),
+        pytest.param(0.0, SOFTMAX, False, id="rows of classes: one of them is always found"),
+        pytest.param(-1.0, LOGARITHMS, False, id="logarithms are all below 0"),
+        pytest.param(0.0, None, False, id="an output that is no probability"),
+    ],
+)
+def test_a_sample_in_which_nothing_is_found(value: float, kind: Probabilities | None, nothing: bool) -> None:
+    outputs = {"y": np.asarray([0.0, value]), "count": np.asarray([7])}
+    assert finds_nothing(outputs, {"y": kind} if kind else {}) is nothing
+
+
+def test_all_scores_have_to_be_small_and_there_has_to_be_one() -> None:
+    kinds = {"a": ALONE, "b": ALONE}
+    low, high, none = np.asarray([0.001]), np.asarray([0.5]), np.zeros(0)
+    assert finds_nothing({"a": low, "b": low}, kinds) and not finds_nothing({"a": low, "b": high}, kinds)
+    assert finds_nothing({"a": low, "b": none}, kinds), "no score is no finding"
+    assert not finds_nothing({}, kinds) and not finds_nothing({"n": np.asarray([0])}, kinds)
+
+
+@pytest.mark.parametrize(("share", "decided"), [(0.1, True), (0.11, False)])
+def test_two_classes_within_a_tenth_are_a_tie(share: float, decided: bool) -> None:
+    """0.5 and 0.45 are; the others share the rest."""
+    row = np.array([[0.5, 0.5 * (1.0 - share), 0.5 * share]])
+    found = judged(row, row[:, [1, 0, 2]]).probability
+    assert found is not None and (found.top_1, found.decided) == (0.0, decided)
+
+
+@pytest.mark.parametrize(
+    ("moved", "passed"), [pytest.param(0.0099, True, id="0.01"), pytest.param(0.0101, False, id="beyond")]
+)
+def test_a_hundredth_is_allowed_in_fp16(moved: float, passed: bool) -> None:
+    """Of the mean distance of rows, and of a value that stands alone."""
+    rows = judged(SURE, SURE + moved * np.array([-1.0, 0.5, 0.5])).probability
+    assert rows is not None and rows.mean == pytest.approx(moved) and rows.passed is passed
+    alone = judged(np.array([0.5, 0.05]), np.array([0.5 + moved, 0.05]), SIGMOID).probability
+    assert alone is not None and alone.mean is None and alone.passed is passed
+    assert alone.excess == pytest.approx(moved / 0.01)
+    assert str(alone) == f"largest difference {moved:.2g}, 0.01 allowed"
+
+
+def test_the_words_for_rows_that_are_no_tie() -> None:
+    found = judged(SURE, SURE[::-1]).probability
+    assert found is not None and found.top_1 == 0.0
+    assert str(found) == (
+        "mean distance of the rows 0.8, 0.01 allowed, at most 0.8, 0.1 allowed, "
+        "the same best class in 0 of the rows, and not by ties alone"
+    )
+
+
+def test_one_class_makes_no_rows() -> None:
+    found = judged(np.array([[1.0], [1.0]]), np.array([[1.0], [0.999]])).probability
+    assert found is not None and (found.top_1, found.mean, found.areas) == (None, None, None)
+
+
+def test_a_fair_output_without_an_excuse_says_nothing() -> None:
+    assert judged(SURE, SURE).fair_text == "" and judged(SURE, SURE).is_fair
+    assert judged(SURE, np.where(SURE > 0.85, np.nan, SURE)).fair_text == ""
