@@ -229,6 +229,19 @@ def test_the_excess_is_the_error_over_the_tolerance(error: float, tolerance: flo
     assert OutputComparison("y", error, 1.0, 1.0, False, tolerance).excess == math.inf
 
 
+def test_figures_of_what_is_not_finite_are_the_worst() -> None:
+    broken = Pair(floats(1, 2), floats(1, NAN))
+    assert (broken.squares, broken.cosine, broken.psnr) == ((math.inf, 1.0), 0.0, -math.inf)
+    assert (broken.relative_l2, broken.max_abs) == (math.inf, math.inf)
+    assert Pair(floats(3, 4), floats(3, 5)).squares == (1.0, 25.0)
+
+
+def test_the_smallest_normal_number_still_has_a_relative_error() -> None:
+    smallest = float(np.finfo(np.float32).tiny)
+    assert one(floats(smallest), floats(smallest)).note == ""
+    assert one(floats(smallest / 2), floats(smallest / 2)).note != ""
+
+
 def test_a_failed_output_is_worse_than_one_with_a_larger_error() -> None:
     excused = one(floats(1), floats(1.5), tolerance=1.0)
     failed = one(floats(1), floats(1.25), tolerance=0.1)
