@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 from graphs import graph
 
+from rewriter.figures.maps import MapError
 from rewriter.figures.outputs import OutputComparison, compare
-from rewriter.figures.probabilities import Probabilities, finds_nothing, probabilities
+from rewriter.figures.probabilities import (
+    Probabilities,
+    ProbabilityError,
+    finds_nothing,
+    probabilities,
+)
 from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.model import Array
 from rewriter.verification.judge import Standard
@@ -285,3 +291,36 @@ def test_one_class_makes_no_rows() -> None:
 def test_a_fair_output_without_an_excuse_says_nothing() -> None:
     assert judged(SURE, SURE).fair_text == "" and judged(SURE, SURE).is_fair
     assert judged(SURE, np.where(SURE > 0.85, np.nan, SURE)).fair_text == ""
+
+
+def error(difference: float, mean: float | None, areas: MapError | None = None) -> ProbabilityError:
+    return ProbabilityError("it is one", difference, mean, 0.01, None, True, areas)
+
+
+@pytest.mark.parametrize(
+    ("found", "passed"),
+    [
+        pytest.param(error(0.01, None), True, id="a value"),
+        pytest.param(error(0.05, 0.01), True, id="the mean of rows"),
+        pytest.param(error(0.1, 0.001), True, id="a single row"),
+        pytest.param(error(0.5, None, MapError(0.01, 0.1)), True, id="a map"),
+        pytest.param(error(0.01, None, MapError(1.0, 1.0)), True, id="the values of a map"),
+        pytest.param(replace(error(0.0, 0.0), decided=False), False, id="another best class, however close"),
+    ],
+)
+def test_what_is_just_allowed_passes(found: ProbabilityError, passed: bool) -> None:
+    assert found.passed is passed
+
+
+def test_a_map_is_spoken_of_as_one_where_its_values_alone_would_fail() -> None:
+    areas = MapError(0.004, 0.02)
+    assert str(error(0.01, None, areas)) == "largest difference 0.01, 0.01 allowed"
+    assert str(error(0.02, None, areas)) == (
+        "0.004 of the map's area differs, 0.01 allowed; "
+        "beyond the values around a pixel at most 0.02, 0.1 allowed"
+    )
+
+
+def test_rows_of_zeros_are_decided() -> None:
+    found = judged(np.zeros((2, 3)), np.zeros((2, 3))).probability
+    assert found is not None and found.decided and found.top_1 == 1.0
