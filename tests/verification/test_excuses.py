@@ -13,7 +13,7 @@ from graphs import graph
 from rewriter.figures.outputs import OutputComparison
 from rewriter.verification.arithmetic_checks import allowing, as_fp32, check_tf32, excused
 from rewriter.verification.expected import Expected
-from rewriter.verification.verdict import Check, MetricValue, Verdict, log_lines
+from rewriter.verification.verdict import Check, MetricValue
 
 
 def output(name: str, error: float, tolerance: float = 5e-3) -> OutputComparison:
@@ -103,63 +103,5 @@ def test_a_failed_tf32_check_says_how_to_avoid_tf32(value: float, hint: bool) ->
     assert ("--noTF32" in check.summary) is hint
 
 
-@pytest.mark.parametrize(
-    ("value", "allowed", "met", "excess"),
-    [
-        pytest.param(45.0, 40.0, True, 0.0, id="met"),
-        pytest.param(30.0, 40.0, False, 1.25, id="a quarter below"),
-        pytest.param(0.5, 0.0, False, 1.5, id="the unit of a limit of 0 is 1"),
-        pytest.param(-30.0, -20.0, False, 1.5, id="negative limits"),
-        pytest.param(-math.inf, 40.0, False, math.inf, id="NaN"),
-    ],
-)
-def test_the_excess_of_a_metric(value: float, allowed: float, met: bool, excess: float) -> None:
-    found = MetricValue("psnr", value, allowed, met)
-    assert found.excess == pytest.approx(excess)
-    assert replace(failed(output("y", 0.015)), value=found).error == pytest.approx(excess)
-
-
 def test_the_error_of_a_check_is_that_of_its_worst_output() -> None:
     assert failed(output("y", 0.015), output("z", 0.03)).error == pytest.approx(6.0)
-    assert failed().error == math.inf, "nothing could be compared"
-
-
-MADE, FAILED, MISSING = Check("run", True, ""), Check("build", False, ""), Check("tf32", None, "")
-
-
-@pytest.mark.parametrize(
-    ("checks", "passed"),
-    [
-        pytest.param((MADE,), True, id="passed"),
-        pytest.param((MADE, MISSING), True, id="one could not be made"),
-        pytest.param((MADE, FAILED), False, id="one failed"),
-        pytest.param((MISSING,), False, id="none was made"),
-        pytest.param((), False, id="none was asked for"),
-    ],
-)
-def test_a_verdict_needs_a_check_that_passed_and_none_that_failed(
-    checks: tuple[Check, ...], passed: bool
-) -> None:
-    assert Verdict(checks).passed is passed
-
-
-@pytest.mark.parametrize(
-    ("check", "compared"),
-    [
-        pytest.param(replace(MADE, outputs=(output("y", 0.0),)), True, id="outputs"),
-        pytest.param(replace(MADE, value=MetricValue("psnr", 45.0, 40.0, True)), True, id="a metric"),
-        pytest.param(replace(FAILED, outputs=(output("y", 1.0),)), True, id="outputs that are wrong"),
-        pytest.param(MADE, False, id="a build alone"),
-        pytest.param(replace(MISSING, outputs=(output("y", 0.0),)), False, id="a check that was not made"),
-    ],
-)
-def test_a_verdict_knows_if_results_were_compared(check: Check, compared: bool) -> None:
-    assert Verdict((Check("build", True, ""), check)).compared is compared
-
-
-def test_the_last_fifteen_lines_of_a_log_are_reported() -> None:
-    log = "\n".join(
-        ["", *(f"line {number}" for number in range(20)), "  ", "Traceback (most recent call last):"]
-    )
-    assert log_lines(log + "\n  File x") == tuple(f"log: line {number}" for number in range(5, 20))
-    assert log_lines("native\nFatal Python error: Segmentation fault\nStack") == ("log: native",)
