@@ -42,6 +42,7 @@ NORM = """
     <float[1] s = {1.0}, float[1] b = {0.0}, float[1] mean = {8.0}, float[1] var = {0.0}> {
         y = BatchNormalization(x, s, b, mean, var)
     }"""
+TINY = "g (float[3,1] x) => (float[3,2] y) <float[1,2] w = {1e-6, 3e-6}> { y = MatMul(x, w) }"
 LOGITS = "g (float[2,8] s) => (float[2,8] y) { y = Softmax<axis = -1>(s) }"
 ANGLE = "g (int64[4] n) => (float[4] y) { x = Cast<to = 1>(n) y = Sin(x) }"
 PAIR = "g (float[2] x) => (float[2] y) { h = Cast<to = 10>(x) b = Cast<to = 1>(h) y = Neg(b) }"
@@ -176,6 +177,10 @@ TABLE: list[tuple[str, str, Ranges, str, str]] = [
         "",
         "the smaller operand counts",
     ),
+    ("weights", TINY, {}, "warning y", "subnormal weights"),
+    ("weights", TINY, {"w": (1e-6, 3e-6)}, "warning y", "as measured"),
+    ("weights", TINY, {"w": mean(0.01)}, "", "their measured norm excludes a loss"),
+    ("weights", TINY, {"w": mean(above(LARGEST))}, "warning y", "a range that excludes nothing"),
     ("large_logits", LOGITS, {"s": (-1e9, 2048.0)}, "", "whole numbers are exact up to 2048"),
     ("large_logits", LOGITS, {"s": (-1e9, 2049.0)}, "note y", "and not beyond"),
     ("phase", ANGLE, {"x": (0, 4.0)}, "", "an angle of 4"),

@@ -241,6 +241,11 @@ class TestAccumulation:
                 id="a Gemm of three ones",
             ),
             pytest.param(
+                "g (float[2,3] x) => (float[2] y) <float[3] w = {1,1,1}> { y = MatMul(x, w) }",
+                "note y",
+                id="a vector of three ones",
+            ),
+            pytest.param(
                 "g (float[1,2,4,4] x) => (float[1,1,6,6] y)"
                 " <float[2,1,3,3] w = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> { y = ConvTranspose(x, w) }",
                 "warning y",
@@ -376,6 +381,12 @@ class TestLoss:
             pytest.param("lost_epsilon", {"m": (0.5, 9)}, "note", id="far above the epsilon"),
             pytest.param("lost_epsilon", {"m": (1e-6, 9)}, "warning", id="near it"),
             pytest.param("lost_epsilon", {"m": (0, 9)}, "error", id="division by zero"),
+            pytest.param("lost_epsilon", {"m": (2.0**-14, 9)}, "note", id="all values are normal"),
+            pytest.param("lost_epsilon", {"m": (0.99 * 2.0**-14, 9)}, "warning", id="one is not"),
+            pytest.param("lost_epsilon", {"m": (2.0**-25, 9)}, "warning", id="none becomes zero"),
+            pytest.param("lost_epsilon", {"m": (0.99 * 2.0**-25, 9)}, "error", id="one becomes zero"),
+            pytest.param("unfused_norm", {"s": (0, 32752)}, "note", id="squares at the limit"),
+            pytest.param("unfused_norm", {"s": (0, 65504)}, "warning", id="the largest square"),
             pytest.param("unfused_norm", {"s": (0, 9)}, "note", id="squares in range"),
             pytest.param("unfused_norm", {"s": (0, 4e4)}, "warning", id="squares near the limit"),
             pytest.param("unfused_norm", {"s": (0, 1e6)}, "error", id="squares beyond it"),
@@ -385,6 +396,18 @@ class TestLoss:
         known: Ranges = dict.fromkeys("xsmary", (0.1, 1.0))
         hazards = said(rule, self.NORM, {**known, **ranges}).split(", ")
         assert {hazard.split()[0] for hazard in hazards} == {expected}
+
+    @pytest.mark.parametrize(
+        ("tensor", "words"),
+        [
+            pytest.param("s", "squares inside the decomposed", id="a square"),
+            pytest.param("m", "values inside the decomposed", id="a mean"),
+        ],
+    )
+    def test_a_norm_names_what_overflows(self, tensor: str, words: str) -> None:
+        known: Ranges = {**dict.fromkeys("xsmary", (0.1, 1.0)), tensor: (0.0, 1e6)}
+        reasons = {h.reason for h in SCANNED["unfused_norm"](surveyed(self.NORM, known))}
+        assert all(reason.startswith(words) and "exceed 65504" in reason for reason in reasons)
 
 
 class TestAttention:

@@ -30,7 +30,7 @@ from rewriter.model import facts as tensor_facts
 from rewriter.verification.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
 from rewriter.verification.locate.bisection import Bisection, Marked
 from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
-from rewriter.verification.locate.runs import EngineBuild, Run
+from rewriter.verification.locate.runs import EngineBuild, Exact, Run
 
 # -- the search alone ---------------------------------------------------------------------------
 
@@ -258,6 +258,9 @@ def test_nothing_is_located_in_equal_models() -> None:
     assert (found.first, found.chain, found.builds) == (None, (), 0)
     assert [step.error for step in found.outputs] == [0.0]
     assert build.marked == [(), ()]
+    assert (found.discarded, found.spread, found.moved) == (0, 0.0, 0.0)
+    once = locate_with(network(), network(), SAMPLES, build, LocateOptions(builds=1))
+    assert once.spread == 0.0, "one build differs from no other"
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
@@ -268,6 +271,7 @@ def test_a_planted_fault_is_found(layer: int) -> None:
     assert found.builds <= 6
     assert all(step.error == 0.0 for step in found.right)
     assert found.chain[0] == found.first
+    assert found.moved == 0.0
     assert found.chain[-1].tensor == "y"
     assert all(step.error is not None and step.error > 0 for step in found.chain)
 
@@ -404,6 +408,34 @@ def test_tensors_of_one_name_and_shape_are_shared(mine: str, yours: str, shared:
     models = [graphs.graph(f"g ({kind} x) => ({kind} y) {{ y = Neg(x) }}") for kind in (mine, yours)]
     facts = (tensor_facts.infer(models[0]), tensor_facts.infer(models[1]))
     assert bool(line_up(models[0], models[1], facts).tensors) is shared
+
+
+def test_unknown_shapes_may_be_equal() -> None:
+    known, unknown = (graphs.graph("g (float[2,8] x) => (float[2,8] y) { y = Neg(x) }") for _ in range(2))
+    for value in (*unknown.proto.graph.input, *unknown.proto.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    for models in ((known, unknown), (unknown, known), (unknown, unknown)):
+        facts = (tensor_facts.infer(models[0]), tensor_facts.infer(models[1]))
+        assert [t.name for t in line_up(models[0], models[1], facts).tensors] == ["y"]
+
+
+def test_errors_are_relative_to_all_samples_together() -> None:
+    doubled = graphs.graph("g (float[2] x) => (float[2] y) { y = Add(x, x) }")
+    feeds = [{"x": np.array(values, np.float32)} for values in ([1.5, 2.0], [0.0, 6.0])]
+    given: list[Mapping[str, Array]] = [{"y": np.array(v)} for v in ([3.0, 5.0], [2.0, 12.0])]
+    exact = Exact(doubled, feeds, {})
+    values = [lambda one=one: one for one in given]
+    assert exact.errors({"y": "y"}, values) == {"y": pytest.approx(math.sqrt((1 + 4) / (25 + 144)))}
+    assert exact.errors({"y": "y"}, values[:1]) == {"y": pytest.approx(math.sqrt(1 / 25))}
+    assert exact.errors({"z": "y"}, values) == {}
+    scaled = Exact(doubled, feeds, {"y": -1})
+    assert scaled.errors({"y": "y"}, [lambda: {"y": np.array([1.5, 2.0])}]) == {"y": 0.0}
+
+
+def test_an_error_of_zeros_is_absolute() -> None:
+    zero = graphs.graph("g (float[2] x) => (float[2] y) { y = Sub(x, x) }")
+    exact = Exact(zero, [{"x": np.ones(2, np.float32)}], {})
+    assert exact.errors({"y": "y"}, [lambda: {"y": np.array([0.0, 0.5])}]) == {"y": 0.5}
 
 
 FOLDED = """
