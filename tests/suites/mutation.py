@@ -182,8 +182,9 @@ def survivors_of(drawn: list[Mutant], reaching: ReachingTests, folder: Path, sec
     survivors = []
     for number, mutant in enumerate(drawn, 1):
         tests = reaching.of(mutant.places, seconds)
-        # what a test took was measured with coverage; a busy machine and a cold start are allowed for
-        noticed = bool(tests) and is_noticed(mutant, tests, folder, 60 + 10 * seconds)
+        # what they took was measured with coverage; a busy machine and a cold start are allowed for
+        limit_s = 60 + 10 * sum(reaching.seconds[test] for test in tests)
+        noticed = bool(tests) and is_noticed(mutant, tests, folder, limit_s)
         survivors += [] if noticed else [mutant]
         outcome = "noticed" if noticed else f"SURVIVED {len(tests)} tests"
         print(f"{number}/{len(drawn)} {outcome} {mutant}", flush=True)  # noqa: T201

@@ -10,14 +10,17 @@ from graphs import apply, graph, with_weights
 from onnx import numpy_helper
 
 from rewriter.base import Context
+from rewriter.figures.outputs import OutputComparison
 from rewriter.figures.tolerances import Tolerance
 from rewriter.model import Array, Model, load
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.plan import Plan
+from rewriter.verification import arithmetic_checks
 from rewriter.verification.arithmetic_checks import check_emulation, check_structure, check_tf32
 from rewriter.verification.expected import Expected, expected_outputs
 from rewriter.verification.judge import Standard
+from rewriter.verification.verdict import Check
 
 DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
 
@@ -212,3 +215,19 @@ def test_a_structure_check_adds_up_what_its_passes_allow() -> None:
     )
     exact = check_structure(Expected(expected, expected), graph(DOUBLED), [], [sample])
     assert exact.summary == "FP32 result is bit-equal"
+
+
+@pytest.mark.parametrize(
+    ("errors", "passed", "words"),
+    [
+        pytest.param([(0.09, 0.1), (0.05, 0.01)], False, "largest error 0.05, NOT within 0.01", id="beyond"),
+        pytest.param([(0.09, 0.1), (0.005, 0.01)], True, "largest error 0.09, within 0.1", id="within"),
+        pytest.param([(0.05, 0.01)], True, "largest error 0.05, beyond 0.01", id="excused"),
+        pytest.param([(0.0, 0.0)], True, "largest error 0, within 0.005", id="bit-equal"),
+    ],
+)
+def test_the_error_that_is_shown_is_the_one_closest_to_its_tolerance(
+    errors: list[tuple[float, float]], passed: bool, words: str
+) -> None:
+    outputs = tuple(OutputComparison("y", error, 1.0, 1.0, True, allowed) for error, allowed in errors)
+    assert arithmetic_checks._largest_error(Check("emulation", passed, "", outputs), 5e-3) == words
