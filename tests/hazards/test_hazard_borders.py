@@ -179,6 +179,8 @@ TABLE: list[tuple[str, str, Ranges, str, str]] = [
     ),
     ("weights", TINY, {}, "warning y", "subnormal weights"),
     ("weights", TINY, {"w": (1e-6, 3e-6)}, "warning y", "as measured"),
+    ("weights", TINY, {"w": mean(5.9e-5)}, "warning y", "subnormals may err by a thousandth of 5.9e-5"),
+    ("weights", TINY, {"w": mean(6.0e-5)}, "", "and by less of 6e-5"),
     ("weights", TINY, {"w": mean(0.01)}, "", "their measured norm excludes a loss"),
     ("weights", TINY, {"w": mean(above(LARGEST))}, "warning y", "a range that excludes nothing"),
     ("large_logits", LOGITS, {"s": (-1e9, 2048.0)}, "", "whole numbers are exact up to 2048"),
