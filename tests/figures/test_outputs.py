@@ -125,6 +125,15 @@ class TestRowsAsSets:
     def test_a_different_set_of_rows_fails(self) -> None:
         assert not self.passed(detections(seed=7))
 
+    def test_outputs_count_in_units_of_their_own(self) -> None:
+        """Boxes in pixels are alike and noisy, so that the scores tell which is which."""
+        rng = np.random.default_rng(0)
+        scores, order = rng.random((1, 40)), rng.permutation(40)
+        boxes = [1000.0 + 0.3 * rng.standard_normal((1, 40, 4)) for _ in range(2)]
+        expected = {"boxes": boxes[0], "scores": scores}
+        actual = {"boxes": boxes[1], "scores": scores[:, order]}
+        assert all(c.passed for c in compare(expected, actual, 1e-3, as_sets=True))
+
     def test_two_rows_of_forty_may_differ(self) -> None:
         actual = permuted(detections())
         actual["boxes"][:, :2] += 1
@@ -295,6 +304,7 @@ def test_non_finite_values_are_found_except_equal_infinities() -> None:
 def test_figures_of_small_outputs(shape: tuple[int, ...]) -> None:
     found = statistics("y", Pair(np.ones(shape, np.float32), np.ones(shape, np.float32)))
     assert (found.relative_l2, found.max_abs, found.psnr) == (0.0, 0.0, math.inf)
+    assert (found.sample, found.build) == (0, 0), "of the only one"
 
 
 def test_integers_and_booleans_have_figures() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -324,3 +325,9 @@ def test_a_map_is_spoken_of_as_one_where_its_values_alone_would_fail() -> None:
 def test_rows_of_zeros_are_decided() -> None:
     found = judged(np.zeros((2, 3)), np.zeros((2, 3))).probability
     assert found is not None and found.decided and found.top_1 == 1.0
+
+
+def test_probabilities_are_not_compared_where_nan_or_another_metric_decides() -> None:
+    assert judged(SURE, np.where(SURE > 0.85, np.nan, SURE)).probability is None
+    (free,) = compare({"y": SURE}, {"y": SURE}, math.inf, kinds={"y": SOFTMAX})
+    assert free.probability is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from rewriter.verification.build_check import (
     judged_report,
 )
 from rewriter.verification.expected import selects_rows
-from rewriter.verification.judge import Judged
+from rewriter.verification.judge import Judged, Standard, weigh
 from rewriter.verification.run_check import run_check
 
 HALF = int(TensorProto.FLOAT16)
@@ -238,3 +239,14 @@ def test_a_build_check_knows_how_long_it_took(tmp_path: Path) -> None:
     ):
         start = time.perf_counter()
         assert 0.0 <= check(timeout_s=60.0).seconds <= time.perf_counter() - start
+
+
+@pytest.mark.parametrize(("metric", "value"), [("relative-l2", 0.0), ("psnr", math.inf)])
+def test_a_sample_without_outputs_has_no_error(metric: str, value: float) -> None:
+    found = weigh([{}], [{}], Standard(Tolerance(0.1, metric, "a test")))
+    assert (found.value, found.passed, found.comparisons) == (value, True, ())
+
+
+@pytest.mark.parametrize(("metric", "worst"), [("relative-l2", math.inf), ("psnr", -math.inf)])
+def test_without_a_sample_nothing_is_as_it_should_be(metric: str, worst: float) -> None:
+    assert weigh([], [], Standard(Tolerance(0.1, metric, "a test"))).value == worst
