@@ -8,12 +8,15 @@ from collections.abc import Mapping
 import graphs
 from onnx import TensorProto
 
+from rewriter.base import Target
 from rewriter.graph import open_graphs
-from rewriter.hazards import RULES, PrecisionRequest, Survey
+from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest, Survey
+from rewriter.hazards.kinds import KINDS
 from rewriter.model import facts
 from rewriter.plan import Range
 
 NAMES = {rule.__name__: rule for rule in RULES}
+SCANNED = {rule.__name__: rule for rule in SCAN_RULES}
 
 Ranges = Mapping[str, Range | tuple[float, float]]
 
@@ -54,3 +57,27 @@ def found(
     """Outputs of the nodes of one graph that a rule of `fix` names, sorted."""
     survey = surveyed(text, ranges, request=request, mixed=mixed, opset=opset, scope=scope)
     return " ".join(sorted({h.node.output[0] for h in NAMES[rule](survey)}))
+
+
+def said(
+    rule: str,
+    text: str,
+    ranges: Ranges | None = None,
+    *,
+    low: int = TensorProto.FLOAT16,
+    mixed: bool = False,
+    opset: int = 17,
+    target: str = "tensorrt",
+) -> str:
+    """`severity output` of each hazard in the main graph, sorted."""
+    request = PrecisionRequest(low, target=Target.parse(target))
+    survey = surveyed(text, ranges, request=request, mixed=mixed, opset=opset)
+    hazards = list(SCANNED[rule](survey))
+    assert {h.rule for h in hazards} <= KINDS.keys()
+    return ", ".join(sorted({f"{h.severity or KINDS[h.rule].severity} {h.node.output[0]}" for h in hazards}))
+
+
+def one(op: str, *, shape: str = "4,64", result: str = "4,64", **attributes: object) -> str:
+    """A graph of one operator from x to y; attributes as onnx.parser writes them."""
+    given = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    return f"g (float[{shape}] x) => (float[{result}] y) {{ y = {op}{f'<{given}>' if given else ''}(x) }}"

@@ -21,10 +21,10 @@ def assignment(cost: Array) -> Array:
     """
     size = len(cost)
     of_rows, of_columns = np.zeros(size), cost.min(axis=0)  # dual prices: no cost is less than their sum
-    column_of, row_of = np.full(size, -1), np.full(size, -1)
+    column_of, row_of = np.zeros(size, np.int64), np.full(size, -1)  # -1: the column is free
     for start in range(size):
-        distance, parent = np.full(size, np.inf), np.full(size, -1)
-        open_, row, length, column = np.ones(size, bool), start, 0.0, -1
+        distance, parent = np.full(size, np.inf), np.zeros(size, np.int64)
+        open_, row, length, column = np.ones(size, bool), start, 0.0, start
         while row >= 0:
             through = length + cost[row] - of_rows[row] - of_columns
             shorter = open_ & (through < distance)

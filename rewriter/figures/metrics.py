@@ -90,7 +90,7 @@ def detections(expected: Outputs, actual: Outputs) -> float:
 
     Other outputs are compared element by element.
     """
-    found = compare(expected, actual, -1.0, as_sets=True)  # no error is below 0: all rows are matched
+    found = compare(expected, actual, -math.inf, as_sets=True)  # no error is that small: all rows are matched
     return max((c.relative_l2 if c.finite else math.inf for c in found), default=0.0)
 
 

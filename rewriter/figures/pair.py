@@ -103,8 +103,8 @@ class Pair:
 
 def relative_l2(expected: Array, actual: Array) -> float:
     """||actual - expected|| / ||expected|| of finite arrays of one size; see `Pair.relative_l2`."""
-    reference = expected.astype(np.float64).reshape(-1)
-    difference = actual.astype(np.float64).reshape(-1) - reference
+    reference = expected.astype(np.float64).ravel()
+    difference = actual.astype(np.float64).ravel() - reference
     scale = float(np.linalg.norm(reference))
     return float(np.linalg.norm(difference)) / (scale or 1.0)
 

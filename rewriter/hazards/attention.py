@@ -101,21 +101,21 @@ def linear_attention(survey: Survey) -> Iterator[Hazard]:
     https://github.com/NVIDIA/TensorRT/issues/3893
     """
     for node in survey.nodes:
-        if not of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input[:2]):
+        if not of_activations(survey, node) or any(_is_softmax(survey, t) for t in node.input):
             continue
         readers = survey.downstream(node.output[0], lambda n: n.op_type in BEFORE_SOFTMAX)
         second = next((n for _, n in readers if n is not node and of_activations(survey, n)), None)
-        if second is not None and not any(_is_softmax(survey, t) for t in second.input[:2]):
+        if second is not None and not any(_is_softmax(survey, t) for t in second.input):
             reason = f"{label(node)} sums over the tokens, and {label(second)} reads it without a Softmax"
             yield survey.hazard(node, "linear-attention", reason, node.output[0])
 
 
 def of_activations(survey: Survey, node: NodeProto) -> bool:
     """True for a MatMul of two computed tensors that sums more than one term."""
-    if node.op_type != "MatMul" or any(survey.is_constant(t) for t in node.input[:2]):
+    if node.op_type != "MatMul" or any(survey.is_constant(t) for t in node.input):
         return False
     shape = survey.graph.shape(node.input[0])
-    computed = all(survey.producer(t) is not None for t in node.input[:2])
+    computed = all(survey.producer(t) is not None for t in node.input)
     return computed and (shape is None or shape[-1:] != (1,))
 
 

@@ -131,13 +131,9 @@ def _quantized_pairs(survey: Survey) -> Iterator[tuple[NodeProto, NodeProto]]:
 
 def absorb(survey: Survey, found: dict[int, Hazard]) -> None:
     """Add cheap nodes that have only FP32 around them to the island: two borders become none."""
-    queue = [node for node in survey.nodes if id(node) not in found]
-    while queue:
-        node = queue.pop()
-        if id(node) in found or node.op_type not in CHEAP or not _surrounded(survey, node, found):
-            continue
-        found[id(node)] = Hazard(node, BETWEEN, "all its neighbours are in FP32")
-        queue.extend(n for n in _neighbours(survey, node) if id(n) not in found)
+    for node in survey.nodes:  # once: a neighbour of one that is absorbed was FP32 before
+        if id(node) not in found and node.op_type in CHEAP and _surrounded(survey, node, found):
+            found[id(node)] = Hazard(node, BETWEEN, "all its neighbours are in FP32")
 
 
 def _surrounded(survey: Survey, node: NodeProto, found: Mapping[int, Hazard]) -> bool:

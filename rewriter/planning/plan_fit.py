@@ -112,7 +112,7 @@ class _Nodes:
     def _near(self, decision: Decision) -> str:
         known: Iterable[str] = self.by_key if decision.key else self.by_name
         wanted = decision.key or decision.node
-        return next(iter(difflib.get_close_matches(wanted, list(known), n=1, cutoff=LIKENESS)), "")
+        return next(iter(difflib.get_close_matches(wanted, list(known), cutoff=LIKENESS)), "")
 
 
 def _index(model: Model, facts: Facts, plan: Plan) -> _Nodes:

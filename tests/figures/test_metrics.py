@@ -68,6 +68,56 @@ def test_a_single_number_is_a_row_of_one() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "tolerance", "met"),
+    [
+        pytest.param("relative-l2", 0.5, 0.5, True, id="an error at its limit"),
+        pytest.param("relative-l2", 0.51, 0.5, False, id="an error beyond it"),
+        pytest.param("psnr", 40.0, 40.0, True, id="a quality at its limit"),
+        pytest.param("psnr", 39.9, 40.0, False, id="a quality below it"),
+    ],
+)
+def test_the_tolerance_itself_is_met(name: str, value: float, tolerance: float, met: bool) -> None:
+    assert METRICS[name].meets(value, tolerance) is met
+
+
+@pytest.mark.parametrize(("name", "worst"), [("max-abs", 3.0), ("psnr", 1.0)])
+def test_the_worst_of_some_values(name: str, worst: float) -> None:
+    assert METRICS[name].worst_of([2.0, 3.0, 1.0]) == worst
+    assert METRICS[name].worst_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("relative-l2", 0.0),
+        ("psnr", math.inf),
+        ("cosine", math.inf),
+        ("top-1", math.inf),
+        ("detections", 0.0),
+    ],
+)
+def test_a_model_without_outputs_has_no_error(name: str, value: float) -> None:
+    assert METRICS[name].worst({}, {}) == value
+
+
+@pytest.mark.parametrize(
+    ("actual", "value"),
+    [
+        pytest.param([1.0, 1.0, 1.0, 1.5], 20 * math.log10(1.0 / 0.25), id="a flat original: its unit is 1"),
+        pytest.param([1.0, 1.0, 1.0, 1.0], math.inf, id="no error"),
+    ],
+)
+def test_psnr_of_a_flat_image(actual: list[float], value: float) -> None:
+    assert METRICS["psnr"].worst({"y": np.ones(4)}, {"y": np.asarray(actual)}) == pytest.approx(value)
+
+
+def test_ties_of_the_best_classes_go_to_the_first() -> None:
+    tie, other = np.asarray([[1.0, 1.0, 0.0]]), np.asarray([[0.9, 1.0, 0.0]])
+    assert METRICS["top-1"].worst({"y": tie}, {"y": tie[:, [1, 0, 2]]}) == 1.0
+    assert METRICS["top-1"].worst({"y": tie}, {"y": other}) == 0.0
+
+
 BOXES = np.random.default_rng(0).standard_normal((1, 20, 4)).astype(np.float32)
 SCORES = BOXES[:, :, 0].copy()
 

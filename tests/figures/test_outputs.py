@@ -16,7 +16,7 @@ from rewriter.figures.outputs import (
     worst_of_samples,
 )
 from rewriter.figures.pair import Pair, relative_l2
-from rewriter.figures.rows import MOST_ROWS
+from rewriter.figures.rows import row_groups
 from rewriter.model import Array
 
 NAN, INF = np.nan, np.inf
@@ -125,6 +125,15 @@ class TestRowsAsSets:
     def test_a_different_set_of_rows_fails(self) -> None:
         assert not self.passed(detections(seed=7))
 
+    def test_outputs_count_in_units_of_their_own(self) -> None:
+        """Boxes in pixels are alike and noisy, so that the scores tell which is which."""
+        rng = np.random.default_rng(0)
+        scores, order = rng.random((1, 40)), rng.permutation(40)
+        boxes = [1000.0 + 0.3 * rng.standard_normal((1, 40, 4)) for _ in range(2)]
+        expected = {"boxes": boxes[0], "scores": scores}
+        actual = {"boxes": boxes[1], "scores": scores[:, order]}
+        assert all(c.passed for c in compare(expected, actual, 1e-3, as_sets=True))
+
     def test_two_rows_of_forty_may_differ(self) -> None:
         actual = permuted(detections())
         actual["boxes"][:, :2] += 1
@@ -152,9 +161,101 @@ class TestRowsAsSets:
         assert not found[0].passed
 
     def test_too_many_rows_are_compared_in_order(self) -> None:
-        expected = np.arange(MOST_ROWS + 1, dtype=np.float32)[None]
+        expected = np.arange(2049, dtype=np.float32)[None]
         found = compare({"y": expected}, {"y": expected[:, ::-1]}, 1e-3, as_sets=True)
         assert (found[0].passed, found[0].note) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_group"),
+    [
+        pytest.param((1, 2048), True, id="the most rows"),
+        pytest.param((1, 2049), False, id="too many rows"),
+        pytest.param((3, 2, 4), True, id="the fewest rows"),
+        pytest.param((3, 1, 4), False, id="one row has no order"),
+        pytest.param((40,), False, id="no batch"),
+        pytest.param((1, 40, 4, 4), False, id="feature maps"),
+    ],
+)
+def test_rows_that_may_be_a_set(shape: tuple[int, ...], is_group: bool) -> None:
+    output = {"y": np.zeros(shape)}
+    assert row_groups(output, output) == ([["y"]] if is_group else [])
+    assert row_groups(output, {"y": np.zeros((*shape[:-1], shape[-1] + 1))}) == [], "another shape"
+
+
+def test_outputs_with_as_many_rows_are_one_group() -> None:
+    one, other = np.zeros((1, 40, 4)), np.zeros((1, 41))
+    outputs = {"boxes": one, "others": other, "scores": one[..., 0], "labels": np.zeros((1, 40), np.int64)}
+    assert row_groups(outputs, outputs) == [["boxes", "scores", "labels"], ["others"]]
+    broken = outputs | {"scores": np.full((1, 40), np.inf)}
+    assert row_groups(outputs, broken) == [["others"]], "a row of a group could hide it"
+
+
+@pytest.mark.parametrize(("error", "passed"), [(1.9e-3, True), (2.1e-3, False)])
+def test_a_set_may_err_by_twice_the_tolerance(error: float, passed: bool) -> None:
+    expected = {"y": np.ones((1, 2, 4)) * np.asarray([1.0, 3.0])[None, :, None]}
+    actual = {"y": expected["y"][:, ::-1] * (1.0 + error)}
+    (found,) = compare(expected, actual, 1e-3, as_sets=True)
+    assert found.relative_l2 == pytest.approx(error) and found.passed is passed
+
+
+@pytest.mark.parametrize(
+    ("values", "histogram"),
+    [
+        pytest.param([0.0, 9e-8], (2, 0, 0, 0, 0, 0, 0, 0, 0), id="below the first decade"),
+        pytest.param([1.5e-7, 1.5e-6], (0, 1, 1, 0, 0, 0, 0, 0, 0), id="the first two decades"),
+        pytest.param([0.5, 5.0], (0, 0, 0, 0, 0, 0, 0, 1, 1), id="the last decade, and more than the RMS"),
+    ],
+)
+def test_errors_are_counted_by_decade(values: list[float], histogram: tuple[int, ...]) -> None:
+    found = statistics("y", Pair(np.ones(2), np.ones(2) + np.asarray(values)))
+    assert found.histogram == histogram
+
+
+def test_figures_of_zeros_and_of_nothing() -> None:
+    zeros = statistics("y", Pair(np.zeros(2), np.asarray([0.0, 0.5])))
+    assert (zeros.rms, zeros.histogram) == (0.0, (1, 0, 0, 0, 0, 0, 0, 1, 0)), "the unit of zeros is 1"
+    nothing = statistics("y", Pair(np.zeros((0, 3)), np.zeros((0, 3))))
+    assert (nothing.at, nothing.expected, nothing.actual, nothing.percentiles) == ((), 0.0, 0.0, {})
+    assert sum(nothing.histogram) == 0
+
+
+def test_the_percentiles_are_of_the_absolute_error() -> None:
+    found = statistics("y", Pair(np.zeros(1001), -np.arange(1001.0)))
+    assert found.percentiles == pytest.approx({"50": 500.0, "90": 900.0, "99": 990.0, "99.9": 999.0})
+
+
+@pytest.mark.parametrize(
+    ("error", "tolerance", "excess"),
+    [
+        pytest.param(0.5, 0.25, 2.0, id="twice the tolerance"),
+        pytest.param(0.0, 0.0, 0.0, id="bit-equal, as it has to be"),
+        pytest.param(0.1, 0.0, math.inf, id="not bit-equal"),
+    ],
+)
+def test_the_excess_is_the_error_over_the_tolerance(error: float, tolerance: float, excess: float) -> None:
+    assert OutputComparison("y", error, 1.0, 1.0, True, tolerance).excess == excess
+    assert OutputComparison("y", error, 1.0, 1.0, False, tolerance).excess == math.inf
+
+
+def test_figures_of_what_is_not_finite_are_the_worst() -> None:
+    broken = Pair(floats(1, 2), floats(1, NAN))
+    assert (broken.squares, broken.cosine, broken.psnr) == ((math.inf, 1.0), 0.0, -math.inf)
+    assert (broken.relative_l2, broken.max_abs) == (math.inf, math.inf)
+    assert Pair(floats(3, 4), floats(3, 5)).squares == (1.0, 25.0)
+
+
+def test_the_smallest_normal_number_still_has_a_relative_error() -> None:
+    smallest = float(np.finfo(np.float32).tiny)
+    assert one(floats(smallest), floats(smallest)).note == ""
+    assert one(floats(smallest / 2), floats(smallest / 2)).note != ""
+
+
+def test_a_failed_output_is_worse_than_one_with_a_larger_error() -> None:
+    excused = one(floats(1), floats(1.5), tolerance=1.0)
+    failed = one(floats(1), floats(1.25), tolerance=0.1)
+    assert excused.passed and not failed.passed
+    assert worst_of_samples([(excused,), (failed,)]) == (failed,)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +304,7 @@ def test_non_finite_values_are_found_except_equal_infinities() -> None:
 def test_figures_of_small_outputs(shape: tuple[int, ...]) -> None:
     found = statistics("y", Pair(np.ones(shape, np.float32), np.ones(shape, np.float32)))
     assert (found.relative_l2, found.max_abs, found.psnr) == (0.0, 0.0, math.inf)
+    assert (found.sample, found.build) == (0, 0), "of the only one"
 
 
 def test_integers_and_booleans_have_figures() -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from graphs import graph
 
+from rewriter.figures.maps import MapError
 from rewriter.figures.outputs import OutputComparison, compare
-from rewriter.figures.probabilities import Probabilities, probabilities
+from rewriter.figures.probabilities import (
+    Probabilities,
+    ProbabilityError,
+    finds_nothing,
+    probabilities,
+)
 from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.model import Array
 from rewriter.verification.judge import Standard
@@ -217,3 +224,138 @@ def test_rows_of_one_element_have_no_best_class() -> None:
     exact = np.ones((4, 1), np.float32)
     (one,) = compare({"y": exact}, {"y": 2 * exact}, 5e-3, kinds=kinds)
     assert one.same_best is None and not one.fair_text
+
+
+@pytest.mark.parametrize(
+    ("text", "opset", "classes"),
+    [
+        pytest.param("y = Softmax(x)", 13, -1, id="the default axis is the last from operator set 13 on"),
+        pytest.param("y = Softmax(x)", 12, None, id="and joined axes from the second one before"),
+        pytest.param("y = Softmax<axis = 2>(x)", 12, -1, id="unless it was the last"),
+        pytest.param("y = Softmax<axis = -1>(x)", 12, -1, id="counted from the end"),
+        pytest.param("y = Softmax<axis = 0>(x)", 13, -3, id="the first axis"),
+        pytest.param("y = Softmax<axis = 0>(x)", 12, None, id="all axes joined"),
+        pytest.param("y = LogSoftmax<axis = 1>(x)", 13, -2, id="logarithms"),
+        pytest.param("s = Softmax(x) y = Reshape(s, t)", 13, None, id="elements moved"),
+        pytest.param("y = Sigmoid(x)", 13, None, id="each value stands alone"),
+    ],
+)
+def test_the_axis_of_the_classes(text: str, opset: int, classes: int | None) -> None:
+    form = "<int64[2] t = {6, 4}>" if "Reshape" in text else ""
+    shape = "6,4" if form else "2,3,4"
+    source = graph(f"g (float[2,3,4] x) => (float[{shape}] y) {form} {{ {text} }}", opset=opset)
+    assert probabilities(source)["y"].classes == classes
+
+
+def test_the_axis_of_an_output_of_unknown_rank_is_unknown_unless_counted_from_the_end() -> None:
+    first = graph("g (float x) => (float y) { y = Softmax<axis = 1>(x) }")
+    last = graph("g (float x) => (float y) { y = Softmax(x) }")
+    for model, classes in ((first, None), (last, -1)):
+        model.proto.graph.output[0].type.tensor_type.ClearField("shape")
+        model.proto.graph.input[0].type.tensor_type.ClearField("shape")
+        assert probabilities(model)["y"].classes == classes
+
+
+ALONE, LOGARITHMS = Probabilities("Sigmoid"), Probabilities("LogSoftmax", logarithms=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "nothing"),
+    [
+        pytest.param(0.0099, ALONE, True, id="below what a threshold would pass"),
+        pytest.param(0.01, ALONE, False, id="as much"),
+        pytest.param(0.0, SOFTMAX, False, id="rows of classes: one of them is always found"),
+        pytest.param(-1.0, LOGARITHMS, False, id="logarithms are all below 0"),
+        pytest.param(0.0, None, False, id="an output that is no probability"),
+    ],
+)
+def test_a_sample_in_which_nothing_is_found(value: float, kind: Probabilities | None, nothing: bool) -> None:
+    outputs = {"y": np.asarray([0.0, value]), "count": np.asarray([7])}
+    assert finds_nothing(outputs, {"y": kind} if kind else {}) is nothing
+
+
+def test_all_scores_have_to_be_small_and_there_has_to_be_one() -> None:
+    kinds = {"a": ALONE, "b": ALONE}
+    low, high, none = np.asarray([0.001]), np.asarray([0.5]), np.zeros(0)
+    assert finds_nothing({"a": low, "b": low}, kinds) and not finds_nothing({"a": low, "b": high}, kinds)
+    assert finds_nothing({"a": low, "b": none}, kinds), "no score is no finding"
+    assert not finds_nothing({}, kinds) and not finds_nothing({"n": np.asarray([0])}, kinds)
+
+
+@pytest.mark.parametrize(("share", "decided"), [(0.1, True), (0.11, False)])
+def test_two_classes_within_a_tenth_are_a_tie(share: float, decided: bool) -> None:
+    """0.5 and 0.45 are; the others share the rest."""
+    row = np.array([[0.5, 0.5 * (1.0 - share), 0.5 * share]])
+    found = judged(row, row[:, [1, 0, 2]]).probability
+    assert found is not None and (found.top_1, found.decided) == (0.0, decided)
+
+
+@pytest.mark.parametrize(
+    ("moved", "passed"), [pytest.param(0.0099, True, id="0.01"), pytest.param(0.0101, False, id="beyond")]
+)
+def test_a_hundredth_is_allowed_in_fp16(moved: float, passed: bool) -> None:
+    """Of the mean distance of rows, and of a value that stands alone."""
+    rows = judged(SURE, SURE + moved * np.array([-1.0, 0.5, 0.5])).probability
+    assert rows is not None and rows.mean == pytest.approx(moved) and rows.passed is passed
+    alone = judged(np.array([0.5, 0.05]), np.array([0.5 + moved, 0.05]), SIGMOID).probability
+    assert alone is not None and alone.mean is None and alone.passed is passed
+    assert alone.excess == pytest.approx(moved / 0.01)
+    assert str(alone) == f"largest difference {moved:.2g}, 0.01 allowed"
+
+
+def test_the_words_for_rows_that_are_no_tie() -> None:
+    found = judged(SURE, SURE[::-1]).probability
+    assert found is not None and found.top_1 == 0.0
+    assert str(found) == (
+        "mean distance of the rows 0.8, 0.01 allowed, at most 0.8, 0.1 allowed, "
+        "the same best class in 0 of the rows, and not by ties alone"
+    )
+
+
+def test_one_class_makes_no_rows() -> None:
+    found = judged(np.array([[1.0], [1.0]]), np.array([[1.0], [0.999]])).probability
+    assert found is not None and (found.top_1, found.mean, found.areas) == (None, None, None)
+
+
+def test_a_fair_output_without_an_excuse_says_nothing() -> None:
+    assert judged(SURE, SURE).fair_text == "" and judged(SURE, SURE).is_fair
+    assert judged(SURE, np.where(SURE > 0.85, np.nan, SURE)).fair_text == ""
+
+
+def error(difference: float, mean: float | None, areas: MapError | None = None) -> ProbabilityError:
+    return ProbabilityError("it is one", difference, mean, 0.01, None, True, areas)
+
+
+@pytest.mark.parametrize(
+    ("found", "passed"),
+    [
+        pytest.param(error(0.01, None), True, id="a value"),
+        pytest.param(error(0.05, 0.01), True, id="the mean of rows"),
+        pytest.param(error(0.1, 0.001), True, id="a single row"),
+        pytest.param(error(0.5, None, MapError(0.01, 0.1)), True, id="a map"),
+        pytest.param(error(0.01, None, MapError(1.0, 1.0)), True, id="the values of a map"),
+        pytest.param(replace(error(0.0, 0.0), decided=False), False, id="another best class, however close"),
+    ],
+)
+def test_what_is_just_allowed_passes(found: ProbabilityError, passed: bool) -> None:
+    assert found.passed is passed
+
+
+def test_a_map_is_spoken_of_as_one_where_its_values_alone_would_fail() -> None:
+    areas = MapError(0.004, 0.02)
+    assert str(error(0.01, None, areas)) == "largest difference 0.01, 0.01 allowed"
+    assert str(error(0.02, None, areas)) == (
+        "0.004 of the map's area differs, 0.01 allowed; "
+        "beyond the values around a pixel at most 0.02, 0.1 allowed"
+    )
+
+
+def test_rows_of_zeros_are_decided() -> None:
+    found = judged(np.zeros((2, 3)), np.zeros((2, 3))).probability
+    assert found is not None and found.decided and found.top_1 == 1.0
+
+
+def test_probabilities_are_not_compared_where_nan_or_another_metric_decides() -> None:
+    assert judged(SURE, np.where(SURE > 0.85, np.nan, SURE)).probability is None
+    (free,) = compare({"y": SURE}, {"y": SURE}, math.inf, kinds={"y": SOFTMAX})
+    assert free.probability is None

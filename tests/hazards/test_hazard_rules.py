@@ -7,41 +7,14 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hazard_rules import Ranges, surveyed
+from hazard_rules import SCANNED, Ranges, one, said, surveyed
 from onnx import TensorProto
 
-from rewriter.base import Target
-from rewriter.hazards import RULES, SCAN_RULES, PrecisionRequest
-from rewriter.hazards.kinds import KINDS
+from rewriter.hazards import RULES, SCAN_RULES
 from rewriter.plan import Range
 
 FP16, BF16 = TensorProto.FLOAT16, TensorProto.BFLOAT16
-NAMES = {rule.__name__: rule for rule in SCAN_RULES}
 NAN = Range(-1.0, 1.0, math.nan, False)
-
-
-def said(
-    rule: str,
-    text: str,
-    ranges: Ranges | None = None,
-    *,
-    low: int = FP16,
-    mixed: bool = False,
-    opset: int = 17,
-    target: str = "tensorrt",
-) -> str:
-    """`severity output` of each hazard in the main graph, sorted."""
-    request = PrecisionRequest(low, target=Target.parse(target))
-    survey = surveyed(text, ranges, request=request, mixed=mixed, opset=opset)
-    hazards = list(NAMES[rule](survey))
-    assert {h.rule for h in hazards} <= KINDS.keys()
-    return ", ".join(sorted({f"{h.severity or KINDS[h.rule].severity} {h.node.output[0]}" for h in hazards}))
-
-
-def one(op: str, *, shape: str = "4,64", result: str = "4,64", **attributes: object) -> str:
-    """A graph of one operator from x to y; attributes as onnx.parser writes them."""
-    given = ", ".join(f"{name} = {value}" for name, value in attributes.items())
-    return f"g (float[{shape}] x) => (float[{result}] y) {{ y = {op}{f'<{given}>' if given else ''}(x) }}"
 
 
 class TestOverflow:
@@ -65,7 +38,7 @@ class TestOverflow:
 
     def test_a_chain_has_one_reason(self) -> None:
         survey = surveyed(self.CHAIN, {"a": (0, 7e4), "b": (0, 7e4)})
-        assert {h.reason for h in NAMES["overflowing"](survey)} == {"a exceeds 65504"}
+        assert {h.reason for h in SCANNED["overflowing"](survey)} == {"a exceeds 65504"}
 
     def test_a_sum_of_squares_is_an_ordinary_tensor(self) -> None:
         text = one("ReduceSumSquare", result="1,1")
@@ -268,6 +241,11 @@ class TestAccumulation:
                 id="a Gemm of three ones",
             ),
             pytest.param(
+                "g (float[2,3] x) => (float[2] y) <float[3] w = {1,1,1}> { y = MatMul(x, w) }",
+                "note y",
+                id="a vector of three ones",
+            ),
+            pytest.param(
                 "g (float[1,2,4,4] x) => (float[1,1,6,6] y)"
                 " <float[2,1,3,3] w = {1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1}> { y = ConvTranspose(x, w) }",
                 "warning y",
@@ -403,6 +381,12 @@ class TestLoss:
             pytest.param("lost_epsilon", {"m": (0.5, 9)}, "note", id="far above the epsilon"),
             pytest.param("lost_epsilon", {"m": (1e-6, 9)}, "warning", id="near it"),
             pytest.param("lost_epsilon", {"m": (0, 9)}, "error", id="division by zero"),
+            pytest.param("lost_epsilon", {"m": (2.0**-14, 9)}, "note", id="all values are normal"),
+            pytest.param("lost_epsilon", {"m": (0.99 * 2.0**-14, 9)}, "warning", id="one is not"),
+            pytest.param("lost_epsilon", {"m": (2.0**-25, 9)}, "warning", id="none becomes zero"),
+            pytest.param("lost_epsilon", {"m": (0.99 * 2.0**-25, 9)}, "error", id="one becomes zero"),
+            pytest.param("unfused_norm", {"s": (0, 32752)}, "note", id="squares at the limit"),
+            pytest.param("unfused_norm", {"s": (0, 65504)}, "warning", id="the largest square"),
             pytest.param("unfused_norm", {"s": (0, 9)}, "note", id="squares in range"),
             pytest.param("unfused_norm", {"s": (0, 4e4)}, "warning", id="squares near the limit"),
             pytest.param("unfused_norm", {"s": (0, 1e6)}, "error", id="squares beyond it"),
@@ -412,6 +396,18 @@ class TestLoss:
         known: Ranges = dict.fromkeys("xsmary", (0.1, 1.0))
         hazards = said(rule, self.NORM, {**known, **ranges}).split(", ")
         assert {hazard.split()[0] for hazard in hazards} == {expected}
+
+    @pytest.mark.parametrize(
+        ("tensor", "words"),
+        [
+            pytest.param("s", "squares inside the decomposed", id="a square"),
+            pytest.param("m", "values inside the decomposed", id="a mean"),
+        ],
+    )
+    def test_a_norm_names_what_overflows(self, tensor: str, words: str) -> None:
+        known: Ranges = {**dict.fromkeys("xsmary", (0.1, 1.0)), tensor: (0.0, 1e6)}
+        reasons = {h.reason for h in SCANNED["unfused_norm"](surveyed(self.NORM, known))}
+        assert all(reason.startswith(words) and "exceed 65504" in reason for reason in reasons)
 
 
 class TestAttention:
@@ -587,7 +583,7 @@ class TestData:
         assert said("outside_statistics", self.NORM, {"x": (0, high)}) == expected
 
     def test_the_tensor_whose_data_it_is(self) -> None:
-        (found,) = NAMES["outside_statistics"](surveyed(self.NORM, {"x": (0, 255)}))
+        (found,) = SCANNED["outside_statistics"](surveyed(self.NORM, {"x": (0, 255)}))
         assert found.tensor == "x" and found.range is not None and found.range.high == 255
 
     def test_fp16_reference(self) -> None:

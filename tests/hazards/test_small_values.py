@@ -35,6 +35,9 @@ LOG, ROOT = "y = Log(s)", "y = Sqrt(s)"
         pytest.param(ROOT, {"s": (0, 1e-4), "y": (0, 1e-2)}, "s y", id="small roots and zeros"),
         pytest.param(ROOT, {"s": (1e-8, 25), "y": (1e-4, 5)}, "", id="roots that are mostly large"),
         pytest.param("y = Pow(s, half)", {"s": (0, 1e-4), "y": (0, 1e-2)}, "s y", id="the power 0.5"),
+        pytest.param(ROOT, {"s": (2.0**-14, 1e-4), "y": (1e-4, 1e-2)}, "", id="roots of normal numbers"),
+        pytest.param(LOG, {"s": (2.0**-17, 1)}, "", id="a logarithm of eight bits"),
+        pytest.param(LOG, {"s": (0.99 * 2.0**-17, 1)}, "s y", id="a logarithm of seven bits"),
     ],
 )
 def test_small_operands(end: str, ranges: Ranges, expected: str) -> None:
@@ -77,6 +80,9 @@ EXPM1 = "g (float[8] x) => (float[8] y) <float one = {1.0}, float minus = {-1.0}
         pytest.param("Sub(e, one)", 0.01, "e y", id="small differences"),
         pytest.param("Add(minus, e)", 0.01, "e y", id="as a sum"),
         pytest.param("Sub(e, one)", 0.5, "", id="large differences"),
+        pytest.param("Sub(e, one)", 0.125, "", id="an eighth"),
+        pytest.param("Sub(e, one)", 0.1249, "e y", id="less than an eighth"),
+        pytest.param("Sub(e, one)", 0.0, "", id="no difference at all"),
         pytest.param("Sub(one, e)", 0.01, "e y", id="one minus an exponential"),
         pytest.param("Add(e, one)", 0.01, "", id="one more"),
     ],
@@ -147,10 +153,18 @@ VARIANCE = """
         pytest.param("a", {"a": (3, 4), "p": (1, 1), "v": (2, 3)}, "", id="most remains"),
         pytest.param("m", {"m": (90, 110), "p": (90, 110), "v": (0, 2)}, "", id="one of them is no square"),
         pytest.param("a", {"a": (90, 110), "p": (90, 110)}, "", id="not measured"),
+        pytest.param("a", {"a": (8, 8), "p": (8, 8), "v": (2, 2)}, "", id="a quarter remains"),
+        pytest.param("a", {"a": (8, 8), "p": (8.5, 8.5), "v": (2, 2)}, "a m p q v", id="less than a quarter"),
     ],
 )
 def test_square_differences(left: str, ranges: Ranges, expected: str) -> None:
     assert found("square_differences", VARIANCE.replace("LEFT", left), ranges) == expected
+
+
+def test_a_product_of_two_tensors_is_no_square() -> None:
+    other = "k = Neg(x) n = ReduceMean<axes = [1]>(k) p = Mul(m, n)"
+    text = VARIANCE.replace("LEFT", "a").replace("p = Mul(m, m)", other)
+    assert found("square_differences", text, {"a": (90, 110), "p": (90, 110), "v": (0, 2)}) == ""
 
 
 def bank(*columns: float) -> str:

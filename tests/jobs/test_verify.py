@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import rewriter
 from rewriter.cli import app
+from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.engines.protocol import EngineOutcome
 from rewriter.engines.tensor_files import write_tensors
 from rewriter.errors import UsageError
@@ -156,6 +157,7 @@ def test_an_overflow_in_one_sample_is_found(files: tuple[Path, Path]) -> None:
 
 def test_onnx_runtime_runs_the_file_itself_several_times(files: tuple[Path, Path]) -> None:
     result = rewriter.verify(*files, inputs=feeds(3.0), engine="onnxruntime", builds=2)
+    assert result.engine == f"onnxruntime {import_onnxruntime().__version__}"
     assert result.passed
     assert [check.name for check in result.checks] == ["reference", "run"]
     assert [check.passed for check in result.checks] == [True, True]

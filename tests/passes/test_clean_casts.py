@@ -173,6 +173,17 @@ STAYING = [
         "do not fit int32",
         id="a constant too large for the integer type",
     ),
+    pytest.param(
+        "g (int32[2] x) => (int32[2] y) <float[2] w = {2147483648.0, 1.0}>"
+        " { a = Cast<to = 6>(w) y = Add(x, a) }",
+        "do not fit int32",
+        id="2^31, the first that int32 does not have",
+    ),
+    pytest.param(
+        "g (uint8[2] x) => (uint8[2] y) <float[2] w = {-1.0, 1.0}> { a = Cast<to = 2>(w) y = Max(x, a) }",
+        "do not fit uint8",
+        id="a negative constant without a sign",
+    ),
 ]
 
 

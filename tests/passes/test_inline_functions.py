@@ -170,3 +170,10 @@ def test_a_function_of_another_opset_is_declined_by_name() -> None:
     assert event.node == "gate"
     assert "sigmoid is written for opset 12, the model for 17" in event.reason
     assert source.same_as(before)
+
+
+def test_domains_that_no_function_used_stay() -> None:
+    header = HEADER.replace('"local" : 1', '"local" : 1, "elsewhere" : 3')
+    source = model(f"{header} g (float[2,3] x) => (float[2,3] y) {{ y = local.gate(x) }} {GATE}")
+    result, _ = apply(InlineFunctions(), source)
+    assert {o.domain: o.version for o in result.proto.opset_import} == {"": 17, "elsewhere": 3}

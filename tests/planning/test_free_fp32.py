@@ -149,6 +149,14 @@ GUARDED = MASKED.replace("float s = {0.5}", "float s = {0.5}, float zero = {0.0}
         pytest.param(MASKED, "p", id="a mask, which stays FP16"),
         pytest.param(GUARDED, "p", id="a guard against rows masked whole, which stays FP16"),
         pytest.param(GUARDED.replace("zero, p)", "zero, q)"), "", id="other weights"),
+        pytest.param(GUARDED.replace("IsNaN(p)", "IsNaN(q)"), "", id="a guard of other weights"),
+        pytest.param(GUARDED.replace("IsNaN(p)", "IsInf(p)"), "", id="a guard against infinity"),
+        pytest.param(GUARDED.replace("masked, zero, p", "masked, q, p"), "", id="weights in place of NaN"),
+        pytest.param(
+            GUARDED.replace("masked = IsNaN(p)\n", "").replace("mask)", "mask, bool[1,1,4,4] masked)", 1),
+            "",
+            id="a mask of the model's",
+        ),
         pytest.param(
             GUARDED.replace("=> (float[1,2,4,4] y)", "=> (float[1,2,4,4] y, float[1,2,4,4] safe)"),
             "",
@@ -218,6 +226,12 @@ NORMED = f"""{HEAD} m = MatMul(x, w)
             f"{HEAD} n = LayerNormalization(x, b)\n y = MatMul(n, v) }}", "n", id="a norm that no sum feeds"
         ),
         pytest.param(NORMED.replace("LayerNormalization(u, b)", "Softmax(u)"), "", id="no norm"),
+        pytest.param(NORMED.replace("Unsqueeze(a", "Unsqueeze(r"), "n", id="a view of what stays FP16"),
+        pytest.param(
+            NORMED.replace("u = Unsqueeze(a, first)", "e = Unsqueeze(a, first)\n u = Identity(e)"),
+            "e u n",
+            id="two views",
+        ),
     ],
 )
 def test_which_norms_are_fp32(text: str, expected: str) -> None:

@@ -148,6 +148,20 @@ def test_nodes_that_do_not_fit_are_named(entry: dict[str, str], words: str) -> N
     assert all(word.strip(",") in text for word in words.split())
 
 
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        pytest.param({"node": "gone"}, "no float node gone what to do", id="a name"),
+        pytest.param({"key": "0:gone"}, "no float node 0:gone what to do", id="a key"),
+        pytest.param({"key": "0:zzz", "node": "gone"}, "no float node gone (key 0:zzz) what", id="both"),
+    ],
+)
+def test_an_unknown_node_is_called_as_the_plan_calls_it(entry: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        fitted(plan_file.from_text(plan_of(entry)))
+    assert words in " ".join(str(caught.value).split())
+
+
 def test_a_plan_without_nodes_knows_its_model_by_their_number() -> None:
     with pytest.raises(UsageError, match="7 float nodes, and this one has 4"):
         fitted(Plan("fp16", float_nodes=7))
@@ -158,14 +172,17 @@ def test_entries_are_put_in_the_models_order_once() -> None:
     assert [d.key for d in fitted(plan_file.from_text(text)).decisions] == ["0:a", "0:y"]
 
 
+BRANCHES = """
+    g (float[2] x, bool c) => (float[2] y) {
+        y = If(c) <
+            then_branch = t () => (float[2] p) { h = Exp(x)\n p = Neg(h) },
+            else_branch = e () => (float[2] p) { h = Exp(x)\n p = Neg(h) }
+        >
+    }"""
+
+
 def test_subgraphs_have_keys_of_their_own() -> None:
-    source = graphs.graph("""
-        g (float[2] x, bool c) => (float[2] y) {
-            y = If(c) <
-                then_branch = t () => (float[2] p) { h = Exp(x)\n p = Neg(h) },
-                else_branch = e () => (float[2] p) { h = Exp(x)\n p = Neg(h) }
-            >
-        }""")
+    source = graphs.graph(BRANCHES)
     assert [
         d.op for d in fitted(Plan("fp16", decisions=(Decision("", "", "2:h", "", ""),)), source).decisions
     ] == ["Exp"]
@@ -318,3 +335,11 @@ def test_bf16_where_the_operator_has_none_is_refused() -> None:
     plan = Plan("fp16", decisions=(Decision("", "Conv", "0:y", "user", "", None, None, "bf16"),))
     with pytest.raises(UsageError, match=r"(?s)Conv has no BF16.*22"):
         fit(source, facts.infer(source), plan)
+
+
+def test_two_nodes_of_one_name_need_their_keys() -> None:
+    source = graphs.graph(BRANCHES)
+    with pytest.raises(UsageError, match=r"2 nodes are called Exp\(h\)") as caught:
+        fitted(plan_file.from_text(plan_of({"node": "Exp(h)"})), source)
+    assert caught.value.hint == 'give its "key": 1:h, 2:h'
+    assert fitted(plan_file.from_text(plan_of({"node": "Exp(h)", "key": "1:h"})), source).fp32 == {"1:h"}

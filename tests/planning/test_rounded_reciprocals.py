@@ -39,6 +39,25 @@ def test_powers_of_two_are_exact(divisor: str) -> None:
     assert kept(divided(divisor)) == {}
 
 
+@pytest.mark.parametrize(
+    ("divisor", "rules"),
+    [
+        pytest.param("35.5", {}, id="4.6e-5, three quarters of it"),
+        pytest.param("29.0", {"Div": "rounded-reciprocal"}, id="6.1e-5, a quarter of a rounding"),
+    ],
+)
+def test_a_bias_below_a_quarter_of_a_rounding_stays_fp16(divisor: str, rules: dict[str, str]) -> None:
+    assert kept(divided(divisor)) == rules
+
+
+def test_the_evidence_is_the_dividend() -> None:
+    result = rewriter.fix(divided("6.0").whole(), inputs=FEEDS, verify=False, skip=["simplify"])
+    assert result.plan is not None
+    (decision,) = result.plan.decisions
+    assert decision.tensor == "a"
+    assert decision.reason == "FP16 rounds the reciprocal of 6 by 2.4e-04; FP32 costs nothing"
+
+
 def test_a_quotient_that_only_the_output_reads_stays_fp16() -> None:
     source = graph(
         "g (float[1,64] x) => (float[1,64] y) <float c = {6.0}, float t = {3.0}> {"

@@ -88,7 +88,7 @@ def mutant_of(file: Path, chosen: random.Random) -> Mutant | None:
 def _places(file: Path, tree: ast.Module, line: int) -> dict[str, Sequence[int]]:
     """A function's statement that has a line, without its body; of a constant, the lines that name it."""
     around = [
-        n for n in ast.walk(tree) if isinstance(n, ast.stmt) and n.lineno <= line <= (n.end_lineno or 0)
+        n for n in ast.walk(tree) if isinstance(n, ast.stmt) and _first_line(n) <= line <= (n.end_lineno or 0)
     ]
     inner = around[-1]  # walked from the outside
     body = getattr(inner, "body", None)
@@ -98,6 +98,12 @@ def _places(file: Path, tree: ast.Module, line: int) -> dict[str, Sequence[int]]
     targets = inner.targets if isinstance(inner, ast.Assign) else [getattr(inner, "target", None)]
     names = [target.id for target in targets if isinstance(target, ast.Name)]
     return _mentions(re.compile(rf"\b({'|'.join(names)})\b")) if names else {str(file): ()}
+
+
+def _first_line(statement: ast.stmt) -> int:
+    """A function and a class begin with their decorators."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _mentions(name: re.Pattern[str]) -> dict[str, Sequence[int]]:
@@ -176,8 +182,9 @@ def survivors_of(drawn: list[Mutant], reaching: ReachingTests, folder: Path, sec
     survivors = []
     for number, mutant in enumerate(drawn, 1):
         tests = reaching.of(mutant.places, seconds)
-        # what a test took was measured with coverage; a busy machine and a cold start are allowed for
-        noticed = bool(tests) and is_noticed(mutant, tests, folder, 60 + 10 * seconds)
+        # what they took was measured with coverage; a busy machine and a cold start are allowed for
+        limit_s = 60 + 10 * sum(reaching.seconds[test] for test in tests)
+        noticed = bool(tests) and is_noticed(mutant, tests, folder, limit_s)
         survivors += [] if noticed else [mutant]
         outcome = "noticed" if noticed else f"SURVIVED {len(tests)} tests"
         print(f"{number}/{len(drawn)} {outcome} {mutant}", flush=True)  # noqa: T201

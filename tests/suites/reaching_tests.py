@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coverage import CoverageData  # pyright: ignore[reportMissingImports]  # of the extra `nightly`
+from coverage import CoverageData
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from graphs import apply, graph, with_weights
 from onnx import numpy_helper
 
 from rewriter.base import Context
+from rewriter.figures.outputs import OutputComparison
+from rewriter.figures.tolerances import Tolerance
 from rewriter.model import Array, Model, load
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.unfold_patches import UnfoldPatches
 from rewriter.plan import Plan
+from rewriter.verification import arithmetic_checks
 from rewriter.verification.arithmetic_checks import check_emulation, check_structure, check_tf32
 from rewriter.verification.expected import Expected, expected_outputs
+from rewriter.verification.judge import Standard
+from rewriter.verification.verdict import Check
 
 DOUBLED = "g (float[4] x) => (float[4] y) { y = Add(x, x) }"
 
@@ -148,3 +155,79 @@ def test_the_written_outputs_are_rounded_and_the_exact_ones_are_not() -> None:
     for outputs, rounded in ((expected.as_written, True), (expected.exact, False)):
         value = outputs[0]["y"]
         assert np.array_equal(value, value.astype(np.float16)) is rounded
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 5e-3), ("fp16", 5e-3), ("bf16", 4e-2)])
+def test_the_tolerance_is_that_of_the_precision(precision: str, tolerance: float) -> None:
+    """Products in FP32 are emulated in TF32, and have its tolerance."""
+    expected, sample = [{"y": np.full(4, 2.0, np.float32)}], {"x": np.ones(4, np.float32)}
+    check = check_emulation(Expected(expected, expected), graph(DOUBLED), precision, [sample])
+    assert [output.tolerance for output in check.outputs] == [tolerance]
+    assert check.summary == f"{precision.upper()} emulated: largest error 0, within {tolerance}"
+
+
+@pytest.mark.parametrize(
+    ("value", "tolerance", "words"),
+    [
+        pytest.param(1.5, 0.5, "largest error 0.25, within 0.5", id="below it"),
+        pytest.param(1.5, 0.25, "largest error 0.25, within 0.25", id="just within"),
+        pytest.param(1.5, 0.125, "largest error 0.25, NOT within 0.12", id="beyond it"),
+    ],
+)
+def test_the_summary_has_the_largest_error(value: float, tolerance: float, words: str) -> None:
+    expected, sample = [{"y": np.full(4, 2.0, np.float32)}], {"x": np.full(4, value / 2, np.float32)}
+    held = Standard(Tolerance(tolerance, "relative-l2", "--tolerance"))
+    check = check_emulation(Expected(expected, expected), graph(DOUBLED), "fp16", [sample], standard=held)
+    assert check.summary == f"FP16 emulated: {words}"
+    assert check.passed is ("NOT" not in words)
+
+
+@pytest.mark.parametrize(("tolerance", "met"), [(12.0, True), (13.0, False)])
+def test_a_metric_of_the_users_judges_all_outputs_together(tolerance: float, met: bool) -> None:
+    """A peak of 1 and errors of 0.25 are 12.04 dB."""
+    expected = [{"y": np.array([2.0, 3.0, 2.0, 3.0], np.float32)}]
+    sample = {"x": np.array([1.125, 1.625, 1.125, 1.625], np.float32)}
+    held = Standard(Tolerance(tolerance, "psnr", "--tolerance"))
+    check = check_emulation(Expected(expected, expected), graph(DOUBLED), "fp16", [sample], standard=held)
+    assert (check.passed, check.value and check.value.met) == (met, met)
+    relation = "within" if met else "NOT within"
+    assert check.summary == f"FP16 emulated: psnr 12, {relation} {tolerance:.3g}"
+    assert [output.note for output in check.outputs] == ["judged by psnr"]
+
+
+def test_a_check_knows_how_long_it_took() -> None:
+    expected, sample = [{"y": np.full(4, 2.0, np.float32)}], {"x": np.ones(4, np.float32)}
+    wrong = {"x": np.ones(5, np.float32)}
+    for given, passed in ((sample, True), (wrong, None)):
+        start = time.perf_counter()
+        check = check_structure(Expected(expected, expected), graph(DOUBLED), [], [given])
+        assert check.passed is passed
+        assert 0.0 < check.seconds <= time.perf_counter() - start
+
+
+def test_a_structure_check_adds_up_what_its_passes_allow() -> None:
+    expected, sample = [{"y": np.full(4, 2.0, np.float32)}], {"x": np.ones(4, np.float32)}
+    one = UnfoldPatches()
+    check = check_structure(Expected(expected, expected), graph(DOUBLED), [one, one], [sample])
+    assert [output.tolerance for output in check.outputs] == [2 * one.exactness.tolerance]
+    assert check.summary == (
+        f"FP32 result is within {2 * one.exactness.tolerance:.2g} (unfold-patches, unfold-patches)"
+    )
+    exact = check_structure(Expected(expected, expected), graph(DOUBLED), [], [sample])
+    assert exact.summary == "FP32 result is bit-equal"
+
+
+@pytest.mark.parametrize(
+    ("errors", "passed", "words"),
+    [
+        pytest.param([(0.09, 0.1), (0.05, 0.01)], False, "largest error 0.05, NOT within 0.01", id="beyond"),
+        pytest.param([(0.09, 0.1), (0.005, 0.01)], True, "largest error 0.09, within 0.1", id="within"),
+        pytest.param([(0.05, 0.01)], True, "largest error 0.05, beyond 0.01", id="excused"),
+        pytest.param([(0.0, 0.0)], True, "largest error 0, within 0.005", id="bit-equal"),
+    ],
+)
+def test_the_error_that_is_shown_is_the_one_closest_to_its_tolerance(
+    errors: list[tuple[float, float]], passed: bool, words: str
+) -> None:
+    outputs = tuple(OutputComparison("y", error, 1.0, 1.0, True, allowed) for error, allowed in errors)
+    assert arithmetic_checks._largest_error(Check("emulation", passed, "", outputs), 5e-3) == words

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import graphs
 import numpy as np
@@ -29,7 +30,7 @@ from rewriter.model import facts as tensor_facts
 from rewriter.verification.locate import LocateOptions, Location, locate, locate_by_emulation, locate_with
 from rewriter.verification.locate.bisection import Bisection, Marked
 from rewriter.verification.locate.lineup import Lineup, SharedTensor, line_up
-from rewriter.verification.locate.runs import EngineBuild, Run
+from rewriter.verification.locate.runs import EngineBuild, Exact, Run
 
 # -- the search alone ---------------------------------------------------------------------------
 
@@ -257,6 +258,9 @@ def test_nothing_is_located_in_equal_models() -> None:
     assert (found.first, found.chain, found.builds) == (None, (), 0)
     assert [step.error for step in found.outputs] == [0.0]
     assert build.marked == [(), ()]
+    assert (found.discarded, found.spread, found.moved) == (0, 0.0, 0.0)
+    once = locate_with(network(), network(), SAMPLES, build, LocateOptions(builds=1))
+    assert once.spread == 0.0, "one build differs from no other"
 
 
 @pytest.mark.parametrize("layer", range(LAYERS))
@@ -267,6 +271,7 @@ def test_a_planted_fault_is_found(layer: int) -> None:
     assert found.builds <= 6
     assert all(step.error == 0.0 for step in found.right)
     assert found.chain[0] == found.first
+    assert found.moved == 0.0
     assert found.chain[-1].tensor == "y"
     assert all(step.error is not None and step.error > 0 for step in found.chain)
 
@@ -329,6 +334,110 @@ def test_a_chain_is_shortened_to_the_requested_steps() -> None:
     assert (found.chain[0].tensor, found.chain[-1].tensor) == ("m0", "y")
 
 
+def test_an_error_at_the_tolerance_is_right() -> None:
+    """All tensors are off by a quarter, bit for bit."""
+    text = "g (float[2,8] x) => (float[2,8] y) <float c = {C}> { a = Mul(x, c) b = Neg(a) y = Neg(b) }"
+    good, other = (graphs.graph(text.replace("C", value)) for value in ("1.0", "1.25"))
+    ones = [{"x": np.ones((2, 8), np.float32)}]
+    build = OrtBuild(other, ones)
+    assert locate_with(good, other, ones, build, LocateOptions(tolerance=0.25)).first is None
+    strict = locate_with(good, other, ones, build, LocateOptions(tolerance=0.2499))
+    assert strict.first is not None and strict.first.tensor == "a"
+    assert strict.first.error == 0.25
+
+
+def test_tensors_at_the_tolerance_are_right_for_the_search() -> None:
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(9)))
+
+    def measure(sets: Sequence[Sequence[str]]) -> list[Marked]:
+        (names,) = sets
+        return [Marked({n: 1e-3 if int(n[1:]) < 5 else 2e-3 for n in names}, unchanged=True)]
+
+    search = Bisection(chain, measure, 1e-3, {"t8": 2e-3})
+    search.run()
+    assert (search.low, search.high, search.found) == (4, 5, True)
+
+
+def test_a_build_marks_eight_tensors_at_most() -> None:
+    build = OrtBuild(network(0), SAMPLES)
+    locate_with(network(), network(0), SAMPLES, build, LocateOptions())
+    assert max(map(len, build.marked)) == 8
+
+
+def test_the_first_fault_may_be_the_first_tensor_or_the_output() -> None:
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(9)))
+    first, last = (searched(chain, spoiled(chain, {fault}), 3) for fault in (0, 8))
+    assert (first.low, first.high, first.found) == (-1, 0, True)
+    assert (last.low, last.high, last.found) == (7, 8, True)
+    known = Bisection(chain, lambda sets: pytest.fail("nothing is left"), 1e-3, {"t7": 0.0, "t8": 1.0})
+    known.run()
+    assert (known.low, known.high, known.builds) == (7, 8, 0)
+
+
+DIAMOND = Lineup(
+    tuple(
+        SharedTensor(name, name, "", "", parents, 8)
+        for name, parents in (("a", ()), ("b", (0,)), ("c", (0,)), ("d", (1, 2)), ("e", (0,)), ("f", (3,)))
+    )
+)
+
+
+def test_a_lineup_knows_what_leads_where() -> None:
+    assert DIAMOND.last_use == (4, 3, 3, 5, 6, 6)
+    assert [t.name for t in DIAMOND.leading_to(["d"]).tensors] == ["a", "b", "c", "d"]
+    part = DIAMOND.leading_to(["e", "f"]).leading_to(["e"])
+    assert [(t.name, t.parents) for t in part.tensors] == [("a", ()), ("e", (0,))]
+    assert DIAMOND.path(0, 5) in ([0, 1, 3, 5], [0, 2, 3, 5])
+    assert DIAMOND.path(2, 3) == [2, 3] and DIAMOND.path(5, 5) == [5]
+    assert DIAMOND.path(4, 5) == [4], "e does not lead to f"
+
+
+@pytest.mark.parametrize(
+    ("mine", "yours", "shared"),
+    [
+        pytest.param("float[2,8]", "float[2,8]", True, id="equal"),
+        pytest.param("float[n,8]", "float[2,8]", True, id="any batch"),
+        pytest.param("float[2,8]", "float[2,9]", False, id="another size"),
+        pytest.param("float[2,8]", "float[2,8,1]", False, id="another rank"),
+        pytest.param("float[2,8]", "double[2,8]", True, id="another type of float"),
+        pytest.param("float[2,8]", "int64[2,8]", False, id="integers"),
+        pytest.param("float", "float[2,8]", False, id="a number"),
+    ],
+)
+def test_tensors_of_one_name_and_shape_are_shared(mine: str, yours: str, shared: bool) -> None:
+    models = [graphs.graph(f"g ({kind} x) => ({kind} y) {{ y = Neg(x) }}") for kind in (mine, yours)]
+    facts = (tensor_facts.infer(models[0]), tensor_facts.infer(models[1]))
+    assert bool(line_up(models[0], models[1], facts).tensors) is shared
+
+
+def test_unknown_shapes_may_be_equal() -> None:
+    known, unknown = (graphs.graph("g (float[2,8] x) => (float[2,8] y) { y = Neg(x) }") for _ in range(2))
+    for value in (*unknown.proto.graph.input, *unknown.proto.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    for models in ((known, unknown), (unknown, known), (unknown, unknown)):
+        facts = (tensor_facts.infer(models[0]), tensor_facts.infer(models[1]))
+        assert [t.name for t in line_up(models[0], models[1], facts).tensors] == ["y"]
+
+
+def test_errors_are_relative_to_all_samples_together() -> None:
+    doubled = graphs.graph("g (float[2] x) => (float[2] y) { y = Add(x, x) }")
+    feeds = [{"x": np.array(values, np.float32)} for values in ([1.5, 2.0], [0.0, 6.0])]
+    given: list[Mapping[str, Array]] = [{"y": np.array(v)} for v in ([3.0, 5.0], [2.0, 12.0])]
+    exact = Exact(doubled, feeds, {})
+    values = [lambda one=one: one for one in given]
+    assert exact.errors({"y": "y"}, values) == {"y": pytest.approx(math.sqrt((1 + 4) / (25 + 144)))}
+    assert exact.errors({"y": "y"}, values[:1]) == {"y": pytest.approx(math.sqrt(1 / 25))}
+    assert exact.errors({"z": "y"}, values) == {}
+    scaled = Exact(doubled, feeds, {"y": -1})
+    assert scaled.errors({"y": "y"}, [lambda: {"y": np.array([1.5, 2.0])}]) == {"y": 0.0}
+
+
+def test_an_error_of_zeros_is_absolute() -> None:
+    zero = graphs.graph("g (float[2] x) => (float[2] y) { y = Sub(x, x) }")
+    exact = Exact(zero, [{"x": np.ones(2, np.float32)}], {})
+    assert exact.errors({"y": "y"}, [lambda: {"y": np.array([0.0, 0.5])}]) == {"y": 0.5}
+
+
 FOLDED = """
     g (float[1,2,6,6] x) => (float[1,2,6,6] y)
     <float[2,2,1,1] w = {3e37, 1e37, 2e37, 3e37},
@@ -382,6 +491,25 @@ def test_an_engine_in_child_processes_finds_the_fault(files: dict[str, Path]) ->
     assert found.first is not None
     assert (found.first.tensor, found.exact) == ("m5", True)
     assert "CPU" in found.engine
+
+
+def test_a_model_in_memory_and_a_profile_are_passed_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[EngineBuild, LocateOptions]] = []
+
+    def stop(_original: Model, _other: Model, _samples: object, build: EngineBuild, *rest: Any) -> Location:
+        assert build.other.path.is_file()
+        seen.append((build, rest[0]))
+        return Location("none", 1e-3, ())
+
+    monkeypatch.setattr("rewriter.verification.locate.locate_with", stop)
+    monkeypatch.setattr("rewriter.verification.locate.builds_at_a_time", lambda *_: 99)
+    profile = {"x": ((1, 8), (2, 8), (4, 8))}
+    locate(network(), network(3), SAMPLES, ORT, profile=profile)
+    locate(network(), network(3), SAMPLES, ORT)
+    assert [build.other.shapes for build, _ in seen] == [profile, {}]
+    for build, options in seen:
+        assert build.jobs == options.jobs == 4, "engines share the GPU's memory"
+        assert (build.settings.builds, build.settings.timing) == (1, None)
 
 
 def test_a_model_that_does_not_run_is_an_error(files: dict[str, Path], tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def more_us(node: NodeProto, shapes: Shapes, constants: AbstractSet[str]) -> flo
 
 def is_attention(node: NodeProto, constants: AbstractSet[str]) -> bool:
     """True if the node multiplies two computed tensors."""
-    return node.op_type == "MatMul" and not any(name in constants for name in node.input[:2])
+    return node.op_type == "MatMul" and not any(name in constants for name in node.input)
 
 
 def products(node: NodeProto, shapes: Shapes) -> tuple[str, float]:

@@ -75,17 +75,16 @@ class Bisection:
     hiding: dict[str, str] = field(default_factory=dict)
     builds: int = 0
     discarded: int = 0
-    _room: int = 0
+    _room: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._room = self.marks
 
     def run(self) -> None:
         """Narrows `low` and `high` until they are neighbours, or no cut is left that can be marked."""
-        self._room = self.marks
         self.high = len(self.lineup.tensors) - 1
         self._learn()
-        while self.high - self.low > 1 and self.builds < self.max_builds:
-            sets = self._next_sets()
-            if not sets:
-                break
+        while self.builds < self.max_builds and (sets := self._next_sets()):
             self.mark(sets)
             self._learn()
             left, count = self.high - self.low - 1, len(self.lineup.tensors)
@@ -124,7 +123,7 @@ class Bisection:
         sizes = {t.name: 4 * t.size for t in self.lineup.tensors}
         kept: list[str] = []
         total = 0
-        for name in names[: self._room or self.marks]:
+        for name in names[: self._room]:
             total += sizes[name]
             if kept and total > BYTES:
                 break

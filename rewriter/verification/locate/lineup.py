@@ -54,7 +54,7 @@ class Lineup:
     def leading_to(self, names: Iterable[str]) -> Lineup:
         """Returns the lineup of the named tensors and their ancestors."""
         wanted = {i for i, t in enumerate(self.tensors) if t.name in set(names)}
-        for position in range(len(self.tensors) - 1, -1, -1):
+        for position in reversed(range(len(self.tensors))):
             if position in wanted:
                 wanted.update(self.tensors[position].parents)
         places = {old: new for new, old in enumerate(sorted(wanted))}

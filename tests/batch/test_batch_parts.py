@@ -1,0 +1,174 @@
+"""Parts of a batch on their own: what is packed, hashed, passed on and moved, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import graph, with_weights
+
+from rewriter.batch import flags, manifest, packing, plan, staging
+from rewriter.batch.entry import Entry, Outcome
+from rewriter.batch.key import digest, key_of
+from rewriter.batch.record import state_file
+from rewriter.errors import OutputError, UsageError
+from rewriter.model import save
+from rewriter.pipeline.config import Configuration
+from rewriter.pipeline.options import FixOptions
+
+
+def test_a_model_is_packed_with_its_weights(tmp_path: Path) -> None:
+    weights = {"w": np.ones((64, 64), np.float32)}
+    model = with_weights("g (float[2,64] x, float[64,64] w) => (float[2,64] y) { y = MatMul(x, w) }", weights)
+    path = tmp_path / "net.onnx"
+    onnx.save(model.whole(), path, save_as_external_data=True, location="net.data", size_threshold=0)
+    (tmp_path / "other.txt").write_text("not of the model")
+    packed = packing.pack_model(path)
+    assert sorted(packed) == ["net.data", "net.onnx"]
+    packing.unpack(packed, tmp_path / "there" / "deep")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "there" / "deep").iterdir()} == dict(packed)
+
+
+def test_a_file_that_is_no_model_is_packed_for_the_child_to_refuse(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"no model")
+    assert packing.pack_model(path) == {"net.onnx": b"no model"}
+
+
+def test_a_folder_is_packed_with_its_name_and_all_below(tmp_path: Path) -> None:
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "data" / "deep" / "a.npz").write_bytes(b"a")
+    (tmp_path / "data" / "b.npz").write_bytes(b"b")
+    packed = packing.pack(tmp_path / "data")
+    assert packed == {"data/deep/a.npz": b"a", "data/b.npz": b"b"}
+    assert packing.pack(tmp_path / "data" / "b.npz") == {"b.npz": b"b"}
+    packing.unpack(packed, tmp_path / "there")
+    assert packing.pack(tmp_path / "there" / "data") == packed
+
+
+def test_a_digest_is_of_contents_and_of_names_in_a_folder(tmp_path: Path) -> None:
+    for name, content in (("one", b"a"), ("two", b"a"), ("three", b"b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.npz").write_bytes(content)
+    one, two, three = (digest(tmp_path / name) for name in ("one", "two", "three"))
+    assert one == two != three
+    assert digest(tmp_path / "one" / "x.npz") == digest(tmp_path / "two" / "x.npz")
+    (tmp_path / "two" / "x.npz").rename(tmp_path / "two" / "y.npz")
+    assert digest(tmp_path / "two") != one, "a folder's names are part of it"
+    assert digest(tmp_path / "nowhere") == ""
+    (tmp_path / "empty").mkdir()
+    assert digest(tmp_path / "empty") == ""
+
+
+def test_a_key_follows_contents_and_options_and_not_names(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.npz", "b.npz", "c.npz")]
+    for path, content in zip(paths, (b"1", b"1", b"2"), strict=True):
+        path.write_bytes(content)
+    model = save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / "net.onnx")
+
+    def key(**options: Any) -> str:
+        return key_of(Entry("net.onnx", model, tmp_path / "out.onnx", options))
+
+    assert key(inputs=paths[0]) == key(inputs=paths[1]) != key(inputs=paths[2])
+    assert key(plugin_libs=tuple(paths[:2])) != key(plugin_libs=tuple(paths[:1])) != key()
+    assert key(opset=18) != key(opset=17)
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no model")
+    assert key_of(Entry("broken.onnx", broken, tmp_path / "out.onnx", {})) != key()
+
+
+ARGUMENTS = [
+    pytest.param({"preset": "trt-bf16"}, ["--preset=trt-bf16"], id="a text"),
+    pytest.param({"preset": None}, [], id="nothing"),
+    pytest.param({"nothing_of_ours": 3}, [], id="an option of another command"),
+    pytest.param({"build": True}, ["--build"], id="a switch that is on"),
+    pytest.param({"build": False}, ["--no-build"], id="a switch that is off"),
+    pytest.param({"keep_fp32_op": ("Exp", "Log")}, ["--keep-fp32-op=Exp", "--keep-fp32-op=Log"], id="names"),
+    pytest.param({"input_shapes": {"x": (1, 3)}}, ["--input-shape=x:1x3"], id="shapes"),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), ARGUMENTS)
+def test_options_as_arguments(options: dict[str, Any], expected: list[str]) -> None:
+    assert flags.arguments(FixOptions, options) == expected
+
+
+BAD = [
+    pytest.param("[[model]", "it cannot be read", id="no TOML"),
+    pytest.param('preset = "trt-fp16"', "it names no models", id="no models"),
+    pytest.param("model = 3", "it names no models", id="a number in place of models"),
+    pytest.param("model = []", "it names no models", id="none"),
+    pytest.param("[[model]]\nopset = 17", "model 1: it has no path", id="no path"),
+    pytest.param('[[model]]\npath = ""', "model 1: it has no path", id="an empty path"),
+    pytest.param('[[model]]\npath = "net.onnx"\n[[model]]\npath = 3', "model 2: it has no path", id="3"),
+    pytest.param('opset = "x"\n[[model]]\npath = "net.onnx"', "opset cannot be 'x'", id="no number"),
+    pytest.param("[[model]]\npath = 'net.onnx'\nopset = 99", "opset cannot be 99", id="out of range"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD)
+def test_a_manifest_that_makes_no_sense_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / "net.onnx")
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words) as caught:
+        manifest.read(path, tmp_path / "out")
+    assert str(caught.value).startswith(str(path)) and caught.value.hint
+
+
+def test_options_of_one_model_go_over_those_of_all(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / f"{name}.onnx")
+    path = tmp_path / "models.toml"
+    path.write_text("opset = 17\n[[model]]\npath = 'a.onnx'\nopset = 18\n[[model]]\npath = 'b.onnx'")
+    a, b = manifest.read(path, tmp_path / "out")
+    assert (a.options["opset"], b.options["opset"]) == (18, 17)
+
+
+def test_a_batch_of_nothing_and_one_over_its_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no models are named"):
+        plan.entries([], tmp_path / "out", {}, Configuration(()))
+    model = save(graph("g (float[2] x) => (float[2] y) { y = Exp(x) }"), tmp_path / "net.onnx")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "net.onnx").symlink_to(model)
+    with pytest.raises(UsageError, match="would replace the model"):
+        plan.entries([model], linked, {}, Configuration(()))
+    (tmp_path / "net.npz").write_bytes(b"")
+    (entry,) = plan.entries([model], tmp_path / "out", {}, Configuration(()))
+    assert (entry.output, entry.options["inputs"]) == (tmp_path / "out" / "net.onnx", tmp_path / "net.npz")
+    (shaped,) = plan.entries([model], tmp_path / "out", {"input_shapes": {"x": (2,)}}, Configuration(()))
+    assert "inputs" not in shaped.options, "the user gave shapes for random data"
+
+
+def test_a_result_lands_with_the_model_last_and_without_the_old_state(tmp_path: Path) -> None:
+    output, result = tmp_path / "out" / "net.onnx", tmp_path / "result"
+    staging.make_folder(output.parent)
+    result.mkdir()
+    for name in ("net.onnx", "net.onnx.data", "zz.json"):
+        (result / name).write_text(name)
+    state_file(output).parent.mkdir(parents=True, exist_ok=True)
+    state_file(output).write_text("of an earlier run")
+    landed = staging.land(
+        Entry("net.onnx", tmp_path / "net.onnx", output, {}), Outcome("verified", "fixed"), result
+    )
+    assert set(landed.files) == {"net.onnx.data", "zz.json", "net.onnx"}
+    assert landed.files[-1] == "net.onnx"
+    assert not state_file(output).exists() and not list(result.iterdir())
+    assert output.read_text() == "net.onnx"
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="cannot make the folder"):
+        staging.make_folder(tmp_path / "file" / "out")
+    result = tmp_path / "result"
+    result.mkdir()
+    (result / "net.onnx").write_text("model")
+    entry = Entry("net.onnx", tmp_path / "net.onnx", tmp_path / "nowhere" / "net.onnx", {})
+    with pytest.raises(OutputError, match="cannot write the model") as caught:
+        staging.land(entry, Outcome("verified", "fixed"), result)
+    assert str(caught.value).startswith(str(entry.output))

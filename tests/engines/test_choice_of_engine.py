@@ -1,0 +1,174 @@
+"""Which engine runs on a GPU, by its driver and the installed libraries, on a machine that needs neither."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rewriter.engines import nvidia_driver, this_machine
+from rewriter.engines.nvidia_driver import Gpu
+from rewriter.engines.onnxruntime_module import import_onnxruntime
+from rewriter.engines.this_machine import Choice
+from rewriter.errors import EngineError
+
+H200 = Gpu("NVIDIA H200", (9, 0), (13, 0))
+ADA = Gpu("NVIDIA L4", (8, 9), (13, 0))
+CUDA = "cuda.bindings"
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Sets the GPU, and the releases of the modules that are installed."""
+
+    def with_libraries(gpu: Gpu | None, **releases: str) -> None:
+        installed = {name.replace("__", "."): release for name, release in releases.items()}
+        monkeypatch.setattr(this_machine, "gpu", lambda: gpu)
+        monkeypatch.setattr(this_machine, "_installed", lambda module: module in installed)
+        monkeypatch.setattr(this_machine, "_version", lambda module: installed[module])
+
+    return with_libraries
+
+
+NO_TRT = "tensorrt is not installed"
+TABLE = [
+    pytest.param(H200, {"tensorrt": "10.15", "cuda__bindings": "13"}, Choice("tensorrt"), id="TensorRT"),
+    pytest.param(
+        H200,
+        {"tensorrt": "10.15", "tensorrt_rtx": "1.6", "cuda__bindings": "13"},
+        Choice("tensorrt"),
+        id="both: TensorRT is better",
+    ),
+    pytest.param(
+        ADA,
+        {"tensorrt_rtx": "1.7", "cuda__bindings": "13"},
+        Choice("tensorrt-rtx", (NO_TRT,)),
+        id="RTX alone",
+    ),
+    pytest.param(
+        ADA,
+        {"tensorrt_rtx": "1.7"},
+        Choice(None, (NO_TRT, "cuda.bindings is not installed")),
+        id="without CUDA's bindings",
+    ),
+    pytest.param(ADA, {}, Choice(None, (NO_TRT, "tensorrt_rtx is not installed")), id="no library"),
+    pytest.param(
+        H200,
+        {"tensorrt_rtx": "1.7", "cuda__bindings": "13"},
+        Choice(
+            None,
+            (
+                NO_TRT,
+                "TensorRT-RTX 1.7 does not load engines on compute capability 9.0 (NVIDIA H200); 1.6.1 does",
+            ),
+        ),
+        id="a release that does not load engines there",
+    ),
+    pytest.param(
+        None,
+        {"tensorrt": "10.15", "cuda__bindings": "13"},
+        Choice(None, ("there is no NVIDIA driver here, or it sees no GPU",)),
+        id="no GPU",
+    ),
+]
+
+
+@pytest.mark.parametrize(("gpu", "releases", "expected"), TABLE)
+def test_the_best_engine_is_chosen(
+    gpu: Gpu | None, releases: dict[str, str], expected: Choice, machine: Machine
+) -> None:
+    machine(gpu, **releases)
+    assert this_machine.choose() == expected
+
+
+def test_an_engine_that_was_named_is_taken_or_refused_with_advice(machine: Machine) -> None:
+    machine(ADA, tensorrt_rtx="1.7", cuda__bindings="13")
+    assert this_machine.choose("tensorrt-rtx") == Choice("tensorrt-rtx")
+    with pytest.raises(EngineError, match=NO_TRT) as caught:
+        this_machine.choose("tensorrt")
+    assert caught.value.hint == 'pip install "rewriter[trt]", on a machine with a GPU'
+
+
+@pytest.mark.parametrize(
+    ("providers", "refused"),
+    [(["CUDAExecutionProvider", "CPUExecutionProvider"], False), (["CPUExecutionProvider"], True)],
+    ids=["with CUDA", "without"],
+)
+def test_onnx_runtime_on_a_gpu_needs_its_cuda_build(
+    providers: list[str], refused: bool, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(ADA)
+    runtime = import_onnxruntime()
+    monkeypatch.setattr(runtime, "get_available_providers", lambda: providers)
+    problem = this_machine.obstacle("onnxruntime-cuda")
+    assert (problem is not None) is refused
+    assert problem is None or "is built without CUDA" in str(problem)
+
+
+def test_modules_and_their_releases_are_found_without_loading_them() -> None:
+    assert this_machine._installed("numpy")
+    assert not this_machine._installed("no_such_module")
+    assert not this_machine._installed("no_such_package.inside")
+    assert this_machine._version("numpy") == __import__("numpy").__version__
+    assert this_machine._version("no_such_module") == ""
+
+
+class Driver:
+    """libcuda with two devices; functions that are named in `failing` return an error."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: 999 if name in self.failing else self._done(name, *arguments)
+
+    @staticmethod
+    def _done(name: str, *given: Any) -> int:
+        arguments = list(given)
+        capability = {75: 9, 76: 0}
+        if name == "cuDeviceGetName":
+            arguments[0].value = f"GPU {arguments[2]}".encode()
+        elif name != "cuInit":
+            numbers = {
+                "cuDriverGetVersion": 12080,
+                "cuDeviceGetCount": 2,
+                "cuDeviceGet": arguments[-1],
+                "cuDeviceGetAttribute": capability.get(arguments[1]) if len(arguments) > 1 else None,
+            }
+            arguments[0]._obj.value = numbers[name]
+        return 0
+
+
+def seen(monkeypatch: pytest.MonkeyPatch, *failing: str) -> list[Gpu]:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: Driver(*failing))
+    monkeypatch.setattr(nvidia_driver, "_installed_release", lambda: "580.65.06")
+    return nvidia_driver.gpus()
+
+
+def test_the_driver_is_asked_for_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(monkeypatch) == [Gpu(f"GPU {n}", (9, 0), (12, 8), "580.65.06") for n in (0, 1)]
+    assert nvidia_driver.has_gpu() and nvidia_driver.first_gpu().name == "GPU 0"
+
+
+def test_a_driver_that_does_not_start_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seen(monkeypatch, "cuInit") == []
+    assert seen(monkeypatch, "cuDeviceGetCount") == []
+    with pytest.raises(EngineError, match="no GPU: there is no NVIDIA driver here"):
+        nvidia_driver.first_gpu()
+
+
+def test_what_the_driver_does_not_answer_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, _) = seen(monkeypatch, "cuDriverGetVersion", "cuDeviceGetAttribute")
+    assert (first.capability, first.driver_cuda) == ((0, 0), (0, 0))
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_name: str) -> Any:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    assert nvidia_driver.gpus() == [] and not nvidia_driver.has_gpu()

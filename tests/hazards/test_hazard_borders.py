@@ -1,0 +1,204 @@
+"""The last value that a rule allows, and the first that it reports, in numbers that FP32 holds exactly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hazard_rules import Ranges, one, said
+
+from rewriter.plan import Range
+
+LARGEST, LIMIT = 65504.0, 32752.0
+"""FP16's largest number, and the largest measured value that leaves a head-room of 2."""
+
+NORMAL, FLUSH = 2.0**-14, 2.0**-25
+"""FP16's smallest normal number, and the largest that it rounds to zero."""
+
+JUST = 2.0**-30
+"""A step that binary64 resolves beside each of these numbers, relative to them."""
+
+
+def above(value: float) -> float:
+    return value * (1.0 + JUST)
+
+
+def below(value: float) -> float:
+    return value * (1.0 - JUST)
+
+
+def mean(size: float, *, low: float = 0.0) -> Range:
+    """A range whose values all have one size."""
+    return Range(low, size, size, True)
+
+
+MATMUL = "g (float[2,K] a, float[K,2] b) => (float[2,2] y) { y = MatMul(a, b) }"
+L2 = one("ReduceL2", shape="1,4", result="1,1")
+MEAN = one("ReduceMean", shape="1,4096", result="1,1", axes="[1]")
+SQUARE = "g (float[2] x) => (float[2] y) { y = Mul(x, x) }"
+SUB = "g (float[4] x, float[4] z) => (float[4] y) { y = Sub(x, z) }"
+NORM = """
+    g (float[1,1,2,2] x) => (float[1,1,2,2] y)
+    <float[1] s = {1.0}, float[1] b = {0.0}, float[1] mean = {8.0}, float[1] var = {0.0}> {
+        y = BatchNormalization(x, s, b, mean, var)
+    }"""
+TINY = "g (float[3,1] x) => (float[3,2] y) <float[1,2] w = {1e-6, 3e-6}> { y = MatMul(x, w) }"
+LOGITS = "g (float[2,8] s) => (float[2,8] y) { y = Softmax<axis = -1>(s) }"
+ANGLE = "g (int64[4] n) => (float[4] y) { x = Cast<to = 1>(n) y = Sin(x) }"
+PAIR = "g (float[2] x) => (float[2] y) { h = Cast<to = 10>(x) b = Cast<to = 1>(h) y = Neg(b) }"
+
+
+def depth(number: int) -> str:
+    return MATMUL.replace("K", str(number))
+
+
+TABLE: list[tuple[str, str, Ranges, str, str]] = [
+    ("overflowing", one("Exp"), {"y": (0, LIMIT)}, "", "head-room, just"),
+    ("overflowing", one("Exp"), {"y": (0, above(LIMIT))}, "warning y", "head-room, no more"),
+    ("overflowing", one("Exp"), {"y": (0, LARGEST)}, "warning y", "FP16's largest number"),
+    ("overflowing", one("Exp"), {"y": (0, above(LARGEST))}, "error y", "more than FP16's largest number"),
+    # a has 1, b 16: each term is 16 at most and 8 on the average
+    ("partial_sums", depth(4094), {"a": (0, 1), "b": (0, 16), "y": (0, 1)}, "", "a worst sum of 65504"),
+    ("partial_sums", depth(4095), {"a": (0, 1), "b": (0, 16), "y": (0, 1)}, "note y", "one term more"),
+    ("partial_sums", depth(4094), {"a": (0, 2), "b": (0, 32), "y": (0, 1)}, "note y", "a usual sum of 65504"),
+    (
+        "partial_sums",
+        depth(4095),
+        {"a": (0, 2), "b": (0, 32), "y": (0, 1)},
+        "warning y",
+        "one usual term more",
+    ),
+    (
+        "partial_sums",
+        depth(4095),
+        {"a": (0, 2), "b": (0, 32), "y": (0, LARGEST)},
+        "warning y",
+        "a result in range",
+    ),
+    (
+        "partial_sums",
+        depth(4095),
+        {"a": (0, 2), "b": (0, 32), "y": (0, above(LARGEST))},
+        "",
+        "overflow has its own",
+    ),
+    (
+        "hidden_sums",
+        one("ReduceLogSum", shape="1,2", result="1,1"),
+        {"x": mean(LIMIT / 2)},
+        "",
+        "two of half a limit",
+    ),
+    (
+        "hidden_sums",
+        one("ReduceLogSum", shape="1,2", result="1,1"),
+        {"x": mean(LIMIT / 2 + 1)},
+        "warning y",
+        "a sum beyond the limit",
+    ),
+    (
+        "hidden_sums",
+        one("ReduceLogSum", shape="1,2", result="1,1"),
+        {"x": mean(LIMIT)},
+        "warning y",
+        "65504 in all",
+    ),
+    (
+        "hidden_sums",
+        one("ReduceLogSum", shape="1,2", result="1,1"),
+        {"x": mean(LIMIT + 1)},
+        "error y",
+        "65506 in all",
+    ),
+    ("hidden_sums", one("ReduceLogSum", shape="1,2", result="1,1"), {"x": mean(NORMAL)}, "", "normal terms"),
+    (
+        "hidden_sums",
+        one("ReduceLogSum", shape="1,2", result="1,1"),
+        {"x": mean(below(NORMAL))},
+        "warning y",
+        "subnormal terms",
+    ),
+    (
+        "hidden_sums",
+        one("ReduceLogSum", shape="1,2", result="1,1"),
+        {"x": mean(FLUSH)},
+        "error y",
+        "terms become zero",
+    ),
+    ("hidden_sums", one("ReduceLogSum", shape="1,2", result="1,1"), {"x": mean(0.0)}, "", "zeros"),
+    (
+        "hidden_sums",
+        one("ReduceLogSum", shape="1,2", result="1,1"),
+        {"x": (-LIMIT, 1)},
+        "warning y",
+        "signs cancel",
+    ),
+    ("inner_squares", L2, {"x": (0, math.sqrt(LARGEST))}, "", "a square of 65504"),
+    ("inner_squares", L2, {"x": (0, 256.0)}, "note y", "a square of 65536"),
+    ("inner_squares", L2, {"x": mean(127.96)}, "", "four squares within 65504"),
+    ("inner_squares", L2, {"x": mean(128.0)}, "note y", "four squares of 65536 in all"),
+    ("inner_exponentials", one("Mish"), {"x": (0, math.log(LARGEST))}, "", "ln 65504"),
+    ("inner_exponentials", one("Mish"), {"x": (0, above(math.log(LARGEST)))}, "note y", "beyond ln 65504"),
+    ("inner_sums", MEAN, {"x": mean(LARGEST / 4096), "y": (0, 1)}, "", "a sum of 65504"),
+    ("inner_sums", MEAN, {"x": mean(16.0), "y": (0, 1)}, "note y", "a sum of 65536"),
+    ("inner_sums", MEAN, {"x": mean(16.0), "y": (0, LIMIT)}, "note y", "its result is in range"),
+    ("inner_sums", MEAN, {"x": mean(16.0), "y": (0, above(LIMIT))}, "", "overflow has its result"),
+    ("inner_sums", MEAN, {"x": mean(16.0)}, "note y", "its result was not measured"),
+    ("steep_powers", SQUARE, {"x": (0, 200), "y": (0, LIMIT)}, "note y", "a result at the limit"),
+    ("steep_powers", SQUARE, {"x": (0, 200), "y": (0, above(LIMIT))}, "", "overflow has the result"),
+    ("steep_powers", SQUARE, {"x": (0, 127), "y": (0, 1)}, "", "twice 127 squared is 64516"),
+    ("steep_powers", SQUARE, {"x": (0, 128), "y": (0, 1)}, "note y", "twice 128 squared is 65536"),
+    (
+        "long_softmax",
+        one("Softmax", shape="65536,2", result="65536,2", axis=-2),
+        {},
+        "warning y",
+        "the first axis",
+    ),
+    (
+        "long_softmax",
+        one("Softmax", shape="65505,2", result="65505,2", axis=0),
+        {},
+        "warning y",
+        "65505 keys",
+    ),
+    ("vanishing", one("Relu"), {"y": (0, NORMAL)}, "", "normal, just"),
+    ("vanishing", one("Relu"), {"y": (0, below(NORMAL))}, "note y", "subnormal"),
+    ("vanishing", one("Relu"), {"y": (0, 2.0**-17)}, "note y", "eight bits"),
+    ("vanishing", one("Relu"), {"y": (0, below(2.0**-17))}, "warning y", "fewer than eight bits"),
+    ("vanishing", one("Relu"), {"y": (0, above(FLUSH))}, "warning y", "one bit"),
+    ("vanishing", one("Relu"), {"y": (0, FLUSH)}, "error y", "it rounds to zero"),
+    ("cancellation", SUB, {"x": mean(32.0), "z": mean(32.0), "y": mean(1.0)}, "", "a thirty-second is left"),
+    ("cancellation", SUB, {"x": mean(33.0), "z": mean(33.0), "y": mean(1.0)}, "warning y", "less is left"),
+    (
+        "cancellation",
+        SUB,
+        {"x": mean(33.0), "z": mean(32.0), "y": mean(1.0)},
+        "",
+        "the smaller operand counts",
+    ),
+    ("weights", TINY, {}, "warning y", "subnormal weights"),
+    ("weights", TINY, {"w": (1e-6, 3e-6)}, "warning y", "as measured"),
+    ("weights", TINY, {"w": mean(5.9e-5)}, "warning y", "subnormals may err by a thousandth of 5.9e-5"),
+    ("weights", TINY, {"w": mean(6.0e-5)}, "", "and by less of 6e-5"),
+    ("weights", TINY, {"w": mean(0.01)}, "", "their measured norm excludes a loss"),
+    ("weights", TINY, {"w": mean(above(LARGEST))}, "warning y", "a range that excludes nothing"),
+    ("large_logits", LOGITS, {"s": (-1e9, 2048.0)}, "", "whole numbers are exact up to 2048"),
+    ("large_logits", LOGITS, {"s": (-1e9, 2049.0)}, "note y", "and not beyond"),
+    ("phase", ANGLE, {"x": (0, 4.0)}, "", "an angle of 4"),
+    ("phase", ANGLE, {"x": (0, above(4.0))}, "warning x, warning y", "a larger angle"),
+    ("outside_statistics", NORM, {"x": (8.0, 8.0)}, "", "as in training"),
+    ("outside_statistics", NORM, {"x": (below(8.0), 8.0)}, "warning y", "less"),
+    ("outside_statistics", NORM, {"x": (8.0, above(8.0))}, "warning y", "more"),
+    ("cast_pairs", PAIR, {"x": (0, LARGEST)}, "note h", "in range on the way"),
+    ("cast_pairs", PAIR, {"x": (0, above(LARGEST))}, "error h", "beyond it on the way"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "ranges", "expected"),
+    [pytest.param(*row[:4], id=f"{row[0]}: {row[4]}") for row in TABLE],
+)
+def test_the_border_of_a_rule(rule: str, text: str, ranges: Ranges, expected: str) -> None:
+    opset = 22 if rule == "cast_pairs" else 18 if "Mish" in text else 17
+    assert said(rule, text, ranges, opset=opset) == expected

@@ -1,0 +1,82 @@
+"""`make test` fails where tests run too few lines or too few branches, each judged on its own."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from coverage_floor import LEAST, NAMED, complaints, main
+from paths import ROOT
+
+Counts = tuple[int, int, int, int]
+"""Lines, lines that did not run, branches, branches that did not run."""
+
+KEYS = ("num_statements", "missing_lines", "num_branches", "missing_branches")
+
+
+def report(*files: Counts) -> dict[str, object]:
+    total = dict(zip(KEYS, map(sum, zip(*files, strict=True)), strict=True))
+    return {
+        "totals": total,
+        "files": {
+            f"rewriter/{number}.py": {"summary": dict(zip(KEYS, counts, strict=True))}
+            for number, counts in enumerate(files)
+        },
+    }
+
+
+TABLE = [
+    pytest.param((1000, 50, 1000, 100), [], id="both at the floor"),
+    pytest.param(
+        (1000, 51, 1000, 0), ["94.9 % of lines ran (51 of 1000 did not)"], id="lines, branches make up"
+    ),
+    pytest.param((1000, 0, 1000, 101), ["89.9 % of branches ran (101 of 1000 did not)"], id="branches alone"),
+    pytest.param((10, 10, 10, 10), ["0.0 % of lines", "0.0 % of branches"], id="both"),
+    pytest.param((1000, 0, 0, 0), [], id="no branch"),
+    pytest.param((100000, 5001, 10, 0), ["94.9 % of lines"], id="not rounded up to the floor"),
+]
+
+
+@pytest.mark.parametrize(("counts", "begins"), TABLE)
+def test_each_share_is_judged_on_its_own(counts: Counts, begins: list[str]) -> None:
+    found = complaints(report(counts))
+    assert len(found) == len(begins)
+    assert all(text.startswith(begin) for text, begin in zip(found, begins, strict=True))
+
+
+def test_files_where_most_is_left_are_named_first() -> None:
+    few, many, none = (10, 9, 0, 0), (1000, 300, 0, 0), (10, 0, 0, 0)
+    [text] = complaints(report(few, many, *[none] * NAMED))
+    lines = text.splitlines()
+    assert len(lines) == 1 + NAMED
+    assert lines[1:3] == [
+        "  rewriter/1.py: 70.0 % of lines ran (300 of 1000 did not)",
+        "  rewriter/0.py: 10.0 % of lines ran (9 of 10 did not)",
+    ]
+
+
+@pytest.mark.parametrize(("missing", "code"), [(4, 0), (6, 1)])
+def test_the_exit_code_and_what_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: int, code: int
+) -> None:
+    path = tmp_path / "coverage.json"
+    path.write_text(json.dumps(report((100, missing, 100, 0))))
+    assert main(str(path)) == code
+    printed = capsys.readouterr().out
+    assert f"{100 - missing}.0 % of lines ran" in printed
+    assert ("at least 95 %" in printed) == bool(code)
+
+
+def test_make_test_holds_the_floor_and_a_single_file_does_not() -> None:
+    recipe = (
+        (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ntest: lint\n")[2].partition("\n\n")[0]
+    )
+    assert "--cov-report=json:build/coverage.json" in recipe
+    assert "coverage_floor.py build/coverage.json" in recipe
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    assert "cov" not in settings["pytest"]["ini_options"]["addopts"]
+    assert "fail_under" not in settings["coverage"]["report"]
+    assert settings["coverage"]["run"]["branch"]
+    assert LEAST == {"lines": 95.0, "branches": 90.0}

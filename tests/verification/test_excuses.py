@@ -1,0 +1,107 @@
+"""What may excuse a failed check: the network's own sums, or its own FP32 engine, within limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from graphs import graph
+
+from rewriter.figures.outputs import OutputComparison
+from rewriter.verification.arithmetic_checks import allowing, as_fp32, check_tf32, excused
+from rewriter.verification.expected import Expected
+from rewriter.verification.verdict import Check, MetricValue
+
+
+def output(name: str, error: float, tolerance: float = 5e-3) -> OutputComparison:
+    return OutputComparison(name, error, 1.0, 0.9, math.isfinite(error), tolerance)
+
+
+def failed(*outputs: OutputComparison) -> Check:
+    return Check("emulation", False, "NOT within 0.005", outputs)
+
+
+def errors(**of_outputs: float) -> Callable[[], Mapping[str, float]]:
+    return lambda: of_outputs
+
+
+def never() -> Mapping[str, float]:
+    raise AssertionError("it was asked for a check that did not fail")
+
+
+@pytest.mark.parametrize("passed", [True, None], ids=["passed", "not made"])
+def test_a_check_that_did_not_fail_is_not_judged_again(passed: bool | None) -> None:
+    check = Check("emulation", passed, "as it is", (output("y", 1e-3),))
+    assert excused(check, never) is check
+    assert as_fp32(check, never, "an engine") is check
+    assert allowing(check, {"y": 0.05}, "it errs by", 2.0) is check
+
+
+@pytest.mark.parametrize(
+    ("error", "own", "passed"),
+    [
+        pytest.param(0.0199, 0.01, True, id="both sides are off by it"),
+        pytest.param(0.0201, 0.01, False, id="more than both sides are off"),
+        pytest.param(0.1, 0.4, True, id="a tenth is of use"),
+        pytest.param(0.101, 0.4, False, id="more than a tenth is of no use"),
+        pytest.param(math.inf, 0.4, False, id="NaN has no excuse"),
+    ],
+)
+def test_another_order_of_sums_excuses_twice_its_error(error: float, own: float, passed: bool) -> None:
+    found = excused(failed(output("y", error)), errors(y=own))
+    assert found.passed is passed
+    assert found.excuse == ("conditioning" if passed else "")
+    assert found.outputs[0].tolerance == pytest.approx(min(0.1, 2 * own)), "shown as what was allowed"
+    assert found.summary == f"NOT within 0.005; another order of its own sums moves the result by {own:.2g}"
+
+
+@pytest.mark.parametrize(("error", "passed"), [(0.0119, True), (0.0121, False)])
+def test_an_fp32_engine_excuses_1_2_times_its_error(error: float, passed: bool) -> None:
+    check = failed(output("y", error))
+    found = as_fp32(check, errors(y=0.01), "TensorRT 10.15")
+    if passed:
+        assert (found.passed, found.excuse) == (True, "as-fp32")
+        assert (
+            found.summary == "NOT within 0.005; as accurate as FP32 here, where TensorRT 10.15 errs by 0.01"
+        )
+    else:
+        assert found is check, "the engine's error explains nothing: it is not mentioned"
+
+
+def test_every_output_needs_an_excuse_of_its_own() -> None:
+    check = failed(output("y", 0.015), output("z", 0.02))
+    assert excused(check, errors(y=0.01, z=0.01)).passed
+    assert not excused(check, errors(y=0.01)).passed
+    assert not excused(check, errors(y=0.01, z=0.009)).passed
+    assert excused(replace(check, outputs=(output("y", 0.015), output("z", 4e-3))), errors(y=0.01)).passed
+
+
+def test_a_smaller_error_never_lowers_a_tolerance() -> None:
+    check = failed(output("y", 0.015))
+    assert excused(check, errors(y=1e-4)) is check
+    assert excused(check, errors()) is check
+    both = excused(failed(output("y", 0.015), output("z", 4e-3)), errors(y=0.01, z=1e-4))
+    assert [one.tolerance for one in both.outputs] == [0.02, 5e-3]
+
+
+def test_a_metric_of_the_users_is_not_excused() -> None:
+    check = replace(failed(output("y", 0.015)), value=MetricValue("psnr", 30.0, 40.0, False))
+    assert excused(check, errors(y=0.01)) is check
+
+
+DOUBLED = graph("g (float[4] x) => (float[4] y) { y = Add(x, x) }")
+
+
+@pytest.mark.parametrize(("value", "hint"), [(2.0, False), (8.0, True)])
+def test_a_failed_tf32_check_says_how_to_avoid_tf32(value: float, hint: bool) -> None:
+    expected = [{"y": np.full(4, value, np.float32)}]
+    check = check_tf32(Expected(expected, expected), DOUBLED, [{"x": np.ones(4, np.float32)}])
+    assert (check.name, check.passed) == ("tf32", not hint)
+    assert ("--noTF32" in check.summary) is hint
+
+
+def test_the_error_of_a_check_is_that_of_its_worst_output() -> None:
+    assert failed(output("y", 0.015), output("z", 0.03)).error == pytest.approx(6.0)

@@ -1,0 +1,252 @@
+"""What a build's report and the outcomes of runs become, without a TensorRT."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from graphs import graph
+from onnx import TensorProto
+
+from rewriter.engines.build_report import BuildReport, NetworkLayer, ParserError
+from rewriter.engines.protocol import EngineOutcome, Status
+from rewriter.figures.outputs import OutputComparison
+from rewriter.figures.tolerances import Tolerance
+from rewriter.verification.build_check import (
+    LACKING,
+    NO_INT8_CONV,
+    BuildExpectation,
+    check_build,
+    check_original_build,
+    judged_report,
+)
+from rewriter.verification.expected import selects_rows
+from rewriter.verification.judge import Judged, Standard, weigh
+from rewriter.verification.run_check import run_check
+
+HALF = int(TensorProto.FLOAT16)
+CONV = NetworkLayer("layer", "CONVOLUTION", "conv", (("c", "HALF"),))
+NORM = NetworkLayer("norm", "NORMALIZATION", "ln", (("n", "FLOAT"),))
+SUM = NetworkLayer("sum", "REDUCE", "", (("s", "HALF"),))
+WARNED = "TensorRT warns of a decomposed norm in FP16, whose squares may overflow"
+WARNING = "running layernorm nodes in FP16 may overflow"
+BUILT = BuildReport("RTX", "1.7", True, (CONV, NORM), (("x", "FLOAT"),), engine_bytes=3 << 20, build_s=2.25)
+UNBUILT = replace(BUILT, engine_bytes=None)
+REFUSED = BuildReport("RTX", "1.7", False, parser_errors=(ParserError("n", "Foo", "unknown operator"),))
+
+
+def test_a_build_as_planned() -> None:
+    check = judged_report(BUILT, BuildExpectation(1, {"c": HALF, "x": int(TensorProto.FLOAT)}))
+    assert (check.passed, check.built, check.details) == (True, True, ())
+    assert (
+        check.summary == "RTX 1.7 built 2 layers, 1 of them NORMALIZATION, 3 MiB, in 2.2 s; types as planned"
+    )
+    assert "NORMALIZATION" not in judged_report(replace(BUILT, layers=(CONV,)), BuildExpectation()).summary
+
+
+@pytest.mark.parametrize(
+    ("report", "expected", "fault"),
+    [
+        pytest.param(
+            BUILT,
+            BuildExpectation(2),
+            "the model has 2 normalisation operators, the network 1 NORMALIZATION layers",
+            id="a norm is missing",
+        ),
+        pytest.param(
+            BUILT,
+            BuildExpectation(0, {"n": HALF}),
+            "tensor n of ln is FLOAT, planned HALF",
+            id="another type than planned",
+        ),
+        pytest.param(
+            BUILT,
+            BuildExpectation(0, {"x": HALF}),
+            "tensor x of an input is FLOAT, planned HALF",
+            id="an input",
+        ),
+        pytest.param(
+            replace(BUILT, layers=(SUM,), warnings=(WARNING,)),
+            BuildExpectation(),
+            f"{WARNED}; reductions in FP16: sum",
+            id="a decomposed norm in FP16",
+        ),
+        pytest.param(
+            replace(BUILT, warnings=(WARNING,)),
+            BuildExpectation(),
+            f"{WARNED}; reductions in FP16: none",
+            id="a norm that no layer shows",
+        ),
+    ],
+)
+def test_one_finding(report: BuildReport, expected: BuildExpectation, fault: str) -> None:
+    check = judged_report(report, expected)
+    assert (check.passed, check.built) == (False, True)
+    assert check.details[0] == fault
+    assert check.summary.endswith("; 1 finding")
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        pytest.param(BUILT, BuildExpectation(0), id="more norms than needed"),
+        pytest.param(BUILT, BuildExpectation(0, {"c": int(TensorProto.INT64)}), id="a type nobody plans"),
+        pytest.param(replace(BUILT, layers=(SUM,)), BuildExpectation(), id="FP16 sums without a warning"),
+        pytest.param(
+            replace(BUILT, layers=(SUM,), warnings=(WARNING,)),
+            BuildExpectation(norms_in_range=frozenset({"s"})),
+            id="sums that were measured",
+        ),
+        pytest.param(
+            replace(BUILT, layers=(replace(SUM, outputs=(("s", "FLOAT"),)),), warnings=(WARNING,)),
+            BuildExpectation(norms_in_range=frozenset({"other"})),
+            id="sums in FP32",
+        ),
+    ],
+)
+def test_no_finding(report: BuildReport, expected: BuildExpectation) -> None:
+    check = judged_report(report, expected)
+    assert check.passed and check.summary.endswith("; types as planned")
+
+
+@pytest.mark.parametrize(("number", "listed"), [(2, 2), (10, 10), (11, 11), (13, 11)])
+def test_ten_findings_of_a_kind_are_listed(number: int, listed: int) -> None:
+    layers = tuple(replace(CONV, outputs=((f"c{i}", "FLOAT"),)) for i in range(number))
+    check = judged_report(
+        replace(BUILT, layers=layers), BuildExpectation(0, {f"c{i}": HALF for i in range(99)})
+    )
+    assert len(check.details) == listed
+    more = f"and {number - 10} more tensors of another type than planned"
+    assert (check.details[-1] == more) is (number > 10)
+    assert check.summary.endswith(f"; {listed} findings")
+
+
+def test_a_parser_that_refuses() -> None:
+    check = judged_report(REFUSED, BuildExpectation(3))
+    assert (check.passed, check.built) == (False, False)
+    assert check.summary == "RTX 1.7 refuses the model"
+    assert check.details == ("node n (Foo): unknown operator",), "what was not parsed misses no norm"
+
+
+def test_a_builder_that_gives_no_engine() -> None:
+    errors = tuple(f"error {number}" for number in range(12))
+    check = judged_report(replace(UNBUILT, errors=errors, hint="ask again"), BuildExpectation())
+    assert (check.passed, check.built) == (False, False)
+    assert check.summary == "RTX 1.7 did not build the model: 10 findings"
+    assert check.details == (*(f"builder: error {n}" for n in range(2, 12)), "what to do: ask again")
+    silent = judged_report(UNBUILT, BuildExpectation())
+    assert silent.details == ("builder: no engine, and no error message",)
+    assert silent.summary.endswith(": 1 finding")
+
+
+def test_what_the_user_has_to_give_is_no_fault_of_the_model() -> None:
+    report = replace(UNBUILT, obstacle="the shape of x is not known", hint="give --shape x=1x3")
+    check = judged_report(report, BuildExpectation())
+    assert (check.passed, check.built) == (None, False)
+    assert check.summary == "not built: the shape of x is not known"
+    assert check.details == ("what to do: give --shape x=1x3",)
+    wrong = judged_report(report, BuildExpectation(0, {"n": HALF}))
+    assert wrong.passed is False, "it does not hide a wrong type"
+
+
+@pytest.mark.parametrize("part", LACKING)
+def test_an_operator_that_this_library_lacks_is_no_verdict(part: str) -> None:
+    check = judged_report(replace(UNBUILT, errors=(f"Foo {part} bar",)), BuildExpectation())
+    assert check.passed is None and check.built is False
+    int8 = part == NO_INT8_CONV
+    assert (
+        check.summary == f"not built: RTX 1.7 {'has no INT8 Conv' if int8 else 'lacks what this model needs'}"
+    )
+    assert check.details[-1].startswith("`tensorrt`" if int8 else "another TensorRT")
+    mixed = judged_report(replace(UNBUILT, errors=(f"Foo {part} bar", "another error")), BuildExpectation())
+    assert mixed.passed is False, "there is another error"
+
+
+def test_a_message_of_a_build_that_succeeded_is_no_lack() -> None:
+    check = judged_report(replace(BUILT, errors=(f"Foo {LACKING[1]}",)), BuildExpectation())
+    assert check.passed is True
+
+
+def test_ten_warnings_are_listed_those_about_precision_first() -> None:
+    warnings = (*(f"odd {n}" for n in range(12)), "weights overflow in FP16")
+    check = judged_report(replace(BUILT, warnings=warnings), BuildExpectation())
+    assert check.passed and len(check.details) == 10
+    assert check.details[0].startswith("precision: a weight does not fit FP16")
+    assert check.details[1:] == tuple(f"warning: odd {n}" for n in range(9))
+
+
+@pytest.mark.parametrize(
+    ("body", "selects"),
+    [
+        pytest.param("v, i = TopK(x, k) y = Identity(v)", True, id="TopK"),
+        pytest.param("y = Relu(x)", False, id="no selection"),
+    ],
+)
+def test_rows_are_selected(body: str, selects: bool) -> None:
+    source = graph(f"g (float[4] x) => (float[P] y) <int64[1] k = {{2}}> {{ {body} }}")
+    assert selects_rows(source) is selects
+
+
+L2 = Tolerance(0.1, "relative-l2", "a test")
+RAN = EngineOutcome("fixed", 0, "ok", device="a GPU", library="TensorRT 10")
+
+
+def output(error: float) -> OutputComparison:
+    return OutputComparison("y", error, 1.0, 0.9, True, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("error", "passed", "words"),
+    [
+        pytest.param(0.05, True, "relative-l2 0.05, within 0.1", id="within"),
+        pytest.param(0.1, True, "relative-l2 0.1, within 0.1", id="just within"),
+        pytest.param(0.2, True, "relative-l2 0.2, beyond 0.1", id="excused"),
+        pytest.param(0.2, False, "relative-l2 0.2, NOT within 0.1", id="beyond"),
+    ],
+)
+def test_the_summary_of_one_build(error: float, passed: bool, words: str) -> None:
+    judged = Judged((), (output(error),), (), error, error, 0.1, passed)
+    check = run_check([RAN], judged, L2, 1.5)
+    assert check.summary == f"TensorRT 10 on a GPU: {words}"
+    assert (check.passed, check.seconds, check.value, check.outputs) == (passed, 1.5, None, (output(error),))
+    assert check.details == ("allowed: a test",)
+
+
+STATUSES: list[tuple[Status, bool]] = [("crashed", True), ("timeout", True), ("error", False)]
+
+
+@pytest.mark.parametrize(("status", "logged"), STATUSES)
+def test_logs_of_crashes_and_hangs_are_shown_and_those_of_errors_are_not(
+    status: Status, logged: bool
+) -> None:
+    outcome = EngineOutcome("fixed", 0, status, "reason", log="LOG")
+    details = run_check([outcome], Judged((), (), (), None, None, 0.1, False), L2, 1.0).details
+    assert ("log: LOG" in details) is logged
+    assert f"build 0: {status}: reason" in details
+
+
+def test_a_build_check_knows_how_long_it_took(tmp_path: Path) -> None:
+    """Where no library is installed, or where it refuses the file."""
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"no model")
+    for check in (
+        partial(check_build, path, BuildExpectation()),
+        partial(check_original_build, path, {}, {}),
+    ):
+        start = time.perf_counter()
+        assert 0.0 <= check(timeout_s=60.0).seconds <= time.perf_counter() - start
+
+
+@pytest.mark.parametrize(("metric", "value"), [("relative-l2", 0.0), ("psnr", math.inf)])
+def test_a_sample_without_outputs_has_no_error(metric: str, value: float) -> None:
+    found = weigh([{}], [{}], Standard(Tolerance(0.1, metric, "a test")))
+    assert (found.value, found.passed, found.comparisons) == (value, True, ())
+
+
+@pytest.mark.parametrize(("metric", "worst"), [("relative-l2", math.inf), ("psnr", -math.inf)])
+def test_without_a_sample_nothing_is_as_it_should_be(metric: str, worst: float) -> None:
+    assert weigh([], [], Standard(Tolerance(0.1, metric, "a test"))).value == worst
