@@ -39,6 +39,7 @@ def emulate(fixed: Path, work: Path) -> None:
     from rewriter.emulation import emulation
     from rewriter.model import facts, load, save
 
+    work.mkdir(parents=True, exist_ok=True)
     for path in sorted(fixed.glob("*.onnx")):
         model = load(path)
         made = emulation(model, facts.infer(model), "fp16", tf32=True)
