@@ -137,11 +137,11 @@ def vanishing(survey: Survey) -> Iterator[Hazard]:
 
     for node, head in _chains(survey, tiny):
         measured = survey.range(head)
-        largest = measured.absmax if measured is not None else 0.0
-        if largest <= FP16_FLUSH:
+        assert measured is not None  # tiny has seen it
+        if measured.absmax <= FP16_FLUSH:
             yield survey.hazard(node, "underflow", f"{head} becomes zero", head, "error")
         else:
-            severity: Severity = "warning" if largest < UNDERFLOW else "note"
+            severity: Severity = "warning" if measured.absmax < UNDERFLOW else "note"
             reason = f"{head} is subnormal throughout and loses bits"
             yield survey.hazard(node, "underflow", reason, head, severity)
 

@@ -97,6 +97,7 @@ SUMS = """
         a = CumSum(x, i)
         y = CumSum(a, j)
     }"""
+TURNED = SUMS.replace("J", "0").replace("CumSum(a, j)", "CumSum<FLAG>(a, j)")
 ATTENTION = """
     g (float[2,2] q, float[2,2] k, float[2,2] v) => (float[2,2] y) <float c = {0.5}> {
         s = MatMul(q, k)
@@ -134,6 +135,9 @@ SCALED = """
         pytest.param("patch-embedding", conv(2, 2), "", id="a kernel of 2 is no patch"),
         pytest.param("cumsum-shared-axis", SUMS.replace("J", "0"), "a y", id="two sums along one axis"),
         pytest.param("cumsum-shared-axis", SUMS.replace("J", "1"), "", id="along two axes"),
+        pytest.param("cumsum-shared-axis", TURNED.replace("FLAG", "reverse = 1"), "", id="in two directions"),
+        pytest.param("cumsum-shared-axis", TURNED.replace("FLAG", "exclusive = 1"), "", id="one exclusive"),
+        pytest.param("cumsum-shared-axis", TURNED.replace("FLAG", "reverse = 0"), "a y", id="the default"),
         pytest.param(
             "fused-attention-sm120",
             ATTENTION.replace("BODY", "r = Mul(s, c)\n t = Add(r, c)"),

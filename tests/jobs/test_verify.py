@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -118,8 +119,10 @@ def test_a_metric_of_which_more_is_better(tmp_path: Path) -> None:
 
 
 def test_a_sound_model_is_verified_by_emulation_and_the_result_says_so(files: tuple[Path, Path]) -> None:
+    start = time.perf_counter()
     result = rewriter.verify(*files, inputs=feeds(3.0, 100.0), engine="emulation")
     assert result.passed
+    assert all(0.0 < check.seconds <= time.perf_counter() - start for check in result.checks)
     assert (result.engine, result.device) == ("emulation", "CPU")
     assert [check.name for check in result.checks] == ["emulation", "build"]
     assert "NOT run on a GPU" in result.warnings[0]

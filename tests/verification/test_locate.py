@@ -374,6 +374,15 @@ def test_the_first_fault_may_be_the_first_tensor_or_the_output() -> None:
     assert (known.low, known.high, known.builds) == (7, 8, 0)
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_round_has_a_set_of_marks_for_each_build(jobs: int) -> None:
+    chain = Lineup(tuple(SharedTensor(f"t{i}", "", "", "", (i - 1,) if i else (), 8) for i in range(9)))
+    search = Bisection(chain, lambda sets: [], 1e-3, {}, 3, jobs=jobs)
+    names = [tensor.name for tensor in chain.tensors]
+    assert search.sets(names) == [names[:3], names[3:6]][:jobs]
+    assert search.sets(names[:2]) == [names[:2]] and search.sets([]) == []
+
+
 DIAMOND = Lineup(
     tuple(
         SharedTensor(name, name, "", "", parents, 8)
