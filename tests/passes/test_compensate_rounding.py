@@ -16,7 +16,7 @@ from rewriter.model import Model, load
 from rewriter.passes import compensate_rounding
 from rewriter.pipeline.presets import PRESETS
 from rewriter.plan import Plan
-from rewriter.rewriting.rounding.network import Compared
+from rewriter.rewriting.rounding import Used
 
 CASES = [
     pytest.param(weighted(MATMUL, w=(48, 24)), (1, 96, 48), -1, id="MatMul"),
@@ -212,13 +212,13 @@ def test_the_change_has_the_errors_of_products_and_of_the_network_where_it_was_r
         error: float
         nearest: float
 
-    def summary(whole: Compared | None, *errors: tuple[float, float]) -> str:
+    def summary(whole: Used | None, *errors: tuple[float, float]) -> str:
         return compensate_rounding._summary([Errors(*one) for one in errors], whole)  # type: ignore[misc]
 
     several = "3 weights rounded together: 2.0e-04 of each product instead of 5.0e-04, on rows held out"
     three = (1e-4, 5e-4), (2e-4, 4e-4), (3e-4, 6e-4)
     assert summary(None, *three) == several
-    assert summary(Compared(1e-3, 2e-3), *three) == (
+    assert summary(Used((), 1e-3, 2e-3), *three) == (
         f"{several}; 1.0e-03 of the network's results instead of 2.0e-03"
     )
     assert summary(None, (1e-4, 5e-4)).startswith("a weight rounded together: 1.0e-04")
