@@ -249,6 +249,21 @@ def test_the_best_of_several_other_plans_is_handed_out() -> None:
     assert _best(made, both, [10.0, 9.9, 10.3]) == (made, "")
     assert _best(made, both, [10.0, None, None]) == (made, "")
     assert _best(made, both, [None, 9.0, 9.0]) == (made, "")
+    assert _best(made, [], []) == (made, "")
     assert "fast: 9 us instead of 10 us on this GPU, error 0.0011 instead of 0.001" in _best(
         made, both, [10.0, 9.0, 12.0]
     )
+
+
+def test_ctrl_c_while_other_plans_are_tried_hands_out_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(job: FixJob, given: Given) -> Attempt:
+        if job.repairing:
+            raise KeyboardInterrupt
+        return attempt(job, given)
+
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("rewriter.jobs.fix.stages.attempt", interrupted)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.IN_DOUBT", 0.0)
+    result = rewriter.fix(**projections())
+    assert merged(result.model) and result.verified
+    assert "interrupted while other plans were tried" in result.conclusion.remarks[0]

@@ -8,7 +8,7 @@ built and timed: plain FP16 with its hazards kept, and Convs as ConvTransposes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from rewriter.base import Pass
@@ -39,7 +39,8 @@ Other = tuple[str, FixJob]
 def best_plan(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: float) -> tuple[Attempt, str]:
     """Returns the attempt to hand out, and a sentence on it if that is not `made`.
 
-    Another plan is taken if it is faster and as accurate, or as fast and more accurate.
+    Another plan is taken if it is faster and as accurate, or as fast and more accurate. Ctrl-C ends that, and
+    `made` is the result.
 
     Args:
         attempt: Runs a job.
@@ -48,28 +49,37 @@ def best_plan(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: floa
     error = made.relative_l2
     if error is None or made.latency_us is None or not _may_change(made):
         return made, ""
-    found: list[tuple[str, Attempt]] = []
+    try:
+        found = list(_as_accurate(made, attempt, error, seconds))
+        models = [made.fixed, *(other.fixed for _, other in found)]
+        return _best(made, found, made.proof.yardstick.timed_in_turn(models) if found else [])
+    except KeyboardInterrupt:
+        return made, "interrupted while other plans were tried: this is the rules' plan"
+
+
+def _as_accurate(
+    made: Attempt, attempt: Callable[[FixJob], Attempt], error: float, seconds: float
+) -> Iterator[tuple[str, Attempt]]:
+    """Yields other plans that err no more than `error`, as far as there is time for them."""
     start = time.monotonic()
     for words, job in _others(made):
         if time.monotonic() - start + seconds > AFFORDED_S:
-            break
+            return
         other = attempt(job)
         if not other.failed and other.relative_l2 is not None and other.relative_l2 <= AS_FP32 * error:
-            found.append((words, other))
-    if not found:
-        return made, ""
-    timed = made.proof.yardstick.timed_in_turn([made.fixed, *(other.fixed for _, other in found)])
-    return _best(made, found, timed)
+            yield words, other
 
 
-def _best(made: Attempt, found: list[tuple[str, Attempt]], timed: list[float | None]) -> tuple[Attempt, str]:
+def _best(
+    made: Attempt, found: Sequence[tuple[str, Attempt]], timed: Sequence[float | None]
+) -> tuple[Attempt, str]:
     """Returns the attempt that no other one beats, and a sentence on it.
 
     Args:
         found: Attempts as accurate as `made`.
         timed: Latencies of `made` and of these, in us; None: it did not run.
     """
-    first = us = timed[0]
+    first = us = timed[0] if timed else None
     best, said = made, ""
     for (words, other), other_us in zip(found, timed[1:], strict=True):
         if first is None or us is None or other_us is None:
