@@ -6,12 +6,13 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph
+from onnx import helper, numpy_helper
 
 import rewriter
-from rewriter.base import Change
+from rewriter.base import Change, with_header
 from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.causes import FusedNorm, causes
-from rewriter.model import Model
+from rewriter.model import Model, load
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan, Range
 from rewriter.verification.expected import expected_outputs
@@ -130,3 +131,32 @@ def test_the_error_before_is_that_of_plain_fp16(body: str, finite: bool) -> None
     samples = [{"x": np.array([300.0, 2.0], np.float32)}]
     (before,) = errors_before(source, expected_outputs(source, samples), samples, "fp16", "fp32")
     assert before.finite == finite
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("y = Add(x, huge)", id="an initializer"),
+        pytest.param("h = Constant<value_int = 0>() y = Add(x, h)", id="a Constant"),
+        pytest.param(
+            "y = If (c) <then_branch = t () => (float[512] u) { u = Add(x, huge) },"
+            " else_branch = e () => (float[512] v) { v = Neg(x) }>",
+            id="an initializer of a branch",
+        ),
+    ],
+)
+def test_large_constants_beyond_fp16_become_infinite_wherever_they_stand(body: str) -> None:
+    """RT-DETRv2 and D-FINE are exported with a Constant of anchors, 3e38 where there is none."""
+    values = numpy_helper.from_array(np.full(512, 3e38, np.float32), "huge")
+    text = f"g (float[512] x, bool c) => (float[512] y) {{ n = Not(c) {body} }}"
+    source = onnx.parser.parse_model(with_header(text))
+    (last,) = (node for node in source.graph.node if node.op_type in ("Add", "If"))
+    if source.graph.node[1].op_type == "Constant":
+        source.graph.node[1].attribute[0].CopyFrom(helper.make_attribute("value", values))
+    else:
+        place = last.attribute[0].g if last.op_type == "If" else source.graph
+        place.initializer.append(values)
+    model = load(source)
+    samples = [{"x": np.ones(512, np.float32), "c": np.array(True)}]
+    (before,) = errors_before(model, expected_outputs(model, samples), samples, "fp16", "fp32")
+    assert not before.finite

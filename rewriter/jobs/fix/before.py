@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from onnx import NodeProto, TensorProto
+from onnx import NodeProto, TensorProto, numpy_helper
 
 from rewriter.base import Context
 from rewriter.emulation import Accumulation
@@ -75,11 +75,27 @@ def _with_infinities(model: Model, largest: float) -> Model:
         for attribute in attributes:
             if attribute.name == "value_float" and largest < abs(attribute.f) < math.inf:
                 attribute.f = math.copysign(math.inf, attribute.f)
-        for tensor in (*graph.initializer, *(a.t for a in attributes if a.name == "value")):
-            if tensor.data_type == TensorProto.FLOAT:
-                array = changed.array(tensor)
-                huge = np.isfinite(array) & (np.abs(array) > largest)
-                if huge.any():
-                    infinite = np.where(huge, np.copysign(np.inf, array), array).astype(np.float32)
-                    tensor.CopyFrom(changed.detached_tensor(tensor.name, infinite))
+        # only initializers of the main graph may have their data elsewhere
+        made = changed.detached_tensor if graph is changed.proto.graph else _attached
+        for tensor in graph.initializer:
+            if (infinite := _infinite(changed, tensor, largest)) is not None:
+                tensor.CopyFrom(made(tensor.name, infinite))
+        for tensor in (a.t for a in attributes if a.name == "value"):
+            if (infinite := _infinite(changed, tensor, largest)) is not None:
+                tensor.CopyFrom(_attached(tensor.name, infinite))
     return changed
+
+
+def _attached(name: str, array: Array) -> TensorProto:
+    return numpy_helper.from_array(array, name)
+
+
+def _infinite(model: Model, tensor: TensorProto, largest: float) -> Array | None:
+    """An FP32 tensor with infinity for what is beyond `largest`; None if nothing is, or for other types."""
+    if tensor.data_type != TensorProto.FLOAT:
+        return None
+    array = model.array(tensor)
+    huge = np.isfinite(array) & (np.abs(array) > largest)
+    if not huge.any():
+        return None
+    return np.where(huge, np.copysign(np.inf, array), array).astype(np.float32)
