@@ -56,7 +56,7 @@ def next_step(result: FixResult) -> NextStep:
     target, typing = result.target, _typing(result.target, _lowered(result))
     if target.library == "tensorrt" and not target.version:
         remarks.append(
-            "with TensorRT 11, leave out --stronglyTyped and --strongly-typed: it knows no other way"
+            "TensorRT 11 types every network strongly: leave out --stronglyTyped and --strongly-typed there"
         )
     if _chooses_types(target) and _lowered(result):
         remarks.append(
