@@ -30,6 +30,9 @@ PAGE = 4096
 SEARCHED_BYTES = 8 * 2**30
 """Most bytes of a folder that are searched for the name of a data file."""
 
+State = tuple[int, int, int]
+"""Inode, size in bytes, and time of the last change in ns of a file."""
+
 LARGEST_MODEL = 2**31
 """A larger file is no model, since it is no protobuf message."""
 
@@ -55,7 +58,7 @@ def removed_on_failure(data: Path, target: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if data.name not in locations(target):
+        if data.name not in _read_locations(target):  # not from memory: what it names must never be removed
             data.unlink(missing_ok=True)
         raise
 
@@ -69,32 +72,49 @@ def _append(stream: IO[bytes], tensor: onnx.TensorProto, array: Array, location:
         tensor.external_data.add(key=key, value=str(value))
 
 
-def owned_data(target: Path) -> list[Path]:
-    """The data files that `rewriter` wrote for the model file `target`, as it is now."""
+def owned_data(target: Path) -> dict[Path, State]:
+    """The data files that `rewriter` wrote for the model file `target`, as it is now, and their states."""
     files = (target.parent / location for location in locations(target) if Path(location).name == location)
-    return [file for file in files if _signed_for(file, target)]
+    return {file: state for file in files if (state := _state(file)) and _signed_for(file, target)}
 
 
-def remove_unused(files: Iterable[Path], target: Path) -> None:
-    """Removes data files that no model in the folder names; a file that cannot be removed stays."""
-    for file in files:
+def remove_unused(files: Mapping[Path, State], target: Path) -> None:
+    """Removes data files that no model in the folder names; a file that cannot be removed stays.
+
+    Another process that writes the same model may have removed one, and be writing a new file of its name:
+    what is not in its old state stays.
+    """
+    for file, state in files.items():
         others = (other for other in target.parent.iterdir() if other != file)
-        if not _named(file.name, others, if_unknown=True):
+        if not _named(file.name, others, if_unknown=True) and _state(file) == state:
             with suppress(OSError):  # Windows keeps files that are mapped
                 file.unlink()
 
 
+def _state(file: Path) -> State | None:
+    """Says whether a file is still the one that it was; None if it is gone."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def locations(path: Path) -> set[str]:
     """The locations of external data that the model at `path` names; none if it is no model."""
-    if not path.is_file():
-        return set()
-    found = path.stat()
-    return set(_locations(path, found.st_ino, found.st_size, found.st_mtime_ns))
+    state = _state(path) if path.is_file() else None
+    return set() if state is None else set(_locations(path, state))
 
 
 @lru_cache(maxsize=16)
-def _locations(path: Path, *_state: int) -> frozenset[str]:
+def _locations(path: Path, _seen: State) -> frozenset[str]:
     """The locations that a file names, kept for as long as its inode, size and time stay the same."""
+    return _read_locations(path)
+
+
+def _read_locations(path: Path) -> frozenset[str]:
+    if not path.is_file():
+        return frozenset()
     try:
         proto = read_proto(path)
     except ModelError:

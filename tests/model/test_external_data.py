@@ -250,6 +250,20 @@ class TestLinks:
         assert value(tmp_path / "link" / "m.onnx") == 1
 
 
+def test_a_file_that_another_process_writes_under_an_old_name_stays(tmp_path: Path) -> None:
+    """Two processes save one model: one has removed the old data, and writes new data of the same name."""
+    path = save(made(1), tmp_path / "m.onnx")
+    old = external_data.owned_data(path)
+    (file,) = old
+    save(made(2), path)
+    assert not file.exists()
+    file.write_bytes(b"written just now")
+    external_data.remove_unused(old, path)
+    assert file.read_bytes() == b"written just now"
+    external_data.remove_unused({file: external_data._state(file)}, path)  # type: ignore[dict-item]
+    assert not file.exists()
+
+
 def test_a_released_array_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     np.arange(2**20, dtype=np.float32).tofile(file)
