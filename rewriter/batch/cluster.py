@@ -146,18 +146,20 @@ def connected(
     except ImportError as error:
         hint = "pip install ray, on each machine of the cluster"
         raise UsageError("Ray is not installed", where="--ray", hint=hint) from error
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        hint = "start one: ray start --head; docs/batch.md shows how"
-        first = str(error).strip().splitlines()[0]
-        raise UsageError(f"no Ray cluster answers: {first}", where=f"--ray {address}", hint=hint) from error
-    try:
-        check_resources(ray.cluster_resources(), gpus=gpus, verify_on=verify_on)
-        with redirect_stdout(sys.stderr):  # Ray prints there that a machine died; --json - goes there, too
+    with redirect_stdout(sys.stderr):  # Ray prints there, until it is shut down; --json - goes there, too
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            hint = "start one: ray start --head; docs/batch.md shows how"
+            first = str(error).strip().splitlines()[0]
+            raise UsageError(
+                f"no Ray cluster answers: {first}", where=f"--ray {address}", hint=hint
+            ) from error
+        try:
+            check_resources(ray.cluster_resources(), gpus=gpus, verify_on=verify_on)
             yield Cluster(ray, gpus=gpus, jobs=jobs, seconds=seconds)
-    finally:
-        ray.shutdown()
+        finally:
+            ray.shutdown()
 
 
 def check_resources(resources: Mapping[str, float], *, gpus: float, verify_on: Sequence[str]) -> None:
