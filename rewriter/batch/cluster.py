@@ -5,6 +5,7 @@ Ray runs a task again if its worker or its machine dies, so that nothing is lost
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -148,7 +149,7 @@ def connected(
         raise UsageError("Ray is not installed", where="--ray", hint=hint) from error
     with redirect_stdout(sys.stderr):  # Ray prints there, until it is shut down; --json - goes there, too
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             hint = "start one: ray start --head; docs/batch.md shows how"
             first = str(error).strip().splitlines()[0]
