@@ -102,7 +102,7 @@ def _state(file: Path) -> State | None:
 
 def locations(path: Path) -> set[str]:
     """The locations of external data that the model at `path` names; none if it is no model."""
-    state = _state(path) if path.is_file() else None
+    state = _state(path)
     return set() if state is None else set(_locations(path, state))
 
 

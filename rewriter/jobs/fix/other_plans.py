@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from rewriter.base import Pass
 from rewriter.jobs.fix.attempt import Attempt
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
@@ -135,6 +134,5 @@ def _transposes(made: Attempt) -> bool:
     if TransposeConvs in kinds or kinds.count(CompensateRounding) != 1 or TransposeConvs.name in skipped:
         return False
     record = Record(made.record.stage)
-    step: Pass = TransposeConvs()
-    Rewriting(job, record).rewrite(made.structured, (step,), made.plan)
+    Rewriting(job, record).rewrite(made.structured, (TransposeConvs(),), made.plan)
     return any(result.changes for result in record.passes)
