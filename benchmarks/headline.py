@@ -11,16 +11,17 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.comparison import worst
-from benchmarks.variants import SEARCHED, SEARCHED_ACCURATE, SEARCHES
+from benchmarks.variants import CHECKED, SEARCHED, SEARCHED_ACCURATE, SEARCHES
 
 Row = dict[str, Any]
 Value = Callable[[Row], float | None]
 
 RIVAL = "autocast"
-OURS = ("fix", "fix-nearest", "fix-rescaled", "fix-accurate", "fix-accurate-50", *SEARCHES)
+OURS = ("fix", CHECKED, "fix-nearest", "fix-rescaled", "fix-accurate", "fix-accurate-50", *SEARCHES)
 SHOWN = {
     RIVAL: RIVAL,
     "fix": "fix",
+    CHECKED: CHECKED,
     "fix-accurate": "fix-accurate",
     "fix-accurate-50": "fix-accurate-50",
     SEARCHED: SEARCHED,

@@ -8,7 +8,8 @@
 
 `prepare` needs no GPU. Each tool makes its variant in a child process (benchmarks/variants.py). The variant is counted
 (benchmarks/census.py) and emulated with FP16 sums. Tools get all samples but the first, on which outputs are compared.
-`--python` is an interpreter with nvidia-modelopt and onnxconverter-common.
+`--python` is an interpreter with nvidia-modelopt and onnxconverter-common. `--variants fix-on-gpu` makes what `fix`
+hands out on a machine with a GPU.
 
 `build` needs TensorRT or TensorRT-RTX (which builds without a GPU), and `measure` needs a GPU. Both use the engines of
 `rewriter verify` (docs/engines.md). All variants of a model are timed in turn in one process. `--search-gpu` adds
@@ -32,9 +33,12 @@ from benchmarks.collection import write
 from benchmarks.comparison import Case
 from benchmarks.measurement import build_all, builder, each, measure_case, runner, search_case
 from benchmarks.preparation import Tools, prepare_all
-from benchmarks.variants import SEARCHES, VARIANTS
+from benchmarks.variants import CHECKED, SEARCHES, VARIANTS
 from rewriter.engines.this_machine import require
 from rewriter.errors import RewriterError
+
+ON_GPU = (CHECKED, *SEARCHES)
+"""Variants that need a GPU to be made."""
 
 MODELS = (
     "nafnet",
@@ -63,7 +67,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="folder for the variants and their measurements")
     parser.add_argument("names", nargs="*", help="models; default: all in the folder")
     parser.add_argument("--python", default=sys.executable, help="interpreter for the other tools")
-    parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v not in SEARCHES))
+    parser.add_argument("--variants", default=",".join(v for v in VARIANTS if v not in ON_GPU))
     parser.add_argument(
         "--accumulations",
         default="fp16",

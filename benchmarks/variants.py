@@ -100,8 +100,27 @@ def fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
 
     It neither compares nor builds, because AutoCast does neither.
     """
-    command = [sys.executable, "-m", "rewriter", "fix", str(model), "--inputs", str(samples), "-o", str(out)]
-    command += ["--save-plan", str(out.with_suffix(".plan")), "--no-verify", "-q"]
+    rewriter_fix(model, samples, out, "--save-plan", str(out.with_suffix(".plan")), "--no-verify", *extra)
+
+
+def fix_on_gpu(model: Path, samples: Path, out: Path) -> None:
+    """`rewriter fix` as a user with a GPU runs it: it builds and times what is in doubt, and checks the result."""
+    rewriter_fix(model, samples, out, "--report", str(out.with_suffix(".report")))
+
+
+def rewriter_fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "rewriter",
+        "fix",
+        str(model),
+        "--inputs",
+        str(samples),
+        "-o",
+        str(out),
+        "-q",
+    ]
     command += ["--target", "tensorrt" if find_spec("tensorrt") else "tensorrt-rtx", *extra]
     os.execv(command[0], command)  # so that limits, memory and exit code are those of `fix`
 
@@ -136,6 +155,9 @@ def searched_accurate(model: Path, samples: Path, out: Path, *extra: str) -> Non
     searched(model, samples, out, "--preset", "accurate", *extra)
 
 
+CHECKED = "fix-on-gpu"
+"""A variant that the prepare stage makes on request, on a machine with a GPU."""
+
 SEARCHED = "fix-search-gpu"
 SEARCHED_ACCURATE = "fix-accurate-search-gpu"
 SEARCHES = (SEARCHED, SEARCHED_ACCURATE)
@@ -147,6 +169,7 @@ VARIANTS = {
     "onnxconverter-common": converter_common,
     "autocast": autocast,
     "fix": fix,
+    CHECKED: fix_on_gpu,
     "fix-nearest": nearest,
     "fix-rescaled": rescaled,
     "fix-accurate": accurate,
@@ -163,6 +186,7 @@ EFFORT = {
     "fix-accurate": 8.0,
     "fix-accurate-50": 8.0,
     "autocast": 4.0,
+    CHECKED: 8.0,
     "fix": 2.0,
     "fix-nearest": 2.0,
     "fix-rescaled": 2.0,

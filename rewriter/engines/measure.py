@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.child_process import ChildResult, run_in_child
+from rewriter.engines.gpu_turn import gpu_turn
 from rewriter.engines.measure_in_child import run_here
+from rewriter.engines.parallel_builds import TIMES_KERNELS
 from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, RunOrder, Status, Variant
 from rewriter.engines.tensorrt_build import NO_TF32, build
 from rewriter.errors import EngineError
@@ -21,6 +24,9 @@ SHAPE_LIKE = 16
 
 UNBUILT: frozenset[EngineName | None] = frozenset({"onnxruntime", "onnxruntime-cuda"})
 """Engines that run the ONNX file itself."""
+
+WITHOUT_GPU: frozenset[EngineName] = frozenset({"onnxruntime"})
+"""Engines whose runs do not disturb those on a GPU."""
 
 
 def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path) -> list[EngineOutcome]:
@@ -89,12 +95,13 @@ def build_variant(
         plugins=[str(plugin) for plugin in settings.plugins],
         timing_cache=settings.builds == 1,
     )
-    built = build(
-        variant.path,
-        options,
-        timeout_s=settings.left(settings.build_timeout_s),
-        memory_bytes=settings.memory_bytes,
-    )
+    with gpu_turn() if settings.engine in TIMES_KERNELS else nullcontext():
+        built = build(
+            variant.path,
+            options,
+            timeout_s=settings.left(settings.build_timeout_s),
+            memory_bytes=settings.memory_bytes,
+        )
     if isinstance(built, ChildResult):
         return _accident(variant.name, number, built, "the build")
     if built.engine_bytes is None:
@@ -161,15 +168,17 @@ def _together(well: Sequence[RunOrder], settings: MeasureSettings) -> Iterator[E
 
 
 def _run(group: Sequence[RunOrder], settings: MeasureSettings) -> ChildResult:
-    return run_in_child(
-        run_here,
-        settings.engine,
-        group,
-        settings.timing,
-        timeout_s=settings.left(settings.run_timeout_s),
-        env=None if group[0].variant.tf32 else NO_TF32,
-        memory_bytes=settings.memory_bytes,
-    )
+    timed = settings.timing is not None and settings.engine not in WITHOUT_GPU
+    with gpu_turn() if timed else nullcontext():
+        return run_in_child(
+            run_here,
+            settings.engine,
+            group,
+            settings.timing,
+            timeout_s=settings.left(settings.run_timeout_s),
+            env=None if group[0].variant.tf32 else NO_TF32,
+            memory_bytes=settings.memory_bytes,
+        )
 
 
 def _failed(one: RunOrder, child: ChildResult) -> EngineOutcome:

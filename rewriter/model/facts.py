@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -70,6 +71,20 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
         for oldest in list(_RECENT)[:-KEPT]:
             _RECENT.pop(oldest, None)
     return Facts([dict(scope) for scope in known.scopes])  # callers add tensors to theirs
+
+
+def at_sizes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Facts:
+    """Facts where the inputs have these shapes, for estimates of work: a rewrite has to hold for all shapes.
+
+    Args:
+        shapes: By name of an input; other inputs stay as they are declared.
+    """
+    sized = model.copy()
+    for value in sized.proto.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        for dim, size in zip(dims, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = size
+    return infer(sized)
 
 
 def _digest(model: Model) -> bytes:

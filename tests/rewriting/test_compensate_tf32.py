@@ -106,6 +106,18 @@ def test_a_depthwise_conv_keeps_its_weights_only_in_fp32() -> None:
     assert on_grid(weights(rounded)["w"])
 
 
+def test_a_filter_that_runs_without_tensor_cores_keeps_its_weights_in_fp32() -> None:
+    """Its kernel does not round to TF32: filters that were rounded made basic-pitch's error 30 times as large."""
+    source = weighted(
+        "g (float[1,1,1,2048] x) => (float[1,4,1,7] y) { y = Conv<strides = [1, 256]>(x, w) }",
+        w=(4, 1, 1, 512),
+    )
+    feeds = [{"x": smooth(1, 1, 1, 2048, seed=seed)} for seed in range(3)]
+    context = Context(calibration=Calibration(feeds), plan=kept(SEARCHED))
+    exact, _ = apply(CompensateRounding(tf32=True), source, context)
+    assert exact is source
+
+
 def test_a_weight_with_consumers_in_two_types_is_unchanged() -> None:
     source = weighted(
         "g (float[96,48] x, float[96,48] z) => (float[96,24] v, float[96,24] y)"

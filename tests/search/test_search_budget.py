@@ -264,3 +264,15 @@ def test_streams_are_tried_first() -> None:
     most_accurate(trials, Budget(0.5), 2)
     (_, first) = trials.tried()
     assert first.added == frozenset(trials.streams())
+
+
+def test_plans_are_priced_at_the_sizes_of_the_samples() -> None:
+    text = "g (float[{n},32] x, float[32,32] v) => (float[{n},32] y) {{ a = MatMul(x, v)  y = Tanh(a) }}"
+    fixed, dynamic = (graphs.graph(text.format(n=size)) for size in ("4096", "rows"))
+    samples = [graphs.random_feeds(fixed)]
+    first, second = (
+        Problem(one, facts.infer(one), samples, run_all(reference(one, facts.infer(one)), samples)).prices
+        for one in (fixed, dynamic)
+    )
+    assert first.base == second.base
+    assert first.own == second.own

@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 from onnx import NodeProto, TensorProto
 
+from rewriter.emulation.product_kernels import operands_of
 from rewriter.graph import GraphEditor, attribute, is_op, label
-from rewriter.graph.fusion import is_depthwise
 from rewriter.graph.match import optional_input
 from rewriter.graph.new_weights import is_transposed
 from rewriter.model import Array
@@ -99,18 +99,24 @@ def layers(graph: GraphEditor, types: Types) -> Iterator[Layer | Skipped]:
     """Every constant FP32 weight of MatMul, Gemm and Conv in one graph, once.
 
     Args:
-        types: Type that each node computes in. In FP32, biases and weights of depthwise Convs are skipped:
-            Tensor Cores do not round them to TF32.
+        types: Type that each node computes in. In FP32, biases and weights of products that TensorRT computes
+            without Tensor Cores are skipped: they are not rounded to TF32.
     """
     seen: set[str] = set()
     for node in graph.nodes:
         weight = _weight(graph, node)
         if weight is None or weight in seen or types(node) is None:
             continue
-        if types(node) == TensorProto.FLOAT and is_depthwise(node, graph.shape(weight) or ()):
+        if types(node) == TensorProto.FLOAT and _stays_exact(graph, node):
             continue
         seen.add(weight)
         yield _layer(graph, node, weight, types)
+
+
+def _stays_exact(graph: GraphEditor, node: NodeProto) -> bool:
+    """True if a product in FP32 takes its operands as they are."""
+    left, right = (graph.shape(name) or () for name in node.input[:2])
+    return operands_of(node, left, right) == "fp32"
 
 
 def _weight(graph: GraphEditor, node: NodeProto) -> str | None:
