@@ -107,7 +107,7 @@ def test_a_depthwise_conv_keeps_its_weights_only_in_fp32() -> None:
 
 
 def test_a_filter_that_runs_without_tensor_cores_keeps_its_weights_in_fp32() -> None:
-    """Its kernel does not round to TF32: filters that were rounded made basic-pitch's error 30 times as large."""
+    """Its kernel does not round to TF32; rounded filters made basic-pitch's error 30 times as large."""
     source = weighted(
         "g (float[1,1,1,2048] x) => (float[1,4,1,7] y) { y = Conv<strides = [1, 256]>(x, w) }",
         w=(4, 1, 1, 512),
