@@ -28,6 +28,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
+from rewriter.passes.shuffle_pixels import ShufflePixels
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.split_images import SplitImages
 from rewriter.passes.transpose_convs import TransposeConvs
@@ -57,6 +58,7 @@ ALL: tuple[type[Pass], ...] = (
     IsolateClip,
     DropRoundTrips,
     UnfoldPatches,
+    ShufflePixels,
     UnfoldDotProducts,
     UnflattenProducts,
     FoldStrides,

@@ -24,6 +24,7 @@ from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
+from rewriter.passes.shuffle_pixels import ShufflePixels
 from rewriter.passes.simplify import Simplify
 from rewriter.passes.split_images import SplitImages
 from rewriter.passes.transpose_convs import TransposeConvs
@@ -99,6 +100,7 @@ DEFAULT: Steps = (
     *STRUCTURE,
     UnfoldPatches(),
     FoldStrides(),
+    ShufflePixels(),
     UnfoldDotProducts(),
     UnflattenProducts(),
     PostponeResize(),

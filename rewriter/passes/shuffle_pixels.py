@@ -1,0 +1,137 @@
+"""shuffle-pixels: replaces a ConvTranspose whose windows do not overlap by a Conv and DepthToSpace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import NodeProto
+
+from rewriter.base import Change, Context, Event, Exactness, GraphPass, Kept, Requires, refused
+from rewriter.graph import GraphEditor, attribute, is_op, label
+from rewriter.graph.match import optional_input
+from rewriter.graph.new_weights import NewWeights, layout_obstacle
+from rewriter.graph.replacement import Replacement
+from rewriter.graph.weights import is_quantised
+from rewriter.planning.costs.node_times import ALIGNED
+
+
+@dataclass(frozen=True)
+class ShufflePixels(GraphPass):
+    """The last layer of a detector or an upscaler: TensorRT is slow at a ConvTranspose of few channels.
+
+    A ConvTranspose whose kernel is its stride s writes s x s pixels for each pixel that it reads, and no
+    pixel twice. A pointwise Conv computes the same sums as s * s channels for each channel, and DepthToSpace
+    moves them to their places: a sub-pixel convolution (Shi et al. 2016, arXiv 1609.05158). The kernels of a
+    ConvTranspose are made for channels in eights. With one channel, as at the end of a text detector, it
+    takes 198 of the 630 us of the network (docs/accuracy.md#convtransposes-of-few-channels).
+
+    With more channels the two forms are about as fast. The sums are the same; `compensate-rounding` rounds
+    the weights of a Conv together, and leaves those of a ConvTranspose alone.
+
+    Skipped without a report: ConvTransposes of more channels, windows that overlap or leave gaps, strides
+    that differ along the axes, one or three axes, computed weights.
+
+    Options:
+        channels: Fewest output channels of a ConvTranspose that stays.
+
+    Declines:
+        - padding, an output_padding or output_shape, dilation, groups
+        - a bias that is computed
+        - a ConvTranspose that --keep-fp32, --keep-fp32-op or an edited plan names
+        - weights that are quantised, or that belong to an enclosing graph
+    """
+
+    channels: int = ALIGNED
+
+    name = "shuffle-pixels"
+    requires = Requires(opset=11)  # from there on DepthToSpace has a mode
+    exactness = Exactness(1e-5, "ONNX Runtime orders the same sums differently")
+    before = """
+        g (float[N,2,2,3] x) => (float[N,1,4,6] y)
+        <float[2,1,2,2] w = {1.0, 2.0, 3.0, 4.0, 0.1, 0.2, 0.3, 0.4}, float[1] bias = {0.5}> {
+            y = ConvTranspose<kernel_shape = [2, 2], strides = [2, 2]>(x, w, bias)
+        }"""
+    after = """
+        g (float[N,2,2,3] x) => (float[N,1,4,6] y)
+        <float[4,2,1,1] weight = {1.0, 0.1, 2.0, 0.2, 3.0, 0.3, 4.0, 0.4},
+         float[4] biases = {0.5, 0.5, 0.5, 0.5}> {
+            channels = Conv<kernel_shape = [1, 1]>(x, weight, biases)
+            y = DepthToSpace<blocksize = 2, mode = "CRD">(channels)
+        }"""
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        weights = NewWeights(graph)
+        for node in graph.nodes:
+            step = _step(graph, node)
+            if step is None or _channels(graph, node) >= self.channels:
+                continue
+            reason = _reason_against(graph, node, context.kept)
+            yield refused(node, "it stays a ConvTranspose", reason) or _shuffled(graph, node, step, weights)
+
+
+def _step(graph: GraphEditor, node: NodeProto) -> int | None:
+    """The stride of a ConvTranspose of images whose kernel is as large; None for other nodes."""
+    if not is_op(node, "ConvTranspose"):
+        return None
+    sizes, weight = graph.sizes(node.input[1]), node.input[1]
+    if (
+        sizes is None
+        or len(sizes) != 4
+        or (graph.constant(weight) is None and not is_quantised(graph, weight))
+    ):
+        return None
+    steps = {*sizes[2:], *attribute(node, "strides", [1, 1])}
+    return steps.pop() if len(steps) == 1 and steps != {1} else None
+
+
+def _channels(graph: GraphEditor, node: NodeProto) -> int:
+    sizes = graph.sizes(node.input[1]) or (0, 0)
+    return sizes[1] * int(attribute(node, "group", 1))
+
+
+def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:
+    if attribute(node, "group", 1) != 1:
+        return "its groups would have to be written one by one"
+    if attribute(node, "auto_pad", "NOTSET") == "NOTSET" and any(attribute(node, "pads", [0])):
+        return "it pads"
+    if any(attribute(node, "output_padding", [0])) or attribute(node, "output_shape"):
+        return "its result is larger or smaller than its windows"
+    if any(step != 1 for step in attribute(node, "dilations", [1])):
+        return "its windows are dilated"
+    bias = optional_input(node, 2)
+    if bias and graph.constant(bias) is None:
+        return f"its bias {bias} is computed"
+    return kept.reason(node) or layout_obstacle(graph, node.input[1])
+
+
+def _shuffled(graph: GraphEditor, node: NodeProto, step: int, weights: NewWeights) -> Change:
+    """Replaces the node; channels are ordered (channel, row, column), the mode CRD of DepthToSpace."""
+    new, count = Replacement(graph, node, "shuffled"), step * step
+    inputs = [node.input[0]]
+    # [C, O, s, s] to [O * s * s, C, 1, 1]
+    inputs.append(
+        weights.changed(
+            node.input[1],
+            "shuffled",
+            lambda w: w.transpose(1, 2, 3, 0).reshape(-1, len(w), 1, 1),
+        )
+    )
+    if bias := optional_input(node, 2):
+        inputs.append(
+            weights.made((bias, count), f"{bias}/shuffled", lambda: np.repeat(graph.value(bias), count))
+        )
+    channels = new.add("Conv", inputs, new.tensor("channels"), new.name, kernel_shape=[1, 1])
+    graph.substitute(
+        node.output[0],
+        graph.make(
+            "DepthToSpace",
+            [channels],
+            [node.output[0]],
+            name=f"{new.name}/DepthToSpace",
+            blocksize=step,
+            mode="CRD",
+        ),
+    )
+    return Change(label(node), f"a pointwise Conv and DepthToSpace by {step}")
