@@ -22,6 +22,7 @@ from rewriter.jobs.fix.before import errors_before
 from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.measured_budget import within_budget
 from rewriter.jobs.fix.other_plans import best_plan
 from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
@@ -118,7 +119,7 @@ def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
         lines.extend(repair.lines)
         stopped, in_fp32 = repair.stopped, repair.in_fp32
     if not lines:
-        made, remark = best_plan(made, again, took)
+        made, remark = best_plan(made, again, took) if job.goal is None else within_budget(made, again)
     if not stopped:
         made, in_its_place = fp32_instead(made, again)
         remark = in_its_place or remark
