@@ -25,9 +25,6 @@ SHAPE_LIKE = 16
 UNBUILT: frozenset[EngineName | None] = frozenset({"onnxruntime", "onnxruntime-cuda"})
 """Engines that run the ONNX file itself."""
 
-WITHOUT_GPU: frozenset[EngineName] = frozenset({"onnxruntime"})
-"""Engines whose runs do not disturb those on a GPU."""
-
 
 def measure(variants: Sequence[Variant], settings: MeasureSettings, folder: Path) -> list[EngineOutcome]:
     """Build every variant, run every sample, and time all interleaved.
@@ -168,17 +165,15 @@ def _together(well: Sequence[RunOrder], settings: MeasureSettings) -> Iterator[E
 
 
 def _run(group: Sequence[RunOrder], settings: MeasureSettings) -> ChildResult:
-    timed = settings.timing is not None and settings.engine not in WITHOUT_GPU
-    with gpu_turn() if timed else nullcontext():
-        return run_in_child(
-            run_here,
-            settings.engine,
-            group,
-            settings.timing,
-            timeout_s=settings.left(settings.run_timeout_s),
-            env=None if group[0].variant.tf32 else NO_TF32,
-            memory_bytes=settings.memory_bytes,
-        )
+    return run_in_child(
+        run_here,
+        settings.engine,
+        group,
+        settings.timing,
+        timeout_s=settings.left(settings.run_timeout_s),
+        env=None if group[0].variant.tf32 else NO_TF32,
+        memory_bytes=settings.memory_bytes,
+    )
 
 
 def _failed(one: RunOrder, child: ChildResult) -> EngineOutcome:

@@ -6,11 +6,12 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
 from rewriter.engines.cuda import CudaFault
+from rewriter.engines.gpu_turn import gpu_turn
 from rewriter.engines.protocol import EngineName, EngineOutcome, Latency, Program, RunOrder, Timing
 from rewriter.engines.tensor_files import write_tensors
 from rewriter.errors import RewriterError
@@ -61,9 +62,13 @@ def run_here(engine: EngineName, orders: Sequence[RunOrder], timing: Timing | No
     for lane in lanes:
         with _failing(lane):
             lane.program = load_program(engine, lane.order)
-            _run_samples(lane, lane.program)
-    if timing is not None:
-        _time([lane for lane in lanes if lane.alive], timing)
+    with gpu_turn() if engine != "onnxruntime" else nullcontext():  # engines load on the CPU
+        for lane in lanes:
+            if lane.program is not None:
+                with _failing(lane):
+                    _run_samples(lane, lane.program)
+        if timing is not None:
+            _time([lane for lane in lanes if lane.alive], timing)
     return [_closed(lane) for lane in lanes]
 
 

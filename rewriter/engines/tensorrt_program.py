@@ -150,6 +150,8 @@ class TensorRTProgram:
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
             self._kernels = open_cache(config, runtime_cache)
             context = engine.create_execution_context(config)
+            if self._kernels is not None:
+                self._kernels.keep()  # the next engine of this process loads before this one runs
         if context is None:
             why = self._why()
             raise EngineError(
@@ -158,7 +160,7 @@ class TensorRTProgram:
         return context
 
     def _keep_kernels(self) -> None:
-        """Writes the compiled kernels after the first run, so that the next engine finds them."""
+        """Writes the kernels that the first run compiled, too."""
         if self._kernels is not None:
             self._kernels.keep()
             self._kernels = None

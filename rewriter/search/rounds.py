@@ -76,7 +76,7 @@ def by_measurement(
 
     Args:
         trials: Makes the plans from the rules' plan.
-        batches: Batches of groups, most promising first; `FIRST` groups are tried. A batch is generated after
+        batches: Batches of groups, most promising first; `FIRST` groups are tried. A batch is asked for after
             the one before it was judged. If the rules' plan misses the goal, the last batch, which makes
             plans more accurate, comes first.
         report: Called with a line after each plan.

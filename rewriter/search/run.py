@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from rewriter.data.inputs import Samples
 from rewriter.emulation import Accumulation, reference
 from rewriter.engines.deployment import Deployment
 from rewriter.engines.onnxruntime import Session
+from rewriter.engines.parallel_builds import TIMES_KERNELS
 from rewriter.engines.protocol import EngineName
 from rewriter.errors import TimeUpError
 from rewriter.figures.metrics import DETECTIONS, named
@@ -29,7 +31,7 @@ from rewriter.model.stopwatch import LASTING, Progress
 from rewriter.plan import Plan
 from rewriter.planning.costs.node_times import ORIGIN
 from rewriter.search.builder import Builder
-from rewriter.search.candidate import Candidate, added
+from rewriter.search.candidate import Candidate, Group, added
 from rewriter.search.cheapest import cheapest
 from rewriter.search.clock import Clock
 from rewriter.search.effort import Effort, RunCost, for_budget, for_tolerance
@@ -231,12 +233,29 @@ def _on_engine(
     ranker, ranked_by = effort.of(problem), clock.at(RANKED_SHARE)
     trials = Trials(problem, given.plan, named(request.metric), request.reason, ranker, ranked_by)
     report("the rules' plan first")
-    with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder:
+    with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder, ThreadPoolExecutor(1) as ahead:
         deployment, timeout_s = request.deployment, request.build_timeout_s
         builder = Builder(problem, engine, deployment, Path(folder), clock, timeout_s)
         judge = EngineEvaluator(builder, trials.metric)
-        found = by_measurement(trials, groups(trials, goal), goal, judge, report)
+        batches = groups(trials, goal)
+        if engine not in TIMES_KERNELS:  # the nodes are ranked while the rules' plan is built and run
+            batches = _one_ahead(batches, ahead)
+        found = by_measurement(trials, batches, goal, judge, report)
     return _engine_outcome(found, request, trials.metric.least, judge.failures)
+
+
+def _one_ahead(batches: Iterator[list[Group]], pool: ThreadPoolExecutor) -> Iterator[list[Group]]:
+    """Yields batches; a thread makes the next one meanwhile, and has begun with the first."""
+
+    def following() -> Future[list[Group] | None]:
+        return pool.submit(lambda: next(batches, None))
+
+    def each(coming: Future[list[Group] | None]) -> Iterator[list[Group]]:
+        while (batch := coming.result()) is not None:
+            coming = following()
+            yield batch
+
+    return each(following())
 
 
 def _exact(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +36,7 @@ from rewriter.search.engine_evaluator import EngineEvaluator
 from rewriter.search.fp32_groups import ESTIMATE_OFF, groups
 from rewriter.search.goal import Budget, ErrorLimit, Fastest, Found, Goal
 from rewriter.search.rounds import FIRST, SECOND, THIRD, by_measurement
-from rewriter.search.run import SearchInput, SearchRequest, run
+from rewriter.search.run import SearchInput, SearchRequest, _one_ahead, run
 from rewriter.search.trials import Trials
 from rewriter.search.tried_plans import Measured
 
@@ -499,3 +501,17 @@ def test_a_budget_reduces_plans_but_judges_with_fp16_sums(
 def cost(seconds: float) -> RunCost:
     source = graphs.graph("g (float[8,8] x) => (float[8,8] y) { y = MatMul(x, x) }")
     return RunCost.of(source, facts.infer(source), seconds)
+
+
+def test_the_first_batch_is_made_before_it_is_asked_for_and_all_come_in_order() -> None:
+    begun = threading.Event()
+
+    def batches() -> Iterator[list[Group]]:
+        for count in (1, 2):
+            begun.set()
+            yield [Group(str(place), Candidate()) for place in range(count)]
+
+    with ThreadPoolExecutor(1) as pool:
+        ahead = _one_ahead(batches(), pool)
+        assert begun.wait(5.0)
+        assert [len(batch) for batch in ahead] == [1, 2]
