@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ from benchmarks.comparison import errors
 from rewriter.data.inputs import load_samples
 from rewriter.engines import this_machine
 from rewriter.engines.measure import measure
-from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Variant
+from rewriter.engines.protocol import MeasureSettings, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.model import Array, Model, load
 from rewriter.verification.expected import expected_outputs
@@ -49,8 +50,8 @@ KEPT = 4
 LIMIT_S = 300
 """Seconds of one run of `fix`."""
 
-PARTS_WITHOUT_GPU = ("cpu", "result")
-"""What trained_cpu.py and trained_results.py measured; it stays."""
+PARTS_WITHOUT_GPU = ("cpu", "result", "emulated")
+"""What trained_cpu.py, trained_results.py and trained_agreement.py measured; it stays."""
 
 
 def make(model: Path, folder: Path, name: str, arguments: list[str]) -> dict[str, Any]:
@@ -87,8 +88,7 @@ def prepare(model: Path, work: Path) -> dict[str, Any]:
 def run(model: Path, work: Path, made: dict[str, Any]) -> dict[str, Any]:
     """Errors and latencies of all variants that were made."""
     original, folder = load(model), work / model.stem
-    samples = list(islice(load_samples(str(model.with_suffix("") / "kept"), original), KEPT))
-    expected = [dict(exact) for exact in expected_outputs(original, samples).exact]
+    samples, expected = kept(model, original)
     stored = write_samples(folder / "sample", samples)
     paths = {name: folder / f"{name}.onnx" for name in made}
     variants = [Variant("fp32", model, stored)]
@@ -100,16 +100,25 @@ def run(model: Path, work: Path, made: dict[str, Any]) -> dict[str, Any]:
         for outcome in measure(variants, MeasureSettings(engine), Path(outputs)):
             row: dict[str, Any] = dict(made.get(outcome.variant, {}))
             if outcome.ran and outcome.latency is not None:
-                row |= {"us": round(outcome.latency.median_us, 1)} | judged(original, expected, outcome)
+                outputs = [outcome.values(i) for i in range(len(samples))]
+                row |= {"us": round(outcome.latency.median_us, 1)} | judged(original, expected, outputs)
             else:
                 row["problem"] = outcome.problem
             rows[outcome.variant] = row
     return rows
 
 
-def judged(original: Model, expected: list[dict[str, Array]], outcome: EngineOutcome) -> dict[str, Any]:
+def kept(model: Path, original: Model) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
+    """The samples that judge, and the original's outputs for them."""
+    samples = list(islice(load_samples(str(model.with_suffix("") / "kept"), original), KEPT))
+    return samples, [dict(exact) for exact in expected_outputs(original, samples).exact]
+
+
+def judged(
+    original: Model, expected: list[dict[str, Array]], outputs: Sequence[dict[str, Array]]
+) -> dict[str, Any]:
     """Relative L2 errors of the outputs over all samples, the worst of them, and the worst of each sample."""
-    alone = [errors(original, exact, outcome.values(i)) for i, exact in enumerate(expected)]
+    alone = [errors(original, exact, found) for exact, found in zip(expected, outputs, strict=True)]
     pooled: dict[str, float | None] = {}
     for name in alone[0]:
         found = [one[name] for one in alone]
@@ -135,8 +144,8 @@ def main(folder: Path, out: Path, names: list[str]) -> None:
                 rows = run(model, work, made[model])
             except Exception as error:  # one network must not stop the others
                 rows = {"problem": f"{type(error).__name__}: {error}"}
-            kept = {key: found.get(model.stem, {}).get(key) for key in PARTS_WITHOUT_GPU}
-            found[model.stem] = rows | {key: row for key, row in kept.items() if row}
+            others = {key: found.get(model.stem, {}).get(key) for key in PARTS_WITHOUT_GPU}
+            found[model.stem] = rows | {key: row for key, row in others.items() if row}
             out.write_text(json.dumps(found, indent=1) + "\n")
             line = [
                 f"{n} {r.get('us', '-')} us {r.get('error') or 0:.2e}"
