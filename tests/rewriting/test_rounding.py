@@ -9,10 +9,11 @@ from graphs import graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
+from weighted import weighted, weights
 
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array
-from rewriter.rewriting.rounding import FittingData, Grid, RowSource, Window
+from rewriter.rewriting.rounding import FittingData, Grid, Layer, Rounded, RowSource, Window, compensate
 from rewriter.rewriting.rounding.blas import one_thread
 from rewriter.rewriting.rounding.nearest_plane import (
     LEAST_DAMPING,
@@ -156,7 +157,14 @@ BRANCHED = """g (float[N,4] x) => (float[N,4] y) <float[4,4] w = {1,0,0,0, 0,1,0
 """A later part reads `a`, too; the shape of `n` depends on values."""
 
 
-@pytest.mark.parametrize(("room", "held"), [(10**6, [{"a"}, {"e", "b"}, set()]), (0, [set(), set(), set()])])
+@pytest.mark.parametrize(
+    ("room", "held"),
+    [
+        pytest.param(10**6, [{"a"}, {"e", "b"}, set()], id="room"),
+        pytest.param(6 * 4 * 4, [{"a"}, {"a"}, set()], id="room for the first cut alone"),
+        pytest.param(0, [set(), set(), set()], id="no room"),
+    ],
+)
 def test_running_in_parts_reads_the_same_rows_as_one_run(room: int, held: list[set[str]]) -> None:
     source, rng = graph(BRANCHED), np.random.default_rng(3)
     samples = [{"x": rng.standard_normal((rows, 4)).astype(np.float32)} for rows in (6, 9)]
@@ -189,6 +197,23 @@ def test_outputs_come_from_tensors_held_if_there_is_room(room: int, kept: set[st
     assert list(found) == ["y", "e"] and not reader.held
     for name, array in whole.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_weight_with_several_consumers_is_rounded_when_the_graph_has_reached_the_last() -> None:
+    source = weighted(
+        "g (float[64,4] x) => (float[64,4] y) { a = MatMul(x, w)  b = MatMul(a, u)  y = MatMul(b, w) }",
+        w=(4, 4),
+        u=(4, 4),
+    )
+    found = [
+        Layer("w", "first", (RowSource("x", 4), RowSource("b", 4))),
+        Layer("u", "second", (RowSource("a", 4),)),
+    ]
+    samples = [{"x": np.random.default_rng(3).standard_normal((64, 4)).astype(np.float32)}]
+    data = FittingData(source, samples, 1, 64, tuple(s for layer in found for s in layer.sources))
+    values = {name: weights(source)[name] for name in ("w", "u")}
+    done = list(compensate(values, found, data, data.reader(values)))
+    assert [one.layer.weight for one in done if isinstance(one, Rounded)] == ["u", "w"]
 
 
 def test_a_segment_keeps_tensors_that_later_parts_read() -> None:

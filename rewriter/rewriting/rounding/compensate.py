@@ -162,7 +162,7 @@ def compensate(
         reason = f"rows are read from operator set {OPSET} on (the pass `upgrade-opset` raises it)"
         yield Skipped(wanted[0].node, reason)
         return
-    together = by_sources(wanted)
+    together = by_sources(_by_depth(wanted, data.model))
     groups = list(_groups(list(together), data, data.room(weights)))
     for index, group in enumerate(groups):
         afterwards = dict.fromkeys(s.tensor for later in groups[index + 1 :] for key in later for s in key)
@@ -175,6 +175,16 @@ def compensate(
             for source in sources:
                 if last[source] == sources:  # rows are freed while the new weights need memory
                     rows.pop(source, None)
+
+
+def _by_depth(found: Iterable[Layer], model: Model) -> list[Layer]:
+    """Sorts layers by the node that completes their rows.
+
+    A weight that several nodes share has rows as deep as the last of them. Read with the rows of the first,
+    it would have the graph run that far, and hold every tensor on the way that a later read needs.
+    """
+    place = {name: i for i, node in enumerate(model.proto.graph.node) for name in node.output}
+    return sorted(found, key=lambda layer: max(place.get(s.tensor, -1) for s in layer.sources))
 
 
 def _by_type(
