@@ -70,9 +70,7 @@ def test_both_forms_of_the_cholesky_factor_round_alike(count: int, channels: int
     matrix = rng.standard_normal((1, channels, 5)).astype(np.float32)
     share = damping(count, channels) * np.square(rows).sum() / channels
     forms = (LowRank.of(rows, float(share)), Dense.of(rows[None], np.array([share])))
-    errors = [
-        np.linalg.norm(rows @ (round_together(matrix, f, Grid(FP16).nearest) - matrix)[0]) for f in forms
-    ]
+    errors = [np.linalg.norm(rows @ (round_together(matrix, f, Grid(FP16)) - matrix)[0]) for f in forms]
     assert errors[0] == pytest.approx(errors[1], rel=0.2)
 
 

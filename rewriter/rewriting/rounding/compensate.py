@@ -24,6 +24,9 @@ HELD_BYTES = 2**26
 """Rows held at once: 64 MiB, half of the weights, or the largest tensor, whichever is most. If the layers
 have more, each sample runs several times."""
 
+FEEDS_BYTES = 2**24
+"""Chosen samples that are read once and kept: 16 MiB. More are read again for each part of the graph."""
+
 LEAST_SAMPLES, SAMPLES = 3, 8
 """Least and most samples that provide rows: each costs a run, and more samples give fewer rows each."""
 
@@ -102,9 +105,11 @@ class FittingData:
 
     def reader(self, weights: Weights) -> Reader:
         """Returns a reader of the chosen samples that keeps at most `room` bytes between reads."""
-        chosen, outputs = Chosen(self.samples, self.chosen), self.model.proto.graph.output
+        chosen: Iterable[Mapping[str, Array]] = Chosen(self.samples, self.chosen)
+        if sum(array.nbytes for array in self.last.values()) * len(self.chosen) <= FEEDS_BYTES:
+            chosen = list(chosen)
         room = self.room(weights) // len(self.chosen)
-        names = tuple(value.name for value in outputs)
+        names = tuple(value.name for value in self.model.proto.graph.output)
         return Reader(self.model, chosen, self.shapes, room, self.seed, names)
 
     def rows(
