@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -134,6 +136,26 @@ def test_as_few_samples_are_chosen_as_have_enough_rows() -> None:
     for rows, runs in ((2000, {0, 4, 9}), (50, {0, 2, 4, 5, 7, 9})):
         samples = [{"x": np.ones((rows, 4), np.float32)}] * 10
         assert FittingData(source, samples, 10, 2048, (RowSource("x", 4),)).chosen == runs
+
+
+@pytest.mark.parametrize(("width", "again"), [(4, 0), (2**20, 2)], ids=["small samples", "large samples"])
+def test_small_samples_are_read_once(width: int, again: int) -> None:
+    class Counted:
+        count = 0
+
+        def __iter__(self) -> Iterator[dict[str, Array]]:
+            self.count += 1
+            return iter([{"x": np.ones((3, width), np.float32)}] * 3)
+
+    source, samples = graph(f"g (float[3,{width}] x) => (float[3,{width}] y) {{ y = Relu(x) }}"), Counted()
+    asked = RowSource("x", width)
+    data = FittingData(source, samples, 3, 2048, (asked,))
+    reader = data.reader({})
+    before = samples.count
+    for _ in range(2):
+        found = reader.read({asked: 1})[asked]
+        assert [rows.shape for rows in found.samples] == [(1, 1, width)] * 3
+    assert samples.count - before == again
 
 
 def test_one_thread_limits_numpy() -> None:

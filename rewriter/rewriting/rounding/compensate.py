@@ -24,6 +24,10 @@ HELD_BYTES = 2**26
 """Rows held at once: 64 MiB, half of the weights, or the largest tensor, whichever is most. If the layers
 have more, each sample runs several times."""
 
+CUT_BYTES = 3 * 2**25
+"""Tensors kept between reads, of all samples: 96 MiB, or as much as rows. What is not kept is computed again,
+and a detector of 640 x 640 pixels needs 24 MB per sample where three resolutions are in use."""
+
 FEEDS_BYTES = 2**24
 """Chosen samples that are read once and kept: 16 MiB. More are read again for each part of the graph."""
 
@@ -99,16 +103,16 @@ class FittingData:
         return max((4 * prod(shape) for name, shape in self.shapes.items() if name not in stored), default=0)
 
     def room(self, weights: Weights) -> int:
-        """Bytes of rows that are held at once, and of tensors that are kept between reads."""
+        """Bytes of rows that are held at once."""
         half = sum(value.nbytes for value in weights.values()) // 2
         return max(HELD_BYTES, half, self.largest)
 
     def reader(self, weights: Weights) -> Reader:
-        """Returns a reader of the chosen samples that keeps at most `room` bytes between reads."""
+        """Returns a reader of the chosen samples that keeps bounded memory between reads."""
         chosen: Iterable[Mapping[str, Array]] = Chosen(self.samples, self.chosen)
         if sum(array.nbytes for array in self.last.values()) * len(self.chosen) <= FEEDS_BYTES:
             chosen = list(chosen)
-        room = self.room(weights) // len(self.chosen)
+        room = max(CUT_BYTES, self.room(weights)) // len(self.chosen)
         names = tuple(value.name for value in self.model.proto.graph.output)
         return Reader(self.model, chosen, self.shapes, room, self.seed, names)
 
