@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,10 +11,11 @@ from graphs import graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
+from weighted import weighted, weights
 
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array
-from rewriter.rewriting.rounding import FittingData, Grid, RowSource, Window
+from rewriter.rewriting.rounding import FittingData, Grid, Layer, Rounded, RowSource, Window, compensate
 from rewriter.rewriting.rounding.blas import one_thread
 from rewriter.rewriting.rounding.nearest_plane import (
     LEAST_DAMPING,
@@ -69,9 +72,7 @@ def test_both_forms_of_the_cholesky_factor_round_alike(count: int, channels: int
     matrix = rng.standard_normal((1, channels, 5)).astype(np.float32)
     share = damping(count, channels) * np.square(rows).sum() / channels
     forms = (LowRank.of(rows, float(share)), Dense.of(rows[None], np.array([share])))
-    errors = [
-        np.linalg.norm(rows @ (round_together(matrix, f, Grid(FP16).nearest) - matrix)[0]) for f in forms
-    ]
+    errors = [np.linalg.norm(rows @ (round_together(matrix, f, Grid(FP16)) - matrix)[0]) for f in forms]
     assert errors[0] == pytest.approx(errors[1], rel=0.2)
 
 
@@ -137,6 +138,26 @@ def test_as_few_samples_are_chosen_as_have_enough_rows() -> None:
         assert FittingData(source, samples, 10, 2048, (RowSource("x", 4),)).chosen == runs
 
 
+@pytest.mark.parametrize(("width", "again"), [(4, 0), (2**20, 2)], ids=["small samples", "large samples"])
+def test_small_samples_are_read_once(width: int, again: int) -> None:
+    class Counted:
+        count = 0
+
+        def __iter__(self) -> Iterator[dict[str, Array]]:
+            self.count += 1
+            return iter([{"x": np.ones((3, width), np.float32)}] * 3)
+
+    source, samples = graph(f"g (float[3,{width}] x) => (float[3,{width}] y) {{ y = Relu(x) }}"), Counted()
+    asked = RowSource("x", width)
+    data = FittingData(source, samples, 3, 2048, (asked,))
+    reader = data.reader({})
+    before = samples.count
+    for _ in range(2):
+        found = reader.read({asked: 1})[asked]
+        assert [rows.shape for rows in found.samples] == [(1, 1, width)] * 3
+    assert samples.count - before == again
+
+
 def test_one_thread_limits_numpy() -> None:
     def threads() -> dict[str, int]:
         return {lib["filepath"]: lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"}
@@ -156,7 +177,14 @@ BRANCHED = """g (float[N,4] x) => (float[N,4] y) <float[4,4] w = {1,0,0,0, 0,1,0
 """A later part reads `a`, too; the shape of `n` depends on values."""
 
 
-@pytest.mark.parametrize(("room", "held"), [(10**6, [{"a"}, {"e", "b"}, set()]), (0, [set(), set(), set()])])
+@pytest.mark.parametrize(
+    ("room", "held"),
+    [
+        pytest.param(10**6, [{"a"}, {"e", "b"}, set()], id="room"),
+        pytest.param(6 * 4 * 4, [{"a"}, {"a"}, set()], id="room for the first cut alone"),
+        pytest.param(0, [set(), set(), set()], id="no room"),
+    ],
+)
 def test_running_in_parts_reads_the_same_rows_as_one_run(room: int, held: list[set[str]]) -> None:
     source, rng = graph(BRANCHED), np.random.default_rng(3)
     samples = [{"x": rng.standard_normal((rows, 4)).astype(np.float32)} for rows in (6, 9)]
@@ -189,6 +217,23 @@ def test_outputs_come_from_tensors_held_if_there_is_room(room: int, kept: set[st
     assert list(found) == ["y", "e"] and not reader.held
     for name, array in whole.items():
         np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_weight_with_several_consumers_is_rounded_when_the_graph_has_reached_the_last() -> None:
+    source = weighted(
+        "g (float[64,4] x) => (float[64,4] y) { a = MatMul(x, w)  b = MatMul(a, u)  y = MatMul(b, w) }",
+        w=(4, 4),
+        u=(4, 4),
+    )
+    found = [
+        Layer("w", "first", (RowSource("x", 4), RowSource("b", 4))),
+        Layer("u", "second", (RowSource("a", 4),)),
+    ]
+    samples = [{"x": np.random.default_rng(3).standard_normal((64, 4)).astype(np.float32)}]
+    data = FittingData(source, samples, 1, 64, tuple(s for layer in found for s in layer.sources))
+    values = {name: weights(source)[name] for name in ("w", "u")}
+    done = list(compensate(values, found, data, data.reader(values)))
+    assert [one.layer.weight for one in done if isinstance(one, Rounded)] == ["u", "w"]
 
 
 def test_a_segment_keeps_tensors_that_later_parts_read() -> None:

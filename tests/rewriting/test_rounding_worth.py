@@ -71,7 +71,7 @@ def test_no_weight_changes_its_sign(seed: int, rows: int) -> None:
     given_ = np.where(rng.random(given_.shape) < 0.3, 0, given_).astype(np.float32)
     factor = cholesky(data)
     assert factor is not None
-    rounded = round_together(given_, factor, Grid(FP16).nearest)
+    rounded = round_together(given_, factor, Grid(FP16))
     assert ((rounded == 0) | (np.sign(rounded) == np.sign(given_))).all()
 
 

@@ -27,7 +27,7 @@ from rewriter.plan import Range
 BLOCK = 2**20
 """Elements of a constant that are reduced together: 4 MiB of FP32, about the size of a cache."""
 
-WINDOW_SHARE = 0.25
+WINDOW_SHARE = 0.5
 """Least share of the weights in windows of Convs for which ONNX Runtime rearranges them
 (docs/engines.md#what-releases-do)."""
 

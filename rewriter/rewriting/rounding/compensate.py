@@ -24,6 +24,13 @@ HELD_BYTES = 2**26
 """Rows held at once: 64 MiB, half of the weights, or the largest tensor, whichever is most. If the layers
 have more, each sample runs several times."""
 
+CUT_BYTES = 3 * 2**25
+"""Tensors kept between reads, of all samples: 96 MiB, or as much as rows. What is not kept is computed again,
+and a detector of 640 x 640 pixels needs 24 MB per sample where three resolutions are in use."""
+
+FEEDS_BYTES = 2**24
+"""Chosen samples that are read once and kept: 16 MiB. More are read again for each part of the graph."""
+
 LEAST_SAMPLES, SAMPLES = 3, 8
 """Least and most samples that provide rows: each costs a run, and more samples give fewer rows each."""
 
@@ -96,15 +103,17 @@ class FittingData:
         return max((4 * prod(shape) for name, shape in self.shapes.items() if name not in stored), default=0)
 
     def room(self, weights: Weights) -> int:
-        """Bytes of rows that are held at once, and of tensors that are kept between reads."""
+        """Bytes of rows that are held at once."""
         half = sum(value.nbytes for value in weights.values()) // 2
         return max(HELD_BYTES, half, self.largest)
 
     def reader(self, weights: Weights) -> Reader:
-        """Returns a reader of the chosen samples that keeps at most `room` bytes between reads."""
-        chosen, outputs = Chosen(self.samples, self.chosen), self.model.proto.graph.output
-        room = self.room(weights) // len(self.chosen)
-        names = tuple(value.name for value in outputs)
+        """Returns a reader of the chosen samples that keeps bounded memory between reads."""
+        chosen: Iterable[Mapping[str, Array]] = Chosen(self.samples, self.chosen)
+        if sum(array.nbytes for array in self.last.values()) * len(self.chosen) <= FEEDS_BYTES:
+            chosen = list(chosen)
+        room = max(CUT_BYTES, self.room(weights)) // len(self.chosen)
+        names = tuple(value.name for value in self.model.proto.graph.output)
         return Reader(self.model, chosen, self.shapes, room, self.seed, names)
 
     def rows(
@@ -162,7 +171,7 @@ def compensate(
         reason = f"rows are read from operator set {OPSET} on (the pass `upgrade-opset` raises it)"
         yield Skipped(wanted[0].node, reason)
         return
-    together = by_sources(wanted)
+    together = by_sources(_by_depth(wanted, data.model))
     groups = list(_groups(list(together), data, data.room(weights)))
     for index, group in enumerate(groups):
         afterwards = dict.fromkeys(s.tensor for later in groups[index + 1 :] for key in later for s in key)
@@ -175,6 +184,16 @@ def compensate(
             for source in sources:
                 if last[source] == sources:  # rows are freed while the new weights need memory
                     rows.pop(source, None)
+
+
+def _by_depth(found: Iterable[Layer], model: Model) -> list[Layer]:
+    """Sorts layers by the node that completes their rows.
+
+    A weight that several nodes share has rows as deep as the last of them. Read with the rows of the first,
+    it would have the graph run that far, and hold every tensor on the way that a later read needs.
+    """
+    place = {name: i for i, node in enumerate(model.proto.graph.node) for name in node.output}
+    return sorted(found, key=lambda layer: max(place.get(s.tensor, -1) for s in layer.sources))
 
 
 def _by_type(

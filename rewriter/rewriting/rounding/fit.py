@@ -67,13 +67,13 @@ def fitted(
         yield from (Skipped(layer.node, reason) for layer in found)
         return
     matrices = [_matrix(layer, weights, one) for layer in found]
+    ends = np.cumsum([matrix.shape[2] for matrix in matrices])[:-1]
     # contiguous by input channel: the algorithm reads one channel of all outputs at a time
     joined = np.ascontiguousarray(np.concatenate(matrices, axis=2))
-    rounded = round_together(joined, factor, grid.nearest)
-    start = 0
-    for layer, matrix in zip(found, matrices, strict=True):
-        columns = rounded[:, :, start : start + matrix.shape[2]]
-        start += matrix.shape[2]
+    del matrices
+    rounded = round_together(joined, factor, grid)
+    parts = zip(found, np.split(joined, ends, axis=2), np.split(rounded, ends, axis=2), strict=True)
+    for layer, matrix, columns in parts:
         best, error, nearest = _judged(matrix, columns, judged, grid)
         yield Rounded(layer, *_values(layer, best, weights, one, grid), error, nearest)
 

@@ -60,9 +60,30 @@ class Grid:
 
     def nearest(self, values: Array) -> Array:
         """Returns float32 values rounded to nearest even, clamped to the largest number."""
-        held = np.maximum(values, -self.largest)  # np.clip has more overhead than rounding a row of 256
-        np.minimum(held, self.largest, out=held)
-        return _to_fp16(held) if self.dtype == TensorProto.FLOAT16 else self._cut(held)
+        rounded = np.empty_like(values)
+        self.round_within(values.copy(), -self.largest, self.largest, rounded)
+        return np.copysign(rounded, values, out=rounded)
+
+    def of_sign(self, values: Array) -> tuple[Array, Array]:
+        """Bounds, float32, of the numbers that have the sign of each value, or are 0; 0 and 0 for a 0."""
+        zero = np.float32(0.0)
+        return np.where(values < 0, -self.largest, zero), np.where(values > 0, self.largest, zero)
+
+    def round_within(
+        self, values: Array, low: Array | np.float32, high: Array | np.float32, out: Array
+    ) -> None:
+        """Write float32 values to `out`, clamped to bounds on the grid and rounded to nearest even.
+
+        Args:
+            values: Overwritten.
+            out: Of the same shape; a 0 may have either sign.
+        """
+        np.maximum(values, low, out=values)  # np.clip has more overhead than rounding a row of 256
+        np.minimum(values, high, out=values)
+        if self.dtype == TensorProto.FLOAT16:
+            _to_fp16(values, out)
+        else:
+            out[:] = self._cut(values)
 
     def _cut(self, values: Array) -> Array:
         """Round to nearest even: add half of the last kept bit, less one if that bit is 0, and truncate."""
@@ -83,7 +104,7 @@ class Grid:
         )
 
 
-def _to_fp16(values: Array) -> Array:
+def _to_fp16(values: Array, out: Array) -> None:
     """Round by adding and subtracting a number whose last bit has the weight of the result's last bit.
 
     Three times as fast as bit operations, which need a special case for subnormal numbers.
@@ -91,7 +112,5 @@ def _to_fp16(values: Array) -> Array:
     rounder: Array = np.bitwise_and(values.view(np.uint32), _EXPONENT).view(np.float32)
     np.multiply(rounder, _ROUNDER, out=rounder)
     np.maximum(rounder, _LEAST_ROUNDER, out=rounder)
-    rounded: Array = values + rounder
-    np.subtract(rounded, rounder, out=rounded)
-    np.copysign(rounded, values, out=rounded)
-    return rounded
+    np.add(values, rounder, out=out)
+    np.subtract(out, rounder, out=out)

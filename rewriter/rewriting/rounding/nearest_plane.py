@@ -11,12 +11,13 @@ form needs no inverse of H (Chen et al. 2025, arXiv 2507.18553).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from rewriter.model import Array
+from rewriter.rewriting.rounding.grid import Grid
 
 BLOCK = 64
 """Input channels rounded before their errors are passed on in one matrix product: 32 and 128 took about as
@@ -35,11 +36,8 @@ FEW_ROWS = 0.1
 WIDEST = 1024
 """Largest number of channels for which fewer rows than channels still use the dense factor."""
 
-Round = Callable[[Array], Array]
-"""Rounds float32 values to the nearest numbers of a grid, as float32."""
 
-
-def round_together(weights: Array, factor: Factor, nearest: Round) -> Array:
+def round_together(weights: Array, factor: Factor, grid: Grid) -> Array:
     """Returns the weights on the grid, with the error of each compensated by those of earlier channels.
 
     Zeros stay zero and no weight changes its sign: both may have a meaning, as in a filter bank before a Log.
@@ -54,22 +52,20 @@ def round_together(weights: Array, factor: Factor, nearest: Round) -> Array:
     rounded, corrections = np.empty_like(weights), factor.corrections(weights.shape[2])
     for start, end in reversed(list(_blocks(weights.shape[1]))):
         correction, inside = corrections.block(start, end), factor.diagonal(start, end)
+        given, found = weights[:, start:end], rounded[:, start:end]
+        low, high = grid.of_sign(given)
         errors = np.empty_like(correction)
         for first, last in reversed(list(_blocks(end - start, STRIP))):
             for k in range(last - 1, first - 1, -1):
-                given = weights[:, start + k]
-                rounded[:, start + k] = _of_sign(nearest(given + correction[:, k]), given)
-                np.subtract(given, rounded[:, start + k], out=errors[:, k])
-                correction[:, first:k] += inside[:, first:k, k, np.newaxis] * errors[:, k, np.newaxis]
+                value = correction[:, k]
+                if k + 1 < last:
+                    value += (inside[:, k : k + 1, k + 1 : last] @ errors[:, k + 1 : last])[:, 0]
+                value += given[:, k]
+                grid.round_within(value, low[:, k], high[:, k], found[:, k])
+                np.subtract(given[:, k], found[:, k], out=errors[:, k])
             correction[:, :first] += inside[:, :first, first:last] @ errors[:, first:last]
         corrections.add(start, end, errors)
     return rounded
-
-
-def _of_sign(rounded: Array, given: Array) -> Array:
-    """Zero where the sign of the given weight is another one, or where it is zero."""
-    kept: Array = np.where(np.sign(given) == np.sign(rounded), rounded, np.float32(0.0))
-    return kept
 
 
 def damping(rows: int, channels: int) -> float:

@@ -152,14 +152,14 @@ class Reader:
             return session.run({**feeds, **{name: held[name] for name in part.given}})
 
     def _segment(self, wanted: Collection[str], afterwards: Collection[str]) -> Segment:
-        """The part to run; tensors that do not fit are not kept but computed again."""
+        """The part to run; where its tensors do not fit, those of the last cut that did are kept."""
         held = self.held[0].keys() if self.held else frozenset()
         for later in (dict.fromkeys((*afterwards, *self.outputs)), afterwards):
             part = segment(self.model.proto.graph, wanted, later, held)
             size = part.size(self.shapes)
             if size is not None and size <= self.room:
                 return part
-        return replace(part, later=())
+        return replace(part, later=tuple(held))
 
 
 def _inputs(types: Mapping[str, np.dtype[np.generic]]) -> Iterator[ValueInfoProto]:
