@@ -18,8 +18,10 @@ from rewriter.emulation.local_functions import FIRST_OPSET
 from rewriter.emulation.product_sums import find_product_sums
 from rewriter.emulation.reciprocals import multiply_by_reciprocals
 from rewriter.emulation.tf32 import round_to_tf32
+from rewriter.graph import casts_to
 from rewriter.graph.casts import TypeRequest, retype
-from rewriter.model import Model
+from rewriter.graph.float_types import EXCHANGEABLE
+from rewriter.model import Model, walk_nodes
 from rewriter.model.facts import Facts
 
 Accumulation = Literal["fp32", "fp16"]
@@ -35,8 +37,10 @@ LARGE_WEIGHTS = 2**28
 def reference(model: Model, facts: Facts) -> Model:
     """`model` with every FP16 and BF16 tensor in FP32; its inputs keep their types, outputs are FP32.
 
-    Casts that round on purpose (FP32 to FP16 and back) stay.
+    Casts that round on purpose (FP32 to FP16 and back) stay. A model that is all FP32 is returned itself.
     """
+    if _is_fp32(model, facts):
+        return model
     return retype(model, facts, _all_fp32(model, rounding=False))
 
 
@@ -76,6 +80,16 @@ def sums(model: Model, accumulation: Accumulation) -> str:
     if accumulation == "fp32" or model.opset >= FIRST_OPSET:
         return accumulation.upper()
     return f"FP32, as FP16 sums are emulated from opset {FIRST_OPSET} on and the model has {model.opset}"
+
+
+def _is_fp32(model: Model, facts: Facts) -> bool:
+    """True if no tensor is FP16 or BF16, and no Cast from FP32 to FP32."""
+    types = {tensor.dtype for scope in facts.scopes for tensor in scope.values()}
+    if not types.isdisjoint(EXCHANGEABLE - {TensorProto.FLOAT}):
+        return False
+    casts = [node for node in walk_nodes(model.proto.graph) if casts_to(node, TensorProto.FLOAT)]
+    fp32 = (name for scope in facts.scopes for name, t in scope.items() if t.dtype == TensorProto.FLOAT)
+    return not casts or {node.input[0] for node in casts}.isdisjoint(fp32)
 
 
 def _all_fp32(model: Model, *, rounding: bool) -> TypeRequest:

@@ -19,7 +19,7 @@ from rewriter.engines.onnxruntime_values import array_of, value_of
 from rewriter.engines.this_machine import cuda_obstacle
 from rewriter.errors import ArithmeticRunError, EngineError
 from rewriter.graph import label
-from rewriter.model import Array, Model, walk_graphs
+from rewriter.model import Array, Model, refill, walk_graphs
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -202,13 +202,12 @@ def _split(model: Model, *, all_constant: bool) -> tuple[onnx.ModelProto, list[s
     for tensor in proto.graph.initializer:
         detached = tensor.data_location == onnx.TensorProto.EXTERNAL
         if not detached or all_constant or tensor.name in foreign:
-            kept.append(onnx.TensorProto.FromString(tensor.SerializeToString()))
+            kept.append(tensor)
             constants += [tensor.name] if detached else []
             continue
         inputs.append(tensor.name)
         if tensor.name not in listed:
             value = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             proto.graph.input.append(value)
-    del proto.graph.initializer[:]
-    proto.graph.initializer.extend(kept)
+    refill(proto.graph.initializer, kept)
     return proto, inputs, constants

@@ -47,6 +47,7 @@ class GraphEditor(GraphView):
         self.tag = tag
         self.edited = False
         self._names = names if names is not None else all_names(model.proto.graph)
+        self._given_names = len(self._names)
         self._placed_before: dict[int, list[NodeProto]] = {}
         self._tail: list[NodeProto] = []
 
@@ -60,6 +61,11 @@ class GraphEditor(GraphView):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.commit()
+
+    @property
+    def untouched(self) -> bool:
+        """True if nothing was edited, and no name taken: another pass would find it as this one did."""
+        return not self.edited and len(self._names) == self._given_names
 
     def fresh(self, base: str) -> str:
         """A name made of `base` that is unique in the model."""

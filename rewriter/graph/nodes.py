@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from rewriter.model import STANDARD_DOMAINS, Array, holds_graphs, subgraphs
+from rewriter.model import STANDARD_DOMAINS, Array, holds_graphs, subgraphs, walk_graphs
 
 T = TypeVar("T", bound=Hashable)
 
@@ -105,7 +105,7 @@ def _free_names(graph: onnx.GraphProto) -> set[str]:
 
 def reads(node: NodeProto) -> dict[str, None]:
     """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
-    reads = dict.fromkeys(name for name in node.input if name)
+    reads = dict.fromkeys(filter(None, node.input))
     if holds_graphs(node):
         reads.update(dict.fromkeys(sorted(captured(node))))
     return reads
@@ -113,13 +113,14 @@ def reads(node: NodeProto) -> dict[str, None]:
 
 def all_names(graph: onnx.GraphProto) -> set[str]:
     """Every name of a tensor or node in a graph and its subgraphs."""
-    values = (*graph.input, *graph.output, *graph.value_info)  # value_info may hold tensors that are gone
-    names = {v.name for v in values} | {t.name for t in graph.initializer}
-    for node in graph.node:
-        names.add(node.name)
-        names.update(node.output)
-        for child in subgraphs(node):
-            names |= all_names(child)
+    names: set[str] = set()
+    for scope in walk_graphs(graph):
+        values = (*scope.input, *scope.output, *scope.value_info)  # value_info may hold tensors that are gone
+        names.update(v.name for v in values)
+        names.update(t.name for t in scope.initializer)
+        for node in scope.node:
+            names.add(node.name)
+            names.update(node.output)
     return names
 
 

@@ -6,7 +6,7 @@ import onnx
 from onnx import NodeProto, TensorProto
 
 from rewriter.graph.nodes import attribute, constant_value, reads
-from rewriter.model import Array, Model
+from rewriter.model import Array, Model, holds_graphs
 from rewriter.model.facts import Shape, TensorFacts
 
 
@@ -137,8 +137,9 @@ class GraphView:
         for name in node.output:
             if name:
                 self._producer[name] = node
-        for name in reads(node):
-            self._uses.setdefault(name, {})[id(node)] = node
+        for name in reads(node) if holds_graphs(node) else node.input:  # the latter alone is faster
+            if name:
+                self._uses.setdefault(name, {})[id(node)] = node
 
     def _is_dead(self, node: NodeProto) -> bool:
         return not any(self._uses.get(n) or n in self._outputs for n in node.output if n)

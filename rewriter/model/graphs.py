@@ -44,10 +44,10 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def refill(field: Any, messages: Iterable[Any]) -> None:
-    """Replaces the content of a repeated field by `messages`, which may be its own."""
-    copies = [type(message).FromString(message.SerializeToString()) for message in messages]
+    """Replaces the content of a repeated field by copies of `messages`, which may be its own."""
+    given = list(messages)  # held: messages that leave the field live as long as someone has them
     del field[:]
-    field.extend(copies)
+    field.extend(given)
 
 
 def holds_graphs(node: onnx.NodeProto) -> bool:

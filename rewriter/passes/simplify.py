@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
 from rewriter import walls
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.errors import NativeError
-from rewriter.graph import TAG, GraphEditor, casts_to, open_graphs, reads
+from rewriter.graph import TAG, GraphEditor, casts_to, is_op, open_graphs, reads
 from rewriter.graph.ops import QUANTISING
 from rewriter.model import STANDARD_DOMAINS, UNKNOWN_DOMAIN, Model, facts, refill, subgraphs, walk_nodes
 from rewriter.model.schemas import schema_of
@@ -59,6 +59,9 @@ MOST_ROUNDS = 4
 
 _UNLOCKS_NOTHING = frozenset({"Cast", "Constant", "Dropout", "Identity"})
 """If only these were removed, another run finds nothing new."""
+
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div", "MatMul", "Gemm"})
+"""Operators whose constants matter to `OPTIMIZERS` only if they are all zeros or all ones."""
 
 _KEPT_COMPUTED = QUANTISING | {"DynamicQuantizeLinear"}
 """TensorRT runs on their constants. onnxsim keeps these nodes, so it does not need the data."""
@@ -164,7 +167,8 @@ def _operators(model: Model) -> Counter[str]:
 
 def _round(model: Model, tag: str) -> Refusal | bool:
     """Runs onnxsim once and adopts its result; returns True if the nodes changed, or the reason why not."""
-    given = _with_weights(model, _needed_weights(model))
+    needed = _needed(model)
+    given = _with_weights(model, needed & model.weights.keys(), _unread(model, needed))
     try:
         result = _simplified(given)
     except NativeError as error:
@@ -252,9 +256,9 @@ def _first_line(error: BaseException) -> str:
 # -- what onnxsim gets ---------------------------------------------------------------------------
 
 
-def _needed_weights(model: Model) -> set[str]:
-    """Returns the detached weights that onnxsim needs: those of nodes that depend on constants alone, and
-    those of a Conv before a BatchNormalization.
+def _needed(model: Model) -> set[str]:
+    """Returns the tensors whose data onnxsim needs: those that nodes read which depend on constants alone,
+    and those of a Conv before a BatchNormalization.
     """
     nodes = model.proto.graph.node
     constants = {t.name for t in model.proto.graph.initializer}
@@ -267,7 +271,25 @@ def _needed_weights(model: Model) -> set[str]:
         elif _is_foldable(node, constants, model.opset):
             constants.update(node.output)
             needed.update(node.input)
-    return needed & model.weights.keys()
+    return needed
+
+
+def _unread(model: Model, needed: set[str]) -> set[str]:
+    """Returns the small constants whose data no optimizer reads: arrays of floats in plain arithmetic.
+
+    onnxsim looks a constant up by walking over all of them, for each node that reads one. In a graph of
+    50,000 nodes with 21,665 small weights, that costs 5 of its 10 s.
+    """
+    graph = model.proto.graph
+    unread = {t.name: t for t in graph.initializer if t.data_type in facts.FLOATS and math.prod(t.dims) > 1}
+    for name in (*needed, *model.weights, *(value.name for value in (*graph.input, *graph.output))):
+        unread.pop(name, None)
+    for node in walk_nodes(graph):
+        if not is_op(node, *_ARITHMETIC):
+            for name in node.input:
+                unread.pop(name, None)
+    # eliminate_nop_with_unit looks for arrays of zeros and of ones
+    return {name for name, tensor in unread.items() if model.array(tensor).flat[0] not in (0, 1)}
 
 
 def _conv_and_norm(node: NodeProto, producers: dict[str, NodeProto]) -> set[str]:
@@ -281,15 +303,20 @@ def _is_foldable(node: NodeProto, constants: set[str], opset: int) -> bool:
     return (
         bool(node.input)
         and node.op_type not in _KEPT_COMPUTED
-        and schema_of(node.op_type, node.domain, opset) is not None
         and all(name in constants for name in reads(node))
+        and schema_of(node.op_type, node.domain, opset) is not None
     )
 
 
-def _with_weights(model: Model, needed: set[str]) -> ModelProto:
-    """Returns the weightless graph with the data of `needed` as initializers instead of inputs."""
+def _with_weights(model: Model, needed: set[str], unread: set[str]) -> ModelProto:
+    """Returns the weightless graph with the data of `needed` as initializers, and `unread` as inputs."""
     proto = model.weightless()
     refill(proto.graph.input, [v for v in proto.graph.input if v.name not in needed])
+    for tensor in proto.graph.initializer:
+        if tensor.name in unread:
+            value = helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            proto.graph.input.append(value)
+    refill(proto.graph.initializer, [t for t in proto.graph.initializer if t.name not in unread])
     for tensor in model.proto.graph.initializer:
         if tensor.name in needed:
             data = np.ascontiguousarray(model.weights[tensor.name]).tobytes()
@@ -331,7 +358,8 @@ def _adopt(model: Model, result: ModelProto, tag: str) -> bool:
 
 def _bare(node: NodeProto) -> bytes:
     """Serialises what a node computes: without its name and notes, and those of its subgraphs."""
-    copy = deepcopy(node)
+    copy = NodeProto()
+    copy.CopyFrom(node)
     _strip(copy)
     return bytes(copy.SerializeToString(deterministic=True))
 
@@ -342,7 +370,8 @@ def _strip(node: NodeProto) -> None:
     del node.metadata_props[:]
     if node.domain in STANDARD_DOMAINS:
         node.ClearField("domain")
-    refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
+    if len(node.attribute) > 1:
+        refill(node.attribute, sorted(node.attribute, key=lambda a: a.name))
     for item in node.attribute:
         item.ClearField("doc_string")
     for graph in subgraphs(node):

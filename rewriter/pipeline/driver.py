@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal
 from rewriter.errors import ModelError, NativeError, PassError, RewriterError
-from rewriter.graph import open_graphs
+from rewriter.graph import GraphEditor, open_graphs
 from rewriter.model import Model, check
 from rewriter.model import facts as tensor_facts
 from rewriter.model.constants import with_lifted_weights
@@ -66,21 +66,56 @@ class Driver:
         For many candidates of one model whose passes `run` has checked on one of them.
         """
         for step in passes:
-            made = model.copy()
-            known = tensor_facts.infer(made) if isinstance(step, GraphPass) else Facts([])
-            events = list(_apply(step, made, known, context))
+            draft = _Draft(model, tensor_facts.infer(model) if isinstance(step, GraphPass) else Facts([]))
+            events = list(draft.events(step, context))
             if any(isinstance(event, Change) for event in events) and not step.requires.refusal(model.opset):
-                model = made
+                model = draft.model
         return model
+
+
+class _Draft:
+    """A copy of a model for a pass to edit.
+
+    Most graph passes change nothing: all of them up to the first change share one draft, whose index
+    costs more than most of them.
+    """
+
+    def __init__(self, model: Model, facts: Facts) -> None:
+        self.model = model.copy()
+        self._facts = facts
+        self._editors: list[GraphEditor] = []
+
+    def events(self, step: Pass, context: Context) -> Iterator[Event]:
+        """Runs a pass on the draft."""
+        if isinstance(step, ModelPass):
+            yield from step.rewrite_model(self.model, context)
+        elif isinstance(step, GraphPass):
+            if not self._editors:
+                self._editors = open_graphs(self.model, Facts([dict(scope) for scope in self._facts.scopes]))
+            for editor in reversed(self._editors):
+                editor.tag = step.name
+                with editor:
+                    yield from step.rewrite(editor, context)
+
+    @property
+    def serves_again(self) -> bool:
+        """True if graph passes ran on it, and left no trace."""
+        return bool(self._editors) and all(editor.untouched for editor in self._editors)
 
 
 @dataclass(frozen=True)
 class _State:
-    """A model with its facts. `strict` says whether strict inference accepts the user's own model."""
+    """A model with its facts.
+
+    Attributes:
+        strict: Whether strict inference accepts the user's own model.
+        draft: A draft of the model that the next graph pass can use.
+    """
 
     model: Model
     facts: Facts
     strict: bool
+    draft: _Draft | None = None
 
     @classmethod
     def of(cls, model: Model) -> _State:
@@ -93,9 +128,11 @@ class _State:
 
 
 def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) -> tuple[_State, list[Event]]:
-    model = state.model.copy()
+    shared = state.draft if isinstance(step, GraphPass) else None
+    draft = shared or _Draft(state.model, state.facts)
+    state = replace(state, draft=None)
     try:
-        events = list(_apply(step, model, state.facts, context))
+        events = list(draft.events(step, context))
         too_old = step.requires.refusal(state.model.opset)
         if too_old is not None:
             return state, [Refusal(e.node, too_old) if isinstance(e, Change) else e for e in events]
@@ -104,9 +141,9 @@ def _run_one(state: _State, step: Pass, context: Context, earlier: list[str]) ->
             "it yields something else than events",
         )
         if not any(isinstance(event, Change) for event in events):
-            _require(model.same_as(state.model), "it reports no change, but the model differs")
-            return state, events
-        return _checked(state, model, step), events
+            _require(draft.model.same_as(state.model), "it reports no change, but the model differs")
+            return replace(state, draft=draft if draft.serves_again else None), events
+        return _checked(state, draft.model, step), events
     except (ModelError, _BrokenContract) as error:
         if step.imported:
             return state, [Refusal("model", f"rolled back: {error}")]
@@ -138,16 +175,6 @@ class _BrokenContract(Exception):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise _BrokenContract(message)
-
-
-def _apply(step: Pass, model: Model, facts: Facts, context: Context) -> Iterator[Event]:
-    if isinstance(step, ModelPass):
-        yield from step.rewrite_model(model, context)
-    elif isinstance(step, GraphPass):
-        copies = Facts([dict(scope) for scope in facts.scopes])
-        for editor in reversed(open_graphs(model, copies, tag=step.name)):
-            with editor:
-                yield from step.rewrite(editor, context)
 
 
 def _checked(before: _State, model: Model, step: Pass) -> _State:

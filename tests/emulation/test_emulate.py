@@ -122,6 +122,21 @@ def test_the_reference_has_fp32_tensors_and_outputs_only() -> None:
     assert made.signature.outputs[0].dtype == TensorProto.FLOAT
 
 
+FP32_ALONE = [
+    pytest.param("float", "y = Relu(x)", True, id="FP32"),
+    pytest.param("float", "i = Cast<to = 7>(x) y = Cast<to = 1>(i)", True, id="Casts of integers"),
+    pytest.param("float", "s = Cast<to = 1>(x) y = Relu(s)", False, id="a Cast from FP32 to FP32"),
+    pytest.param("float", "h = Cast<to = 10>(x) y = Cast<to = 1>(h)", False, id="a rounding detour"),
+    pytest.param("float16", "y = Relu(x)", False, id="FP16"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "body", "same"), FP32_ALONE)
+def test_a_model_that_is_all_fp32_is_its_own_reference(dtype: str, body: str, same: bool) -> None:
+    source = graphs.graph(f"g ({dtype}[2] x) => ({dtype}[2] y) {{ {body} }}")
+    assert (reference(source, facts.infer(source)) is source) == same
+
+
 def test_fp32_parts_of_a_mixed_model_are_not_rounded() -> None:
     source = graphs.graph("""
         g (float[1] x) => (float[1] y) {

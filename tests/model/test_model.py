@@ -10,6 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_graphsurgeon
 import pytest
 from graphs import graph, model, random_feeds, run
@@ -17,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from paths import ROOT
 
 from rewriter.errors import ModelError, OutputError
-from rewriter.model import DETACH_BYTES, UNKNOWN_DOMAIN, Array, Model, facts, load, save
+from rewriter.model import DETACH_BYTES, UNKNOWN_DOMAIN, Array, Model, facts, load, refill, save
 
 COMMITTED = [pytest.param(path, id=path.stem) for path in sorted((ROOT / "models").glob("*.onnx"))]
 
@@ -390,3 +391,14 @@ class TestCopies:
 def test_the_opset_of_a_model_without_one_is_0() -> None:
     assert Model(onnx.ModelProto()).opset == 0
     assert load(_float_weight()).opset == 21
+
+
+def test_a_field_is_refilled_with_messages_of_its_own_and_others() -> None:
+    graph = onnx.parser.parse_graph("g (float[1] x) => (float[1] y) { a = Neg(x) b = Abs(a) y = Exp(b) }")
+    other = onnx.helper.make_node("Relu", ["x"], ["a"])
+    neg, abs_, exp = graph.node
+    refill(graph.node, (node for node in (other, exp, abs_)))
+    assert [node.op_type for node in graph.node] == ["Relu", "Exp", "Abs"]
+    assert neg.op_type == "Neg"
+    other.op_type = "Tanh"
+    assert graph.node[0].op_type == "Relu"

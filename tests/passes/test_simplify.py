@@ -195,25 +195,67 @@ def test_weights_that_stay_keep_their_arrays() -> None:
     np.testing.assert_array_equal(run(result, feeds)[0], run(source, feeds)[0])
 
 
-def test_weights_of_no_constant_chain_are_not_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = weighted(
-        graph("g (float[2,30] x, float[30,40] w) => (float[2,40] y) { i = Identity(x) y = MatMul(i, w) }"),
-        w=noise(30, 40),
-    )
-    seen: list[int] = []
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
+    """What onnxsim is given from now on."""
     import onnxsim
 
-    simplify = onnxsim.simplify
+    simplify, seen = onnxsim.simplify, []
 
     def spy(proto: onnx.ModelProto, **options: object) -> tuple[onnx.ModelProto, bool]:
-        seen.append(proto.ByteSize())
+        seen.append(proto)
         return simplify(proto, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(onnxsim, "simplify", spy)
     monkeypatch.setattr("rewriter.walls.inside", True)  # no child, whose calls the spy would not see
+    return seen
+
+
+def test_weights_of_no_constant_chain_are_not_handed_over(handed_over: list[onnx.ModelProto]) -> None:
+    source = weighted(
+        graph("g (float[2,30] x, float[30,40] w) => (float[2,40] y) { i = Identity(x) y = MatMul(i, w) }"),
+        w=noise(30, 40),
+    )
     apply(Simplify(), source)
-    assert seen
-    assert max(seen) < source.weights["w"].nbytes
+    assert handed_over
+    assert max(proto.ByteSize() for proto in handed_over) < source.weights["w"].nbytes
+
+
+SMALL = [
+    pytest.param("Add", [0.5, 0.0, 1.0], False, id="in arithmetic"),
+    pytest.param("Add", [0.0, 0.0, 0.0], True, id="zeros, without which an Add is idle"),
+    pytest.param("Mul", [1.0, 1.0, 1.0], True, id="ones"),
+    pytest.param("Max", [0.5, 0.0, 1.0], True, id="in another operator"),
+    pytest.param("Add", [0.5], True, id="a scalar"),
+]
+
+
+@pytest.mark.parametrize(("op", "values", "given"), SMALL)
+def test_small_constants_that_no_optimizer_reads_are_not_handed_over(
+    op: str, values: list[float], given: bool, handed_over: list[onnx.ModelProto]
+) -> None:
+    size = len(values)
+    text = (
+        f"g (float[2,{size}] x, float[{size}] w) => (float[2,{size}] y) {{ i = Identity(x) y = {op}(i, w) }}"
+    )
+    source = weighted(graph(text), w=np.asarray(values, np.float32))
+    apply(Simplify(), source)
+    assert ("w" in {tensor.name for tensor in handed_over[0].graph.initializer}) == given
+
+
+def test_small_constants_stay_and_chains_of_them_are_folded() -> None:
+    values = {name: noise(3) for name in ("a", "b", "c")}
+    source = weighted(
+        graph("""
+            g (float[2,3] x, float[3] a, float[3] b, float[3] c) => (float[2,3] y) {
+                i = Identity(x) s = Add(a, b) p = Mul(i, s) y = Add(p, c)
+            }"""),
+        **values,
+    )
+    result, _ = apply(Simplify(), source)
+    assert ops(result) == ["Mul", "Add"]
+    feeds = random_feeds(source)
+    np.testing.assert_array_equal(run(result, feeds)[0], run(source, feeds)[0])
 
 
 def test_batch_normalization_is_folded_within_the_tolerance() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from graphs import graph, ops
 
-from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Target
+from rewriter.base import Change, Context, Event, GraphPass, ModelPass, Pass, Refusal, Requires, Target
 from rewriter.errors import PassError, UsageError
 from rewriter.graph import TAG, GraphEditor, label
 from rewriter.model import Model, load, save
@@ -236,6 +237,51 @@ def test_names_made_in_one_subgraph_are_not_made_in_another() -> None:
     (outer,) = (t.name for t in result.proto.graph.initializer)
     inner = [t.name for a in result.proto.graph.node[1].attribute for t in a.g.initializer]
     assert len({outer, *inner}) == 3
+
+
+@dataclass(frozen=True)
+class _Looking(GraphPass):
+    """Changes nothing, and notes what it saw; takes a name, if it shall."""
+
+    name = "looking"
+    seen: list[tuple[GraphEditor, list[str], str]] = field(default_factory=list)
+    takes: bool = False
+
+    def rewrite(self, graph: GraphEditor, context: Context) -> Iterator[Event]:
+        name = graph.fresh("new") if self.takes else ""
+        self.seen.append((graph, [node.op_type for node in graph.nodes], name))
+        yield Refusal("g", "nothing done")
+
+
+@dataclass(frozen=True)
+class _TooNew(_NegToAbs):
+    name = "too-new"
+    requires: ClassVar[Requires] = Requires(opset=99)
+
+
+def test_passes_that_change_nothing_share_an_editor_with_the_tag_of_each() -> None:
+    looking = _Looking()
+    result, _ = _run(graph(TEXT), looking, looking, _NegToAbs(), looking)
+    (first, _, _), (second, _, _), (third, after, _) = looking.seen
+    assert first is second
+    assert third is not second
+    assert after == ["Exp", "Abs"]
+    assert [entry.value for node in result.proto.graph.node for entry in node.metadata_props] == [
+        "neg-to-abs"
+    ]
+
+
+def test_a_name_that_a_pass_took_in_vain_is_free_for_the_next() -> None:
+    looking = _Looking(takes=True)
+    _run(graph(TEXT), looking, looking)
+    assert [name for _, _, name in looking.seen] == ["new", "new"]
+
+
+def test_changes_that_a_model_is_too_old_for_are_not_seen_by_the_next_pass() -> None:
+    looking = _Looking()
+    result, _ = _run(graph(TEXT), _Looking(), _TooNew(), looking)
+    assert [seen for _, seen, _ in looking.seen] == [["Exp", "Neg"]]
+    assert ops(result) == ["Exp", "Neg"]
 
 
 TARGETS = [
