@@ -24,6 +24,10 @@ NEEDED_ANSWERS = {"conv-accumulation": "fp16", "conv-transpose-accumulation": "f
 AXES = 2
 """Spatial axes of the Convs that were measured."""
 
+WIDEST = 7
+"""Largest window along an axis. An H200 did not load an engine with a ConvTranspose of 3 x 39 in FP16 before an
+activation in FP32: cuDNN had no plan for it. None between was tried."""
+
 
 @dataclass(frozen=True)
 class TransposeConvs(ModelPass):
@@ -56,7 +60,7 @@ class TransposeConvs(ModelPass):
         - a Conv that --keep-fp32, --keep-fp32-op or an edited plan names
         - weights that are quantised, or that belong to an enclosing graph
         - weights of a type that TensorRT has no product for
-        - padding by more than the window reaches
+        - padding by more than the window reaches, and windows wider than 7
     """
 
     name = "transpose-convs"
@@ -163,6 +167,9 @@ def _flop(graph: GraphEditor, conv: _Conv, places: int) -> float:
 def _reason_against(graph: GraphEditor, conv: _Conv, kept: Kept) -> str | None:
     if (reason := kept.reason(conv.node)) is not None:
         return reason
+    if max(conv.windows.kernel) > WIDEST:
+        sizes = "x".join(map(str, conv.windows.kernel))
+        return f"a ConvTranspose with a window of {sizes} may build and not load"
     if min(conv.transposed_pads) < 0:
         return f"it pads by more than its window reaches ({list(conv.pads)})"
     return layout_obstacle(graph, conv.node.input[1])

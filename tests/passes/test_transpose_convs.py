@@ -131,6 +131,18 @@ def test_skipped(body: str, x: str) -> None:
     assert not report.refusals
 
 
+def test_a_window_that_an_engine_may_not_load_is_declined() -> None:
+    source = with_constants(
+        "{ y = Conv<pads = [1, 19, 1, 19]>(x, w) }",
+        {"w": (8, 8, 3, 39)},
+        "float[1,8,16,64] x",
+        "float[1,8,16,64] y",
+    )
+    after, report = _transposed(source)
+    assert after is source
+    assert "a window of 3x39 may build and not load" in report.refusals[0].reason
+
+
 @pytest.mark.parametrize(
     "pads", [pytest.param([3, 0, 0, 0], id="at the begin"), pytest.param([0, 0, 0, 2], id="at the end")]
 )
