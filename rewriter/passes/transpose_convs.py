@@ -25,8 +25,8 @@ AXES = 2
 """Spatial axes of the Convs that were measured."""
 
 WIDEST = 7
-"""Largest window along an axis. An H200 did not load an engine with a ConvTranspose of 3 x 39 in FP16 before an
-activation in FP32: cuDNN had no plan for it. None between was tried."""
+"""Largest window along an axis. An H200 did not load an engine with a ConvTranspose of 3 x 39 in FP16 before
+an activation in FP32: cuDNN had no plan for it. None between was tried."""
 
 
 @dataclass(frozen=True)
