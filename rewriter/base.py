@@ -6,7 +6,7 @@ import fnmatch
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -224,11 +224,13 @@ class Calibration:
         samples: They fit the model's inputs.
         real: False if they were made up.
         seed: Of what is chosen from them at random.
+        kept: What a pass found for one plan of a model, and can use for another plan of it.
     """
 
     samples: Feeds
     real: bool = True
     seed: int = 0
+    kept: MutableMapping[Hashable, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

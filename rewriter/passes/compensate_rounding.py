@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 from onnx import TensorProto
 
-from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal, Stage, Target
+from rewriter.base import Calibration, Change, Context, Event, Exactness, ModelPass, Refusal, Stage, Target
 from rewriter.emulation import reference
 from rewriter.engines.onnxruntime_errors import NoKernelError
 from rewriter.graph import GraphEditor, open_graphs
@@ -113,7 +113,7 @@ class CompensateRounding(ModelPass):
             yield from _not_worth(chosen, worth)
         else:
             yield from _not_worth(lost, worth)
-            yield from _rounded(model, graph, kept, data)
+            yield from _rounded(model, graph, kept, data, given)
         if any(map(_has_weights, inner)):
             yield Refusal("model", "weights inside If, Loop and Scan are rounded to nearest")
 
@@ -146,12 +146,17 @@ def _not_worth(found: Sequence[Layer], worth: Worth) -> Iterator[Refusal]:
     yield from _refusals([Skipped(layer.node, reason) for layer in found])
 
 
-def _rounded(model: Model, graph: GraphEditor, chosen: Sequence[Layer], data: FittingData) -> Iterator[Event]:
+def _rounded(
+    model: Model, graph: GraphEditor, chosen: Sequence[Layer], data: FittingData, given: Calibration
+) -> Iterator[Event]:
     """Rounds the weights, and uses them if the whole network gains on the sample held out."""
     weights = {name: graph.value(name) for layer in chosen for name in (layer.weight, layer.bias) if name}
     reader = data.reader(weights)
-    done = list(compensate(weights, chosen, data, reader))
-    rounded = [one for one in done if isinstance(one, Rounded)]
+    done = list(compensate(weights, chosen, data, reader, given.kept))
+    place = {layer.weight: number for number, layer in enumerate(chosen)}
+    rounded = sorted(
+        (one for one in done if isinstance(one, Rounded)), key=lambda one: place[one.layer.weight]
+    )
     if any(one.gains for one in rounded):
         yield from _judged(model, weights, rounded, data, reader)
     yield from _refusals([one for one in done if isinstance(one, Skipped)])

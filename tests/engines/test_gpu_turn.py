@@ -57,3 +57,13 @@ def test_nothing_waits_where_no_lock_can_be_written(tmp_path: Path, monkeypatch:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
     with gpu_turn():
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_no_turn_is_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewriter.engines.gpu_turn.MOST_S", 0.2)
+    with holder() as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "mine\n"
+        with gpu_turn():
+            assert first.poll() is None
+        first.kill()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +17,16 @@ from weighted import weighted, weights
 
 from rewriter.engines.onnxruntime import Session
 from rewriter.model import Array
-from rewriter.rewriting.rounding import FittingData, Grid, Layer, Rounded, RowSource, Window, compensate
+from rewriter.rewriting.rounding import (
+    FittingData,
+    Grid,
+    Layer,
+    Rounded,
+    RowSource,
+    Skipped,
+    Window,
+    compensate,
+)
 from rewriter.rewriting.rounding.blas import one_thread
 from rewriter.rewriting.rounding.nearest_plane import (
     LEAST_DAMPING,
@@ -232,8 +243,48 @@ def test_a_weight_with_several_consumers_is_rounded_when_the_graph_has_reached_t
     samples = [{"x": np.random.default_rng(3).standard_normal((64, 4)).astype(np.float32)}]
     data = FittingData(source, samples, 1, 64, tuple(s for layer in found for s in layer.sources))
     values = {name: weights(source)[name] for name in ("w", "u")}
-    done = list(compensate(values, found, data, data.reader(values)))
+    done = list(compensate(values, found, data, data.reader(values), {}))
     assert [one.layer.weight for one in done if isinstance(one, Rounded)] == ["u", "w"]
+
+
+def two_layers() -> tuple[dict[str, Array], list[Layer], FittingData]:
+    """Values, layers and data of two products in a row."""
+    source = weighted(
+        "g (float[64,8] x) => (float[64,8] y) { a = MatMul(x, w)  b = Relu(a)  y = MatMul(b, u) }",
+        w=(8, 8),
+        u=(8, 8),
+    )
+    found = [Layer("w", "first", (RowSource("x", 8),)), Layer("u", "second", (RowSource("b", 8),))]
+    samples = [{"x": np.random.default_rng(3).standard_normal((64, 8)).astype(np.float32)}]
+    data = FittingData(source, samples, 1, 64, tuple(s for layer in found for s in layer.sources))
+    return {name: weights(source)[name] for name in ("w", "u")}, found, data
+
+
+def stored(done: Sequence[Rounded | Skipped]) -> dict[str, Array]:
+    return {name: value for one in done if isinstance(one, Rounded) for name, value in one.stored().items()}
+
+
+def test_what_was_rounded_for_one_plan_serves_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, found, data = two_layers()
+    kept: dict[Any, Any] = {}
+    alone = stored(list(compensate(values, found[1:], data, data.reader(values), {})))
+    first = stored(list(compensate(values, found[:1], data, data.reader(values), kept)))
+    both = stored(list(compensate(values, found, data, data.reader(values), kept)))
+    assert first.keys() | alone.keys() == both.keys() == {"w", "u"}
+    for name, value in (first | alone).items():
+        np.testing.assert_array_equal(both[name], value)
+    monkeypatch.setattr(Reader, "read", None)  # no sample runs again
+    again = stored(list(compensate(values, found, data, data.reader(values), kept)))
+    assert all(again[name] is both[name] for name in both)
+
+
+def test_large_weights_are_not_kept_for_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["rewriter.rewriting.rounding.compensate"]  # the package has a function of that name
+    monkeypatch.setattr(module, "KEPT_BYTES", 8 * 8 * 4)
+    values, found, data = two_layers()
+    kept: dict[Any, Any] = {}
+    assert len(list(compensate(values, found, data, data.reader(values), kept))) == 2
+    assert not kept
 
 
 def test_a_segment_keeps_tensors_that_later_parts_read() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
@@ -53,6 +54,7 @@ class Measured:
         checks: The check of its structure.
         warnings: What was said of it.
         depth: Its ranges, for reports.
+        kept: What passes keep from one plan of it to the next, see `Calibration`.
     """
 
     model: Model
@@ -61,6 +63,7 @@ class Measured:
     checks: tuple[Check, ...]
     warnings: tuple[str, ...]
     depth: tuple[TensorAtDepth, ...]
+    kept: dict[Hashable, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
     structured = known.model
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
-    plan, structured = planning.fitted(given.original, structured, plan)
+    plan, structured = planning.fitted(given.original, structured, plan, known.kept)
     unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=record.exponents())

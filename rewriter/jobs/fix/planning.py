@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rewriter.base import Merged, Pass, Rescaled, by_operator, by_pattern
 from rewriter.data.inputs import Samples
@@ -89,13 +90,22 @@ class Planning:
         self.record.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
         return plan
 
-    def fitted(self, original: Model, structured: Model, plan: Plan | None) -> tuple[Plan | None, Model]:
+    def fitted(
+        self,
+        original: Model,
+        structured: Model,
+        plan: Plan | None,
+        kept: MutableMapping[Hashable, Any],
+    ) -> tuple[Plan | None, Model]:
         """Returns the final plan and the model fitted to it: weights that its types hold, operators for them.
 
         A search compares candidates on the model fitted to the rules' plan. If it finds another plan, the
         model is fitted to that one.
+
+        Args:
+            kept: See `Calibration`; of `structured`.
         """
-        job, fitted = self.job, self.rewriting.fit(structured, plan, self.samples)
+        job, fitted = self.job, self.rewriting.fit(structured, plan, self.samples, kept)
         if plan is not None:
             given = operators(structured)
             plan = named_by(given, self._with_activations(fitted.model, plan))
@@ -103,7 +113,7 @@ class Planning:
                 found = named_by(given, self._searched(original, fitted, plan))
                 if found.decisions != plan.decisions:
                     del fitted
-                    fitted = self.rewriting.fit(structured, found, self.samples)
+                    fitted = self.rewriting.fit(structured, found, self.samples, kept)
                 plan = found
         self.record.passes.extend(fitted.passes)
         return plan, fitted.model

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from rewriter.base import Calibration, Context, Kept, Pass
 from rewriter.data.inputs import Samples
@@ -47,10 +48,16 @@ class Rewriting:
         self.record.passes.extend(results)
         return rewritten
 
-    def fit(self, model: Model, plan: Plan | None, samples: Samples) -> Fitted:
-        """Fits weights and operators to a plan. The caller records the passes of the result that it uses."""
+    def fit(
+        self, model: Model, plan: Plan | None, samples: Samples, kept: MutableMapping[Hashable, Any]
+    ) -> Fitted:
+        """Fits weights and operators to a plan. The caller records the passes of the result that it uses.
+
+        Args:
+            kept: See `Calibration`; of this model and these samples.
+        """
         phases = self.job.phases
-        calibration = Calibration(samples, samples.source.real, self.job.request.seed)
+        calibration = Calibration(samples, samples.source.real, self.job.request.seed, kept)
         rounded, rounding = self._driven(model, phases.rounding, self._context(plan, given=calibration))
         ran = len(rounding)
         adapted, adapting = self._driven(rounded, phases.adapting, self._context(plan), ran)

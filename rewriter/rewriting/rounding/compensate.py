@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from statistics import median_high
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,10 @@ and a detector of 640 x 640 pixels needs 24 MB per sample where three resolution
 
 FEEDS_BYTES = 2**24
 """Chosen samples that are read once and kept: 16 MiB. More are read again for each part of the graph."""
+
+KEPT_BYTES = 2**28
+"""Largest FP32 weights, 256 MiB, whose rounded values are kept for other plans of a model, in half as much
+memory. A repair of RT-DETRv2 rounds five times, and most of its layers have the same type each time."""
 
 LEAST_SAMPLES, SAMPLES = 3, 8
 """Least and most samples that provide rows: each costs a run, and more samples give fewer rows each."""
@@ -147,13 +152,18 @@ class FittingData:
 
 
 def compensate(
-    weights: Weights, found: Sequence[Layer], data: FittingData, reader: Reader
+    weights: Weights,
+    found: Sequence[Layer],
+    data: FittingData,
+    reader: Reader,
+    kept: MutableMapping[Hashable, Any],
 ) -> Iterator[Rounded | Skipped]:
     """Round every weight that is not on the grid of its type, or report why it is skipped.
 
     Args:
         weights: Values of the layers' weights and biases, float32.
         reader: Of `data`, for these weights.
+        kept: Results for layers with common rows, by what they depend on: of this model and its samples.
 
     Raises:
         ArithmeticRunError: a sample does not run; the message names the node.
@@ -172,6 +182,24 @@ def compensate(
         yield Skipped(wanted[0].node, reason)
         return
     together = by_sources(_by_depth(wanted, data.model))
+    keys = {s: (data.limit, data.chosen, data.seed, *layers) for s, layers in together.items()}
+    for key in keys.values():
+        yield from kept.get(key, ())
+    unknown = {sources: layers for sources, layers in together.items() if keys[sources] not in kept}
+    keeps = sum(value.nbytes for value in weights.values()) <= KEPT_BYTES
+    for sources, done in _read_and_rounded(unknown, weights, data, reader):
+        if keeps:
+            kept[keys[sources]] = done
+        yield from done
+
+
+def _read_and_rounded(
+    together: Mapping[tuple[RowSource, ...], Sequence[Layer]],
+    weights: Weights,
+    data: FittingData,
+    reader: Reader,
+) -> Iterator[tuple[tuple[RowSource, ...], list[Rounded | Skipped]]]:
+    """Yields the results for layers with common rows, which are held for as many of them as there is room."""
     groups = list(_groups(list(together), data, data.room(weights)))
     for index, group in enumerate(groups):
         afterwards = dict.fromkeys(s.tensor for later in groups[index + 1 :] for key in later for s in key)
@@ -180,7 +208,7 @@ def compensate(
         for sources in group:
             with one_thread():
                 done = list(_by_type([rows.get(s) for s in sources], together[sources], weights))
-            yield from done
+            yield sources, done
             for source in sources:
                 if last[source] == sources:  # rows are freed while the new weights need memory
                     rows.pop(source, None)
