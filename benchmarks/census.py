@@ -56,7 +56,8 @@ def census(proto: onnx.ModelProto) -> Census:
     known_outside: dict[int, dict[str, int]] = {}
     total = casts = untyped = 0
     fp32: Counter[str] = Counter()
-    for scope, graph in enumerate(walk_graphs(model.proto.graph)):
+    graphs = list(walk_graphs(model.proto.graph))  # they keep their identity as long as someone holds them
+    for scope, graph in enumerate(graphs):
         fixed = set(fixed_outside.get(id(graph), ())) | {t.name for t in graph.initializer}
         dtypes = known_outside.get(id(graph), {}) | {n: t.dtype for n, t in types.scopes[scope].items()}
         dtypes |= {t.name: t.data_type for t in graph.initializer}
