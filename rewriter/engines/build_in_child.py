@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewriter.engines import nvidia_driver, timing_cache
 from rewriter.engines.build_report import BuildReport, NetworkLayer, ParserError
+from rewriter.engines.gpu_turn import gpu_turn
+from rewriter.engines.parallel_builds import TIMES_KERNELS
 from rewriter.engines.tensorrt_module import Log, import_tensorrt, load_plugins, logger, without_noise
 from rewriter.errors import EngineError
 
@@ -105,7 +108,8 @@ def _serialize(trt: Any, builder: Any, network: Any, options: BuildOptions) -> i
     """Build; size of the engine in bytes, or None if the builder gave up (its log says why)."""
     config = _configured(trt, builder, network, options)
     cache = timing_cache.open_cache(trt, config) if options.timing_cache else None
-    engine = builder.build_serialized_network(network, config)
+    with gpu_turn() if trt.__name__ in TIMES_KERNELS else nullcontext():
+        engine = builder.build_serialized_network(network, config)
     if engine is None:
         return None
     if cache is not None:

@@ -8,15 +8,17 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from rewriter.engines.user_cache import user_cache
 
-MOST_S = 300.0
-"""Longest wait, in seconds: half of what a run may take. Some builds of `tensorrt` take longer."""
+MOST_S = 60.0
+"""Longest wait, in seconds, which is a part of the time limit of a build or run. Runs take seconds; who waits
+for a long build of `tensorrt` measures beside it in the end."""
 
 
 @contextmanager
 def gpu_turn() -> Iterator[None]:
-    """Waits until no other process of this user measures on the same GPUs; an end of any kind ends a turn.
+    """Waits until no other process of this user with the same `CUDA_VISIBLE_DEVICES` measures.
 
-    After `MOST_S`, or where the lock's file cannot be written, it goes on all the same.
+    A process that ends, however it does, gives its turn back. After `MOST_S`, or where the lock's file cannot
+    be written, this one goes on all the same.
     """
     from filelock import FileLock
 

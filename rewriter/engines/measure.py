@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ from typing import Any
 from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.child_process import ChildResult, run_in_child
-from rewriter.engines.gpu_turn import gpu_turn
 from rewriter.engines.measure_in_child import run_here
-from rewriter.engines.parallel_builds import TIMES_KERNELS
 from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, RunOrder, Status, Variant
 from rewriter.engines.tensorrt_build import NO_TF32, build
 from rewriter.errors import EngineError
@@ -92,13 +89,12 @@ def build_variant(
         plugins=[str(plugin) for plugin in settings.plugins],
         timing_cache=settings.builds == 1,
     )
-    with gpu_turn() if settings.engine in TIMES_KERNELS else nullcontext():
-        built = build(
-            variant.path,
-            options,
-            timeout_s=settings.left(settings.build_timeout_s),
-            memory_bytes=settings.memory_bytes,
-        )
+    built = build(
+        variant.path,
+        options,
+        timeout_s=settings.left(settings.build_timeout_s),
+        memory_bytes=settings.memory_bytes,
+    )
     if isinstance(built, ChildResult):
         return _accident(variant.name, number, built, "the build")
     if built.engine_bytes is None:

@@ -62,7 +62,7 @@ def run_here(engine: EngineName, orders: Sequence[RunOrder], timing: Timing | No
     for lane in lanes:
         with _failing(lane):
             lane.program = load_program(engine, lane.order)
-    with gpu_turn() if engine != "onnxruntime" else nullcontext():  # engines load on the CPU
+    with gpu_turn() if engine != "onnxruntime" else nullcontext():  # not while they load: it takes long
         for lane in lanes:
             if lane.program is not None:
                 with _failing(lane):

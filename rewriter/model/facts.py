@@ -80,6 +80,7 @@ def at_sizes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Facts:
         shapes: By name of an input; other inputs stay as they are declared.
     """
     sized = model.copy()
+    del sized.proto.graph.value_info[:]  # they are of all shapes
     for value in sized.proto.graph.input:
         dims = value.type.tensor_type.shape.dim
         for dim, size in zip(dims, shapes.get(value.name, ()), strict=False):

@@ -27,14 +27,17 @@ class ShufflePixels(GraphPass):
     ConvTranspose are made for channels in eights. With one channel, as at the end of a text detector, it
     takes 198 of the 630 us of the network (docs/accuracy.md#convtransposes-of-few-channels).
 
-    With more channels the two forms are about as fast. The sums are the same; `compensate-rounding` rounds
-    the weights of a Conv together, and leaves those of a ConvTranspose alone.
+    With 16 channels and more the gain is small, or none. In FP32 the sums are the same. An FP16 Conv sums in
+    FP16, which errs more the deeper the sum is, so deep ones stay. `compensate-rounding` rounds the weights
+    of a Conv together, and leaves those of a ConvTranspose alone. No GPU has measured either's error.
 
-    Skipped without a report: ConvTransposes of more channels, windows that overlap or leave gaps, strides
-    that differ along the axes, one or three axes, computed weights.
+    Skipped without a report: ConvTransposes of more channels, deeper sums, windows that overlap or leave
+    gaps, strides that differ along the axes, one or three axes, computed weights.
 
     Options:
         channels: Fewest output channels of a ConvTranspose that stays.
+        depth: Most input channels of one that is replaced. FP16 sums of 256 products err by 6.4e-4, where
+            FP32 sums err by 3.0e-4 (docs/accuracy.md#convs-of-stride-1).
 
     Declines:
         - padding, an output_padding or output_shape, dilation, groups
@@ -44,6 +47,7 @@ class ShufflePixels(GraphPass):
     """
 
     channels: int = ALIGNED
+    depth: int = 192
 
     name = "shuffle-pixels"
     requires = Requires(opset=11)  # from there on DepthToSpace has a mode
@@ -65,10 +69,14 @@ class ShufflePixels(GraphPass):
         weights = NewWeights(graph)
         for node in graph.nodes:
             step = _step(graph, node)
-            if step is None or _channels(graph, node) >= self.channels:
+            if step is None or not self._accepts(graph, node):
                 continue
             reason = _reason_against(graph, node, context.kept)
             yield refused(node, "it stays a ConvTranspose", reason) or _shuffled(graph, node, step, weights)
+
+    def _accepts(self, graph: GraphEditor, node: NodeProto) -> bool:
+        read, written, *_ = graph.sizes(node.input[1]) or (0, 0)
+        return written * int(attribute(node, "group", 1)) < self.channels and read <= self.depth
 
 
 def _step(graph: GraphEditor, node: NodeProto) -> int | None:
@@ -84,11 +92,6 @@ def _step(graph: GraphEditor, node: NodeProto) -> int | None:
         return None
     steps = {*sizes[2:], *attribute(node, "strides", [1, 1])}
     return steps.pop() if len(steps) == 1 and steps != {1} else None
-
-
-def _channels(graph: GraphEditor, node: NodeProto) -> int:
-    sizes = graph.sizes(node.input[1]) or (0, 0)
-    return sizes[1] * int(attribute(node, "group", 1))
 
 
 def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | None:
@@ -109,15 +112,11 @@ def _reason_against(graph: GraphEditor, node: NodeProto, kept: Kept) -> str | No
 def _shuffled(graph: GraphEditor, node: NodeProto, step: int, weights: NewWeights) -> Change:
     """Replaces the node; channels are ordered (channel, row, column), the mode CRD of DepthToSpace."""
     new, count = Replacement(graph, node, "shuffled"), step * step
-    inputs = [node.input[0]]
     # [C, O, s, s] to [O * s * s, C, 1, 1]
-    inputs.append(
-        weights.changed(
-            node.input[1],
-            "shuffled",
-            lambda w: w.transpose(1, 2, 3, 0).reshape(-1, len(w), 1, 1),
-        )
+    weight = weights.changed(
+        node.input[1], "shuffled", lambda w: w.transpose(1, 2, 3, 0).reshape(-1, len(w), 1, 1)
     )
+    inputs = [node.input[0], weight]
     if bias := optional_input(node, 2):
         inputs.append(
             weights.made((bias, count), f"{bias}/shuffled", lambda: np.repeat(graph.value(bias), count))

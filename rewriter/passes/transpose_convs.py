@@ -26,7 +26,7 @@ AXES = 2
 
 WIDEST = 7
 """Largest window along an axis. An H200 did not load an engine with a ConvTranspose of 3 x 39 in FP16 before
-an activation in FP32: cuDNN had no plan for it. None between was tried."""
+an activation in FP32: cuDNN had no plan for it. No window between 7 and 39 was tried."""
 
 
 @dataclass(frozen=True)

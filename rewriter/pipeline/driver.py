@@ -76,8 +76,8 @@ class Driver:
 class _Draft:
     """A copy of a model for a pass to edit.
 
-    Most graph passes change nothing: all of them up to the first change share one draft, whose index
-    costs more than most of them.
+    Most graph passes change nothing: those in a row share one draft up to the first change, because its
+    index costs more than most of them.
     """
 
     def __init__(self, model: Model, facts: Facts) -> None:

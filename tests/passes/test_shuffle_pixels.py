@@ -155,6 +155,13 @@ def test_skipped_without_a_report(body: str, weights: dict[str, tuple[int, ...]]
     assert not report.refusals
 
 
+@pytest.mark.parametrize(("depth", "changes"), [(3, 1), (2, 0)])
+def test_deep_sums_stay_in_fp32(depth: int, changes: int) -> None:
+    _, report = apply(ShufflePixels(depth=depth), _model(f"{{ y = {PLAIN}(x, w) }}"))
+    assert len(report.changes) == changes
+    assert not report.refusals
+
+
 def test_a_sequence_of_one_axis_is_skipped() -> None:
     before = graph(
         "g (float[1,2,8] x) => (float[1,1,16] y) <float[2,1,2] w = {1,2,3,4}>"

@@ -131,6 +131,22 @@ def test_a_weight_with_consumers_in_two_types_is_unchanged() -> None:
     assert "a consumer of the weight computes in another type" in report.refusals[0].reason
 
 
+@pytest.mark.parametrize(
+    "products", ["v = MatMul(x, w)  y = MatMul(z, w)", "y = MatMul(z, w)  v = MatMul(x, w)"]
+)
+def test_a_weight_that_one_consumer_takes_as_it_is_stays_exact(products: str) -> None:
+    """A row times a matrix needs no Tensor Core: TensorRT does not round that product's weights."""
+    source = weighted(
+        f"g (float[1,48] x, float[96,48] z) => (float[1,24] v, float[96,24] y) {{ {products} }}", w=(48, 24)
+    )
+    feeds = [{"x": f["x"][:1], "z": f["x"]} for f in FEEDS[:3]]
+    both = Plan("fp16", decisions=(*kept(SEARCHED).decisions, *kept(SEARCHED, "0:v").decisions))
+    context = Context(calibration=Calibration(feeds), plan=both)
+    result, report = apply(CompensateRounding(tf32=True), source, context)
+    assert result is source
+    assert "a consumer of the weight computes without Tensor Cores" in report.refusals[0].reason
+
+
 def test_products_are_rounded_after_a_search(tmp_path: Path) -> None:
     """The saved plan gives the same model again."""
     plan, source = tmp_path / "plan.json", CONVS.whole()

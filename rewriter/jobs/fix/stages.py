@@ -119,7 +119,8 @@ def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
         lines.extend(repair.lines)
         stopped, in_fp32 = repair.stopped, repair.in_fp32
     if not lines:
-        made, remark = best_plan(made, again, took) if job.goal is None else within_budget(made, again)
+        chosen = best_plan if job.goal is None else within_budget
+        made, remark = chosen(made, again, took)
     if not stopped:
         made, in_its_place = fp32_instead(made, again)
         remark = in_its_place or remark

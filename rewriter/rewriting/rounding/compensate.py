@@ -33,8 +33,9 @@ FEEDS_BYTES = 2**24
 """Chosen samples that are read once and kept: 16 MiB. More are read again for each part of the graph."""
 
 KEPT_BYTES = 2**28
-"""Largest FP32 weights, 256 MiB, whose rounded values are kept for other plans of a model, in half as much
-memory. A repair of RT-DETRv2 rounds five times, and most of its layers have the same type each time."""
+"""Largest FP32 weights, 256 MiB, whose rounded values are kept for other plans of a model. They need half as
+much memory, or as much if they are rounded to TF32, and more where a plan splits layers with common rows. A
+repair of RT-DETRv2 rounds five times, and most of its layers have the same type each time."""
 
 LEAST_SAMPLES, SAMPLES = 3, 8
 """Least and most samples that provide rows: each costs a run, and more samples give fewer rows each."""
@@ -115,7 +116,7 @@ class FittingData:
     def reader(self, weights: Weights) -> Reader:
         """Returns a reader of the chosen samples that keeps bounded memory between reads."""
         chosen: Iterable[Mapping[str, Array]] = Chosen(self.samples, self.chosen)
-        if sum(array.nbytes for array in self.last.values()) * len(self.chosen) <= FEEDS_BYTES:
+        if sum(array.nbytes for array in next(iter(self.samples)).values()) * len(self.chosen) <= FEEDS_BYTES:
             chosen = list(chosen)
         room = max(CUT_BYTES, self.room(weights)) // len(self.chosen)
         names = tuple(value.name for value in self.model.proto.graph.output)

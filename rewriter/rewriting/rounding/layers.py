@@ -140,6 +140,8 @@ def _layer(graph: GraphEditor, node: NodeProto, weight: str, types: Types) -> La
     assert dtype is not None
     if any(types(reader) != dtype for reader in readers):
         return Skipped(label(node), "a consumer of the weight computes in another type")
+    if dtype == TensorProto.FLOAT and any(_stays_exact(graph, reader) for reader in readers):
+        return Skipped(label(node), "a consumer of the weight computes without Tensor Cores, in FP32 itself")
     found = [_read(graph, reader, weight) for reader in readers]
     first = found[0]
     if isinstance(first, Skipped):

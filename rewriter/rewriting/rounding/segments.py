@@ -17,7 +17,7 @@ from rewriter.data.ranges.reductions import Emitter, Names
 from rewriter.engines.onnxruntime import Session
 from rewriter.graph import reads
 from rewriter.model import Array, Model
-from rewriter.model.facts import infer
+from rewriter.model.facts import at_sizes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -69,14 +69,8 @@ def _read_by(nodes: Collection[NodeProto], wanted: Collection[str]) -> Iterator[
 
 def inferred_shapes(model: Model, feeds: Mapping[str, Array]) -> Shapes:
     """Shapes of the main graph's tensors, as far as shape inference derives them from a sample's."""
-    model = model.copy()
-    del model.proto.graph.value_info[:]  # symbolic dimensions there would stay symbolic
-    for value in model.proto.graph.input:
-        if value.name in feeds:
-            dims = value.type.tensor_type.shape.dim
-            for dim, size in zip(dims, np.shape(feeds[value.name]), strict=False):
-                dim.dim_value = size
-    return {name: facts.sizes for name, facts in infer(model).main.items() if facts.sizes is not None}
+    found = at_sizes(model, {name: np.shape(array) for name, array in feeds.items()}).main
+    return {name: facts.sizes for name, facts in found.items() if facts.sizes is not None}
 
 
 def shapes(model: Model, tensors: Collection[str], feeds: Mapping[str, Array]) -> Shapes:
