@@ -100,8 +100,8 @@ def run(model: Path, work: Path, made: dict[str, Any]) -> dict[str, Any]:
         for outcome in measure(variants, MeasureSettings(engine), Path(outputs)):
             row: dict[str, Any] = dict(made.get(outcome.variant, {}))
             if outcome.ran and outcome.latency is not None:
-                outputs = [outcome.values(i) for i in range(len(samples))]
-                row |= {"us": round(outcome.latency.median_us, 1)} | judged(original, expected, outputs)
+                values = [outcome.values(i) for i in range(len(samples))]
+                row |= {"us": round(outcome.latency.median_us, 1)} | judged(original, expected, values)
             else:
                 row["problem"] = outcome.problem
             rows[outcome.variant] = row

@@ -17,12 +17,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.agreement import FACTOR
 from benchmarks.trained import VARIANTS, judged, kept, make
 from rewriter.emulation import emulation
 from rewriter.model import facts, load
 from rewriter.verification.expected import as_declared, run_all
-
-FACTOR = 2.0
 
 ALIKE = ("plain", "rules", "accurate")
 """Variants whose file is the same with a GPU and without one."""

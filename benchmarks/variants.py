@@ -109,6 +109,7 @@ def fix_on_gpu(model: Path, samples: Path, out: Path) -> None:
 
 
 def rewriter_fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
+    """Becomes the process of `rewriter fix` with these options."""
     command = [
         sys.executable,
         "-m",

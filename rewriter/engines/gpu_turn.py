@@ -23,9 +23,8 @@ def gpu_turn() -> Iterator[None]:
     from filelock import FileLock
 
     with ExitStack() as turn:
-        with suppress(
-            OSError, NotImplementedError
-        ):  # time up, a read-only folder, a file system without locks
+        # time is up, or the folder is read-only; the file system has no locks
+        with suppress(OSError, NotImplementedError):
             lock = FileLock(user_cache("turns", f"gpu {os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}.lock"))
             turn.enter_context(lock.acquire(MOST_S))
         yield

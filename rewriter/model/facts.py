@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
 from rewriter.errors import ModelError
-from rewriter.model import Model, shape_of, walk_graphs
+from rewriter.model import Array, Model, shape_of, walk_graphs
 from rewriter.model.native import guarded
 
 Shape = tuple[int | str | None, ...]
@@ -73,18 +74,19 @@ def infer(model: Model, *, strict: bool = False) -> Facts:
     return Facts([dict(scope) for scope in known.scopes])  # callers add tensors to theirs
 
 
-def at_sizes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Facts:
-    """Facts where the inputs have these shapes, for estimates of work: a rewrite has to hold for all shapes.
+def at_sizes(model: Model, sample: Mapping[str, Array]) -> Facts:
+    """Facts where the inputs have the shapes of a sample: for estimates of work, as a rewrite holds for all.
 
     Args:
-        shapes: By name of an input; other inputs stay as they are declared.
+        sample: Arrays by name of an input; other inputs stay as they are declared.
     """
     sized = model.copy()
     del sized.proto.graph.value_info[:]  # they are of all shapes
     for value in sized.proto.graph.input:
-        dims = value.type.tensor_type.shape.dim
-        for dim, size in zip(dims, shapes.get(value.name, ()), strict=False):
-            dim.dim_value = size
+        if value.name in sample:
+            dims = value.type.tensor_type.shape.dim
+            for dim, size in zip(dims, np.shape(sample[value.name]), strict=False):
+                dim.dim_value = size
     return infer(sized)
 
 

@@ -50,8 +50,7 @@ class Problem:
     @cached_property
     def prices(self) -> Prices:
         """Recorded costs of the model's nodes, at the shapes of the first sample."""
-        shapes = {name: value.shape for name, value in self.samples[0].items()}
-        return priced(self.model, tensor_facts.at_sizes(self.model, shapes), self.target)
+        return priced(self.model, tensor_facts.at_sizes(self.model, self.samples[0]), self.target)
 
     def survey(self, plan: Plan) -> Survey:
         """Returns the main graph as the hazard rules see it, without ranges."""

@@ -120,7 +120,7 @@ def test_facts_of_a_graph_are_kept_and_no_caller_changes_those_of_another() -> N
 def test_facts_at_the_sizes_of_a_sample_follow_them_through_the_graph() -> None:
     source = graph("g (float[batch,3,height,width] x) => (float[batch,n] y) { f = Flatten(x)  y = Relu(f) }")
     before = source.proto.SerializeToString()
-    found = facts.at_sizes(source, {"x": (2, 3, 4, 5)}).main
+    found = facts.at_sizes(source, {"x": np.zeros((2, 3, 4, 5), np.float32)}).main
     assert (found["f"].shape, found["y"].shape) == ((2, 60), (2, 60))
     assert source.proto.SerializeToString() == before
     assert facts.at_sizes(source, {}).main["x"].shape == ("batch", 3, "height", "width")

@@ -69,7 +69,7 @@ def _estimated_us(made: Attempt) -> tuple[float, float]:
     """The recorded costs of the plan and of FP32 altogether, at the shapes of the judging sample."""
     if made.plan is None:
         return math.inf, math.inf
-    shapes = {name: value.shape for name, value in made.proof.yardstick.judging[0].items()}
-    prices = priced(made.structured, tensor_facts.at_sizes(made.structured, shapes), made.job.target)
+    facts = tensor_facts.at_sizes(made.structured, made.proof.yardstick.judging[0])
+    prices = priced(made.structured, facts, made.job.target)
     broken = fsum(attention.us for attention in prices.attentions)
     return prices.total_us(made.plan), fsum(prices.base.values()) + fsum(prices.own.values()) + broken

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import chain
 from math import prod
 
-import numpy as np
 from onnx import GraphProto, NodeProto
 
 from rewriter.data.ranges.binades import keep_only, leading_to
@@ -69,7 +68,7 @@ def _read_by(nodes: Collection[NodeProto], wanted: Collection[str]) -> Iterator[
 
 def inferred_shapes(model: Model, feeds: Mapping[str, Array]) -> Shapes:
     """Shapes of the main graph's tensors, as far as shape inference derives them from a sample's."""
-    found = at_sizes(model, {name: np.shape(array) for name, array in feeds.items()}).main
+    found = at_sizes(model, feeds).main
     return {name: facts.sizes for name, facts in found.items() if facts.sizes is not None}
 
 
