@@ -150,7 +150,7 @@ def as_fp32(check: Check, errors: Callable[[], Mapping[str, float]], engine: str
     """
     if check.passed is not False:
         return check
-    reason = f"as accurate as FP32 here, where {engine} errs by"
+    reason = f"{engine} errs by"
     allowed = allowing(check, errors(), reason, AS_FP32, "as-fp32")
     return allowed if allowed.passed else check
 

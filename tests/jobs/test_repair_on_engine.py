@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -235,6 +236,22 @@ def test_convs_become_transposed_ones_where_that_is_no_slower(
         for remark in result.conclusion.remarks
     ] == [True] * taken
     assert not transposed(rewriter.fix(**conv_net(), skip=["transpose-convs"]).model)
+
+
+def test_what_is_known_of_the_model_takes_none_of_the_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ConvTransposes follow the same ranges; plain FP16 leaves out passes, so that it needs its own."""
+
+    def slowly_measured(job: FixJob, given: Given) -> Attempt:
+        return replace(attempt(job, given), measured_s=1e3)
+
+    use_emulation(monkeypatch)
+    monkeypatch.setattr("rewriter.jobs.fix.stages.attempt", slowly_measured)
+    monkeypatch.setattr("rewriter.jobs.fix.fp32_instead.IN_DOUBT", 0.0)
+    monkeypatch.setattr("emulated_engine.latency_us", lambda m: 9.0 if transposed(m) else 10.0)
+    assert transposed(rewriter.fix(**conv_net()).model)
+    monkeypatch.setattr("emulated_engine.latency_us", lambda m: 12.0 if merged(m) else 10.0)
+    monkeypatch.setattr("rewriter.jobs.fix.other_plans.AS_FP32", 100.0)
+    assert merged(rewriter.fix(**projections()).model)
 
 
 def test_the_best_of_several_other_plans_is_handed_out() -> None:

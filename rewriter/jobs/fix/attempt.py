@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,6 +76,8 @@ class Attempt:
         fixed: The result.
         causes: What was wrong, and what was done about it.
         depth: Ranges of the model that the plan was made for; empty if the plan was given.
+        measured_s: Seconds until its ranges were known; a job of the same `measured_steps` spends none.
+        planned_s: Seconds of the rest.
     """
 
     job: FixJob
@@ -85,6 +88,8 @@ class Attempt:
     plan: Plan | None
     causes: tuple[Cause, ...] = ()
     depth: tuple[TensorAtDepth, ...] = ()
+    measured_s: float = 0.0
+    planned_s: float = 0.0
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -127,11 +132,11 @@ class Attempt:
 
 def attempt(job: FixJob, given: Given) -> Attempt:
     """Runs the passes of a job and checks the arithmetic of their result."""
-    phases, record = job.phases, Record(given.stage, warnings=list(given.warnings))
+    start, phases, record = time.monotonic(), job.phases, Record(given.stage, warnings=list(given.warnings))
     rewriting = Rewriting(job, record)
     planning = Planning(job, record, rewriting, given.fitting)
     proof = Proof(job, record, rewriting, given.fitting.source, given.yardstick)
-    key = (*phases.structural, *phases.measuring)
+    key = measured_steps(job)
     if key not in given.measured:
         model, ranges = _measured(rewriting.rewrite(given.original, phases.structural), planning)
         proof.check_structure(model)
@@ -145,7 +150,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         )
     known = given.measured[key]
     record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
-    structured = known.model
+    structured, measured_at = known.model, time.monotonic()
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
     plan, structured = planning.fitted(given.original, structured, plan, known.kept)
     unscaled: Mapping[tuple[int, str], Range] = {}
@@ -160,7 +165,13 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     proof.check_engine(fixed, plan)
     folded = folded_statistics(given.original, known.model)
     found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled, folded)
-    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth)
+    spent = measured_at - start, time.monotonic() - measured_at
+    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth, *spent)
+
+
+def measured_steps(job: FixJob) -> tuple[Pass, ...]:
+    """The steps before the plan: jobs that have the same ones share a measured model."""
+    return (*job.phases.structural, *job.phases.measuring)
 
 
 def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:

@@ -80,7 +80,7 @@ def conclude(done: Sequence[Check], tried: Tried) -> Conclusion:
     if Verdict(tuple(done)).passed:
         excused = next((c for c in done if c.excuse == "as-fp32"), None)
         if excused is not None:
-            limit = f"TF32 is as far from FP32 in this network: {_size(excused)}"
+            limit = "TF32 is as far from FP32 in this network"
             summary = "as accurate as FP32 here: " + excused.summary
             return Conclusion("as-fp32", summary, limit, f"take --precision fp32, and {TF32_OFF}", remarks)
         return Conclusion("verified", "verified", remarks=remarks)

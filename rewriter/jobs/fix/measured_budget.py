@@ -29,7 +29,7 @@ class _Timed:
     spent: float
 
 
-def within_budget(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: float) -> tuple[Attempt, str]:
+def within_budget(made: Attempt, attempt: Callable[[FixJob], Attempt]) -> tuple[Attempt, str]:
     """Returns the attempt to hand out, and a sentence on it if that is not `made`.
 
     If the plan takes more on this GPU than it may, another one is searched, for as much less by the recorded
@@ -37,7 +37,6 @@ def within_budget(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: 
 
     Args:
         attempt: Runs a job.
-        seconds: What `made` took.
     """
     goal = made.job.goal
     timed = made.job.search_engine is not None  # the search timed its plans
@@ -48,7 +47,7 @@ def within_budget(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: 
         spent = _share(rules, made)
         if spent is None or spent <= goal.share + NOISE:
             return made, ""
-        others = list(_cheaper(_Timed(made, spent), rules, goal, attempt, seconds))
+        others = list(_cheaper(_Timed(made, spent), rules, goal, attempt))
     except KeyboardInterrupt:
         return made, "interrupted while the latency of the plan was measured: it may be beyond its budget"
     wrong = f"on this GPU the plan for {goal.share:.0%} more latency takes {spent:.0%} more"
@@ -62,13 +61,13 @@ def within_budget(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: 
 
 
 def _cheaper(
-    latest: _Timed, rules: Attempt, goal: Budget, attempt: Callable[[FixJob], Attempt], seconds: float
+    latest: _Timed, rules: Attempt, goal: Budget, attempt: Callable[[FixJob], Attempt]
 ) -> Iterator[_Timed]:
     """Yields plans that pass every check, from searches for smaller and smaller budgets."""
     start, share = time.monotonic(), goal.share
     known = [_decisions(rules), _decisions(latest.made)]
     for _ in range(SEARCHES):
-        if time.monotonic() - start + seconds > AFFORDED_S:
+        if time.monotonic() - start + latest.made.planned_s > AFFORDED_S:
             return
         share *= goal.share / latest.spent
         made = attempt(_without_frontier(latest.made.job, replace(goal, share=share)))

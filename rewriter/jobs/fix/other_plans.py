@@ -2,7 +2,7 @@
 
 The default plan has passes and epilogues that gain accuracy or latency on the networks and GPUs where they
 were measured, and lacks one that costs latency on some networks and gains it on others. What is in doubt is
-built and timed: plain FP16 with its hazards kept, and Convs as ConvTransposes.
+built and timed: Convs as ConvTransposes, and plain FP16 with its hazards kept.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from rewriter.jobs.fix.attempt import Attempt
+from rewriter.jobs.fix.attempt import Attempt, measured_steps
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
@@ -35,7 +35,7 @@ Other = tuple[str, FixJob]
 """What is done differently, in words, and the job for that."""
 
 
-def best_plan(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: float) -> tuple[Attempt, str]:
+def best_plan(made: Attempt, attempt: Callable[[FixJob], Attempt]) -> tuple[Attempt, str]:
     """Returns the attempt to hand out, and a sentence on it if that is not `made`.
 
     Another plan is taken if it is faster and as accurate, or as fast and more accurate. Ctrl-C ends that, and
@@ -43,13 +43,12 @@ def best_plan(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: floa
 
     Args:
         attempt: Runs a job.
-        seconds: What `made` took.
     """
     error = made.relative_l2
     if error is None or made.latency_us is None or not _may_change(made):
         return made, ""
     try:
-        found = list(_as_accurate(made, attempt, error, seconds))
+        found = list(_as_accurate(made, attempt, error))
         models = [made.fixed, *(other.fixed for _, other in found)]
         return _best(made, found, made.proof.yardstick.timed_in_turn(models) if found else [])
     except KeyboardInterrupt:
@@ -57,16 +56,22 @@ def best_plan(made: Attempt, attempt: Callable[[FixJob], Attempt], seconds: floa
 
 
 def _as_accurate(
-    made: Attempt, attempt: Callable[[FixJob], Attempt], error: float, seconds: float
+    made: Attempt, attempt: Callable[[FixJob], Attempt], error: float
 ) -> Iterator[tuple[str, Attempt]]:
     """Yields other plans that err no more than `error`, as far as there is time for them."""
     start = time.monotonic()
     for words, job in _others(made):
-        if time.monotonic() - start + seconds > AFFORDED_S:
-            return
+        if time.monotonic() - start + _expected_s(made, job) > AFFORDED_S:
+            continue
         other = attempt(job)
         if not other.failed and other.relative_l2 is not None and other.relative_l2 <= AS_FP32 * error:
             yield words, other
+
+
+def _expected_s(made: Attempt, job: FixJob) -> float:
+    """Seconds that an attempt at another job takes if its plan takes as long as that of `made`."""
+    known = measured_steps(job) == measured_steps(made.job)
+    return made.planned_s + (0.0 if known else made.measured_s)
 
 
 def _best(
@@ -104,16 +109,16 @@ def _may_change(made: Attempt) -> bool:
 
 
 def _others(made: Attempt) -> Iterator[Other]:
-    """Yields the plans that are in doubt for this model."""
+    """Yields the plans that are in doubt for this model, first the one that can be more accurate as well."""
+    if _transposes(made):
+        steps = inserted(made.job.steps, CompensateRounding, TransposeConvs())
+        yield f"with {TransposeConvs.name}, which pays here", replace(made.job, steps=steps, repairing=True)
     plain = _plain(made.job)
     left_out = {step.name for step in made.job.steps} - {step.name for step in plain.steps}
     changed = {result.name for result in made.record.passes if result.changes}
     decisions = made.plan.decisions if made.plan is not None else ()
     if left_out & changed or any(decision.rule == free_fp32.RULE for decision in decisions):
         yield f"without passes and islands that do not pay here (as in {PLAIN})", plain
-    if _transposes(made):
-        steps = inserted(made.job.steps, CompensateRounding, TransposeConvs())
-        yield f"with {TransposeConvs.name}, which pays here", replace(made.job, steps=steps, repairing=True)
 
 
 def _plain(job: FixJob) -> FixJob:

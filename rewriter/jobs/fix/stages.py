@@ -108,9 +108,8 @@ def run(job: FixJob) -> FixResult:
 
 def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
     """The attempt to hand out, what was repaired, and what a conclusion needs to know of it."""
-    start, again = time.monotonic(), partial(attempt, given=given)
+    again = partial(attempt, given=given)
     made = again(job)
-    took = time.monotonic() - start
     lines, stopped, in_fp32, remark = list[str](), "", None, ""
     if made.is_wrong and _can_be_repaired(job):
         repair = Repair(given, again, job.request.repair_seconds)
@@ -120,7 +119,7 @@ def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
         stopped, in_fp32 = repair.stopped, repair.in_fp32
     if not lines:
         chosen = best_plan if job.goal is None else within_budget
-        made, remark = chosen(made, again, took)
+        made, remark = chosen(made, again)
     if not stopped:
         made, in_its_place = fp32_instead(made, again)
         remark = in_its_place or remark
