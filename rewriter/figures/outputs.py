@@ -56,7 +56,13 @@ class OutputComparison:
     def is_fair(self) -> bool:
         """True if it is an output of probabilities, and those are as the original's."""
         fair = self.probability
-        return fair is not None and fair.passed and self.relative_l2 <= USABLE
+        return fair is not None and fair.passed and self._relative_to_use <= 1.0
+
+    @property
+    def _relative_to_use(self) -> float:
+        """The relative error in units of `USABLE`; 0 for probabilities that FP32 does not resolve."""
+        fair = self.probability
+        return 0.0 if fair is not None and fair.unresolved else self.relative_l2 / USABLE
 
     @property
     def fair_text(self) -> str:
@@ -74,7 +80,7 @@ class OutputComparison:
             return ""
         beyond = f"; but a relative error beyond {USABLE} hides behind no other figure"
         words = f"{self.name} holds probabilities ({fair.reason}): {fair}"
-        return words + (beyond if self.relative_l2 > USABLE else "")
+        return words + (beyond if self._relative_to_use > 1.0 else "")
 
     @property
     def metric(self) -> str:
@@ -90,7 +96,7 @@ class OutputComparison:
         fair = self.probability
         if fair is None or not fair.decided:
             return relative
-        return min(relative, max(fair.excess, self.relative_l2 / USABLE))
+        return min(relative, max(fair.excess, self._relative_to_use))
 
 
 @dataclass(frozen=True)
