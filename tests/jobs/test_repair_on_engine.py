@@ -231,6 +231,9 @@ def test_convs_become_transposed_ones_where_that_is_no_slower(
     monkeypatch.setattr("emulated_engine.latency_us", lambda m: transposed_us if transposed(m) else 10.0)
     result = rewriter.fix(**conv_net())
     assert transposed(result.model) == taken
+    assert result.verdict is not None
+    names = [one.name for one in result.verdict.checks]
+    assert ("emulation" in names) is not taken, "an engine alone judges other plans"
     assert [
         f"with transpose-convs, which pays here: {transposed_us:.3g} us instead of 10 us" in remark
         for remark in result.conclusion.remarks

@@ -77,7 +77,7 @@ class Attempt:
         causes: What was wrong, and what was done about it.
         depth: Ranges of the model that the plan was made for; empty if the plan was given.
         measured_s: Seconds until its ranges were known; a job of the same `measured_steps` spends none.
-        planned_s: Seconds of the rest.
+        planned_s: Seconds of the rest, without what the yardstick measured for it and keeps.
     """
 
     job: FixJob
@@ -150,7 +150,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
         )
     known = given.measured[key]
     record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
-    structured, measured_at = known.model, time.monotonic()
+    structured, measured_at, once = known.model, time.monotonic(), given.yardstick.seconds
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
     plan, structured = planning.fitted(given.original, structured, plan, known.kept)
     unscaled: Mapping[tuple[int, str], Range] = {}
@@ -165,8 +165,9 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     proof.check_engine(fixed, plan)
     folded = folded_statistics(given.original, known.model)
     found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled, folded)
-    spent = measured_at - start, time.monotonic() - measured_at
-    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth, *spent)
+    measured_s, once_s = measured_at - start, given.yardstick.seconds - once
+    planned_s = time.monotonic() - measured_at - once_s
+    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth, measured_s, planned_s)
 
 
 def measured_steps(job: FixJob) -> tuple[Pass, ...]:

@@ -28,7 +28,8 @@ class FixJob:
 
     `free_opset` is True if `opset` is a default, which a pass may raise (`Pass.opset_for`). `repairing` is
     True for a remedy: its goal is not the user's, so that missing it is no failed check. `free_sums` is True
-    if `accumulation` is what is recorded of the target, from which a slow emulation may depart.
+    if `accumulation` is what is recorded of the target, from which a slow emulation may depart. `emulated` is
+    False where the figure of an engine alone decides.
     """
 
     source: Any
@@ -50,6 +51,7 @@ class FixJob:
     deployment: Deployment = field(default_factory=Deployment)
     repairing: bool = False
     free_sums: bool = False
+    emulated: bool = True
 
     @cached_property
     def phases(self) -> Phases:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from rewriter.base import Pass
 from rewriter.jobs.fix.attempt import Attempt, measured_steps
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
@@ -71,7 +72,8 @@ def _as_accurate(
 def _expected_s(made: Attempt, job: FixJob) -> float:
     """Seconds that an attempt at another job takes if its plan takes as long as that of `made`."""
     known = measured_steps(job) == measured_steps(made.job)
-    return made.planned_s + (0.0 if known else made.measured_s)
+    emulated_s = sum(check.seconds for check in made.proof.done if check.name == "emulation")
+    return made.planned_s - emulated_s + (0.0 if known else made.measured_s)
 
 
 def _best(
@@ -112,7 +114,7 @@ def _others(made: Attempt) -> Iterator[Other]:
     """Yields the plans that are in doubt for this model, first the one that can be more accurate as well."""
     if _transposes(made):
         steps = inserted(made.job.steps, CompensateRounding, TransposeConvs())
-        yield f"with {TransposeConvs.name}, which pays here", replace(made.job, steps=steps, repairing=True)
+        yield f"with {TransposeConvs.name}, which pays here", _measured_alone(made.job, steps)
     plain = _plain(made.job)
     left_out = {step.name for step in made.job.steps} - {step.name for step in plain.steps}
     changed = {result.name for result in made.record.passes if result.changes}
@@ -129,7 +131,12 @@ def _plain(job: FixJob) -> FixJob:
         for step in job.steps
         if type(step) in kinds
     )
-    return replace(job, steps=steps, repairing=True)
+    return _measured_alone(job, steps)
+
+
+def _measured_alone(job: FixJob, steps: Sequence[Pass]) -> FixJob:
+    """The job with other steps, whose engine alone decides: emulating it takes longer than running it."""
+    return replace(job, steps=tuple(steps), repairing=True, emulated=False)
 
 
 def _transposes(made: Attempt) -> bool:

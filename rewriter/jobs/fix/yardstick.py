@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +45,7 @@ class Yardstick:
         settings: How engines are built and run on this machine; None if none runs, or none is to be built.
         spans: The optimisation profile.
         asked: True if the tolerance is the user's own: nothing excuses an error beyond it but conditioning.
+        seconds: What measuring its parts took so far.
     """
 
     source: Any
@@ -52,6 +55,7 @@ class Yardstick:
     settings: MeasureSettings | None = None
     spans: Mapping[str, Span] = field(default_factory=dict)
     asked: bool = False
+    seconds: float = 0.0
 
     @property
     def engine(self) -> EngineName | None:
@@ -63,7 +67,8 @@ class Yardstick:
         """Error of each output when the original's sums run in another order; needed where a check fails."""
         if self.expected is None:
             return {}
-        return conditioning(load(self.source), self.judging, self.expected.exact)
+        with self._timed():
+            return conditioning(load(self.source), self.judging, self.expected.exact)
 
     @cached_property
     def fp32_engine(self) -> Errors:
@@ -74,7 +79,7 @@ class Yardstick:
         if self.engine is None or self.settings is None or self.expected is None:
             return {}
         original = load(self.source)
-        with tempfile.TemporaryDirectory(prefix="rewriter-fp32-") as folder:
+        with self._timed(), tempfile.TemporaryDirectory(prefix="rewriter-fp32-") as folder:
             outcome = self._run_fp32(original, self.settings, Path(folder))
             if outcome is None or not outcome.ran:
                 return {}
@@ -87,7 +92,8 @@ class Yardstick:
         """Error of each output of the original in FP32 with TF32, emulated; empty if that is impossible."""
         if self.expected is None:
             return {}
-        check = check_tf32(self.expected, widened(load(self.source)), self.judging)
+        with self._timed():
+            check = check_tf32(self.expected, widened(load(self.source)), self.judging)
         return {output.name: output.relative_l2 for output in check.outputs if output.finite}
 
     @property
@@ -112,6 +118,14 @@ class Yardstick:
             except EngineError:
                 return [None] * len(models)
         return [outcome.latency.median_us if outcome.latency is not None else None for outcome in outcomes]
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds += time.monotonic() - start
 
     def _run_fp32(self, original: Model, settings: MeasureSettings, folder: Path) -> EngineOutcome | None:
         model = widened(original)
