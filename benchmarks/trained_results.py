@@ -1,20 +1,24 @@
 """What packages make of their networks after `fix`: lines of text, boxes, labels, notes and speech, beside FP32's.
 
     python benchmarks/trained_results.py emulate FIXED WORK           # in rewriter's environment
+    python benchmarks/trained_results.py record FEEDS                 # in that of benchmarks/requirements-trained.txt
+    python benchmarks/trained_engines.py FIXED FEEDS WORK             # on a GPU
     python benchmarks/trained_results.py judge WORK OUT.json [NAME]   # in that of benchmarks/requirements-trained.txt
 
-FIXED holds NAME.onnx as `rewriter fix` wrote it. `emulate` writes each as a model for ONNX Runtime that computes in
-FP32 and rounds as the target does, with FP16 sums and TF32. `judge` runs each package twice on the inputs that the tool
-did not see, once with its own file and once with the emulated one in its place. All else is the package's own code.
-OUT.json keeps what it has of other parts: each network's result goes under "result".
+FIXED holds NAME.onnx as `rewriter fix` wrote it. WORK gets what stands in for it: `emulate` writes NAME.onnx, a model for
+ONNX Runtime that computes in FP32 and rounds as the target does, with FP16 sums and TF32; trained_engines.py writes NAME/,
+what an engine makes of all feeds that `record` saw. `judge` runs each package twice on the inputs that the tool did not
+see, once with its own file and once with either of these in its place. All else is the package's own code.
+OUT.json keeps what it has of other parts: each network's result goes under "result", or "engine_result".
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,33 +62,76 @@ class Item:
     span: tuple[float, ...] = ()
 
 
+Feeds = Mapping[str, Any]
+
+
+def digest(feeds: Feeds) -> str:
+    """Tells feeds apart by their names, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(feeds):
+        array = np.ascontiguousarray(feeds[name])
+        found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return found.hexdigest()
+
+
 class Swap:
-    """ONNX Runtime sessions that load another file in place of one of a package's."""
+    """ONNX Runtime sessions with something else in place of one of a package's files.
+
+    Attributes:
+        seen: The feeds that the file got, if nothing stands in its place.
+    """
 
     def __init__(self) -> None:
         import onnxruntime
 
-        self.file, self.instead = "", Path()
+        self.file: str = ""
+        self.instead: Path | None = None
+        self.seen: list[dict[str, Any]] = []
         given, swap = onnxruntime.InferenceSession, self
 
         class Session(given):  # type: ignore[misc, valid-type]
             def __init__(self, model: object, *args: object, **options: Any) -> None:
-                if swap.file and str(model).endswith(swap.file):
+                self.swapped = bool(swap.file) and str(model).endswith(swap.file)
+                instead = swap.instead if self.swapped else None
+                self.known = _recorded(instead) if instead and instead.is_dir() else None
+                if instead and instead.is_file():
                     options = {"sess_options": onnxruntime.SessionOptions(), "providers": [PROVIDER]}
                     off = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
                     options["sess_options"].graph_optimization_level = off  # or it would remove the roundings
-                    model, args = str(swap.instead), ()
+                    model, args = str(instead), ()
                 super().__init__(model, *args, **options)
+
+            def run(self, names: Any, feeds: Feeds, *rest: object) -> Any:
+                if self.swapped:
+                    types = {
+                        "tensor(float)": np.float32,
+                        "tensor(int32)": np.int32,
+                    }  # magika hands over lists
+                    fed = {i.name: np.asarray(feeds[i.name], types.get(i.type)) for i in self.get_inputs()}
+                    if self.known is not None:
+                        outputs = self.known[digest(fed)]
+                        return [outputs[name] for name in names or [o.name for o in self.get_outputs()]]
+                    swap.seen.append({name: array.copy() for name, array in fed.items()})
+                return super().run(names, feeds, *rest)
 
         onnxruntime.InferenceSession = Session
 
     @contextmanager
-    def __call__(self, file: str, instead: Path) -> Iterator[None]:
-        self.file, self.instead = file, instead
+    def __call__(self, file: str, instead: Path | None = None) -> Iterator[None]:
+        """In place of the file: an ONNX model, a folder of recorded outputs, or by default the file itself.
+
+        Every session that is opened meanwhile is swapped, the file's own one with its feeds in `seen`.
+        """
+        self.file, self.instead, self.seen = file, instead, []
         try:
             yield
         finally:
             self.file = ""
+
+
+def _recorded(folder: Path) -> dict[str, dict[str, Any]]:
+    """Outputs by the digest of their feeds."""
+    return {path.stem: dict(np.load(path)) for path in folder.glob("*.npz")}
 
 
 PROVIDER = "CPUExecutionProvider"
@@ -254,27 +301,48 @@ def compared(expected: list[list[Item]], found: list[list[Item]]) -> dict[str, A
     return {"inputs": len(expected), "items": items, "same": same, "least_iou": least, "differences": lines}
 
 
+def record(folder: Path) -> None:
+    """Writes the feeds that each network gets on the inputs that the tool did not see."""
+    swap = Swap()
+    for name, (file, run) in PACKAGES.items():
+        try:
+            with swap(file):
+                list(run())
+        except Exception as error:  # one package must not stop the others
+            print(f"{name}: {type(error).__name__}: {error}")
+            continue
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for feeds in swap.seen:
+            np.savez_compressed(folder / name / f"{digest(feeds)}.npz", **feeds)
+        print(f"{name}: {len(swap.seen)} feeds", flush=True)
+
+
 def judge(work: Path, out: Path, names: list[str]) -> None:
     swap, known = Swap(), dict[Any, list[list[Item]]]()
     results: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     for name, (file, run) in PACKAGES.items():
-        if not (work / f"{name}.onnx").exists() or (names and name not in names):
+        if names and name not in names:
             continue
-        try:
-            if run not in known:
-                known[run] = list(run())
-            with swap(file, work / f"{name}.onnx"):
-                result = compared(known[run], list(run()))
-        except Exception as error:  # one package must not stop the others
-            result = {"problem": f"{type(error).__name__}: {error}"}
-        results.setdefault(name, {})["result"] = result
-        out.write_text(json.dumps(results, indent=1) + "\n")
-        print(name, result, flush=True)
+        for key, instead in (("result", work / f"{name}.onnx"), ("engine_result", work / name)):
+            if not instead.exists():
+                continue
+            try:
+                if run not in known:
+                    known[run] = list(run())
+                with swap(file, instead):
+                    result = compared(known[run], list(run()))
+            except Exception as error:  # one package must not stop the others
+                result = {"problem": f"{type(error).__name__}: {error}"}
+            results.setdefault(name, {})[key] = result
+            out.write_text(json.dumps(results, indent=1) + "\n")
+            print(name, key, result, flush=True)
 
 
 if __name__ == "__main__":
     stage, *paths = sys.argv[1:]
     if stage == "emulate":
         emulate(Path(paths[0]), Path(paths[1]))
+    elif stage == "record":
+        record(Path(paths[0]))
     else:
         judge(Path(paths[0]), Path(paths[1]), paths[2:])
