@@ -50,7 +50,7 @@ KEPT = 4
 LIMIT_S = 300
 """Seconds of one run of `fix`."""
 
-PARTS_WITHOUT_GPU = ("cpu", "result", "emulated")
+OTHER_PARTS = ("cpu", "result", "engine_results", "emulated")
 """What trained_cpu.py, trained_results.py and trained_agreement.py measured; it stays."""
 
 
@@ -144,7 +144,7 @@ def main(folder: Path, out: Path, names: list[str]) -> None:
                 rows = run(model, work, made[model])
             except Exception as error:  # one network must not stop the others
                 rows = {"problem": f"{type(error).__name__}: {error}"}
-            others = {key: found.get(model.stem, {}).get(key) for key in PARTS_WITHOUT_GPU}
+            others = {key: found.get(model.stem, {}).get(key) for key in OTHER_PARTS}
             found[model.stem] = rows | {key: row for key, row in others.items() if row}
             out.write_text(json.dumps(found, indent=1) + "\n")
             line = [

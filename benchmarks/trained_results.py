@@ -7,9 +7,10 @@
 
 FIXED holds NAME.onnx as `rewriter fix` wrote it. WORK gets what stands in for it: `emulate` writes NAME.onnx, a model for
 ONNX Runtime that computes in FP32 and rounds as the target does, with FP16 sums and TF32; trained_engines.py writes NAME/,
-what an engine makes of all feeds that `record` saw. `judge` runs each package twice on the inputs that the tool did not
+what an engine makes of all feeds that `record` saw; the name of WORK says what FIXED was: fix, plain, accurate, fp32.
+`judge` runs each package twice on the inputs that the tool did not
 see, once with its own file and once with either of these in its place. All else is the package's own code.
-OUT.json keeps what it has of other parts: each network's result goes under "result", or "engine_result".
+OUT.json keeps what it has of other parts: each network's result goes under "result", or under "engine_results" by that name.
 """
 
 from __future__ import annotations
@@ -323,7 +324,12 @@ def judge(work: Path, out: Path, names: list[str]) -> None:
     for name, (file, run) in PACKAGES.items():
         if names and name not in names:
             continue
-        for key, instead in (("result", work / f"{name}.onnx"), ("engine_result", work / name)):
+        row = results.setdefault(name, {})
+        by_engine = row.setdefault("engine_results", {})
+        for place, key, instead in (
+            (row, "result", work / f"{name}.onnx"),
+            (by_engine, work.name, work / name),
+        ):
             if not instead.exists():
                 continue
             try:
@@ -333,7 +339,7 @@ def judge(work: Path, out: Path, names: list[str]) -> None:
                     result = compared(known[run], list(run()))
             except Exception as error:  # one package must not stop the others
                 result = {"problem": f"{type(error).__name__}: {error}"}
-            results.setdefault(name, {})[key] = result
+            place[key] = result
             out.write_text(json.dumps(results, indent=1) + "\n")
             print(name, key, result, flush=True)
 

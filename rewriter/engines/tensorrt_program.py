@@ -80,6 +80,7 @@ class TensorRTProgram:
                 hint="build it on this machine, with this version",
             )
         self._kernels: RuntimeCache | None = None
+        self._kept = False
         self._context = self._created(order.runtime_cache)
         self._buffers: dict[str, Buffer] = {}
         self._host: dict[str, Array] = {}
@@ -150,8 +151,6 @@ class TensorRTProgram:
             config.dynamic_shapes_kernel_specialization_strategy = strategies.EAGER
             self._kernels = open_cache(config, runtime_cache)
             context = engine.create_execution_context(config)
-            if self._kernels is not None:
-                self._kernels.keep()  # the next engine of this process loads before this one runs
         if context is None:
             why = self._why()
             raise EngineError(
@@ -160,10 +159,10 @@ class TensorRTProgram:
         return context
 
     def _keep_kernels(self) -> None:
-        """Writes the kernels that the first run compiled, too."""
-        if self._kernels is not None:
+        """Writes the kernels that loading and the first run compiled."""
+        if self._kernels is not None and not self._kept:
             self._kernels.keep()
-            self._kernels = None
+            self._kept = True
 
     def _why(self) -> str:
         return "; ".join((self._log.errors or self._log.warnings)[-3:]) or "it gives no reason"

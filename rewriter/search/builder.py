@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 from rewriter.engines.deployment import Deployment
@@ -20,6 +22,7 @@ from rewriter.model import save
 from rewriter.plan import Plan
 from rewriter.search.clock import Clock
 from rewriter.search.problem import Problem
+from rewriter.search.trials import Types, types_of
 from rewriter.verification.expected import as_declared
 
 TIME_UP = "not tried: the time was up"
@@ -30,7 +33,7 @@ Made = tuple[int, "Variant | str"]
 
 @dataclass
 class Builder:
-    """Makes models of plans, and builds them.
+    """Makes models of plans, and builds them; a context manager, which ends what still runs.
 
     Attributes:
         folder: Holds a folder for each model and its engine.
@@ -50,32 +53,57 @@ class Builder:
     _count: int = 0
     _samples: StoredSamples | None = None
     _lowering: threading.Lock = field(default_factory=threading.Lock)
+    _begun: dict[Types, Future[Variant | str]] = field(default_factory=dict)
+    _begin: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.workers())
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
 
     def workers(self) -> int:
         """Returns the number of builds at a time."""
         weights = sum(array.nbytes for array in self.problem.model.weights.values())
         return builds_at_a_time(self.engine, weights)
 
+    def begin(self, plans: Iterable[Plan]) -> None:
+        """Begins with builds that will be asked for soon; one worker is left for a plan that is asked for.
+
+        Nothing is begun if builds time kernels: the caller uses the GPU meanwhile.
+        """
+        if self.engine not in TIMES_KERNELS:
+            for plan in islice(plans, max(0, self.workers() - 1 - len(self._begun))):
+                self._building(plan)
+
     def built(self, plans: Sequence[Plan]) -> Generator[list[Made], None, None]:
-        """Yields the finished builds, in order, while others are still running.
+        """Yields the finished builds of different plans, in order, while others are still running.
 
         If builds time kernels, all are finished first, because the caller uses the GPU.
         """
-        first, self._count = self._count, self._count + len(plans)
-        with ThreadPoolExecutor(self.workers()) as pool:
-            open_builds: dict[Future[Variant | str], int] = {
-                pool.submit(self._build, plan, f"plan-{first + place}"): place
-                for place, plan in enumerate(plans)
-            }
-            when = "ALL_COMPLETED" if self.engine in TIMES_KERNELS else FIRST_COMPLETED
-            try:
-                while open_builds:
-                    done, _ = wait(open_builds, return_when=when)
-                    yield sorted(
-                        ((open_builds.pop(one), one.result()) for one in done), key=lambda made: made[0]
-                    )
-            finally:
-                pool.shutdown(cancel_futures=True)
+        open_builds = {self._building(plan): place for place, plan in enumerate(plans)}
+        for plan in plans:
+            self._begun.pop(types_of(plan))
+        when = "ALL_COMPLETED" if self.engine in TIMES_KERNELS else FIRST_COMPLETED
+        try:
+            while open_builds:
+                done, _ = wait(open_builds, return_when=when)
+                yield sorted(((open_builds.pop(one), one.result()) for one in done), key=lambda made: made[0])
+        finally:
+            for one in open_builds:
+                one.cancel()
+
+    def _building(self, plan: Plan) -> Future[Variant | str]:
+        """Begins a build, unless it was begun already."""
+        with self._begin:
+            if (types := types_of(plan)) not in self._begun:
+                self._begun[types] = self._pool.submit(self._build, plan, f"plan-{self._count}")
+                self._count += 1
+            return self._begun[types]
 
     def forget(self, variant: Variant) -> None:
         """Deletes the model and the engine of a build."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -233,22 +234,41 @@ def _on_engine(
     ranker, ranked_by = effort.of(problem), clock.at(RANKED_SHARE)
     trials = Trials(problem, given.plan, named(request.metric), request.reason, ranker, ranked_by)
     report("the rules' plan first")
-    with tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder, ThreadPoolExecutor(1) as ahead:
-        deployment, timeout_s = request.deployment, request.build_timeout_s
-        builder = Builder(problem, engine, deployment, Path(folder), clock, timeout_s)
+    deployment, timeout_s = request.deployment, request.build_timeout_s
+    with (
+        tempfile.TemporaryDirectory(prefix="rewriter-search-") as folder,
+        Builder(problem, engine, deployment, Path(folder), clock, timeout_s) as builder,
+        ThreadPoolExecutor(1) as ahead,
+    ):
         judge = EngineEvaluator(builder, trials.metric)
         batches = groups(trials, goal)
         if engine not in TIMES_KERNELS:  # the nodes are ranked while the rules' plan is built and run
-            batches = _one_ahead(batches, ahead)
+            batches = _one_ahead(batches, ahead, partial(_begin, trials, builder))
         found = by_measurement(trials, batches, goal, judge, report)
     return _engine_outcome(found, request, trials.metric.least, judge.failures)
 
 
-def _one_ahead(batches: Iterator[list[Group]], pool: ThreadPoolExecutor) -> Iterator[list[Group]]:
-    """Yields batches; a thread makes the next one meanwhile, and has begun with the first."""
+def _begin(trials: Trials, builder: Builder, batch: Sequence[Group]) -> None:
+    """Begins to build the first plans of a batch."""
+    builder.begin(trials.plan_of(group.candidate) for group in batch)
+
+
+def _one_ahead(
+    batches: Iterator[list[Group]], pool: ThreadPoolExecutor, begin: Callable[[list[Group]], None]
+) -> Iterator[list[Group]]:
+    """Yields batches; a thread makes the next one meanwhile, and has begun with the first.
+
+    Args:
+        begin: Called in the thread with each batch as soon as it is made.
+    """
+
+    def made() -> list[Group] | None:
+        if (batch := next(batches, None)) is not None:
+            begin(batch)
+        return batch
 
     def following() -> Future[list[Group] | None]:
-        return pool.submit(lambda: next(batches, None))
+        return pool.submit(made)
 
     def each(coming: Future[list[Group] | None]) -> Iterator[list[Group]]:
         while (batch := coming.result()) is not None:

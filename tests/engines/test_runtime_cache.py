@@ -75,3 +75,13 @@ def test_a_file_that_cannot_be_read_or_written_is_ignored(tmp_path: Path) -> Non
     assert cache is not None
     cache.keep()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_engines_of_a_process_share_a_cache_as_long_as_one_of_them_lives(tmp_path: Path) -> None:
+    first = open_cache(Config(), tmp_path / "a")
+    assert first is not None
+    assert open_cache(Config(), tmp_path / "a") is first
+    assert open_cache(Config(), tmp_path / "b") is not first
+    first.keep()
+    del first
+    assert _stored(tmp_path / "a") == b"kernels and more"

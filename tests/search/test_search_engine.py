@@ -23,7 +23,7 @@ from rewriter.data.inputs import load_samples
 from rewriter.emulation import Accumulation
 from rewriter.engines import this_machine
 from rewriter.engines.deployment import Deployment
-from rewriter.engines.protocol import Timing, Variant
+from rewriter.engines.protocol import EngineName, Timing, Variant
 from rewriter.errors import EngineError, UsageError
 from rewriter.figures.metrics import named
 from rewriter.model import facts, save
@@ -338,6 +338,27 @@ def test_an_engine_measures_plans_and_leaves_only_the_reference_s_files(tmp_path
     assert judge.origin.startswith("measured with onnxruntime on ")
 
 
+def test_a_build_that_was_begun_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Builder, "workers", lambda _: 3)
+    plans = [Plan("fp16", decisions=KEPT.decisions[:count]) for count in range(3)]
+    judge = evaluator(tmp_path)
+    with judge.builder as builder:
+        builder.begin(plans)
+        builder.begin(plans)
+        assert len(worths(judge, [KEPT, *plans[:2]])) == 3
+    assert builder._count == 3
+
+
+@pytest.mark.parametrize(("engine", "workers"), [("onnxruntime", 1), ("tensorrt", 8)])
+def test_no_build_is_begun_where_it_would_hold_up_others_or_disturb_timings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: EngineName, workers: int
+) -> None:
+    monkeypatch.setattr(Builder, "workers", lambda _: workers)
+    with evaluator(tmp_path, engine=engine).builder as builder:
+        builder.begin([KEPT])
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_plan_is_built_after_the_deadline(tmp_path: Path) -> None:
     judge = evaluator(tmp_path, clock=Clock(0.0))
     (one,) = worths(judge, [KEPT])
@@ -511,7 +532,8 @@ def test_the_first_batch_is_made_before_it_is_asked_for_and_all_come_in_order() 
             begun.set()
             yield [Group(str(place), Candidate()) for place in range(count)]
 
+    announced: list[int] = []
     with ThreadPoolExecutor(1) as pool:
-        ahead = _one_ahead(batches(), pool)
+        ahead = _one_ahead(batches(), pool, lambda batch: announced.append(len(batch)))
         assert begun.wait(5.0)
-        assert [len(batch) for batch in ahead] == [1, 2]
+        assert [len(batch) for batch in ahead] == [1, 2] == announced
