@@ -324,12 +324,7 @@ def judge(work: Path, out: Path, names: list[str]) -> None:
     for name, (file, run) in PACKAGES.items():
         if names and name not in names:
             continue
-        row = results.setdefault(name, {})
-        by_engine = row.setdefault("engine_results", {})
-        for place, key, instead in (
-            (row, "result", work / f"{name}.onnx"),
-            (by_engine, work.name, work / name),
-        ):
+        for key, instead in (("result", work / f"{name}.onnx"), ("engine_results", work / name)):
             if not instead.exists():
                 continue
             try:
@@ -339,7 +334,8 @@ def judge(work: Path, out: Path, names: list[str]) -> None:
                     result = compared(known[run], list(run()))
             except Exception as error:  # one package must not stop the others
                 result = {"problem": f"{type(error).__name__}: {error}"}
-            place[key] = result
+            row = results.setdefault(name, {})
+            row[key] = result if key == "result" else {**row.get(key, {}), work.name: result}
             out.write_text(json.dumps(results, indent=1) + "\n")
             print(name, key, result, flush=True)
 

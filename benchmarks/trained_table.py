@@ -1,4 +1,4 @@
-"""Prints benchmarks/trained.json as the tables of benchmarks/README.md: the part on a GPU, and the part without.
+"""Prints benchmarks/trained.json as the tables of benchmarks/README.md: on a GPU, without one, and the packages' own results.
 
 python benchmarks/trained_table.py
 """
@@ -37,6 +37,17 @@ def _result(result: Mapping[str, Any]) -> str:
     return f"{result['same']} of {result['items']} equal{least}"
 
 
+def of_packages(found: Rows) -> Iterator[str]:
+    """The packages' own results with engines in place of their networks: how many are equal to FP32's."""
+    shown = ("plain", "fix", "accurate", "fp32")
+    yield f"| network | results | {' | '.join(shown)} |"
+    yield "|" + "---|" * (len(shown) + 2)
+    for name, rows in found.items():
+        if results := rows.get("engine_results"):
+            cells = (str(results[one]["same"]) if one in results else "-" for one in shown)
+            yield f"| {name} | {results['fix']['items']} | {' | '.join(cells)} |"
+
+
 def on_cpu(found: Rows) -> Iterator[str]:
     """Ending, cost and the package's own result of every network."""
     yield "| network | exit, ending | emulated error | FP32 nodes | user s, MB | the package's own result |"
@@ -55,4 +66,4 @@ def on_cpu(found: Rows) -> Iterator[str]:
 
 if __name__ == "__main__":
     networks = json.loads(FILE.read_text())
-    print("\n".join([*on_gpu(networks), "", *on_cpu(networks)]))
+    print("\n".join([*on_gpu(networks), "", *of_packages(networks), "", *on_cpu(networks)]))

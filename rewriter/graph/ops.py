@@ -98,7 +98,10 @@ CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 TENSOR_CORE = PRODUCTS | CONVOLUTIONS
 """Products of their first two inputs on Tensor Cores."""
 
-COMPUTE_BOUND = TENSOR_CORE | frozenset("Einsum LSTM GRU RNN Attention".split())
+RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
+"""Operators that go through a sequence step by step."""
+
+COMPUTE_BOUND = TENSOR_CORE | RECURRENT | {"Einsum", "Attention"}
 """Limited by arithmetic; the tensors that they read are the network's stream of features."""
 
 CHEAP = (

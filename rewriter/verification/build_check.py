@@ -246,7 +246,9 @@ def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:
     if _is_lacking(report):
         passed, details = None, (*details, _elsewhere(report))
     built = report.engine_bytes is not None
-    return Check("build", passed, _summary(report, len(faults), passed), details=details, built=built)
+    refused = tuple((error.node, error.op) for error in report.parser_errors if error.op)
+    summary = _summary(report, len(faults), passed)
+    return Check("build", passed, summary, details=details, built=built, refused=refused)
 
 
 def _summary(report: BuildReport, faults: int, passed: bool | None) -> str:

@@ -63,6 +63,7 @@ class Check:
         excuse: Of a check that passed beyond its tolerance.
         value: Under a metric of the user's, which judges all outputs together.
         built: True if there is an engine, whatever is wrong with it; None if no build was tried.
+        refused: Name and operator of the nodes that the parser refused.
         worst: The nodes that add most of a failed emulation's error, largest first.
     """
 
@@ -79,6 +80,7 @@ class Check:
     value: MetricValue | None = None
     worst: tuple[NodeError, ...] = ()
     built: bool | None = None
+    refused: tuple[tuple[str, str], ...] = ()
 
     @property
     def error(self) -> float:

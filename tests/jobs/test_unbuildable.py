@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from rewriter.jobs.fix import stages
 from rewriter.jobs.fix.job import FixJob
 from rewriter.model import Model
 from rewriter.passes.simplify import Simplify
+from rewriter.plan import Precision
 
 LARGE_TOPK = """
     g (float[2,9000] x) => (float[2,5000] y, int64[2,5000] i) <int64[1] k = {5000}> {
@@ -56,14 +58,22 @@ class Dilating(Simplify):
             yield Change("y", "pooled")
 
 
-@needs_rtx
-def test_a_model_that_we_broke_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    def with_defect(job: FixJob) -> FixJob:
-        return replace(job, steps=tuple(Dilating() if isinstance(s, Simplify) else s for s in job.steps))
+def with_defect(monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
+    def changed(job: FixJob) -> FixJob:
+        steps = ([Dilating() for _ in range(times)] if isinstance(s, Simplify) else [s] for s in job.steps)
+        return replace(job, steps=tuple(chain.from_iterable(steps)))
 
     original = stages.run
-    monkeypatch.setattr("rewriter.jobs.fix.api.run", lambda job: original(with_defect(job)))
-    result = rewriter.fix(graph(IMAGE).whole(), inputs={"x": np.ones((1, 2, 9, 9), np.float32)})
+    monkeypatch.setattr("rewriter.jobs.fix.api.run", lambda job: original(changed(job)))
+
+
+IMAGES = {"x": np.ones((1, 2, 9, 9), np.float32)}
+
+
+@needs_rtx
+def test_a_model_that_we_broke_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_defect(monkeypatch)
+    result = rewriter.fix(graph(IMAGE).whole(), inputs=IMAGES, repair=False)
     found = result.conclusion
     assert found.ending == "failed" and not found.usable
     assert found.limit == "TensorRT builds the original, but not the fixed file: a pass of ours broke it"
@@ -73,3 +83,97 @@ def test_a_model_that_we_broke_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> 
         ("build", False),
         ("original build", True),
     ]
+
+
+@needs_rtx
+def test_a_pass_that_breaks_the_build_is_found_by_name_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_defect(monkeypatch)
+    result = rewriter.fix(graph(IMAGE).whole(), tmp_path / "out.onnx", inputs=IMAGES)
+    assert result.conclusion.ending == "verified" and result.output == tmp_path / "out.onnx"
+    assert result.repairs[0].startswith("the result does not build: ")
+    assert result.repairs[-1] == "without simplify: it builds"
+    assert "simplify" not in result.pipeline and "mixed-precision" in result.pipeline
+    assert "MaxPool" not in {node.op_type for node in onnx.load(tmp_path / "out.onnx").graph.node}
+
+
+@needs_rtx
+def test_what_breaks_every_build_of_ours_leaves_the_model_in_fp32(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_defect(monkeypatch, times=2)
+    result = rewriter.fix(graph(IMAGE).whole(), tmp_path / "out.onnx", inputs=IMAGES)
+    assert result.conclusion.ending == "verified" and result.pipeline == ""
+    assert result.repairs[-1] == "all of it in FP32 (TF32), unchanged: it builds"
+    assert onnx.load(tmp_path / "out.onnx").graph == graph(IMAGE).whole().graph
+
+
+@needs_rtx
+def test_no_remedy_starts_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_defect(monkeypatch)
+    result = rewriter.fix(graph(IMAGE).whole(), inputs=IMAGES, repair_seconds=0.0)
+    assert result.conclusion.ending == "failed"
+    assert result.repairs[-1] == "stopped after 0 s (repair_seconds=)"
+
+
+RECURRENT = """
+    g (float[5,2,4] x, int32[2] lens) => (float[5,1,2,3] y, float[5,1,2,3] z)
+    <float[1,9,4] w = {W}, float[1,9,3] r = {R}> {
+        y = GRU<hidden_size = 3>(x, w, r, , lens)
+        a = Relu(x)
+        z = GRU<hidden_size = 3>(a, w, r, , lens)
+    }"""
+
+
+def recurrent() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    numbers = np.random.default_rng(0).standard_normal(63).round(3).astype(str).tolist()
+    text = RECURRENT.replace("{W}", f"{{{', '.join(numbers[:36])}}}").replace(
+        "{R}", f"{{{', '.join(numbers[36:])}}}"
+    )
+    x = np.random.default_rng(1).standard_normal((5, 2, 4)).astype(np.float32)
+    return graph(text).whole(), {"x": x, "lens": np.array([5, 3], np.int32)}
+
+
+@needs_rtx
+def test_recurrent_nodes_with_lengths_of_sequences_stay_in_fp32_and_build() -> None:
+    source, feeds = recurrent()
+    result = rewriter.fix(source, inputs=feeds)
+    assert result.verified and not result.repairs
+    assert result.plan is not None
+    reasons = {d.reason for d in result.plan.decisions if d.op == "GRU"}
+    assert reasons == {"TensorRT refuses GRU in FP16 where it reads lengths of sequences"}
+
+
+@needs_rtx
+@pytest.mark.parametrize(("precision", "kept"), [("fp16", {"0:n"}), ("bf16", {"0:n", "0:y"})])
+def test_what_tensorrt_parses_in_fp32_alone_stays_there(precision: Precision, kept: set[str]) -> None:
+    source, feeds = recurrent()
+    source.graph.node[0].input.pop()
+    source.graph.node[2].CopyFrom(onnx.helper.make_node("Transpose", ["a"], ["t"], perm=[1, 2, 0]))
+    for op, given, made in (("Unsqueeze", ["t", "axis"], "b"), ("MeanVarianceNormalization", ["b"], "n")):
+        source.graph.node.append(onnx.helper.make_node(op, given, [made]))
+    source.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axis"))
+    source.graph.output[1].CopyFrom(
+        onnx.helper.make_tensor_value_info("n", onnx.TensorProto.FLOAT, [1, 2, 4, 5])
+    )
+    del source.graph.input[1]
+    result = rewriter.fix(source, inputs={"x": feeds["x"]}, precision=precision)
+    assert result.verified and not result.repairs
+    assert result.plan is not None
+    refused = {d.key for d in result.plan.decisions if d.reason.startswith("TensorRT refuses ")}
+    assert refused == kept
+
+
+@needs_rtx
+def test_nodes_that_the_parser_refuses_go_to_fp32_then_all_of_their_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rule above is switched off: the refusal is TensorRT's own."""
+    monkeypatch.setattr("rewriter.hazards.types.refused_by_tensorrt", lambda *_: "")
+    source, feeds = recurrent()
+    source.graph.node[0].name, source.graph.node[2].name = "first", "second"
+    result = rewriter.fix(source, inputs=feeds)
+    assert result.verified
+    assert result.repairs[-1] == "all GRU in FP32: it builds"
+    assert result.plan is not None and {"0:y", "0:z"} <= result.plan.fp32

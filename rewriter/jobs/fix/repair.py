@@ -158,6 +158,11 @@ class Repair:
         return [step for _, step in sorted(found, key=lambda pair: pair[0])]
 
 
+def can_be_repaired(job: FixJob) -> bool:
+    """True unless the user gave the plan, or asked for the rules' plan alone."""
+    return job.request.repair and job.plan is None and not job.weak_typing and job.wish.precision != "fp32"
+
+
 def in_fp32(job: FixJob) -> FixJob:
     """The job with the structural passes alone."""
     steps = tuple(s for s in job.steps if s.stage is Stage.STRUCTURE)

@@ -19,6 +19,7 @@ from rewriter.figures.probabilities import finds_nothing, probabilities
 from rewriter.figures.tolerances import TOLERANCES, Tolerance
 from rewriter.jobs.fix.attempt import Attempt, Given, attempt
 from rewriter.jobs.fix.before import errors_before
+from rewriter.jobs.fix.build_repair import buildable
 from rewriter.jobs.fix.conclusion import Tried, conclude
 from rewriter.jobs.fix.fp32_instead import fp32_instead
 from rewriter.jobs.fix.job import FixJob
@@ -27,7 +28,7 @@ from rewriter.jobs.fix.other_plans import best_plan
 from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.refusals import refuse_unbuildable
-from rewriter.jobs.fix.repair import Repair
+from rewriter.jobs.fix.repair import Repair, can_be_repaired
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.yardstick import Yardstick
 from rewriter.model import Array, Model, load
@@ -56,6 +57,11 @@ CHECKED_S = 60.0
 
 def run(job: FixJob) -> FixResult:
     """Fix one model; see `rewriter.fix` for what it raises."""
+    return buildable(job, _once)
+
+
+def _once(job: FixJob) -> FixResult:
+    """Fix one model, and build the result at last."""
     destination, _, stage = job.destination(), job.phases, Stopwatch(job.progress)  # may refuse the job
     job, given = _given(job, stage)
     before = _before(job, given, stage)
@@ -111,7 +117,7 @@ def _best(job: FixJob, given: Given) -> tuple[Attempt, list[str], Tried]:
     again = partial(attempt, given=given)
     made = again(job)
     lines, stopped, in_fp32, remark = list[str](), "", None, ""
-    if made.is_wrong and _can_be_repaired(job):
+    if made.is_wrong and can_be_repaired(job):
         repair = Repair(given, again, job.request.repair_seconds)
         lines.append("the rules' plan failed: " + "; ".join(f"{c.name}: {c.summary}" for c in made.failed))
         made = repair.of(made)
@@ -142,18 +148,13 @@ def _before(job: FixJob, given: Given, stage: Stopwatch) -> tuple[OutputComparis
         return errors_before(given.original, expected, judging, job.wish.precision, job.accumulation)
 
 
-def _can_be_repaired(job: FixJob) -> bool:
-    """True unless the user gave the plan, or asked for the rules' plan alone."""
-    return job.request.repair and job.plan is None and not job.weak_typing and job.wish.precision != "fp32"
-
-
 def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
     """The model, its samples and its outputs; a default opset becomes the one that the model needs."""
     with stage("load"):
         original = load(job.source)
         if job.free_opset:
             wanted = (step.opset_for(original, job.target) for step in job.steps)
-            job = replace(job, opset=max(job.opset, *wanted))
+            job = replace(job, opset=max((job.opset, *wanted)))
         if not job.deployment.plugins:  # a plugin may stand in for any operator
             refuse_unbuildable(original)
         samples, warnings = _samples(original, job)

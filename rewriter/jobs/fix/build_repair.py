@@ -1,0 +1,135 @@
+"""Repairs a result that TensorRT does not build, although it builds the original.
+
+Most often its parser refuses a type that the original does not have: the nodes that it names go to FP32, then
+all nodes of their operators. Next, the passes that changed something are left out, one at a time. FP32 with
+our passes and without any comes last. Each remedy is a run of its own, from the file on: a run whose result
+builds keeps nothing in memory for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from rewriter.base import Pass, Stage
+from rewriter.graph import label
+from rewriter.hazards import Hazard, Survey
+from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.repair import can_be_repaired, in_fp32
+from rewriter.jobs.fix.result import FixResult
+from rewriter.model.stopwatch import LASTING
+from rewriter.verification.verdict import ORIGINAL, Check
+
+REFUSALS = 4
+"""Most runs that move refused nodes to FP32: a parser names the first node that it refuses, or few."""
+
+
+def buildable(job: FixJob, once: Callable[[FixJob], FixResult]) -> FixResult:
+    """Runs a job, and remedies if its result does not build though the original does.
+
+    Args:
+        once: Runs a job, and writes its result.
+
+    Returns:
+        The first result that is usable; the last one if none is. It is the one that was written.
+    """
+    made = once(job)
+    if not _is_ours(made) or not can_be_repaired(job):
+        return made
+    repair, start = _Repair(job, made, [f"the result does not build: {_why(made)}"]), time.monotonic()
+    for words, remedy in repair.remedies():
+        spent = time.monotonic() - start
+        if spent > job.request.repair_seconds:
+            repair.lines.append(f"stopped after {spent:.0f} s (--repair-seconds)")
+            break
+        job.progress(f"{LASTING}repair, {spent:.0f} s: {words}", 0, 0)
+        before, repair.latest = repair.latest, once(remedy)
+        repair.latest.seconds = _sum(before.seconds, repair.latest.seconds)
+        if not _is_ours(repair.latest):
+            repair.lines.append(f"{words}: it builds")
+            break
+        repair.lines.append(f"{words}: {_why(repair.latest)}")
+    return replace(repair.latest, repairs=[*repair.lines, *repair.latest.repairs])
+
+
+def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
+
+
+@dataclass
+class _Repair:
+    """The remedies for one job.
+
+    Attributes:
+        latest: The result of the last run.
+        lines: What was found and done, in sentences for the user.
+    """
+
+    job: FixJob
+    latest: FixResult
+    lines: list[str]
+    nodes: set[str] = field(default_factory=set)
+    operators: set[str] = field(default_factory=set)
+
+    def remedies(self) -> Iterator[tuple[str, FixJob]]:
+        """Yields remedies in words with their jobs, each after the result of the one before it is known."""
+        changed = {step.name for step in self.latest.passes if step.changes}
+        yield from self._in_fp32()
+        for step in self.job.steps:
+            if step.name in changed and step.stage not in (Stage.ROUNDING, Stage.LOWERING):
+                yield f"without {step.name}", _with(self.job, *(s for s in self.job.steps if s is not step))
+        yield "all of it in FP32 (TF32)", replace(in_fp32(self.job), repairing=False)
+        yield "all of it in FP32 (TF32), unchanged", _with(in_fp32(self.job))
+
+    def _in_fp32(self) -> Iterator[tuple[str, FixJob]]:
+        """Refused nodes in FP32; all nodes of an operator of which another one is refused after that."""
+        for _ in range(REFUSALS):
+            refused = _build(self.latest).refused
+            again = {op for _, op in refused if op in self.operators}
+            names = {name for name, op in refused if name not in self.nodes}
+            if not refused or not (names or again):
+                return
+            self.nodes |= names
+            moved = frozenset(self.nodes), frozenset(again)
+            self.operators |= {op for _, op in refused}
+            words = [f"all {op} in FP32" for op in sorted(again)] or [f"{n} in FP32" for n in sorted(names)]
+            wish = self.job.wish
+            rules = (*wish.rules, _refused(*moved))
+            yield ", ".join(words), replace(self.job, wish=replace(wish, rules=rules))
+
+
+def _with(job: FixJob, *steps: Pass) -> FixJob:
+    return replace(job, steps=steps)
+
+
+def _refused(names: frozenset[str], operators: frozenset[str]) -> Callable[[Survey], Iterator[Hazard]]:
+    """A rule for nodes that the parser of TensorRT refuses."""
+
+    def refused(survey: Survey) -> Iterator[Hazard]:
+        low = "FP16" if survey.is_fp16 else "BF16"
+        for node in survey.nodes:
+            if node.name in names or node.op_type in operators:
+                reason = f"TensorRT refuses {label(node)} ({node.op_type}) in {low}"
+                yield Hazard(node, "no-lower-type", reason)
+
+    return refused
+
+
+def _build(made: FixResult) -> Check:
+    """The check of the build; of none if there was none."""
+    checks = made.verdict.checks if made.verdict is not None else ()
+    return next((check for check in checks if check.name == "build"), Check("build", None, "not built"))
+
+
+def _is_ours(made: FixResult) -> bool:
+    """True if the result gives no engine and the original does."""
+    checks = made.verdict.checks if made.verdict is not None else ()
+    build = _build(made)
+    original = any(check.name == ORIGINAL and check.passed for check in checks)
+    return build.passed is False and build.built is False and original
+
+
+def _why(made: FixResult) -> str:
+    build = _build(made)
+    return next(iter(build.details), build.summary)
