@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from rewriter.base import Pass, Stage
 from rewriter.graph import label
@@ -32,7 +32,7 @@ def buildable(job: FixJob, once: Callable[[FixJob], FixResult]) -> FixResult:
         once: Runs a job, and writes its result.
 
     Returns:
-        The first result that is usable; the last one if none is. It is the one that was written.
+        The first result that builds; the last one if none does. It is the one that was written.
     """
     made = once(job)
     if not _is_ours(made) or not can_be_repaired(job):
@@ -69,8 +69,6 @@ class _Repair:
     job: FixJob
     latest: FixResult
     lines: list[str]
-    nodes: set[str] = field(default_factory=set)
-    operators: set[str] = field(default_factory=set)
 
     def remedies(self) -> Iterator[tuple[str, FixJob]]:
         """Yields remedies in words with their jobs, each after the result of the one before it is known."""
@@ -79,24 +77,22 @@ class _Repair:
         for step in self.job.steps:
             if step.name in changed and step.stage not in (Stage.ROUNDING, Stage.LOWERING):
                 yield f"without {step.name}", _with(self.job, *(s for s in self.job.steps if s is not step))
-        yield "all of it in FP32 (TF32)", replace(in_fp32(self.job), repairing=False)
+        yield "all of it in FP32 (TF32)", in_fp32(self.job)
         yield "all of it in FP32 (TF32), unchanged", _with(in_fp32(self.job))
 
     def _in_fp32(self) -> Iterator[tuple[str, FixJob]]:
-        """Refused nodes in FP32; all nodes of an operator of which another one is refused after that."""
+        """Refused nodes in FP32; all nodes of an operator if they have no name, or another one is refused."""
+        names, operators, seen = set[str](), set[str](), set[str]()
         for _ in range(REFUSALS):
             refused = _build(self.latest).refused
-            again = {op for _, op in refused if op in self.operators}
-            names = {name for name, op in refused if name not in self.nodes}
-            if not refused or not (names or again):
+            whole = {op for name, op in refused if not name or op in seen} - operators
+            single = {name for name, op in refused if name and op not in seen} - names
+            if not whole | single:
                 return
-            self.nodes |= names
-            moved = frozenset(self.nodes), frozenset(again)
-            self.operators |= {op for _, op in refused}
-            words = [f"all {op} in FP32" for op in sorted(again)] or [f"{n} in FP32" for n in sorted(names)]
-            wish = self.job.wish
-            rules = (*wish.rules, _refused(*moved))
-            yield ", ".join(words), replace(self.job, wish=replace(wish, rules=rules))
+            names, operators, seen = names | single, operators | whole, seen | {op for _, op in refused}
+            rules = (*self.job.wish.rules, _refused(frozenset(names), frozenset(operators)))
+            words = ", ".join([*(f"all {op}" for op in sorted(whole)), *sorted(single)])
+            yield f"{words} in FP32", replace(self.job, wish=replace(self.job.wish, rules=rules))
 
 
 def _with(job: FixJob, *steps: Pass) -> FixJob:
