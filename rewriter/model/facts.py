@@ -110,10 +110,19 @@ def _infer(model: Model, strict: bool) -> Facts:
 
 def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto | str:
     """The model after shape inference, or the contradiction that it found; runs in a child process."""
+    _state_onesided(proto)
     try:
         return _propagated(proto, strict)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return str(error).strip()
+
+
+def _state_onesided(proto: onnx.ModelProto) -> None:
+    """Writes the default of STFT's `onesided`, which is 1: onnx 1.23's shape inference takes it for 0."""
+    for graph in walk_graphs(proto.graph):
+        for node in graph.node:
+            if node.op_type == "STFT" and not any(one.name == "onesided" for one in node.attribute):
+                node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 
 def _propagated(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:

@@ -124,3 +124,12 @@ def test_facts_at_the_sizes_of_a_sample_follow_them_through_the_graph() -> None:
     assert (found["f"].shape, found["y"].shape) == ((2, 60), (2, 60))
     assert source.proto.SerializeToString() == before
     assert facts.at_sizes(source, {}).main["x"].shape == ("batch", 3, "height", "width")
+
+
+def test_an_stft_without_onesided_has_half_of_the_frequencies() -> None:
+    model = graph(
+        "g (float[1,1000,1] x) => (float[1,f,b,2] y) <int64 step = {160}, int64 length = {400}>"
+        " { y = STFT(x, step, , length) }"
+    )
+    assert facts.infer(model).main["y"].sizes == (1, 4, 201, 2)
+    assert not model.proto.graph.node[0].attribute
