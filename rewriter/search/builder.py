@@ -33,7 +33,7 @@ Made = tuple[int, "Variant | str"]
 
 @dataclass
 class Builder:
-    """Makes models of plans, and builds them; a context manager, which ends what still runs.
+    """Makes models of plans, and builds them; a context manager, which waits for builds that still run.
 
     Attributes:
         folder: Holds a folder for each model and its engine.
