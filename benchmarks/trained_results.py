@@ -8,9 +8,9 @@
 FIXED holds NAME.onnx as `rewriter fix` wrote it. WORK gets what stands in for it: `emulate` writes NAME.onnx, a model for
 ONNX Runtime that computes in FP32 and rounds as the target does, with FP16 sums and TF32; trained_engines.py writes NAME/,
 what an engine makes of all feeds that `record` saw; the name of WORK says what FIXED was: fix, plain, accurate, fp32.
-`judge` runs each package twice on the inputs that the tool did not
-see, once with its own file and once with either of these in its place. All else is the package's own code.
-OUT.json keeps what it has of other parts: each network's result goes under "result", or under "engine_results" by that name.
+`judge` runs each package twice on the inputs that the tool did not see, once with its own file and once with either of
+these in its place. All else is the package's own code. OUT.json keeps what it has of other parts: each network's result goes
+under "result", or under "engine_results" by that name.
 """
 
 from __future__ import annotations

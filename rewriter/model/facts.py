@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto
 
 from rewriter.errors import ModelError
-from rewriter.model import Array, Model, shape_of, walk_graphs
+from rewriter.model import Array, Model, shape_of, walk_graphs, walk_nodes
 from rewriter.model.native import guarded
 
 Shape = tuple[int | str | None, ...]
@@ -119,10 +119,9 @@ def _inferred(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto | str:
 
 def _state_onesided(proto: onnx.ModelProto) -> None:
     """Writes the default of STFT's `onesided`, which is 1: onnx 1.23's shape inference takes it for 0."""
-    for graph in walk_graphs(proto.graph):
-        for node in graph.node:
-            if node.op_type == "STFT" and not any(one.name == "onesided" for one in node.attribute):
-                node.attribute.append(onnx.helper.make_attribute("onesided", 1))
+    for node in walk_nodes(proto.graph):
+        if node.op_type == "STFT" and not any(one.name == "onesided" for one in node.attribute):
+            node.attribute.append(onnx.helper.make_attribute("onesided", 1))
 
 
 def _propagated(proto: onnx.ModelProto, strict: bool) -> onnx.ModelProto:

@@ -54,7 +54,7 @@ class Builder:
     _samples: StoredSamples | None = None
     _lowering: threading.Lock = field(default_factory=threading.Lock)
     _begun: dict[Types, Future[Variant | str]] = field(default_factory=dict)
-    _begin: threading.Lock = field(default_factory=threading.Lock)
+    _begun_lock: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
@@ -99,7 +99,7 @@ class Builder:
 
     def _building(self, plan: Plan) -> Future[Variant | str]:
         """Begins a build, unless it was begun already."""
-        with self._begin:
+        with self._begun_lock:
             if (types := types_of(plan)) not in self._begun:
                 self._begun[types] = self._pool.submit(self._build, plan, f"plan-{self._count}")
                 self._count += 1

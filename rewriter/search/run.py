@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -243,14 +242,11 @@ def _on_engine(
         judge = EngineEvaluator(builder, trials.metric)
         batches = groups(trials, goal)
         if engine not in TIMES_KERNELS:  # the nodes are ranked while the rules' plan is built and run
-            batches = _one_ahead(batches, ahead, partial(_begin, trials, builder))
+            batches = _one_ahead(
+                batches, ahead, lambda batch: builder.begin(trials.plan_of(one.candidate) for one in batch)
+            )
         found = by_measurement(trials, batches, goal, judge, report)
     return _engine_outcome(found, request, trials.metric.least, judge.failures)
-
-
-def _begin(trials: Trials, builder: Builder, batch: Sequence[Group]) -> None:
-    """Begins to build the first plans of a batch."""
-    builder.begin(trials.plan_of(group.candidate) for group in batch)
 
 
 def _one_ahead(

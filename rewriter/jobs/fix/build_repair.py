@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rewriter.base import Pass, Stage
+from rewriter.base import Stage
 from rewriter.graph import label
 from rewriter.hazards import Hazard, Survey
 from rewriter.jobs.fix.job import FixJob
@@ -37,20 +37,21 @@ def buildable(job: FixJob, once: Callable[[FixJob], FixResult]) -> FixResult:
     made = once(job)
     if not _is_ours(made) or not can_be_repaired(job):
         return made
-    repair, start = _Repair(job, made, [f"the result does not build: {_why(made)}"]), time.monotonic()
+    repair, start = _Repair(job, made), time.monotonic()
+    lines = [f"the result does not build: {_why(made)}"]
     for words, remedy in repair.remedies():
         spent = time.monotonic() - start
         if spent > job.request.repair_seconds:
-            repair.lines.append(f"stopped after {spent:.0f} s (--repair-seconds)")
+            lines.append(f"stopped after {spent:.0f} s (--repair-seconds)")
             break
         job.progress(f"{LASTING}repair, {spent:.0f} s: {words}", 0, 0)
         before, repair.latest = repair.latest, once(remedy)
         repair.latest.seconds = _sum(before.seconds, repair.latest.seconds)
         if not _is_ours(repair.latest):
-            repair.lines.append(f"{words}: it builds")
+            lines.append(f"{words}: it builds")
             break
-        repair.lines.append(f"{words}: {_why(repair.latest)}")
-    return replace(repair.latest, repairs=[*repair.lines, *repair.latest.repairs])
+        lines.append(f"{words}: {_why(repair.latest)}")
+    return replace(repair.latest, repairs=[*lines, *repair.latest.repairs])
 
 
 def _sum(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
@@ -63,12 +64,10 @@ class _Repair:
 
     Attributes:
         latest: The result of the last run.
-        lines: What was found and done, in sentences for the user.
     """
 
     job: FixJob
     latest: FixResult
-    lines: list[str]
 
     def remedies(self) -> Iterator[tuple[str, FixJob]]:
         """Yields remedies in words with their jobs, each after the result of the one before it is known."""
@@ -76,9 +75,9 @@ class _Repair:
         yield from self._in_fp32()
         for step in self.job.steps:
             if step.name in changed and step.stage not in (Stage.ROUNDING, Stage.LOWERING):
-                yield f"without {step.name}", _with(self.job, *(s for s in self.job.steps if s is not step))
+                yield f"without {step.name}", self.job.without(step)
         yield "all of it in FP32 (TF32)", in_fp32(self.job)
-        yield "all of it in FP32 (TF32), unchanged", _with(in_fp32(self.job))
+        yield "all of it in FP32 (TF32), unchanged", replace(in_fp32(self.job), steps=())
 
     def _in_fp32(self) -> Iterator[tuple[str, FixJob]]:
         """Refused nodes in FP32; all nodes of an operator if they have no name, or another one is refused."""
@@ -95,37 +94,32 @@ class _Repair:
             yield f"{words} in FP32", replace(self.job, wish=replace(self.job.wish, rules=rules))
 
 
-def _with(job: FixJob, *steps: Pass) -> FixJob:
-    return replace(job, steps=steps)
-
-
 def _refused(names: frozenset[str], operators: frozenset[str]) -> Callable[[Survey], Iterator[Hazard]]:
     """A rule for nodes that the parser of TensorRT refuses."""
 
     def refused(survey: Survey) -> Iterator[Hazard]:
-        low = "FP16" if survey.is_fp16 else "BF16"
         for node in survey.nodes:
             if node.name in names or node.op_type in operators:
-                reason = f"TensorRT refuses {label(node)} ({node.op_type}) in {low}"
+                reason = f"TensorRT refuses {label(node)} ({node.op_type}) in {survey.low_name}"
                 yield Hazard(node, "no-lower-type", reason)
 
     return refused
 
 
-def _build(made: FixResult) -> Check:
-    """The check of the build; of none if there was none."""
-    checks = made.verdict.checks if made.verdict is not None else ()
-    return next((check for check in checks if check.name == "build"), Check("build", None, "not built"))
-
-
 def _is_ours(made: FixResult) -> bool:
-    """True if the result gives no engine and the original does."""
-    checks = made.verdict.checks if made.verdict is not None else ()
-    build = _build(made)
-    original = any(check.name == ORIGINAL and check.passed for check in checks)
-    return build.passed is False and build.built is False and original
+    """True if TensorRT builds the original alone; it is tried only where the result does not build."""
+    return any(check.name == ORIGINAL and check.passed for check in _checks(made))
+
+
+def _build(made: FixResult) -> Check:
+    """The check of the build; there is one wherever `_is_ours` holds."""
+    return next(check for check in _checks(made) if check.name == "build")
 
 
 def _why(made: FixResult) -> str:
     build = _build(made)
     return next(iter(build.details), build.summary)
+
+
+def _checks(made: FixResult) -> tuple[Check, ...]:
+    return made.verdict.checks if made.verdict is not None else ()

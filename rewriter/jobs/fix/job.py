@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,10 @@ class FixJob:
     def phases(self) -> Phases:
         """The steps by when they run."""
         return Phases.of(self.steps)
+
+    def without(self, step: Pass) -> FixJob:
+        """Returns the job without one of its steps."""
+        return replace(self, steps=tuple(other for other in self.steps if other is not step))
 
     def destination(self) -> Path | None:
         """Returns the path to write the model to; None: it is not written.

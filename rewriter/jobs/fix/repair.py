@@ -206,7 +206,7 @@ def _changed(attempt: Attempt, step: Pass) -> bool:
 
 
 def _without(job: FixJob, step: Pass) -> FixJob:
-    return replace(job, steps=tuple(other for other in job.steps if other is not step), repairing=True)
+    return replace(job.without(step), repairing=True)
 
 
 def _searching(job: FixJob, goal: ErrorLimit) -> FixJob:
