@@ -16,7 +16,8 @@ from rewriter.cli import app
 from rewriter.engines import tensorrt_build
 from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
-from rewriter.errors import InputsError, ModelError, UnbuildableError
+from rewriter.errors import InputsError, ModelError, UnbuildableError, UsageError
+from rewriter.jobs.fix.refusals import refuse_unknown_names
 from rewriter.model import Array
 
 DYNAMIC = """
@@ -25,6 +26,25 @@ DYNAMIC = """
         [product] i = MatMulInteger(q, w, z, zero)
         f = Cast<to = 1>(i)
         y = Mul(f, s) }"""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [("typo*", "Relu(y)"), ("*/haed/*", "/head/mul"), ("/Head/*", "/head/mul")],
+    ids=["nothing like it", "letters swapped", "another case"],
+)
+def test_a_pattern_that_fits_nothing_is_named_before_any_work(pattern: str, near: str) -> None:
+    source = graph('g (float[4] x) => (float[4] y) { ["/head/mul"] a = Mul(x, x) y = Relu(a) }')
+    with pytest.raises(UsageError, match="no node has the name") as caught:
+        rewriter.fix(source, keep_fp32=["*/mul", pattern])
+    assert pattern in caught.value.what and near in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("pattern", ["a", "*/mul", "/head/mul/Cast", "*/Split"])
+def test_names_of_outputs_and_those_that_passes_make_are_patterns(pattern: str) -> None:
+    source = graph('g (float[4] x) => (float[4] y) { ["/head/mul"] a = Mul(x, x) y = Relu(a) }')
+    refuse_unknown_names(source, [pattern])
+
 
 LOG = "g (float[4] x) => (float[4] y) { a = Neg(x) [spectrum] b = Log(a) y = Abs(b) }"
 

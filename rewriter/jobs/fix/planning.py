@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Hashable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,10 +14,10 @@ from rewriter.data.ranges.binades import measure_binades
 from rewriter.data.ranges.kept import kept_or_measured
 from rewriter.data.ranges.merged import merged_ranges
 from rewriter.emulation import reference
-from rewriter.errors import LIKENESS
 from rewriter.graph import label
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
+from rewriter.jobs.fix.refusals import near_names
 from rewriter.jobs.fix.rewriting import Fitted, Rewriting
 from rewriter.model import Model
 from rewriter.model import facts as tensor_facts
@@ -27,9 +26,6 @@ from rewriter.planning import activations, free_fp32
 from rewriter.planning.plan_fit import fit, named_by, operators
 from rewriter.planning.planner import PlanRequest, make_plan
 from rewriter.search.run import SearchInput, SearchRequest, run
-
-SHOWN = 3
-"""Names that a warning offers in place of one that fits nothing."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +152,7 @@ def _declined(wish: PlanRequest) -> Iterator[str]:
 
 
 def _unmatched(wish: PlanRequest, plan: Plan, model: Model) -> Iterator[str]:
-    """Warns of names that keep no node: typing errors, or nodes that a pass removed."""
+    """Warns of names that keep no node: it does not compute on floats, or a pass removed it."""
     nodes = list(model.proto.graph.node)
     reasons = {d.reason for d in plan.decisions if d.rule == "user"}
     requests = [
@@ -166,13 +162,7 @@ def _unmatched(wish: PlanRequest, plan: Plan, model: Model) -> Iterator[str]:
     for option, name, words in requests:
         if not any(reason.endswith(words) for reason in reasons):
             there = map(label, nodes) if option == "--keep-fp32" else (node.op_type for node in nodes)
-            yield f"{option} {name!r} names no node that computes on floats{_such_as(name, there)}"
-
-
-def _such_as(name: str, there: Iterable[str]) -> str:
-    """Names that are like one that fits nothing, or else the first of them all."""
-    known = list(dict.fromkeys(there))
-    core = name.strip("*/?[]").lower()
-    alike = [one for one in known if core and core in one.lower()]
-    shown = alike or difflib.get_close_matches(name, known, SHOWN, LIKENESS) or known
-    return f": there are {', '.join(shown[:SHOWN])}" + " ..." * (len(shown) > SHOWN) if shown else ""
+            near = near_names(name, there)
+            yield f"{option} {name!r} names no node that computes on floats" + f": there are {near}" * bool(
+                near
+            )

@@ -1,23 +1,51 @@
-"""Models that nothing can be done about, refused before anything is measured."""
+"""Models that nothing can be done about, and names that no node has, refused before anything is measured."""
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 
 from onnx import NodeProto
 
-from rewriter.errors import UnbuildableError
+from rewriter.errors import LIKENESS, UnbuildableError, UsageError
 from rewriter.graph import label
 from rewriter.graph.ops import DYNAMIC_INT8
 from rewriter.model import Model, walk_graphs
 
 LISTED = 3
-"""Nodes that a refusal names."""
+"""Nodes that a refusal names, and names that it offers in place of one that fits nothing."""
 
 QUANTISATION = ("QuantizeLinear", "DequantizeLinear")
 ZERO_POINT = 2
 """Place of the zero point among their inputs."""
+
+
+def refuse_unknown_names(model: Model, patterns: Iterable[str]) -> None:
+    """Refuses patterns of `keep-fp32` that fit no node or output of the model.
+
+    A pass names its nodes below those of the model, as in `/mix/Split`: such a pattern is not refused.
+
+    Raises:
+        UsageError: a pattern fits nothing; the error offers names that are like it.
+    """
+    nodes = [node for g in walk_graphs(model.proto.graph) for node in g.node]
+    names = {name for node in nodes for name in (node.name, *node.output)} - {""}
+    for pattern in patterns:
+        above = pattern.rpartition("/")[0]
+        if not any(fnmatchcase(name, p) for p in (pattern, above) if p for name in names):
+            hint = f"there are {near_names(pattern, map(label, nodes))}"
+            raise UsageError(f"no node has the name {pattern!r}", where="--keep-fp32", hint=hint)
+
+
+def near_names(name: str, present: Iterable[str]) -> str:
+    """Names that are like one that fits nothing, or else the first of them all; "" if there are none."""
+    known = list(dict.fromkeys(present))
+    core = name.strip("*/?[]").lower()
+    alike = [one for one in known if core and core in one.lower()]
+    shown = alike or difflib.get_close_matches(name, known, LISTED, LIKENESS) or known
+    return ", ".join(shown[:LISTED]) + " ..." * (len(shown) > LISTED)
 
 
 def refuse_unbuildable(model: Model) -> None:

@@ -27,7 +27,7 @@ from rewriter.jobs.fix.measured_budget import within_budget
 from rewriter.jobs.fix.other_plans import best_plan
 from rewriter.jobs.fix.provenance import note_verdict, source_hash, stamp
 from rewriter.jobs.fix.record import Record
-from rewriter.jobs.fix.refusals import refuse_unbuildable
+from rewriter.jobs.fix.refusals import refuse_unbuildable, refuse_unknown_names
 from rewriter.jobs.fix.repair import Repair, can_be_repaired
 from rewriter.jobs.fix.result import FixResult
 from rewriter.jobs.fix.yardstick import Yardstick
@@ -152,6 +152,7 @@ def _given(job: FixJob, stage: Stopwatch) -> tuple[FixJob, Given]:
     """The model, its samples and its outputs; a default opset becomes the one that the model needs."""
     with stage("load"):
         original = load(job.source)
+        refuse_unknown_names(original, job.wish.keep_nodes)
         if job.free_opset:
             wanted = (step.opset_for(original, job.target) for step in job.steps)
             job = replace(job, opset=max((job.opset, *wanted)))
