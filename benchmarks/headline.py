@@ -17,7 +17,7 @@ Row = dict[str, Any]
 Value = Callable[[Row], float | None]
 
 RIVAL = "autocast"
-OURS = ("fix", CHECKED, "fix-nearest", "fix-rescaled", "fix-accurate", "fix-accurate-50", *SEARCHES)
+OURS = ("fix", CHECKED, "fix-rescaled", "fix-accurate", "fix-accurate-50", *SEARCHES)
 SHOWN = {
     RIVAL: RIVAL,
     "fix": "fix",

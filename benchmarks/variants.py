@@ -131,11 +131,6 @@ def rescaled(model: Path, samples: Path, out: Path) -> None:
     fix(model, samples, out, "--preset", "trt-fp16-rescaled")
 
 
-def nearest(model: Path, samples: Path, out: Path) -> None:
-    """`rewriter fix` without the pass that rounds weights together: each weight becomes the nearest FP16 number."""
-    fix(model, samples, out, "--skip", "compensate-rounding")
-
-
 def accurate(model: Path, samples: Path, out: Path) -> None:
     """`rewriter fix --preset accurate`."""
     fix(model, samples, out, "--preset", "accurate")
@@ -171,7 +166,6 @@ VARIANTS = {
     "autocast": autocast,
     "fix": fix,
     CHECKED: fix_on_gpu,
-    "fix-nearest": nearest,
     "fix-rescaled": rescaled,
     "fix-accurate": accurate,
     "fix-accurate-50": accurate_50,
@@ -189,7 +183,6 @@ EFFORT = {
     "autocast": 4.0,
     CHECKED: 8.0,
     "fix": 2.0,
-    "fix-nearest": 2.0,
     "fix-rescaled": 2.0,
 }
 """Rough effort of a variant with its emulation, relative to a plain conversion; the longest jobs start first."""

@@ -6,10 +6,10 @@ import fnmatch
 import re
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rewriter.graph import label
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
     from rewriter.graph import GraphEditor
-    from rewriter.model import Array, Model
+    from rewriter.model import Model
     from rewriter.plan import Plan, Precision, Range
 
 
@@ -89,22 +89,16 @@ class Stage(IntEnum):
     RANGES = 1
     """Reads `Context.ranges`: `fix` measures before the first such pass."""
 
-    ROUNDING = 2
-    """Fits weights to the plan on samples. A search does so once, as it costs too much for each candidate."""
-
-    ADAPTING = 3
+    ADAPTING = 2
     """Chooses operators by the plan, without samples. A search does so for each candidate."""
 
-    LOWERING = 4
+    LOWERING = 3
     """Carries the plan out: `mixed-precision`."""
-
-    LOWERED = 5
-    """Improves the lowered model."""
 
     @property
     def reduces_precision(self) -> bool:
         """True for the stages that an FP32 result goes without."""
-        return self >= Stage.ROUNDING
+        return self >= Stage.ADAPTING
 
 
 @dataclass(frozen=True)
@@ -208,31 +202,6 @@ def _ranges(known: Mapping[int, Collection[int]]) -> str:
     return ", ".join(f"{major}.{min(minors)} to {major}.{max(minors)}" for major, minors in known.items())
 
 
-class Feeds(Protocol):
-    """Samples with a known number, one in memory at a time, as often as wanted."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Mapping[str, Array]]: ...
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Data that a pass may run the model on.
-
-    Attributes:
-        samples: They fit the model's inputs.
-        real: False if they were made up.
-        seed: Of what is chosen from them at random.
-        kept: What a pass found for one plan of a model, and can use for another plan of it.
-    """
-
-    samples: Feeds
-    real: bool = True
-    seed: int = 0
-    kept: MutableMapping[Hashable, Any] = field(default_factory=dict)
-
-
 @dataclass(frozen=True)
 class Kept:
     """The nodes that the user keeps in FP32.
@@ -286,7 +255,6 @@ class Context:
         plan: Element type of every node and tensor; None until ranges were measured.
         ranges: By scope and tensor; None before the first pass that needs them.
         kept: What the user keeps in FP32, by option or in a plan.
-        calibration: For passes that round; None where there are no samples.
     """
 
     opset: int = 17
@@ -294,7 +262,6 @@ class Context:
     plan: Plan | None = None
     ranges: Mapping[tuple[int, str], Range] | None = None
     kept: Kept = field(default_factory=Kept)
-    calibration: Calibration | None = None
 
 
 def with_header(example: str) -> str:

@@ -100,7 +100,6 @@ def _fix(
     source: Path | onnx.ModelProto, target: Path | None, feeds: Feeds, options: HookOptions
 ) -> FixResult:
     from rewriter.jobs.fix.api import fix
-    from rewriter.passes.compensate_rounding import CompensateRounding
     from rewriter.report.fix import verdict_line
 
     resolved = options.resolve()
@@ -109,8 +108,6 @@ def _fix(
     arguments = {**resolved.arguments("fix"), **options.fix, "strict": True}
     if options.calibration is not None or arguments.get("inputs") is None:
         arguments["inputs"] = feeds(load(source))
-        if options.calibration is None:  # example arguments are often noise, so no weights are fitted to them
-            arguments["skip"] = (*(arguments.get("skip") or ()), CompensateRounding.name)
     with resolved.errors_name_sources():
         result = fix(source, target, in_place=True, **arguments)
     if result.verdict is not None and not result.verdict.passed:

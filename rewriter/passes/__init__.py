@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from rewriter.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
-from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.passes.drop_double import DropDouble
 from rewriter.passes.drop_round_trips import DropRoundTrips
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
@@ -30,7 +29,6 @@ from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.shuffle_pixels import ShufflePixels
 from rewriter.passes.simplify import Simplify
-from rewriter.passes.split_images import SplitImages
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
@@ -66,10 +64,8 @@ ALL: tuple[type[Pass], ...] = (
     Rescale,
     MergeProjections,
     KeepEpilogues,
-    CompensateRounding,
     TransposeConvs,
     MixedPrecision,
-    SplitImages,
 )
 """Every pass of ours, in any order that reads well."""
 

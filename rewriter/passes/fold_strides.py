@@ -36,7 +36,7 @@ class FoldStrides(GraphPass):
     zeros before w and write u + f = s q + r: y(i) = sum over q and r of w[s q + r - f] x[s j + r], where
     j = i + q - (p + f) / s. That is a Conv of ceil((k + f) / s) blocks with padding (p + f) / s. Channels are
     ordered (channel, row in the block, column in the block). The sums only gain zeros, and the result has the
-    same size. `compensate-rounding` keeps the added zeros.
+    same size.
 
     Skipped without a report: Convs of more channels, smaller windows, windows that do not overlap (see
     `unfold-patches`), strides other than 2 and 4, Convs of one or three axes, computed weights.

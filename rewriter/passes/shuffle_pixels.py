@@ -28,8 +28,7 @@ class ShufflePixels(GraphPass):
     takes 198 of the 630 us of the network (docs/accuracy.md#convtransposes-of-few-channels).
 
     With 16 channels and more the gain is small, or none. In FP32 the sums are the same. An FP16 Conv sums in
-    FP16, which errs more the deeper the sum is, so deep ones stay. `compensate-rounding` rounds the weights
-    of a Conv together, and leaves those of a ConvTranspose alone. No GPU has measured either's error.
+    FP16, which errs more the deeper the sum is, so deep ones stay. No GPU has measured the error.
 
     Skipped without a report: ConvTransposes of more channels, deeper sums, windows that overlap or leave
     gaps, strides that differ along the axes, one or three axes, computed weights.

@@ -36,7 +36,7 @@ class TransposeConvs(ModelPass):
     At stride 1 both compute the same if the window is reversed and the channels of the weight are swapped:
     y[o] = sum over k of w[k] x[o + d k - p] is the ConvTranspose of w[K - 1 - k] with the padding d (K - 1)
     - p. The error falls to a third or less, in about the same time (docs/accuracy.md#convs-of-stride-1).
-    Weights stay the same, bit for bit, so the pass runs after `compensate-rounding` and before
+    Weights stay the same, bit for bit, so the pass runs before
     `mixed-precision`.
 
     It only works if `rewriter probe`, here or recorded, found that the target sums an FP16 Conv in FP16

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from rewriter.base import Pass
 from rewriter.passes.clamp_constants import ClampConstants
 from rewriter.passes.clean_casts import CleanCasts
-from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.passes.drop_double import DropDouble
 from rewriter.passes.drop_round_trips import DropRoundTrips
 from rewriter.passes.fold_quantized_bias import FoldQuantizedBias
@@ -26,7 +25,6 @@ from rewriter.passes.rescale import Rescale
 from rewriter.passes.scale_query import ScaleQuery
 from rewriter.passes.shuffle_pixels import ShufflePixels
 from rewriter.passes.simplify import Simplify
-from rewriter.passes.split_images import SplitImages
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.passes.unflatten_products import UnflattenProducts
 from rewriter.passes.unfold_dot_products import UnfoldDotProducts
@@ -49,24 +47,14 @@ def replaced(steps: Steps, *changed: Pass) -> Steps:
     return steps
 
 
-def inserted(steps: Steps, after: type[Pass], step: Pass) -> Steps:
-    """The steps with another one after the one step of class `after`.
+def inserted(steps: Steps, before: type[Pass], step: Pass) -> Steps:
+    """The steps with another one before the one step of class `before`.
 
     Raises:
         ValueError: there is no such step, or several.
     """
-    at = _position(steps, after) + 1
+    at = _position(steps, before)
     return (*steps[:at], step, *steps[at:])
-
-
-def without(steps: Steps, kind: type[Pass]) -> Steps:
-    """The steps without the one of class `kind`.
-
-    Raises:
-        ValueError: there is no such step, or several.
-    """
-    at = _position(steps, kind)
-    return (*steps[:at], *steps[at + 1 :])
 
 
 def _position(steps: Steps, kind: type[Pass]) -> int:
@@ -93,7 +81,7 @@ STRUCTURE: Steps = (
     IsolateClip(),
     DropRoundTrips(),
 )
-LOWER: Steps = (CompensateRounding(), MixedPrecision(), CleanCasts())
+LOWER: Steps = (MixedPrecision(), CleanCasts())
 FP16: Steps = (*STRUCTURE, Rescale(), *LOWER)
 FP16_NORMS: Steps = (*STRUCTURE, PostponeResize(), Rescale(norms=True), *LOWER)
 DEFAULT: Steps = (
@@ -110,13 +98,7 @@ DEFAULT: Steps = (
     *replaced(LOWER, MixedPrecision(epilogues=True)),
 )
 ACCURATE: Steps = inserted(
-    inserted(
-        replaced(DEFAULT, UnfoldPatches(depth=1024), CompensateRounding(tf32=True, share=0.0)),
-        CompensateRounding,
-        TransposeConvs(depth=192),
-    ),
-    MixedPrecision,
-    SplitImages(),
+    replaced(DEFAULT, UnfoldPatches(depth=1024)), MixedPrecision, TransposeConvs(depth=192)
 )
 
 STEPS: Mapping[str, Steps] = {
@@ -125,7 +107,7 @@ STEPS: Mapping[str, Steps] = {
     "trt-bf16": (*STRUCTURE, *LOWER),
     "trt11-migrate": FP16,
     "accurate": ACCURATE,
-    "weak-typing": without(FP16, CompensateRounding),
+    "weak-typing": FP16,
     "structure-only": STRUCTURE,
 }
 """By the name of the preset."""

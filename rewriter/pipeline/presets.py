@@ -125,9 +125,7 @@ _ALL = (
         },
         "The passes of `trt-fp16`, with deep Convs of patches of any channels as products, and Convs of\n"
         "stride 1 as ConvTransposes where the target was probed to sum those alone in FP32. Then a search\n"
-        "keeps in FP32 what lowers the error most for its cost. Weights of products in FP32 are rounded\n"
-        "together to what TF32 keeps of them, and an image that a Conv in FP32\n"
-        "reads is split in two. Errors are emulated with sums as\n"
+        "keeps in FP32 what lowers the error most for its cost. Errors are emulated with sums as\n"
         "Tensor Cores do them in FP16, and costs are recorded ones; for large models, which would take too\n"
         "long, nodes are ranked with FP32 sums and what the depth of a Conv adds, and fewer plans are\n"
         "tried: the report says so. With `--search gpu` both are measured. A plan is taken if it saves as\n"

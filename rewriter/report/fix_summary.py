@@ -33,7 +33,7 @@ def rows(result: FixResult, *, everything: bool) -> Iterator[Row]:
     yield from _latency(result)
     causes = _causes(result) if everything else [_with_short_names(cause) for cause in _causes(result)]
     yield from first_rows("Wrong", causes, None if everything else CAUSES)
-    yield from _done(result, everything=everything)
+    yield from _done(result)
     yield from first_rows("Repair", result.repairs, None if everything else REPAIRS)
     yield from _checks(result)
     found = result.conclusion
@@ -121,25 +121,17 @@ def _with_short_names(cause: str) -> str:
     return cause
 
 
-def _done(result: FixResult, *, everything: bool) -> Iterator[Row]:
+def _done(result: FixResult) -> Iterator[Row]:
     """What the passes did, one line for each kind of pass."""
     stages = {name: kind.stage for name, kind in own_passes().items()}
     changed = [step for step in result.passes if step.changes]
-    rewriting = [s for s in changed if stages.get(s.name, Stage.STRUCTURE) not in OTHERWISE]
+    rewriting = [s for s in changed if stages.get(s.name) is not Stage.LOWERING]
     if rewriting:
         yield "Done", f"rewritten by {', '.join(map(_counted, rewriting))}"
-    for step in changed:
-        if stages.get(step.name) is Stage.ROUNDING:
-            what = step.changes[0].what
-            yield "Done", f"{what if everything else what.partition(':')[0]} ({step.name})"
     if result.plan is not None:
         yield "Done", _types(result.plan, given=not result.depth)
     elif result.repairs:
         yield "Done", "ALL of it stays in FP32: nothing of it is in reduced precision"
-
-
-OTHERWISE = (Stage.ROUNDING, Stage.LOWERING)
-"""Stages of passes that have lines of their own."""
 
 
 def _counted(step: PassResult) -> str:

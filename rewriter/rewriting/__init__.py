@@ -1,5 +1,4 @@
 """Algorithms of large passes.
 
-`opsets` converts nodes to later operator sets, `rescaling` removes overflow by powers of two, `rounding`
-rounds weights together.
+`opsets` converts nodes to later operator sets, `rescaling` removes overflow by powers of two.
 """

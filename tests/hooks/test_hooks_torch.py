@@ -235,15 +235,6 @@ def test_constant_examples_are_replaced_by_random_data(
     assert "give calibration=" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("calibrated", [False, True])
-def test_no_weight_is_fitted_to_an_example(tmp_path: Path, calibrated: bool) -> None:
-    data = [(image(),)] * 3 if calibrated else None
-    exported = hooks.export(net(), (image(),), tmp_path / "n.onnx", calibration=data, fix=QUICK, dynamo=False)
-    assert exported.result is not None
-    ran = {result.name for result in exported.result.passes}
-    assert ("compensate-rounding" in ran) == calibrated
-
-
 TABLE = '[tool.rewriter]\npreset = "trt-bf16"\nbuild = false\n'
 
 

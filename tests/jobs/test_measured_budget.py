@@ -38,7 +38,6 @@ def convs() -> dict[str, Any]:
         "model": proto,
         "inputs": samples,
         "max_latency_cost": ALLOWED,
-        "skip": ["compensate-rounding"],
         "target": "tensorrt-rtx",
     }
 

@@ -107,19 +107,6 @@ def test_a_stem_that_overflows_is_rescaled(passes: str) -> None:
     assert result.plan.exponents
 
 
-def test_weights_of_a_folded_stem_are_rounded_together() -> None:
-    source = _net(f"{{ c = {STEM}(x, w, b) r = Relu(c) y = Conv(r, turn) }}", "float[N,2,4,6] y", {})
-    result = rewriter.fix(source, inputs=_samples(6), build=False)
-    assert result.verdict is not None and result.verdict.passed
-    rounded = next(step for step in result.passes if step.name == "compensate-rounding")
-    assert [change.what[:27] for change in rounded.changes] == ["2 weights rounded together:"]
-    weight = next(
-        numpy_helper.to_array(t) for t in result.proto.graph.initializer if t.dims[:] == [5, 12, 4, 4]
-    )
-    added = weight.reshape(5, 3, 2, 2, 4, 4)[:, :, 0, :, 0].astype(np.float32)
-    assert not added.any()
-
-
 def _build(result: Any) -> Any:
     return next(check for check in result.verdict.checks if check.name == "build")
 

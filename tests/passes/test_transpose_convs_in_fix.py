@@ -1,4 +1,4 @@
-"""transpose-convs in `fix`: types, rounded weights, plans, emulation and a build."""
+"""transpose-convs in `fix`: types, weights, plans, emulation and a build."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rewriter.planning.planner import SEARCHED
 from rewriter.search.problem import Problem
 from rewriter.verification.expected import run_all
 
-PIPELINE = "compensate-rounding,transpose-convs{depth=1 work=0},mixed-precision,clean-casts"
+PIPELINE = "transpose-convs{depth=1 work=0},mixed-precision,clean-casts"
 CHANGED = 10
 """Convs of the ResNet case that become ConvTransposes."""
 
@@ -50,7 +50,7 @@ def _weights(proto: onnx.ModelProto) -> dict[str, bytes]:
     return found
 
 
-def test_rounded_weights_are_turned_bit_for_bit() -> None:
+def test_weights_are_turned_bit_for_bit() -> None:
     with_it = _case("resnet", verify=False).proto
     without = _case("resnet", verify=False, skip=["transpose-convs"]).proto
     assert ops(load(with_it)).count("ConvTranspose") == CHANGED
@@ -136,7 +136,7 @@ def test_a_plan_of_a_search_gives_the_same_again(tmp_path: Path) -> None:
     """It judges ConvTransposes; the plan names the Convs that they were, and those in FP32 stay Convs."""
     plan = tmp_path / "plan.json"
     source = _deep()
-    first = _fixed(source, _samples(), verify=False, save_plan=plan, tolerance=3.9e-4)
+    first = _fixed(source, _samples(), verify=False, save_plan=plan, tolerance=4.4e-4)
     assert first.plan is not None
     searched = [d for d in first.plan.decisions if d.rule == SEARCHED]
     assert "Conv" in {d.op for d in searched}
@@ -146,7 +146,7 @@ def test_a_plan_of_a_search_gives_the_same_again(tmp_path: Path) -> None:
 
 
 def test_a_conv_whose_partial_sums_overflow_stays_a_conv_in_fp32() -> None:
-    """The rules judge it as the Conv that it is; what they keep is neither rounded together nor turned."""
+    """The rules judge it as the Conv that it is; what they keep is not turned."""
     source = graph("g (float[N,3,6,8] x, float[5,3,3,2] w) => (float[N,5,4,7] y) { y = Conv(x, w) }").proto
     del source.graph.input[1:]
     large = np.tile(np.asarray([300.0, -300.0], np.float32), 45).reshape(5, 3, 3, 2)
@@ -190,7 +190,7 @@ def test_nodes_that_a_search_puts_in_fp32_are_convs_in_the_model_and_in_its_tria
     conv = next(n for n in tried.proto.graph.node if n.op_type == "Conv")
     (found,) = (tried.array(t) for t in tried.proto.graph.initializer if t.name == conv.input[1])
     np.testing.assert_array_equal(found, wanted)
-    result = _fixed(_deep(), samples, verify=False, tolerance=3.9e-4)
+    result = _fixed(_deep(), samples, verify=False, tolerance=4.4e-4)
     assert result.plan is not None
     searched = {d.key for d in result.plan.decisions if d.rule == SEARCHED and d.op == "Conv"}
     assert searched

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import isfinite, log
 
@@ -114,11 +113,11 @@ def _instrumented(model: Model, wanted: Sequence[str]) -> tuple[Model, list[_Pac
     emit = Emitter(Names(unused_prefix(result.proto, "binades:"), model.opset), nodes)
     counted: dict[str, tuple[str, str]] = {}
     missing = set(wanted)
-    for node in leading_to(graph, wanted):
+    for node in _leading_to(graph, wanted):
         nodes.append(node)
         counted.update((name, _count(emit, name)) for name in node.output if name in missing)
     packs = [_pack(emit, wanted[i : i + PACKED], counted) for i in range(0, len(wanted), PACKED)]
-    keep_only(result, nodes, [name for p in packs for name in (p.exponents, p.numbers, p.lengths)])
+    _keep_only(result, nodes, [name for p in packs for name in (p.exponents, p.numbers, p.lengths)])
     return result, packs
 
 
@@ -129,19 +128,17 @@ def _pack(emit: Emitter, tensors: Sequence[str], counted: Mapping[str, tuple[str
     return _Pack(list(tensors), *joined)
 
 
-def leading_to(
-    graph: GraphProto, wanted: Collection[str], held: AbstractSet[str] = frozenset()
-) -> list[NodeProto]:
-    """The nodes that some tensors depend on, in graph order; the tensors `held` count as given."""
-    missing, found = set(wanted) - held, []
+def _leading_to(graph: GraphProto, wanted: Collection[str]) -> list[NodeProto]:
+    """The nodes that some tensors depend on, in graph order."""
+    missing, found = set(wanted), []
     for node in reversed(graph.node):
         if not missing.isdisjoint(node.output):
-            missing.update(name for name in reads(node) if name not in held)
+            missing.update(reads(node))
             found.append(node)
     return found[::-1]
 
 
-def keep_only(model: Model, nodes: Iterable[NodeProto], outputs: Iterable[str]) -> None:
+def _keep_only(model: Model, nodes: Iterable[NodeProto], outputs: Iterable[str]) -> None:
     """Reduce the main graph to these nodes and outputs; the outputs' types follow from the nodes."""
     graph = model.proto.graph
     refill(graph.node, nodes)

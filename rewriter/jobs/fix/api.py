@@ -92,9 +92,8 @@ def _job(
     if request.search == "gpu" and goal is None:
         goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", request.weak_typing))
-    if weak:  # the result is FP32, and the builder rounds its weights
-        fitting = (Stage.ROUNDING, Stage.ADAPTING, Stage.LOWERED)
-        steps = tuple(step for step in steps if step.stage not in fitting)
+    if weak:  # the result is FP32
+        steps = tuple(step for step in steps if step.stage is not Stage.ADAPTING)
     if (given or save_plan or goal or pareto or weak) and not lowers:
         option = _planning(given, save_plan, goal, pareto)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from rewriter.base import Pass
 from rewriter.data.inputs import Samples
@@ -32,7 +31,7 @@ class Given:
     """What all attempts at a model share.
 
     Attributes:
-        fitting: Samples for ranges, weights and searches.
+        fitting: Samples for ranges and searches.
         yardstick: What results are compared with.
         warnings: Sentences about the model and its data.
         measured: By the passes before the plan.
@@ -55,7 +54,6 @@ class Measured:
         checks: The check of its structure.
         warnings: What was said of it.
         depth: Its ranges, for reports.
-        kept: What passes keep from one plan of it to the next, see `Calibration`.
     """
 
     model: Model
@@ -64,7 +62,6 @@ class Measured:
     checks: tuple[Check, ...]
     warnings: tuple[str, ...]
     depth: tuple[TensorAtDepth, ...]
-    kept: dict[Hashable, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def attempt(job: FixJob, given: Given) -> Attempt:
     record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
     structured, measured_at, once = known.model, time.monotonic(), given.yardstick.seconds
     plan = planning.plan(structured, known.ranges) if phases.lowering else None
-    plan, structured = planning.fitted(given.original, structured, plan, known.kept)
+    plan, structured = planning.adapted(given.original, structured, plan)
     unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=record.exponents())

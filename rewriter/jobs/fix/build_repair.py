@@ -74,7 +74,7 @@ class _Repair:
         changed = {step.name for step in self.latest.passes if step.changes}
         yield from self._in_fp32()
         for step in self.job.steps:
-            if step.name in changed and step.stage not in (Stage.ROUNDING, Stage.LOWERING):
+            if step.name in changed and step.stage is not Stage.LOWERING:
                 yield f"without {step.name}", self.job.without(step)
         yield "all of it in FP32 (TF32)", in_fp32(self.job)
         yield "all of it in FP32 (TF32), unchanged", replace(in_fp32(self.job), steps=())

@@ -16,7 +16,6 @@ from rewriter.jobs.fix.attempt import Attempt, measured_steps
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.rewriting import Rewriting
-from rewriter.passes.compensate_rounding import CompensateRounding
 from rewriter.passes.mixed_precision import MixedPrecision
 from rewriter.passes.transpose_convs import TransposeConvs
 from rewriter.pipeline.preset_steps import STEPS, inserted
@@ -113,7 +112,7 @@ def _may_change(made: Attempt) -> bool:
 def _others(made: Attempt) -> Iterator[Other]:
     """Yields the plans that are in doubt for this model, first the one that can be more accurate as well."""
     if _transposes(made):
-        steps = inserted(made.job.steps, CompensateRounding, TransposeConvs())
+        steps = inserted(made.job.steps, MixedPrecision, TransposeConvs())
         yield f"with {TransposeConvs.name}, which pays here", _measured_alone(made.job, steps)
     plain = _plain(made.job)
     left_out = {step.name for step in made.job.steps} - {step.name for step in plain.steps}
@@ -143,7 +142,7 @@ def _transposes(made: Attempt) -> bool:
     """True if Convs of the plan can become ConvTransposes, and nobody decided on that."""
     job, kinds = made.job, [type(step) for step in made.job.steps]
     skipped = job.request.skip or ()
-    if TransposeConvs in kinds or kinds.count(CompensateRounding) != 1 or TransposeConvs.name in skipped:
+    if TransposeConvs in kinds or kinds.count(MixedPrecision) != 1 or TransposeConvs.name in skipped:
         return False
     record = Record(made.record.stage)
     Rewriting(job, record).rewrite(made.structured, (TransposeConvs(),), made.plan)

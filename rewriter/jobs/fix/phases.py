@@ -17,14 +17,12 @@ class Phases:
     Attributes:
         structural: Run before ranges are measured.
         measuring: From the first pass that reads ranges; they run before the plan is made.
-        rounding: From the first pass that follows a plan.
         adapting: From the first pass that a search runs for each candidate.
         lowering: From the pass that carries the plan out.
     """
 
     structural: tuple[Pass, ...]
     measuring: tuple[Pass, ...]
-    rounding: tuple[Pass, ...]
     adapting: tuple[Pass, ...]
     lowering: tuple[Pass, ...]
 
@@ -37,10 +35,9 @@ class Phases:
         """
         _check_order(steps)
         lowering = _first(steps, len(steps), lambda stage: stage is Stage.LOWERING)
-        adapting = _first(steps, lowering, lambda stage: stage > Stage.ROUNDING)
-        rounding = _first(steps, adapting, lambda stage: stage is Stage.ROUNDING)
-        measuring = _first(steps, rounding, lambda stage: stage is Stage.RANGES)
-        bounds = (0, measuring, rounding, adapting, lowering, len(steps))
+        adapting = _first(steps, lowering, lambda stage: stage is Stage.ADAPTING)
+        measuring = _first(steps, adapting, lambda stage: stage is Stage.RANGES)
+        bounds = (0, measuring, adapting, lowering, len(steps))
         return cls(*(tuple(steps[a:b]) for a, b in pairwise(bounds)))
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from rewriter.base import Merged, Pass, Rescaled, by_operator, by_pattern
 from rewriter.data.inputs import Samples
@@ -18,7 +17,7 @@ from rewriter.graph import label
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.refusals import near_names
-from rewriter.jobs.fix.rewriting import Fitted, Rewriting
+from rewriter.jobs.fix.rewriting import Rewriting
 from rewriter.model import Model
 from rewriter.model import facts as tensor_facts
 from rewriter.plan import Plan
@@ -86,46 +85,39 @@ class Planning:
         self.record.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
         return plan
 
-    def fitted(
-        self,
-        original: Model,
-        structured: Model,
-        plan: Plan | None,
-        kept: MutableMapping[Hashable, Any],
-    ) -> tuple[Plan | None, Model]:
-        """Returns the final plan and the model fitted to it: weights that its types hold, operators for them.
+    def adapted(self, original: Model, structured: Model, plan: Plan | None) -> tuple[Plan | None, Model]:
+        """Returns the final plan and the model with the operators for it.
 
-        A search compares candidates on the model fitted to the rules' plan. If it finds another plan, the
-        model is fitted to that one.
-
-        Args:
-            kept: See `Calibration`; of `structured`.
+        A search compares candidates on the model with the operators for the rules' plan.
         """
-        job, fitted = self.job, self.rewriting.fit(structured, plan, self.samples, kept)
+        job, (model, passes) = self.job, self.rewriting.adapt(structured, plan)
         if plan is not None:
             given = operators(structured)
-            plan = named_by(given, self._with_activations(fitted.model, plan))
+            plan = named_by(given, self._with_activations(model, plan))
             if job.goal is not None or job.request.pareto:
-                found = named_by(given, self._searched(original, fitted, plan))
+                found = named_by(given, self._searched(original, structured, model, plan))
                 if found.decisions != plan.decisions:
-                    del fitted
-                    fitted = self.rewriting.fit(structured, found, self.samples, kept)
+                    model, passes = self.rewriting.adapt(structured, found)
                 plan = found
-        self.record.passes.extend(fitted.passes)
-        return plan, fitted.model
+        self.record.passes.extend(passes)
+        return plan, model
 
-    def _with_activations(self, fitted: Model, plan: Plan) -> Plan:
+    def _with_activations(self, model: Model, plan: Plan) -> Plan:
         """Adds activations of ConvTransposes to the plan that are free in FP32; a given plan is unchanged."""
         if self.job.plan is not None or not self.job.wish.epilogues:
             return plan
         with self.record.stage("plan"):
-            return activations.extend_over_activations(fitted, plan, self.job.target)
+            return activations.extend_over_activations(model, plan, self.job.target)
 
-    def _searched(self, original: Model, fitted: Fitted, plan: Plan) -> Plan:
-        """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check."""
+    def _searched(self, original: Model, structured: Model, model: Model, plan: Plan) -> Plan:
+        """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check.
+
+        Args:
+            model: `structured` with the operators for `plan`.
+        """
         job = self.job
         with self.record.stage("search"):
-            facts = tensor_facts.infer(fitted.model)
+            facts = tensor_facts.infer(model)
             request = SearchRequest(
                 job.goal,
                 job.metric,
@@ -137,8 +129,8 @@ class Planning:
                 job.target,
                 job.deployment,
             )
-            adapted = partial(self.rewriting.adapted, fitted) if job.phases.adapting else None
-            given = SearchInput(original, fitted.model, facts, self.samples, plan, adapted)
+            adapted = partial(self.rewriting.adapted, structured) if job.phases.adapting else None
+            given = SearchInput(original, model, facts, self.samples, plan, adapted)
             found = run(given, request, job.progress)
         self.record.search = found
         self.record.warnings.extend(found.warnings)

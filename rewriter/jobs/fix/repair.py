@@ -27,10 +27,6 @@ CLOSER = 0.5
 """A plan that meets a limit on the samples of the search may miss it on others: the next search asks for
 this share of the limit. A plan for 2e-3 was measured at 7.3e-3 on a sample that it was not fitted to."""
 
-GAIN = 0.9
-"""An attempt without a pass is kept if it leaves at most this share of the error: two emulations of one
-network differ by less on other samples."""
-
 IN_FP32 = "all of it in FP32 (TF32)"
 
 
@@ -94,12 +90,6 @@ class Repair:
                     break
         if limit_of(self._latest) is None or not job.phases.lowering:
             return
-        for step in job.phases.rounding:
-            if _changed(first, step):
-                before = self._latest.error
-                yield f"weights rounded to nearest (without {step.name})", _without(job, step)
-                if self._latest.error < GAIN * before:
-                    job = self._latest.job
         yield from self._islands(first, job)
         yield IN_FP32, in_fp32(job)
 

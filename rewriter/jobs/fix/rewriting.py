@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
-from rewriter.base import Calibration, Context, Kept, Pass
-from rewriter.data.inputs import Samples
+from rewriter.base import Context, Kept, Pass
 from rewriter.data.ranges import Ranges
 from rewriter.jobs.fix.job import FixJob
 from rewriter.jobs.fix.record import Record
@@ -16,21 +14,6 @@ from rewriter.model import Model, load
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.plan import Plan
 from rewriter.planning.plan_fit import kept_by_user
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A model fitted to a plan.
-
-    Attributes:
-        rounded: The model after the passes that fit its weights on samples.
-        model: That model after the passes that choose its operators.
-        passes: What each of these passes did.
-    """
-
-    rounded: Model
-    model: Model
-    passes: tuple[PassResult, ...]
 
 
 @dataclass(frozen=True)
@@ -48,24 +31,13 @@ class Rewriting:
         self.record.passes.extend(results)
         return rewritten
 
-    def fit(
-        self, model: Model, plan: Plan | None, samples: Samples, kept: MutableMapping[Hashable, Any]
-    ) -> Fitted:
-        """Fits weights and operators to a plan. The caller records the passes of the result that it uses.
+    def adapt(self, model: Model, plan: Plan | None) -> tuple[Model, list[PassResult]]:
+        """Returns the model with the operators that the passes choose by a plan, and what they did."""
+        return self._driven(model, self.job.phases.adapting, self._context(plan))
 
-        Args:
-            kept: See `Calibration`; of this model and these samples.
-        """
-        phases = self.job.phases
-        calibration = Calibration(samples, samples.source.real, self.job.request.seed, kept)
-        rounded, rounding = self._driven(model, phases.rounding, self._context(plan, given=calibration))
-        ran = len(rounding)
-        adapted, adapting = self._driven(rounded, phases.adapting, self._context(plan), ran)
-        return Fitted(rounded, adapted, (*rounding, *adapting))
-
-    def adapted(self, fitted: Fitted, plan: Plan) -> Model:
-        """Returns the model with the operators that the passes choose by another plan."""
-        return Driver.run_unchecked(fitted.rounded, self.job.phases.adapting, self._context(plan))
+    def adapted(self, model: Model, plan: Plan) -> Model:
+        """As `adapt`, without progress and checks: a search does so for each candidate."""
+        return Driver.run_unchecked(model, self.job.phases.adapting, self._context(plan))
 
     def again(self, steps: Sequence[Pass]) -> Model:
         """Returns the model after some passes, loaded again to save memory; nothing is recorded."""
@@ -77,17 +49,15 @@ class Rewriting:
         before = (*phases.structural, *phases.measuring)
         return [step for step, did in zip(before, self.record.passes, strict=False) if did.changes]
 
-    def _context(
-        self, plan: Plan | None = None, ranges: Ranges | None = None, given: Calibration | None = None
-    ) -> Context:
+    def _context(self, plan: Plan | None = None, ranges: Ranges | None = None) -> Context:
         job = self.job
-        return Context(job.opset, job.target, plan, ranges, self._kept(), given)
+        return Context(job.opset, job.target, plan, ranges, self._kept())
 
     def _driven(
-        self, model: Model, steps: Sequence[Pass], context: Context, ran: int = 0
+        self, model: Model, steps: Sequence[Pass], context: Context
     ) -> tuple[Model, list[PassResult]]:
         record, total = self.record, len(self.job.steps)
-        places = count(len(record.passes) + ran)
+        places = count(len(record.passes))
         driver = Driver(lambda step: record.stage.progress(f"pass {step.name}", next(places), total))
         with record.stage("passes"):
             return driver.run(model, steps, context)
