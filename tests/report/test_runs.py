@@ -33,8 +33,8 @@ def reports(tmp_path: Path) -> tuple[Path, Path]:
         good,
         plan=Plan("fp16", decisions=good.plan.decisions[1:], float_nodes=good.plan.float_nodes),
         verdict=Verdict((*checks[:-1], replace(checks[-1], passed=False))),
-        passes=[step for step in good.passes if step.name != "clamp-constants"],
-        pipeline=good.pipeline.replace("clamp-constants,", ""),
+        passes=[step for step in good.passes if step.name != "mixed-precision"],
+        pipeline=good.pipeline.replace("mixed-precision{epilogues=true},", ""),
     )
     paths = tmp_path / "a.json", tmp_path / "b.json"
     for path, result in zip(paths, (good, worse), strict=True):
@@ -46,7 +46,7 @@ def test_what_differs_is_found(reports: tuple[Path, Path]) -> None:
     found = compare_runs(*reports)
     assert ("nodes in FP32", 3.0, 2.0) in found.figures
     assert list(found.gone) == ["/body/far"] and not found.new
-    assert [name for name, _, _ in found.passes] == ["clamp-constants"]
+    assert [name for name, _, _ in found.passes] == ["mixed-precision"]
     ((name, old, new),) = found.outputs
     assert name == "y" and old and new and new.error == pytest.approx(10 * old.error)
     assert [name for name, _, _ in found.facts] == ["pipeline"]
@@ -64,7 +64,7 @@ def test_the_terminal_shows_it_and_the_page_is_written(reports: tuple[Path, Path
     done = CliRunner().invoke(app, ["report", *map(str, reports), "-o", str(page)])
     assert done.exit_code == 0
     assert "x 10" in done.output and "/body/far" in done.output
-    assert "only in the first: clamp-constants" in done.output
+    assert "only in the first: mixed-precision" in done.output
     assert "3 → 2" in page.read_text() and "x 10" in page.read_text()
 
 
