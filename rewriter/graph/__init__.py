@@ -10,7 +10,6 @@ from rewriter.graph.editor import TAG, GraphEditor, made_by, open_graphs
 from rewriter.graph.nodes import (
     all_names,
     attribute,
-    captured,
     casts_floats,
     casts_to,
     constant_value,
@@ -18,11 +17,11 @@ from rewriter.graph.nodes import (
     is_op,
     label,
     reached,
-    reads,
     without_unread,
 )
 from rewriter.graph.view import GraphView
 from rewriter.graph.weights import constant_row, is_own, is_quantised
+from rewriter.model.graphs import captured, reads
 
 __all__ = [
     "TAG",

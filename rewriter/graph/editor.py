@@ -10,11 +10,11 @@ import onnx
 from numpy.typing import ArrayLike
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from rewriter.graph.nodes import all_names, fresh_name, reads, topological
+from rewriter.graph.nodes import all_names, fresh_name
 from rewriter.graph.view import GraphView
 from rewriter.model import Model, holds_graphs, subgraphs
 from rewriter.model.facts import Facts, Shape, TensorFacts
-from rewriter.model.graphs import refill, rename_reads
+from rewriter.model.graphs import reads, refill, rename_reads, topological
 
 TAG = "rewriter.pass"
 """Key of the node metadata that names the pass which made the node; Netron shows it."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
-from rewriter.model import STANDARD_DOMAINS, Array, holds_graphs, subgraphs, walk_graphs
+from rewriter.model import STANDARD_DOMAINS, Array, walk_graphs
+from rewriter.model.graphs import reads
 
 T = TypeVar("T", bound=Hashable)
 
@@ -89,28 +90,6 @@ def label(node: NodeProto) -> str:
     return node.name or f"{node.op_type}({next((o for o in node.output if o), '?')})"
 
 
-def captured(node: NodeProto) -> set[str]:
-    """Names of outer tensors that a node's subgraphs read."""
-    return set().union(*(_free_names(g) for g in subgraphs(node)))
-
-
-def _free_names(graph: onnx.GraphProto) -> set[str]:
-    bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    free: set[str] = set()
-    for node in graph.node:
-        free |= reads(node).keys() - bound
-        bound.update(node.output)
-    return free | ({v.name for v in graph.output} - bound)
-
-
-def reads(node: NodeProto) -> dict[str, None]:
-    """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
-    reads = dict.fromkeys(filter(None, node.input))
-    if holds_graphs(node):
-        reads.update(dict.fromkeys(sorted(captured(node))))
-    return reads
-
-
 def all_names(graph: onnx.GraphProto) -> set[str]:
     """Every name of a tensor or node in a graph and its subgraphs."""
     names: set[str] = set()
@@ -122,31 +101,6 @@ def all_names(graph: onnx.GraphProto) -> set[str]:
             names.add(node.name)
             names.update(node.output)
     return names
-
-
-def topological(nodes: Iterator[NodeProto], producer: dict[str, NodeProto]) -> list[NodeProto]:
-    """The nodes in an order in which producers come first; unchanged where it already is one."""
-    order: list[NodeProto] = []
-    done: set[int] = set()
-    for root in nodes:
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if id(node) in done:
-                stack.pop()
-                continue
-            waiting = [
-                source
-                for name in reads(node)
-                if (source := producer.get(name)) is not None and id(source) not in done
-            ]
-            if waiting:
-                stack.extend(reversed(waiting))
-            else:
-                stack.pop()
-                done.add(id(node))
-                order.append(node)
-    return order
 
 
 def casts_floats(node: NodeProto, is_float: Callable[[str], bool]) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import onnx
 from onnx import NodeProto, TensorProto
 
-from rewriter.graph.nodes import attribute, constant_value, reads
+from rewriter.graph.nodes import attribute, constant_value
 from rewriter.model import Array, Model, holds_graphs
 from rewriter.model.facts import Shape, TensorFacts
+from rewriter.model.graphs import reads
 
 
 class GraphView:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import onnx
+
+from rewriter.errors import ModelError
 
 STANDARD_DOMAINS = frozenset({"", "ai.onnx"})
 """Both name the operator set of ONNX itself."""
@@ -98,6 +100,65 @@ def drop_unknown_domain(proto: onnx.ModelProto) -> None:
     kept = [o for o in proto.opset_import if o.domain != UNKNOWN_DOMAIN]
     if len(kept) != len(proto.opset_import):
         refill(proto.opset_import, kept)
+
+
+def captured(node: onnx.NodeProto) -> set[str]:
+    """Names of outer tensors that a node's subgraphs read."""
+    return set().union(*(_free_names(g) for g in subgraphs(node)))
+
+
+def _free_names(graph: onnx.GraphProto) -> set[str]:
+    bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    bound.update(name for node in graph.node for name in node.output)
+    free = {name for node in graph.node for name in reads(node)}
+    return (free | {v.name for v in graph.output}) - bound
+
+
+def reads(node: onnx.NodeProto) -> dict[str, None]:
+    """Tensors that a node reads, itself or in its subgraphs, each once, in order."""
+    reads = dict.fromkeys(filter(None, node.input))
+    if holds_graphs(node):
+        reads.update(dict.fromkeys(sorted(captured(node))))
+    return reads
+
+
+def topological(
+    nodes: Iterable[onnx.NodeProto], producer: Mapping[str, onnx.NodeProto], where: str = "the graph"
+) -> list[onnx.NodeProto]:
+    """The nodes in an order in which producers come first; unchanged where it already is one.
+
+    Raises:
+        ModelError: nodes of the graph, which is in `where`, wait for one another.
+    """
+    order: list[onnx.NodeProto] = []
+    done: set[int] = set()
+    waited: set[int] = set()
+    for root in nodes:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if id(node) in done:
+                stack.pop()
+                continue
+            waiting = [
+                source
+                for name in reads(node)
+                if (source := producer.get(name)) is not None and id(source) not in done
+            ]
+            if waiting and id(node) in waited:
+                raise ModelError(
+                    f"its result is computed from itself, through {waiting[0].name or waiting[0].op_type!r}",
+                    where=f"{where}: node {node.name or node.op_type!r}",
+                    hint="export the model again: a graph has no cycles",
+                )
+            if waiting:
+                waited.add(id(node))
+                stack.extend(reversed(waiting))
+            else:
+                stack.pop()
+                done.add(id(node))
+                order.append(node)
+    return order
 
 
 def rename_reads(node: onnx.NodeProto, old: str, new: str) -> None:

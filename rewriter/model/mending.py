@@ -1,4 +1,4 @@
-"""What TensorRT's parser accepts and `onnx.checker` or ONNX Runtime refuses: mended, and reported."""
+"""What TensorRT accepts, and `onnx.checker` or ONNX Runtime refuse: mended, and reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import count
 
 import onnx
 
-from rewriter.model.graphs import walk_graphs
+from rewriter.model.graphs import reads, refill, subgraphs, topological, walk_graphs, walk_nodes
 from rewriter.model.model import Model
 from rewriter.model.tensors import shape_of
 
@@ -16,12 +16,35 @@ NAMED = 3
 
 
 def mend(model: Model) -> tuple[str, ...]:
-    """Makes node names unique in each graph, and gives outputs the types and shapes that they lack.
+    """Sorts nodes, makes their names unique in each graph, and gives outputs the types and shapes they lack.
 
     Returns:
         A sentence for each thing that was changed.
+
+    Raises:
+        ModelError: the result of a node is computed from itself.
     """
-    return (*_unique_names(model.proto), *_typed_outputs(model))
+    return (*_in_order(model), *_unique_names(model.proto), *_typed_outputs(model))
+
+
+def _in_order(model: Model) -> Iterator[str]:
+    """Sorts the nodes of all graphs and local functions: converters to FP16 append their Casts at the end."""
+    graphs: list[onnx.GraphProto | onnx.FunctionProto] = [model.proto.graph, *model.proto.functions]
+    early = sum(_sort(graph, str(model.path or "model")) for graph in graphs)
+    if early:
+        total = sum(1 for graph in graphs for _ in walk_nodes(graph))
+        yield f"{early} of {total} nodes came before a node whose result they read: sorted"
+
+
+def _sort(graph: onnx.GraphProto | onnx.FunctionProto, where: str) -> int:
+    """Sorts a graph and its subgraphs; returns the number of nodes that came too early."""
+    places = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    read = (map(places.get, reads(node)) for node in graph.node)
+    early = sum(any(p is not None and p >= place for p in found) for place, found in enumerate(read))
+    if early:
+        producers = {name: node for node in graph.node for name in node.output}
+        refill(graph.node, topological(graph.node, producers, where))
+    return early + sum(_sort(body, where) for node in graph.node for body in subgraphs(node))
 
 
 def _unique_names(proto: onnx.ModelProto) -> Iterator[str]:

@@ -79,18 +79,13 @@ def _check_type_attribute(node: onnx.NodeProto, where: str) -> None:
 
 
 def _check_function(function: onnx.FunctionProto, where: str) -> None:
-    """Checks what `onnx.checker` does not: every tensor of a local function is made before it is used."""
-    known = {"", *function.input}
-    place = f"{where}: function {function.name!r}"
-    for node in function.node:
-        for name in node.input:
-            if name not in known:
-                raise ModelError(f"no node before {node.name or node.op_type!r} makes its input {name!r}",
-                                 where=place, hint=EXPORT_AGAIN)  # fmt: skip
-        known.update(node.output)
-    for name in function.output:
-        if name not in known:
-            raise ModelError(f"no node makes its output {name!r}", where=place, hint=EXPORT_AGAIN)
+    """Checks what `onnx.checker` does not: a node or an input makes every tensor of a local function."""
+    made = {"", *function.input}.union(*(node.output for node in function.node))
+    reads = [(repr(node.name or node.op_type), "input", node.input) for node in function.node]
+    for reader, port, names in (*reads, ("it", "output", function.output)):
+        for name in (name for name in names if name not in made):
+            raise ModelError(f"no node makes the {port} {name!r} of {reader}",
+                             where=f"{where}: function {function.name!r}", hint=EXPORT_AGAIN)  # fmt: skip
 
 
 def constant_tensors(proto: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -115,6 +115,43 @@ def test_samples_that_are_all_the_same() -> None:
     assert unexpected(PLAIN, [{"x": PIXELS}, {"x": PIXELS + 1}]) == ()
 
 
+RECURRENT = graphs.graph(
+    """
+    g (float[8,1,2] x, float[1,20] h, float[1,1,20] c) => (float[8,1,1,20] y)
+    <float[1,80,2] w = {ZEROS2}, float[1,80,20] r = {ZEROS20}, int64[1] first = {0}> {
+        i = Unsqueeze(h, first)
+        y = LSTM<hidden_size = 20>(x, w, r, , , i, c)
+    }""".replace("ZEROS20", ", ".join(["0.1"] * 1600)).replace("ZEROS2", ", ".join(["0.1"] * 160))
+)
+UNROLLED = graphs.graph("""
+    g (float[1,20] x, float[n,20] h) => (float[1,20] y, float[n,20] after) {
+        after = Tanh(h)
+        y = Add(x, after)
+    }""")
+
+
+@pytest.mark.parametrize(
+    ("model", "value", "suspected"),
+    [
+        pytest.param(RECURRENT, 0.0, [], id="a recurrent network starts with zeros"),
+        pytest.param(RECURRENT, 1.0, ["h", "c"], id="and not with ones"),
+        pytest.param(UNROLLED, 0.0, [], id="an output of its shape replaces it"),
+        pytest.param(UNROLLED, 1.0, ["h"], id="ones there"),
+    ],
+)
+def test_a_state_of_zeros_is_usual(model: Model, value: float, suspected: list[str]) -> None:
+    shapes = {
+        port.name: [d if isinstance(d, int) else 1 for d in port.shape or ()]
+        for port in model.signature.inputs
+    }
+    samples = [
+        {name: np.full(shape, value, np.float32) for name, shape in shapes.items()}
+        | {"x": RNG.standard_normal(shapes["x"]).astype(np.float32)}
+        for _ in range(2)
+    ]
+    assert [one.input for one in unexpected(model, samples)] == suspected
+
+
 def test_the_constants_of_the_first_layers_are_read() -> None:
     (expected,) = input_expectations(NHWC)
     assert expected.layers is not None

@@ -211,6 +211,17 @@ def test_dimensions_may_differ_between_samples() -> None:
     assert len(load_samples([sample(rows=2), sample(rows=7)], TWO)) == 2
 
 
+def test_a_batch_that_follows_the_lengths_of_samples_is_noted() -> None:
+    data = [sample(rows=2), sample(rows=7)]
+    (note,) = load_samples(data, TWO).notes
+    assert "first axis of 'image', usually the batch, goes from 2 to 7" in note
+    assert (
+        load_samples(data, TWO, deployment=Deployment(profile={"image": ((1, 3), (2, 3), (9, 3))})).notes
+        == ()
+    )
+    assert load_samples([sample(), sample(1)], TWO).notes == ()
+
+
 def missing(folder: Path) -> Path:
     return folder / "no.npz"
 

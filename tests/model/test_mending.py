@@ -97,3 +97,45 @@ def test_the_fixed_model_runs(tmp_path: Path) -> None:
     result = rewriter.fix(path, tmp_path / "f.onnx", engine="emulation")
     assert result.verdict is not None and result.verdict.passed
     onnx.checker.check_model(str(tmp_path / "f.onnx"))
+
+
+UNSORTED = """
+    g (bool k, float[2] x) => (float[2] y) {
+        y = Abs(b)
+        b = If (k) <then_branch = t () => (float[2] t) { t = Neg(f) f = Exp(a) },
+                   else_branch = e () => (float[2] e) { e = Neg(x) }>
+        a = Relu(x)
+        c = Sin(x)
+    }"""
+
+
+def test_nodes_out_of_order_are_sorted_in_bodies_too() -> None:
+    model = load(parsed(UNSORTED))
+    assert model.notes == ("3 of 7 nodes came before a node whose result they read: sorted",)
+    assert [n.op_type for n in model.proto.graph.node] == ["Relu", "If", "Abs", "Sin"]
+    feeds = {"k": np.array(True), "x": np.array([1.0, -1.0], np.float32)}
+    np.testing.assert_allclose(run(model, feeds)[0], np.exp([1.0, 0.0]), rtol=1e-6)
+    assert load(model.whole()).notes == ()
+
+
+def test_a_local_function_out_of_order_is_sorted() -> None:
+    head, body = '<ir_version: 8, opset_import: ["" : 17, "own" : 1]>', "{ y = Neg(t) t = Exp(x) }"
+    proto = onnx.parser.parse_model(
+        f"{head} g (float[2] x) => (float[2] z) {{ z = own.F(x) }}"
+        f'<opset_import: ["" : 17], domain: "own"> F (x) => (y) {body}'
+    )
+    model = load(proto)
+    assert [n.op_type for n in model.proto.functions[0].node] == ["Exp", "Neg"]
+    assert len(model.notes) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("g (float[2] x) => (float[2] y) { y = Add(x, b) b = Neg(y) }", id="of two nodes"),
+        pytest.param("g (float[2] x) => (float[2] y) { y = Add(x, y) }", id="of one"),
+    ],
+)
+def test_a_cycle_is_refused(text: str) -> None:
+    with pytest.raises(rewriter.RewriterError, match="computed from itself"):
+        load(parsed(text))
