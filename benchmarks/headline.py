@@ -11,22 +11,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.comparison import worst
-from benchmarks.variants import CHECKED, SEARCHED, SEARCHED_ACCURATE, SEARCHES
+from benchmarks.variants import CHECKED
 
 Row = dict[str, Any]
 Value = Callable[[Row], float | None]
 
 RIVAL = "autocast"
-OURS = ("fix", CHECKED, "fix-rescaled", "fix-accurate", "fix-accurate-50", *SEARCHES)
+OURS = ("fix", CHECKED, "fix-accurate", "fix-accurate-50")
 SHOWN = {
     RIVAL: RIVAL,
     "fix": "fix",
     CHECKED: CHECKED,
     "fix-accurate": "fix-accurate",
     "fix-accurate-50": "fix-accurate-50",
-    SEARCHED: SEARCHED,
-    SEARCHED_ACCURATE: SEARCHED_ACCURATE,
-    "fix-rescaled": "fix-rescaled",
     "naive": "naive",
     "fp32": "FP32 (TF32)",
 }

@@ -24,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.children import Limits
 from benchmarks.comparison import Case, errors, feeds_of, read_json, write_json
-from benchmarks.preparation import Tools, note_of, prepare_variant
 from benchmarks.variants import VARIANTS
 from rewriter.engines import this_machine
 from rewriter.engines.measure import build_variant, measure
@@ -160,27 +159,3 @@ def _row(outcome: EngineOutcome, original: Model, expected: dict[str, Array]) ->
         row["spread_us"] = round(outcome.latency.iqr_us, 1)
         row["cuda_graph"] = outcome.latency.cuda_graph
     return row
-
-
-def search_case(case: Case, engine: EngineName, tools: Tools, names: Sequence[str], seconds: float) -> str:
-    """Makes the variants of `fix --search gpu` with these names, then runs and times all variants of the model.
-
-    The plans that each tried are in NAME.report in the case's folder.
-
-    Args:
-        names: Of benchmarks.variants.SEARCHES.
-        seconds: Limit of each search; the rest of `fix` is added, within the tools' limit.
-    """
-    extra = ["--search-seconds", f"{seconds:.3g}"]
-    limited = replace(tools, limits=replace(tools.limits, seconds=tools.limits.seconds + seconds))
-    lines = []
-    for name in names:
-        prepare_variant(case, name, limited, extra)
-        row = read_json(case.work / f"{name}.json")
-        if not row["made"]:
-            lines.append(f"{name} made nothing: {note_of(row)}")
-            continue
-        variant = next(variant for variant in _variants(case) if variant.name == name)
-        _build(case.work, variant, engine, tools.limits)
-        lines.append(f"{name} in {row['tool']['wall_s']:.0f} s")
-    return "; ".join([*lines, measure_case(case, engine, tools.limits)])

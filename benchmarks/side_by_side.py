@@ -12,8 +12,7 @@
 hands out on a machine with a GPU.
 
 `build` needs TensorRT or TensorRT-RTX (which builds without a GPU), and `measure` needs a GPU. Both use the engines of
-`rewriter verify` (docs/engines.md). All variants of a model are timed in turn in one process. `--search-gpu` adds
-`fix --search gpu`, which builds and runs many plans.
+`rewriter verify` (docs/engines.md). All variants of a model are timed in turn in one process.
 
 Every stage continues where it was stopped. To repeat a step, delete its files from WORK. A failure becomes a note, and
 the rest continues.
@@ -31,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.children import Limits
 from benchmarks.collection import write
 from benchmarks.comparison import Case
-from benchmarks.measurement import build_all, builder, each, measure_case, runner, search_case
+from benchmarks.measurement import build_all, builder, each, measure_case, runner
 from benchmarks.preparation import Tools, prepare_all
-from benchmarks.variants import CHECKED, SEARCHES, VARIANTS
+from benchmarks.variants import CHECKED, VARIANTS
 from rewriter.engines.this_machine import require
 from rewriter.errors import RewriterError
 
-ON_GPU = (CHECKED, *SEARCHES)
+ON_GPU = (CHECKED,)
 """Variants that need a GPU to be made."""
 
 MODELS = (
@@ -82,13 +81,6 @@ def main() -> None:
     parser.add_argument(
         "--engine", help="tensorrt, tensorrt-rtx, onnxruntime or onnxruntime-cuda; default: the GPU's"
     )
-    parser.add_argument(
-        "--search-gpu",
-        type=float,
-        metavar="SECONDS",
-        help="`fix --search gpu`, too, with this limit for each search",
-    )
-    parser.add_argument("--searches", default=",".join(SEARCHES), help="names of the searches")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     names = arguments.names or [n for n in MODELS if (arguments.folder / f"{n}.onnx").exists()]
@@ -103,11 +95,7 @@ def main() -> None:
         build_all(cases, arguments.engine or builder(), arguments.jobs, limits)
     elif arguments.stage == "measure":
         engine = require(arguments.engine) if arguments.engine else runner()
-        if seconds := arguments.search_gpu:
-            searches = arguments.searches.split(",")
-            each(cases, lambda case: search_case(case, engine, tools, searches, seconds))
-        else:
-            each(cases, lambda case: measure_case(case, engine, limits))
+        each(cases, lambda case: measure_case(case, engine, limits))
     elif arguments.json is None:
         parser.error("report needs --json FILE")
     else:

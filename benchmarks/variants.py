@@ -126,11 +126,6 @@ def rewriter_fix(model: Path, samples: Path, out: Path, *extra: str) -> None:
     os.execv(command[0], command)  # so that limits, memory and exit code are those of `fix`
 
 
-def rescaled(model: Path, samples: Path, out: Path) -> None:
-    """`rewriter fix --preset trt-fp16-rescaled`."""
-    fix(model, samples, out, "--preset", "trt-fp16-rescaled")
-
-
 def accurate(model: Path, samples: Path, out: Path) -> None:
     """`rewriter fix --preset accurate`."""
     fix(model, samples, out, "--preset", "accurate")
@@ -141,23 +136,8 @@ def accurate_50(model: Path, samples: Path, out: Path) -> None:
     fix(model, samples, out, "--preset", "accurate", "--max-latency-cost", "50%")
 
 
-def searched(model: Path, samples: Path, out: Path, *extra: str) -> None:
-    """`rewriter fix --search gpu` with a limit in seconds from the measure stage; needs a GPU."""
-    fix(model, samples, out, "--search", "gpu", "--report", str(out.with_suffix(".report")), *extra)
-
-
-def searched_accurate(model: Path, samples: Path, out: Path, *extra: str) -> None:
-    """`rewriter fix --preset accurate --search gpu`: the budget of `accurate`, with measured latencies."""
-    searched(model, samples, out, "--preset", "accurate", *extra)
-
-
 CHECKED = "fix-on-gpu"
 """A variant that the prepare stage makes on request, on a machine with a GPU."""
-
-SEARCHED = "fix-search-gpu"
-SEARCHED_ACCURATE = "fix-accurate-search-gpu"
-SEARCHES = (SEARCHED, SEARCHED_ACCURATE)
-"""Variants that only the measure stage makes, on request."""
 
 VARIANTS = {
     "fp32": fp32,
@@ -166,11 +146,8 @@ VARIANTS = {
     "autocast": autocast,
     "fix": fix,
     CHECKED: fix_on_gpu,
-    "fix-rescaled": rescaled,
     "fix-accurate": accurate,
     "fix-accurate-50": accurate_50,
-    SEARCHED: searched,
-    SEARCHED_ACCURATE: searched_accurate,
 }
 """All variants, in the order of the table."""
 
@@ -183,7 +160,6 @@ EFFORT = {
     "autocast": 4.0,
     CHECKED: 8.0,
     "fix": 2.0,
-    "fix-rescaled": 2.0,
 }
 """Rough effort of a variant with its emulation, relative to a plain conversion; the longest jobs start first."""
 

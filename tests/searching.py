@@ -40,7 +40,7 @@ def problem_of(
 
 
 def begin(problem: Problem, plan: Plan, goal: Goal) -> Trials:
-    """Trials that a search for `goal` and a frontier share."""
+    """Trials of a search for `goal`."""
     return Trials(problem, plan, goal.measure, f"added by the search for {goal}")
 
 

@@ -24,7 +24,7 @@ from rewriter.pipeline.config.option_values import from_toml
 from rewriter.pipeline.declaration import Declaration, declarations
 from rewriter.pipeline.options import BatchCommand, FixOptions
 
-NOT_HERE = ("in_place", "dry_run", "save_plan", "pareto")
+NOT_HERE = ("in_place", "dry_run", "save_plan")
 
 KEYS: Mapping[str, Declaration] = {
     declared.key: declared

@@ -22,20 +22,19 @@ from rewriter.cli import (
     hook,
     locate,
     probe,
-    report,
     scan,
     verify,
 )
 from rewriter.cli.echo import echo
 from rewriter.cli.exits import INTERRUPTED
-from rewriter.cli.help import help_pages
+from rewriter.cli.help import show_help
 from rewriter.cli.plain import Command, Group
 from rewriter.report.signals import listening
 
 app = typer.Typer(
     name="rewriter",
     cls=Group,
-    help="Makes ONNX models safe for TensorRT in FP16. `rewriter help` shows all pages.",
+    help="Makes ONNX models safe for TensorRT in FP16.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -52,10 +51,9 @@ _of_models(short_help="Compare every output of two versions")(verify.verify)
 _of_models(short_help="Find the first tensor that goes wrong")(locate.locate)
 _of_models("compare-inputs", short_help="Find how two preprocessings differ")(compare_inputs.compare_inputs)
 _of_models(short_help="Fix many models, here or on a cluster")(batch.batch)
-_around(short_help="Compare two runs by their reports")(report.report)
 _around(short_help="What this TensorRT does on this GPU")(probe.probe)
 _around(short_help="Options in force, and where each comes from")(config.config)
-_around("help", hidden=True)(help_pages)  # named in the head: a screen has no line left
+_around("help", hidden=True)(show_help)
 app.add_typer(
     catalogue.presets, name="presets", rich_help_panel=AROUND, help="Pipelines by name; `presets show NAME`"
 )

@@ -13,8 +13,6 @@ from rewriter.pipeline import completion
 
 passes, presets = typer.Typer(cls=Group), typer.Typer(cls=Group)
 
-CITED = "`rewriter help docs/PAGE.md#SECTION` shows what is cited."
-
 
 @passes.callback(invoke_without_command=True)
 @presets.callback(invoke_without_command=True)
@@ -38,8 +36,7 @@ def _show_pass(
         from rewriter.pipeline.catalogue.passes import page
         from rewriter.pipeline.registry import find
 
-        text = page(find(name, "passes show")).rstrip()
-        echo(text + "\n\n" + CITED if "docs/" in text else text)
+        echo(page(find(name, "passes show")).rstrip())
 
 
 @presets.command("show", cls=Command)
@@ -54,7 +51,4 @@ def _show_preset(
         from rewriter.pipeline.presets import preset_named
         from rewriter.report.terminal import console
 
-        preset = preset_named(name)
-        console().print(page(preset))
-        if "docs/" in preset.about:
-            echo("\n" + CITED)
+        console().print(page(preset_named(name)))

@@ -45,10 +45,7 @@ class FixKeywords(TypedDict, total=False):
     weak_typing: bool | None
     tolerance: float | None
     max_latency_cost: float | None
-    pareto: bool
     metric: str | None
-    search: Literal["emulation", "gpu"]
-    search_seconds: float
     verify: bool
     build: bool
     accumulation: Literal["fp32", "fp16"] | None

@@ -134,15 +134,7 @@ class FixOptions(DataOptions, EngineOptions):
             verify: the largest error allowed. In the unit of `metric`.
         max_latency_cost: Search for the most accurate plan that adds at most this share of latency (`0.05`)
             to the rules' plan. Latencies are estimated from recorded costs.
-        pareto: Evaluate a sequence of plans, and report the frontier of accuracy and latency; a page as
-            `--report` draws it.
         metric: The measure of accuracy that `tolerance` is given in: a name, or a Python function of yours.
-        search: What judges the candidates of a search: the emulation with recorded costs, or the engine on
-            this machine's GPU, whose error and latency are measured. On the GPU with neither `tolerance`
-            nor `max_latency_cost`, the search looks for the fastest plan that is no less accurate than the
-            rules' plan, or else the most accurate that is no slower.
-        search_seconds: Deadline of the whole search on the GPU, in seconds: the best plan so far is used
-            then. Loading, passes, ranges and verification come on top.
         verify: Emulate the result, compare it with the original, build it, and run it if there is a GPU.
         build: Build with TensorRT as a part of `verify`.
         accumulation: The type in which the emulation sums the products of FP16 MatMul, Gemm and Conv.
@@ -238,7 +230,6 @@ class FixOptions(DataOptions, EngineOptions):
         read=checks.share_from_text,
         words=("latency-cost", "budget"),
     )
-    pareto: bool = option(False, "Print accuracy against latency", SEARCH, places=ONE_RUN)
     metric: str | None = option(
         None,
         "Of accuracy; by default relative-l2",
@@ -246,12 +237,6 @@ class FixOptions(DataOptions, EngineOptions):
         "NAME",
         check=checks.metric,
         complete=completion.metrics,
-    )
-    search: Literal["emulation", "gpu"] = option(
-        "emulation", "Who judges: emulation (default), gpu", SEARCH, "BY", places=ONE_RUN
-    )
-    search_seconds: float = option(
-        300.0, "For the whole search on the GPU [300]", SEARCH, "SECONDS", places=ONE_RUN
     )
     verify: bool = option(True, "Run the checks [on]", OUTCOME, flags=("--verify/--no-verify",))
     build: bool = option(True, "TensorRT's build and run [on]", OUTCOME, flags=("--build/--no-build",))
@@ -299,7 +284,6 @@ class BatchCommand(FixOptions):
     in_place: bool = like(FixOptions, "in_place", places=("python",))
     dry_run: bool = like(FixOptions, "dry_run", places=("python",))
     save_plan: AnyPath | None = like(FixOptions, "save_plan", places=("python",))
-    pareto: bool = like(FixOptions, "pareto", places=("python",))
     manifest: Path | None = option(None, "Models and their options, as TOML", MANY, "FILE.toml", places=HERE)
     jobs: int = option(0, "Models at a time [half the cores]", MANY, "N", places=HERE, least=1)
     memory: float | None = option(None, "For all of them together", MANY, "GIB", places=HERE)

@@ -83,7 +83,6 @@ STRUCTURE: Steps = (
 )
 LOWER: Steps = (MixedPrecision(), CleanCasts())
 FP16: Steps = (*STRUCTURE, Rescale(), *LOWER)
-FP16_NORMS: Steps = (*STRUCTURE, PostponeResize(), Rescale(norms=True), *LOWER)
 DEFAULT: Steps = (
     *STRUCTURE,
     UnfoldPatches(),
@@ -103,7 +102,6 @@ ACCURATE: Steps = inserted(
 
 STEPS: Mapping[str, Steps] = {
     "trt-fp16": DEFAULT,
-    "trt-fp16-rescaled": FP16_NORMS,
     "trt-bf16": (*STRUCTURE, *LOWER),
     "trt11-migrate": FP16,
     "accurate": ACCURATE,

@@ -93,14 +93,6 @@ _ALL = (
         "the same page and GPU), and a 1x1 Conv after a Resize that enlarges is done before it.",
     ),
     Preset(
-        "trt-fp16-rescaled",
-        "FP16 with as few FP32 nodes as rescaling can do with",
-        {"precision": "fp16"},
-        "As `trt-fp16`, but norms that are written out compute in FP16 except for epsilon and root, and\n"
-        "nothing is in FP32 because it is free: fewer FP32 nodes, and more rounding: see docs/rescaling.md.\n"
-        "The ranges that it relies on hold for the data that they were measured on.",
-    ),
-    Preset(
         "trt-bf16",
         "strongly typed BF16 with FP32 islands",
         {"precision": "bf16"},
@@ -128,7 +120,7 @@ _ALL = (
         "keeps in FP32 what lowers the error most for its cost. Errors are emulated with sums as\n"
         "Tensor Cores do them in FP16, and costs are recorded ones; for large models, which would take too\n"
         "long, nodes are ranked with FP32 sums and what the depth of a Conv adds, and fewer plans are\n"
-        "tried: the report says so. With `--search gpu` both are measured. A plan is taken if it saves as\n"
+        "tried: the report says so. A plan is taken if it saves as\n"
         "much of the error, in share, as it costs of latency, and 10 % at least, and else that of the\n"
         "rules, so that the result is never less accurate by that measure.\n"
         "`--max-latency-cost` sets another budget, `--tolerance` an error in its place.",

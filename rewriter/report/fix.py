@@ -16,7 +16,7 @@ from rewriter.jobs.fix.result import FixResult
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan
 from rewriter.planning.free_fp32 import FREE
-from rewriter.report import checks, fix_summary, frontier, searched
+from rewriter.report import checks, fix_summary
 from rewriter.report.json import data_dict, document
 from rewriter.report.next_step import next_step
 from rewriter.report.terminal import about_target, grouped, new_table, print_report, time_line
@@ -73,10 +73,6 @@ def _sections(result: FixResult) -> Iterator[RenderableType]:
         yield from _decisions(result.plan)
     if result.verdict is not None:
         yield from checks.sections(result.verdict.checks)
-    if result.searched is not None:
-        yield from searched.sections(result.searched)
-    if result.frontier is not None:
-        yield from frontier.sections(result.frontier)
     yield Text(about_target(result.target))
     yield time_line(result.seconds)
 
@@ -165,8 +161,6 @@ def as_dict(result: FixResult) -> dict[str, Any]:
             "conclusion": asdict(result.conclusion),
             "before": [asdict(output) for output in result.before],
             "checks": [checks.check_dict(check) for check in result.verdict.checks] if result.verdict else [],
-            "frontier": frontier.frontier_dict(result.frontier) if result.frontier else None,
-            "searched": searched.searched_dict(result.searched) if result.searched else None,
             "repairs": result.repairs,
             "constraints": str(result.constraints) if result.constraints else None,
             "warnings": result.warnings,

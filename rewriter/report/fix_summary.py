@@ -94,11 +94,7 @@ def _latency(result: FixResult) -> Iterator[Row]:
         if not told and any(check.name == "build" for check in _checks_made(result)):
             yield "Latency", "not measured: no engine ran"
         return
-    text = f"{timed.median_us:.1f} us (+- {timed.iqr_us:.1f}) on this GPU"
-    first = result.searched.tried[0] if result.searched is not None else None
-    if first is not None and first.latency_us is not None and not first.applied:
-        text += f"; {first.latency_us:.1f} us before the search"
-    yield "Latency", text
+    yield "Latency", f"{timed.median_us:.1f} us (+- {timed.iqr_us:.1f}) on this GPU"
 
 
 def _causes(result: FixResult) -> list[str]:

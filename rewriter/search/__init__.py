@@ -1,5 +1,4 @@
-"""Searches for plans: the cheapest within a tolerance, the most accurate within a budget, the fastest.
+"""Searches for plans from the rules' plan: the cheapest within a tolerance, the most accurate in a budget.
 
-A search starts from the rules' plan. Without a GPU, `cheapest` and `within` evaluate candidates by emulation
-and recorded costs. With a GPU, `rounds` builds and runs candidates made of `fp32_groups`.
+Candidates are evaluated by emulation and recorded costs.
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -21,28 +21,5 @@ class Candidate:
     bf16: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class Group:
-    """Nodes that a search on an engine moves together.
-
-    Attributes:
-        words: For people, e.g. `Resize in FP32`.
-    """
-
-    words: str
-    candidate: Candidate
-
-
 def added(keys: Iterable[str]) -> Candidate:
     return Candidate(frozenset(keys))
-
-
-def united(groups: Sequence[Group]) -> Candidate | None:
-    """Returns the union of the groups; None if one puts into FP32 what another takes out of it."""
-    candidates = [group.candidate for group in groups]
-    whole = Candidate(
-        frozenset().union(*(c.added for c in candidates)),
-        frozenset().union(*(c.released for c in candidates)),
-        frozenset().union(*(c.bf16 for c in candidates)),
-    )
-    return None if whole.released & (whole.added | whole.bf16) else whole

@@ -8,7 +8,6 @@ from typing import ClassVar
 from rewriter.english import count
 from rewriter.figures.metrics import Metric, named
 from rewriter.plan import Plan
-from rewriter.search.tried_plans import TriedPlan
 
 
 class _Goal:
@@ -62,18 +61,7 @@ class Budget(_Goal):
         return f"at most {self.share:.3g} more latency"
 
 
-@dataclass(frozen=True)
-class Fastest(_Goal):
-    """The fastest plan that is no less accurate than the rules', or the most accurate that is no slower."""
-
-    option = "search"
-    metric: str = "relative-l2"
-
-    def __str__(self) -> str:
-        return "no slower and no less accurate than the rules' plan"
-
-
-Goal = ErrorLimit | Budget | Fastest
+Goal = ErrorLimit | Budget
 
 
 @dataclass(frozen=True)
@@ -85,10 +73,9 @@ class Found:
         value: The metric of `plan`, as evaluated; `before`: of the rules' plan.
         weights: The metric with rounded weights of matrix products and all arithmetic in FP32; None if it was
             not measured.
-        emulations: Number of whole emulations, the ranking included; on an engine, of plans that were built.
+        emulations: Number of whole emulations, the ranking included.
         cost_us: Extra time of `plan` over `base_us`, the time of the rules' plan.
         origin: Source of the times, e.g. "recorded on an H200, not measured here".
-        tried: All plans that were built and run; empty for a search by emulation.
         refused: The best metric of the evaluated plans, if it is too little better than the rules' plan's.
     """
 
@@ -102,50 +89,25 @@ class Found:
     base_us: float
     goal: Goal
     origin: str
-    tried: tuple[TriedPlan, ...] = ()
     refused: float | None = None
 
     @property
     def summary(self) -> str:
         """One sentence for the user."""
-        share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
-        kind = "" if self.tried else "estimated "
-        cost = f"{kind}cost {self.cost_us:.3g} us{share}, {self.origin}"
-        if isinstance(self.goal, ErrorLimit) and not self.met:
-            failed = f"{self.goal} cannot be met: {self._why_not(self.goal)}; {self._effort}"
-            return f"{failed}; {cost}" if self.tried else failed
+        effort = count(self.emulations, "emulation")
+        if not self.met and isinstance(self.goal, ErrorLimit):
+            return f"{self.goal} cannot be met: {self._why_not(self.goal)}; {effort}"
         if self.refused is not None:
             kept = (
                 f"the rules' plan is kept: {self.goal.metric} {self.before:.3g}, {self.refused:.3g} at best"
             )
-            return f"{self.goal}: {kept}; {self._effort}"
-        if self.tried and self.tried[0].applied and not isinstance(self.goal, ErrorLimit):
-            return f"{self.goal}: {self._kept}; {self._effort}"
+            return f"{self.goal}: {kept}; {effort}"
+        share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
+        cost = f"estimated cost {self.cost_us:.3g} us{share}, {self.origin}"
         name = " is met: " if isinstance(self.goal, ErrorLimit) else f": {self.goal.metric} "
-        return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {self._effort}; {cost}"
-
-    @property
-    def _kept(self) -> str:
-        """The reason why the rules' plan is kept after a search on an engine."""
-        if self.tried[0].untried:
-            return "the rules' plan is kept: the time was up before it was measured (--search-seconds)"
-        figures = f"{self.goal.metric} {self.before:.3g}, {self.base_us:.1f} us, {self.origin}"
-        why = "no other was better" if self.emulations > 1 else "there was no time for another"
-        return f"the rules' plan is kept, {why}: {figures}"
-
-    @property
-    def _effort(self) -> str:
-        if not self.tried:
-            return count(self.emulations, "emulation")
-        failed = sum(bool(one.problem) and not one.untried for one in self.tried)
-        failures = f", {failed} of them failed" if failed else ""
-        late = sum(one.untried for one in self.tried)
-        left = f", {late} not tried: the time was up" if late else ""
-        return f"{count(self.emulations, 'plan')} tried{failures}{left}"
+        return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {effort}; {cost}"
 
     def _why_not(self, goal: ErrorLimit) -> str:
-        if self.tried:
-            return f"the most accurate plan that was built, which is applied, gives {self.value:.3g}"
         if self.weights is not None and not goal.meets(self.weights):
             return (
                 f"rounding the weights alone gives {self.weights:.3g}, with all arithmetic and all other "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,13 +62,9 @@ class Problem:
         facts = self.facts if model is self.model else tensor_facts.infer(model)
         return retype(model, facts, request(model, plan, ""))
 
-    def errors(self, plan: Plan, until: float = math.inf) -> Divergence:
-        """Returns the error that each node of the main graph adds under `plan`: one run over the samples.
-
-        Raises:
-            TimeUpError: it had not ended at `until`, by time.monotonic().
-        """
-        return diverge(self.model, self.lowered(plan), self.samples, self.accumulation, until=until)
+    def errors(self, plan: Plan) -> Divergence:
+        """Returns the error that each node of the main graph adds under `plan`: one run over the samples."""
+        return diverge(self.model, self.lowered(plan), self.samples, self.accumulation)
 
     def emulated(self, plan: Plan, metric: Metric) -> float:
         """Returns the metric of `plan`, the worst over samples, with TF32 for FP32 products."""

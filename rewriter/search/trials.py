@@ -38,7 +38,6 @@ class Trials:
         plan: The rules' plan.
         reason: The reason in the plan for a node that the search puts in FP32.
         ranker: The problem with the samples and sums of the ranking; None: those of `problem`.
-        ranked_by: time.monotonic() at which an unfinished ranking is given up.
         count: Number of whole models that were evaluated.
     """
 
@@ -47,7 +46,6 @@ class Trials:
     metric: Metric
     reason: str
     ranker: Problem | None = None
-    ranked_by: float = math.inf
     count: int = 0
     _plans: dict[Candidate, Plan] = field(default_factory=dict)
     _values: dict[Types, float] = field(default_factory=dict)
@@ -107,13 +105,10 @@ class Trials:
         """Returns the keys of the nodes that add an error and are not kept yet, best first.
 
         The order is that of the squared error over the estimated cost of FP32.
-
-        Raises:
-            TimeUpError: it was not finished at `ranked_by`.
         """
         if self._errors is None:
             self.count += 1
-            self._errors = (self.ranker or self.problem).errors(self.plan, self.ranked_by)
+            self._errors = (self.ranker or self.problem).errors(self.plan)
         kept, extra = self.plan.fp32 | self.plan.bf16, self.prices.extra
         errors = self._added(self._errors)
         if not self.ranks_fp16_sums:

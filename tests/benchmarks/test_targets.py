@@ -89,15 +89,15 @@ def test_missed_means_name_the_models() -> None:
     ("plans", "missed"),
     [
         pytest.param(
-            {"fix_accurate": (9e-4, 100.0), "fix_search_gpu": (6e-4, 110.0)}, None, id="the best one"
+            {"fix_accurate": (9e-4, 100.0), "fix_accurate_50": (6e-4, 110.0)}, None, id="the best one"
         ),
         pytest.param(
-            {"fix_accurate": (1e-5, 110.3), "fix_search_gpu": (1e-3, 105.0)},
+            {"fix_accurate": (1e-5, 110.3), "fix_accurate_50": (1e-3, 105.0)},
             "m fix-accurate error 0.005x at 1.103x",
             id="the accurate one is too slow, but by less than the other is inaccurate",
         ),
         pytest.param(
-            {"fix_accurate": (1e-5, 120.0), "fix_search_gpu": (1e-6, 130.0)},
+            {"fix_accurate": (1e-5, 120.0), "fix_accurate_50": (1e-6, 130.0)},
             "m fix-accurate error 0.005x at 1.200x",
             id="both are too slow",
         ),

@@ -36,7 +36,7 @@ def model(tmp_path: Path) -> Path:
 def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """NAFNet with tensors times 2^-14, and another weight of one Conv in its middle; its output."""
     path = tmp_path_factory.mktemp("rescaled") / "wrong.onnx"
-    fixed = rewriter.fix(NAFNET, inputs=DATA, preset="trt-fp16-rescaled", verify=False).proto
+    fixed = rewriter.fix(NAFNET, inputs=DATA, preset="trt11-migrate", verify=False).proto
     assert recorded(load(fixed))
     convs = [node for node in fixed.graph.node if node.op_type == "Conv"]
     conv = convs[len(convs) // 2]

@@ -91,7 +91,6 @@ def test_the_rules_plan_is_handed_out_where_every_plan_takes_too_long(
     assert result.verified
     (remark,) = result.conclusion.remarks
     assert "the plan for 60% more latency takes 5900% more: this is the rules' plan" in remark
-    assert "search='gpu' times every plan" in remark
 
 
 def test_ctrl_c_hands_out_the_last_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -270,7 +270,7 @@ def _head(batch: str = "1") -> Model:
     return load(source)
 
 
-FP16_PRESETS = ["trt-fp16", "trt-fp16-rescaled", "accurate"]
+FP16_PRESETS = ["trt-fp16", "accurate"]
 
 
 @pytest.mark.parametrize("preset", FP16_PRESETS)

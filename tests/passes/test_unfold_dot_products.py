@@ -117,7 +117,7 @@ def test_fix_keeps_the_head_in_fp32_with_its_pooling_and_nothing_before_it() -> 
     np.testing.assert_array_equal(found, weights(source)["w"])
 
 
-@pytest.mark.parametrize("preset", ["trt-fp16-rescaled", "trt-bf16"])
+@pytest.mark.parametrize("preset", ["trt11-migrate", "trt-bf16"])
 def test_elsewhere_the_head_stays_a_product(preset: str) -> None:
     source, samples = _network()
     result = rewriter.fix(source.whole(), inputs=samples, build=False, preset=preset)

@@ -73,7 +73,7 @@ def test_fix_writes_none(source: Model, data: st.DataObject) -> None:
         source.whole(),
         io=data.draw(st.sampled_from(["keep", "fp16"])),
         keep_fp32=data.draw(st.lists(st.sampled_from([*computed, "*"]), max_size=3, unique=True)),
-        preset=data.draw(st.sampled_from(["trt-fp16", "trt-fp16-rescaled"])),
+        preset=data.draw(st.sampled_from(["trt-fp16", "trt11-migrate"])),
         target=data.draw(st.sampled_from(["tensorrt", "tensorrt-rtx"])),
         verify=False,
     )

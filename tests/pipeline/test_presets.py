@@ -53,7 +53,7 @@ def matmul() -> onnx.ModelProto:
 
 
 def test_the_issues_presets_are_there() -> None:
-    wanted = {"trt-fp16", "trt-fp16-rescaled", "trt-bf16", "trt11-migrate", "accurate", "structure-only"}
+    wanted = {"trt-fp16", "trt-bf16", "trt11-migrate", "accurate", "structure-only"}
     assert wanted <= PRESETS.keys()
     assert next(iter(PRESETS)) == DEFAULT_PRESET
 

@@ -52,7 +52,7 @@ def samples() -> dict[str, Array]:
 
 @cache
 def fixed() -> FixResult:
-    return fix(network().proto, build=False, inputs=samples(), pareto=True)
+    return fix(network().proto, build=False, inputs=samples())
 
 
 @cache

@@ -37,7 +37,7 @@ RESCALED = PRESETS["trt11-migrate"].pipeline
 
 ISLANDS: dict[str, Any] = {"passes": RESCALED, "skip": ["rescale"]}
 DEFAULT: dict[str, Any] = {"passes": RESCALED}
-NORMS_TOO: dict[str, Any] = {"preset": "trt-fp16-rescaled"}
+NORMS_TOO: dict[str, Any] = {"passes": RESCALED.replace("rescale,", "rescale{norms=true},")}
 
 
 def fixed(source: Model, samples: Path, options: dict[str, Any]) -> FixResult:
@@ -104,7 +104,7 @@ def test_a_stream_beyond_fp16_needs_no_island(name: str, k: int, options: dict[s
 
 
 def without_residual_sums(source: Model, samples: Path, result: FixResult) -> FixResult:
-    """The same islands with the residual stream between them in FP16, as `trt-fp16-rescaled` leaves it."""
+    """The same islands with the residual stream between them in FP16, as `rescale{norms=true}` leaves it."""
     assert result.plan is not None
     kept = tuple(d for d in result.plan.decisions if d.rule != "residual-sum")
     return fixed(source, samples, ISLANDS | {"plan": replace(result.plan, decisions=kept)})

@@ -20,7 +20,6 @@ from rewriter.model import Array, Model, facts, save
 from rewriter.plan import Decision, InputsOutputs, Plan
 from rewriter.planning.planner import extend_plan
 from rewriter.search.goal import Budget, ErrorLimit, Found
-from rewriter.search.run import frontier
 from rewriter.search.trials import Trials
 from rewriter.search.within import most_accurate
 
@@ -182,7 +181,7 @@ def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
         fixed(graphs.graph(CANCELLING), **options)
 
 
-# -- a budget, and the frontier ----------------------------------------------------------------------
+# -- a budget ----------------------------------------------------------------------
 
 
 def trials_of(source: Model, goal: ErrorLimit | Budget) -> Trials:
@@ -215,28 +214,6 @@ def test_a_budget_maximises_psnr() -> None:
 def test_a_search_with_a_budget_respects_its_limit_of_plans() -> None:
     budget, trials = Budget(10.0), trials_of(graphs.graph(CANCELLING), Budget(10.0))
     assert most_accurate(trials, budget, most=2).emulations <= 3, "two plans, and the ranking"
-
-
-@pytest.mark.parametrize("metric", ["relative-l2", "psnr"])
-def test_no_point_of_the_frontier_is_beaten(metric: str) -> None:
-    made = frontier(trials_of(graphs.graph(CANCELLING), Budget(0.0, metric)), metric)
-    values = [p.value for p in made.points]
-    assert [p.latency_us for p in made.points] == sorted(p.latency_us for p in made.points)
-    assert values == sorted(values, reverse=metric == "relative-l2") and len(set(values)) == len(values)
-    best = min if metric == "relative-l2" else max
-    for point in made.tried:
-        assert best(p.value for p in made.points if p.latency_us <= point.latency_us) == best(
-            point.value, *(p.value for p in made.points if p.latency_us <= point.latency_us)
-        )
-    assert len(made.points) >= 3
-
-
-def test_a_search_and_its_frontier_evaluate_no_plan_twice() -> None:
-    goal = ErrorLimit(2e-3)
-    trials = trials_of(graphs.graph(CANCELLING), goal)
-    reached(trials, goal)
-    frontier(trials, goal.metric)
-    assert trials.count == len(trials.tried()) + 1, "and the ranking"
 
 
 # -- cheaper rungs -----------------------------------------------------------------------------------
@@ -297,19 +274,6 @@ def test_a_single_product_with_bad_weights_leaves_fp16() -> None:
     found = searched(source, ErrorLimit(1e-2), feeds=feeds)
     assert found.met and "0:m" in found.plan.fp32 | found.plan.bf16
     assert not {"0:a", "0:b", "0:c"} & found.plan.fp32
-
-
-# -- printing the frontier ---------------------------------------------------------------------------
-
-
-def test_the_command_prints_the_frontier_and_the_page_draws_it(tmp_path: Path) -> None:
-    path, page = save(graphs.graph(CANCELLING), tmp_path / "m.onnx"), tmp_path / "f.html"
-    options = ("--dry-run", "--no-build", "--skip", "simplify", "--max-latency-cost", "30%", "-v", "--pareto")
-    outcome = CliRunner().invoke(cli.app, ["fix", str(path), *options, "--report", str(page)])
-    assert outcome.exit_code == 0, outcome.output
-    assert "recorded on an H200, not measured" in " ".join(outcome.output.split())
-    assert "applied" in outcome.output and "@" in outcome.output and outcome.output.isascii()
-    assert "on the frontier" in page.read_text()
 
 
 @pytest.mark.parametrize(

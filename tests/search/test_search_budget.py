@@ -10,14 +10,14 @@ import pytest
 
 from rewriter.base import Target
 from rewriter.data.ranges import measure
-from rewriter.emulation import reference
+from rewriter.emulation import Accumulation, reference
 from rewriter.emulation.accumulate import sum_error
 from rewriter.jobs.fix import api
 from rewriter.model import Array, Model, facts
 from rewriter.plan import Decision, InputsOutputs
 from rewriter.planning.planner import PlanRequest, make_plan
 from rewriter.search.candidate import added
-from rewriter.search.effort import MOST
+from rewriter.search.effort import FEWER, FEWEST, MOST, RunCost, for_budget, for_tolerance
 from rewriter.search.goal import Budget
 from rewriter.search.node_sets import residual_streams
 from rewriter.search.problem import Problem
@@ -276,3 +276,48 @@ def test_plans_are_priced_at_the_sizes_of_the_samples() -> None:
     )
     assert first.base == second.base
     assert first.own == second.own
+
+
+# -- how much emulation a model gets -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seconds", "accumulation", "left"),
+    [
+        pytest.param(0.01, "fp16", (4, "fp16"), id="a quick model"),
+        pytest.param(1.0, "fp16", (1, "fp16"), id="fewer samples first"),
+        pytest.param(2.0, "fp16", (4, "fp32"), id="then FP32 sums"),
+        pytest.param(11.0, "fp16", (1, "fp32"), id="both"),
+        pytest.param(11.0, "fp32", (1, "fp32"), id="FP32 sums on request"),
+    ],
+)
+def test_slow_models_get_less_emulation_and_that_is_reported(
+    seconds: float, accumulation: Accumulation, left: tuple[int, Accumulation]
+) -> None:
+    """A product of this size is emulated eight times as slowly with FP16 sums."""
+    effort = for_tolerance(cost(seconds), 4, accumulation)
+    assert (effort.samples, effort.accumulation) == left
+    assert bool(effort.reduced) == (left != (4, accumulation))
+    assert not effort.reduced or "s of a core" in effort.reduced
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left"),
+    [
+        pytest.param(0.01, (4, "fp16", MOST), id="a quick model"),
+        pytest.param(1.0, (1, "fp16", MOST), id="fewer samples first"),
+        pytest.param(2.0, (1, "fp32", FEWER), id="then FP32 sums in the ranking and fewer plans"),
+        pytest.param(11.0, (1, "fp32", FEWEST), id="then the fewest"),
+    ],
+)
+def test_a_budget_reduces_plans_but_judges_with_fp16_sums(
+    seconds: float, left: tuple[int, Accumulation, int]
+) -> None:
+    effort = for_budget(cost(seconds), 4)
+    assert (effort.samples, effort.accumulation, effort.most) == left
+    assert bool(effort.reduced) == (left != (4, "fp16", MOST))
+
+
+def cost(seconds: float) -> RunCost:
+    source = graphs.graph("g (float[8,8] x) => (float[8,8] y) { y = MatMul(x, x) }")
+    return RunCost.of(source, facts.infer(source), seconds)

@@ -11,10 +11,9 @@ import onnx
 
 from rewriter.base import Stage, Target
 from rewriter.emulation import Accumulation
-from rewriter.engines.deployment import TENSORRT, Deployment, deployment
+from rewriter.engines.deployment import TENSORRT, deployment
 from rewriter.engines.probe.answers import known_target
-from rewriter.engines.protocol import EngineName
-from rewriter.errors import EngineError, UsageError
+from rewriter.errors import UsageError
 from rewriter.figures.metrics import named
 from rewriter.hazards.user_rules import rules_of_the_user
 from rewriter.jobs.fix.job import FixJob
@@ -29,7 +28,7 @@ from rewriter.pipeline.presets import DEFAULT_OPSETS, Preset, preset_named, sele
 from rewriter.plan import InputsOutputs, Plan, Precision
 from rewriter.plan.plan_file import given_plan
 from rewriter.planning.planner import PlanRequest
-from rewriter.search.goal import Budget, ErrorLimit, Fastest, Goal
+from rewriter.search.goal import Budget, ErrorLimit, Goal
 
 
 @documented(FixOptions)
@@ -61,7 +60,7 @@ def _job(
 ) -> FixJob:
     """The request, checked and completed from its preset and its plan."""
     passes, metric, plan, save_plan = request.passes, request.metric, request.plan, request.save_plan
-    precision, io, pareto = request.precision, request.io, request.pareto
+    precision, io = request.precision, request.io
     chosen = preset_named(request.preset)
     given = given_plan(plan, precision, io, request.keep_fp32, request.keep_fp32_op)
     if given is not None:
@@ -86,16 +85,11 @@ def _job(
     goal: Goal | None = _goal(
         request.tolerance, request.max_latency_cost, metric, given, chosen, lowers=lowers
     )
-    for option, asked in (("--pareto", pareto), ("--search gpu", request.search == "gpu")):
-        if asked and given is not None:
-            raise UsageError("the plan is given", where=option, hint="leave one of the two out")
-    if request.search == "gpu" and goal is None:
-        goal = Fastest(metric or str(chosen.choose("metric")))
     weak = bool(chosen.choose("weak_typing", request.weak_typing))
     if weak:  # the result is FP32
         steps = tuple(step for step in steps if step.stage is not Stage.ADAPTING)
-    if (given or save_plan or goal or pareto or weak) and not lowers:
-        option = _planning(given, save_plan, goal, pareto)
+    if (given or save_plan or goal or weak) and not lowers:
+        option = _planning(given, save_plan, goal)
         raise UsageError("no plan is needed", where=option, hint="the pipeline has no mixed-precision pass")
     deployed = deployment(
         request.engine,
@@ -136,7 +130,6 @@ def _job(
         goal=goal,
         metric=metric or str(chosen.choose("metric")),
         weak_typing=weak,
-        search_engine=_search_engine(request.search, request.search_seconds, deployed),
         deployment=deployed,
         free_sums=asked_sums is None,
     )
@@ -148,13 +141,11 @@ def _recorded_sums(target: Target) -> Accumulation:
     return "fp16" if any(target.answers.get(probe) == "fp16" for probe in asked) else "fp32"
 
 
-def _planning(given: Plan | None, save_plan: object, goal: Goal | None, pareto: bool) -> str:
+def _planning(given: Plan | None, save_plan: object, goal: Goal | None) -> str:
     """Returns the option that needs a plan."""
     if given or save_plan:
         return "--plan" if given else "--save-plan"
-    if goal is None:
-        return "--pareto" if pareto else "--weak-typing"
-    return "--search gpu" if isinstance(goal, Fastest) else f"--{goal.option}"
+    return "--weak-typing" if goal is None else f"--{goal.option}"
 
 
 def _goal(
@@ -185,27 +176,6 @@ def _goal(
     if math.isnan(tolerance) or (tolerance < 0 and not measure.least):
         raise UsageError(f"it cannot be {tolerance}", where=option, hint="such as 1e-3")
     return ErrorLimit(tolerance, metric)
-
-
-def _search_engine(search: str, seconds: float, deployed: Deployment) -> EngineName | None:
-    """Returns the engine of `--search gpu`; None for emulation.
-
-    Raises:
-        UsageError: no such search, or no time for it. EngineError: no engine runs here.
-    """
-    _require("search", search, ("emulation", "gpu"))
-    if not seconds > 0.0:
-        raise UsageError(f"it cannot be {seconds:g}", where="--search-seconds", hint="such as 300")
-    if search == "emulation":
-        return None
-    choice = deployed.choose()
-    if choice.engine is None:
-        raise EngineError(
-            f"no engine runs here: {'; '.join(choice.reasons)}",
-            where="--search gpu",
-            hint="search by emulation, or on a machine with a GPU",
-        )
-    return choice.engine
 
 
 def _require(option: str, value: object, choices: Sequence[object]) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from rewriter.base import Pass, Target
 from rewriter.emulation import Accumulation
 from rewriter.engines.deployment import Deployment
-from rewriter.engines.protocol import EngineName
 from rewriter.errors import UsageError
 from rewriter.jobs.fix.phases import Phases
 from rewriter.model import check_model_output
@@ -47,7 +46,6 @@ class FixJob:
     goal: Goal | None = None
     metric: str = "relative-l2"
     weak_typing: bool = False
-    search_engine: EngineName | None = None
     deployment: Deployment = field(default_factory=Deployment)
     repairing: bool = False
     free_sums: bool = False

@@ -17,9 +17,6 @@ SEARCHES = 2
 AFFORDED_S = 120.0
 """No search starts that is expected to end later than this after the first plan was made."""
 
-REMEDY = "--search gpu times every plan"
-"""What finds the best plan on a GPU that the recorded costs are wrong for."""
-
 
 @dataclass(frozen=True)
 class _Timed:
@@ -39,11 +36,10 @@ def within_budget(made: Attempt, attempt: Callable[[FixJob], Attempt]) -> tuple[
         attempt: Runs a job.
     """
     goal = made.job.goal
-    timed = made.job.search_engine is not None  # the search timed its plans
-    if not isinstance(goal, Budget) or timed or made.latency_us is None or made.failed:
+    if not isinstance(goal, Budget) or made.latency_us is None or made.failed:
         return made, ""
     try:
-        rules = attempt(_without_frontier(made.job, None))
+        rules = attempt(replace(made.job, goal=None))
         spent = _share(rules, made)
         if spent is None or spent <= goal.share + NOISE:
             return made, ""
@@ -53,11 +49,11 @@ def within_budget(made: Attempt, attempt: Callable[[FixJob], Attempt]) -> tuple[
     wrong = f"on this GPU the plan for {goal.share:.0%} more latency takes {spent:.0%} more"
     cheapest = min([_Timed(made, spent), *others], key=lambda one: one.spent)
     if cheapest.spent <= goal.share + NOISE:
-        return cheapest.made, f"{wrong}: this one takes {cheapest.spent:.0%} more; {REMEDY}"
+        return cheapest.made, f"{wrong}: this one takes {cheapest.spent:.0%} more"
     if rules.failed:
-        return cheapest.made, f"{wrong}, and the rules' plan fails a check; {REMEDY}"
+        return cheapest.made, f"{wrong}, and the rules' plan fails a check"
     rules.record.search = made.record.search
-    return rules, f"{wrong}: this is the rules' plan; {REMEDY}"
+    return rules, f"{wrong}: this is the rules' plan"
 
 
 def _cheaper(
@@ -70,7 +66,7 @@ def _cheaper(
         if time.monotonic() - start + latest.made.planned_s > AFFORDED_S:
             return
         share *= goal.share / latest.spent
-        made = attempt(_without_frontier(latest.made.job, replace(goal, share=share)))
+        made = attempt(replace(latest.made.job, goal=replace(goal, share=share)))
         spent = _share(rules, made)
         if spent is None or _decisions(made) in known:
             return
@@ -83,11 +79,6 @@ def _cheaper(
 
 def _decisions(made: Attempt) -> object:
     return made.plan.decisions if made.plan is not None else None
-
-
-def _without_frontier(job: FixJob, goal: Budget | None) -> FixJob:
-    """The job with another goal; the frontier of its plans is known already."""
-    return replace(job, goal=goal, request=replace(job.request, pareto=False))
 
 
 def _share(rules: Attempt, made: Attempt) -> float | None:

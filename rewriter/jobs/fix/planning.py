@@ -24,6 +24,7 @@ from rewriter.plan import Plan
 from rewriter.planning import activations, free_fp32
 from rewriter.planning.plan_fit import fit, named_by, operators
 from rewriter.planning.planner import PlanRequest, make_plan
+from rewriter.search.goal import Goal
 from rewriter.search.run import SearchInput, SearchRequest, run
 
 
@@ -94,8 +95,8 @@ class Planning:
         if plan is not None:
             given = operators(structured)
             plan = named_by(given, self._with_activations(model, plan))
-            if job.goal is not None or job.request.pareto:
-                found = named_by(given, self._searched(original, structured, model, plan))
+            if job.goal is not None:
+                found = named_by(given, self._searched(original, structured, model, plan, job.goal))
                 if found.decisions != plan.decisions:
                     model, passes = self.rewriting.adapt(structured, found)
                 plan = found
@@ -109,7 +110,7 @@ class Planning:
         with self.record.stage("plan"):
             return activations.extend_over_activations(model, plan, self.job.target)
 
-    def _searched(self, original: Model, structured: Model, model: Model, plan: Plan) -> Plan:
+    def _searched(self, original: Model, structured: Model, model: Model, plan: Plan, goal: Goal) -> Plan:
         """Returns the plan that reaches the goal; a goal out of reach is reported as a failed check.
 
         Args:
@@ -117,21 +118,10 @@ class Planning:
         """
         job = self.job
         with self.record.stage("search"):
-            facts = tensor_facts.infer(model)
-            request = SearchRequest(
-                job.goal,
-                job.metric,
-                job.request.pareto,
-                job.search_engine,
-                job.request.search_seconds,
-                job.request.build_timeout,
-                job.accumulation,
-                job.target,
-                job.deployment,
-            )
+            request = SearchRequest(goal, job.accumulation, job.target)
             adapted = partial(self.rewriting.adapted, structured) if job.phases.adapting else None
-            given = SearchInput(original, model, facts, self.samples, plan, adapted)
-            found = run(given, request, job.progress)
+            given = SearchInput(original, model, tensor_facts.infer(model), self.samples, plan, adapted)
+            found = run(given, request)
         self.record.search = found
         self.record.warnings.extend(found.warnings)
         return found.plan

@@ -200,4 +200,4 @@ def _without(job: FixJob, step: Pass) -> FixJob:
 
 
 def _searching(job: FixJob, goal: ErrorLimit) -> FixJob:
-    return replace(job, goal=goal, search_engine=None, repairing=True)
+    return replace(job, goal=goal, repairing=True)

@@ -18,8 +18,6 @@ from rewriter.jobs.fix.conclusion import UNVERIFIED, Conclusion
 from rewriter.model import Model
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan
-from rewriter.search.pareto import Frontier
-from rewriter.search.tried_plans import Searched
 from rewriter.summary import Row, Summary, listed
 from rewriter.verification.verdict import GOALS, Verdict
 
@@ -36,10 +34,8 @@ class FixResult(Summary):
         plan: Which nodes stay in FP32 and why; None when no precision pass ran.
         data: The samples that ranges and verification used; None if none were needed.
         verdict: None with `verify=False`, unless there was a goal to search for.
-        frontier: Accuracy against latency, with `pareto`.
         warnings: Sentences that the user should read.
         seconds: Wall time by stage, in order.
-        searched: The plans that `search="gpu"` built and ran.
         constraints: The file of trtexec's arguments, with `weak_typing`.
         repairs: What failed at first, what was tried, and what helped; empty if the rules' plan passed.
         depth: Measured ranges of the model that the plan was made for, in the order of its nodes.
@@ -56,11 +52,9 @@ class FixResult(Summary):
     plan: Plan | None = None
     data: DataSource | None = None
     verdict: Verdict | None = None
-    frontier: Frontier | None = None
     warnings: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     constraints: Path | None = None
-    searched: Searched | None = None
     repairs: list[str] = field(default_factory=list)
     depth: tuple[TensorAtDepth, ...] = ()
     causes: tuple[Cause, ...] = ()

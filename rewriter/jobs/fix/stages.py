@@ -75,7 +75,7 @@ def _once(job: FixJob) -> FixResult:
     fixed = weak_typing.named(made.structured) if job.weak_typing else made.fixed
     if made.failed:
         made.proof.explain(made.fixed)
-    record, proof, plan, search = made.record, made.proof, made.plan, made.record.search
+    record, proof, plan = made.record, made.proof, made.plan
     causes = made.causes
     steps, spans = made.job.steps, proof.spans
     source, depth = given.fitting.source, made.depth
@@ -99,11 +99,9 @@ def _once(job: FixJob) -> FixResult:
         plan,
         replace(source, spans=spans),
         proof.verdict,
-        search.frontier if search is not None else None,
         record.warnings,
         stage.seconds,
         constraints,
-        search.searched if search is not None else None,
         repairs,
         depth,
         causes,

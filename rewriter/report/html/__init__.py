@@ -16,10 +16,9 @@ from rewriter.errors import UsageError
 from rewriter.jobs.findings import ScanResult
 from rewriter.jobs.fix.result import FixResult
 from rewriter.model import write_text
-from rewriter.report.html import fix, locate, probe, runs, scan, verify
+from rewriter.report.html import fix, locate, probe, scan, verify
 from rewriter.report.html.render import html
 from rewriter.report.html.view import Page
-from rewriter.report.runs import Compared
 from rewriter.verification.locate.location import Location
 from rewriter.verification.verify_result import VerifyResult
 
@@ -30,7 +29,6 @@ PAGES: dict[type, Callable[[Any, str], Page]] = {
     Location: locate.page,
     Answers: probe.page,
     tuple: probe.page_of_recorded,
-    Compared: runs.page,
 }
 
 
@@ -39,7 +37,7 @@ def as_html(result: Any, command: str = "") -> str:
 
     Args:
         result: Of `fix`, `scan`, `verify`, `locate` or `probe`; for the last, also all recorded
-            answers; or two runs compared.
+            answers.
         command: The command line that repeats the run; "" if there is none.
     """
     made = PAGES.get(type(result))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rewriter.data.ranges.depth import TensorAtDepth
-from rewriter.figures.metrics import named
 from rewriter.hazards.kinds import KINDS
 from rewriter.jobs.fix.result import FixResult
 from rewriter.plan import Decision, Plan
@@ -16,23 +15,18 @@ from rewriter.report.checks import judging_check
 from rewriter.report.html.depth import LARGEST, Nodes, beyond_limits, depth_chart
 from rewriter.report.html.outputs import output_cards, size
 from rewriter.report.html.run import run_section
-from rewriter.report.html.scatter import frontier_plot, searched_plot
-from rewriter.report.html.tables import checks_table, decisions_table, number, passes_table
+from rewriter.report.html.tables import checks_table, decisions_table, passes_table
 from rewriter.report.html.view import (
     Body,
-    Cell,
-    Column,
     Fact,
     Facts,
     Notes,
     Page,
     Section,
     State,
-    Table,
     Tile,
 )
 from rewriter.report.next_step import next_step
-from rewriter.search.tried_plans import Searched
 
 SUMMED = ("Wrong", "Done", "Repair")
 """Lines of the summary on the terminal that the page has, too: the others have parts of their own."""
@@ -96,8 +90,6 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
         )
         yield Section("outputs", "Outputs", lead, [output_cards(check, check.statistics, result.before)])
     yield _depth(result)
-    if result.frontier is not None or result.searched is not None:
-        yield Section("search", "Accuracy against latency", *_search(result))
     if result.plan is not None:
         yield _plan(result.plan)
     lead = "What each pass did, and what it recognised and left unchanged, with the reason."
@@ -156,48 +148,6 @@ def _nodes(plan: Plan | None) -> Nodes:
 
     labels = {"fp16": "FP16", "bf16": "BF16", "fp32": "FP32", BEYOND: "FP16, although it exceeds 65504"}
     return Nodes(kind, labels, mark, "evidence of a hazard", "Computes in")
-
-
-def _search(result: FixResult) -> tuple[str, list[Body]]:
-    bodies: list[Body] = []
-    plots = [
-        frontier_plot(result.frontier) if result.frontier is not None else None,
-        searched_plot(result.searched) if result.searched is not None else None,
-    ]
-    bodies += [plot for plot in plots if plot is not None]
-    if result.searched is not None:
-        bodies.append(_tried(result.searched))
-    searched = result.searched or result.frontier
-    higher = searched is not None and named(searched.metric).least
-    better = "upper left" if higher else "lower left"
-    return f"Every plan that the search evaluated. Plans towards the {better} are better.", bodies
-
-
-def _tried(found: Searched) -> Table:
-    rows = []
-    for one in found.tried:
-        state: State = "good" if one.applied else "warn" if one.problem else "plain"
-        note = "applied" if one.applied else one.problem.partition("\n")[0]
-        ran = one.latency_us is not None
-        rows.append(
-            [
-                Cell(one.words),
-                number(one.value if ran else None),
-                number(one.latency_us, "{:.1f}"),
-                number(one.spread_us if ran else None, "{:.1f}"),
-                number(len(one.plan.fp32), "{:d}"),
-                Cell(note, state=state),
-            ]
-        )
-    columns = [
-        Column("Plan"),
-        Column(found.metric, number=True),
-        Column("µs", number=True),
-        Column("± µs", number=True),
-        Column("FP32 nodes", number=True),
-        Column("Note"),
-    ]
-    return Table("tried", f"Plans tried ({found.origin})", columns, rows)
 
 
 def _plan(plan: Plan) -> Section:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rewriter.report.html.run import run_section
-from rewriter.report.html.scales import linear
-from rewriter.report.html.scatter import LEFT, RIGHT, value_axis
+from rewriter.report.html.scales import decades, linear, logarithmic, power_of_ten, round_steps
 from rewriter.report.html.tables import number, without_empty
 from rewriter.report.html.typed_depth import typed_depth
 from rewriter.report.html.view import (
@@ -21,10 +20,14 @@ from rewriter.report.html.view import (
     Section,
     State,
     Table,
+    Tick,
     Tile,
 )
 from rewriter.report.locate import verdict
 from rewriter.verification.locate.location import Location, Step
+
+LEFT, RIGHT, TOP, BOTTOM = 70.0, 700.0, 20.0, 290.0
+"""Edges of the plot in a drawing of 720 x 350."""
 
 
 def page(found: Location, command: str = "") -> Page:
@@ -140,7 +143,7 @@ def _plot(found: Location, steps: Sequence[Step]) -> Scatter | None:
     finite = [error for _, _, error in known if error and math.isfinite(error)]
     if len(finite) < 2:
         return None
-    y, y_ticks = value_axis([*finite, found.tolerance], least=False)
+    y, y_ticks = _error_axis([*finite, found.tolerance])
     x = linear(0, max(1, len(steps) - 1), LEFT + 20.0, RIGHT - 20.0)
     points = [
         Point(
@@ -164,3 +167,13 @@ def _plot(found: Location, steps: Sequence[Step]) -> Scatter | None:
         limit=y(found.tolerance),
         limit_label=f"allowed: {found.tolerance:.2g}",
     )
+
+
+def _error_axis(errors: Sequence[float]) -> tuple[Callable[[float], float], list[Tick]]:
+    """The logarithmic axis of the errors, which are above 0."""
+    low, high = min(errors) / 1.5, max(errors) * 1.5
+    y = logarithmic(low, high, BOTTOM, TOP)
+    marks = decades(low, high, 6)
+    if len(marks) < 2:
+        return y, [Tick(y(value), f"{value:.3g}") for value in round_steps(low, high, 6) if value > 0.0]
+    return y, [Tick(y(value), power_of_ten(value)) for value in marks]

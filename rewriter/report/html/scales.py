@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 Scale = Callable[[float], float]
 
@@ -40,13 +40,6 @@ def round_steps(low: float, high: float, most: int) -> list[float]:
     step = next(base * f for f in (1, 2, 5, 10) if base * f * most >= span)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [step * index for index in range(first, last + 1)]
-
-
-def widened(values: Sequence[float], share: float) -> tuple[float, float]:
-    """The span of the values with a margin on both sides, which is never empty."""
-    low, high = min(values), max(values)
-    margin = share * (high - low) or share * abs(high) or share
-    return low - margin, high + margin
 
 
 _POWERS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

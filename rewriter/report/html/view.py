@@ -234,7 +234,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Points with axes; `line` connects those on the frontier, `summary` says what they show."""
+    """Points with axes; `line` connects them, `summary` says what they show."""
 
     template: ClassVar[str] = "scatter.html"
     id: str
