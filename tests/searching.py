@@ -9,11 +9,11 @@ import graphs
 from rewriter.emulation import Accumulation, reference
 from rewriter.model import Array, Model, facts
 from rewriter.plan import Plan
+from rewriter.search.cheapest import cheapest
 from rewriter.search.effort import MOST
 from rewriter.search.goal import Budget, ErrorLimit, Found, Goal
-from rewriter.search.problem import Problem
-from rewriter.search.run import reach
-from rewriter.search.trials import Trials
+from rewriter.search.trials import Problem, Trials
+from rewriter.search.within import most_accurate
 from rewriter.verification.expected import run_all
 
 CANCELLING = """
@@ -45,7 +45,7 @@ def begin(problem: Problem, plan: Plan, goal: Goal) -> Trials:
 
 
 def reached(trials: Trials, goal: ErrorLimit | Budget) -> Found:
-    return reach(trials, goal, MOST)
+    return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, MOST)
 
 
 def most_emulations(nodes: int) -> int:

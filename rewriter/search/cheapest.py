@@ -27,11 +27,9 @@ from onnx import NodeProto
 
 from rewriter.graph.ops import COMPUTE_BOUND, TENSOR_CORE
 from rewriter.model import opsets_of
-from rewriter.planning.costs.node_times import ORIGIN
 from rewriter.planning.planner import SEARCHED, has_bf16, node_key
-from rewriter.search.candidate import Candidate, added
 from rewriter.search.goal import ErrorLimit, Found
-from rewriter.search.trials import Trials
+from rewriter.search.trials import Candidate, Trials, added, bisect
 from rewriter.verification.arithmetic_checks import AS_FP32
 
 RELEASABLE = frozenset(
@@ -61,24 +59,25 @@ def cheapest(trials: Trials, goal: ErrorLimit) -> Found:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
     rules = Candidate()
-    before = trials.value(rules)
-    if goal.meets(before):
-        return _found(trials, goal, _cheaper(trials, goal, rules), before, None)
+    if goal.meets(trials.value(rules)):
+        return trials.found(goal, _cheaper(trials, goal, rules))
     ranked = trials.all_nodes()
     needed = _bisect(ranked, trials, goal)
     if needed is None:
         best = trials.value(added(ranked))
         if goal.first_found:
-            return replace(_found(trials, goal, _closest(ranked, trials, goal), before, None), met=False)
-        return replace(_found(trials, goal, rules, before, trials.weights_alone()), met=False, value=best)
+            return trials.found(goal, _closest(ranked, trials, goal), met=False)
+        return replace(trials.found(goal, rules, met=False, weights=trials.weights_alone()), value=best)
     kept = ranked[:needed]
     if goal.first_found:
-        return _found(trials, goal, added(kept), before, None)
-    candidate = _halving(trials, goal, added(kept), kept, _remove, len(kept) // 2)
+        return trials.found(goal, added(kept))
+    candidate = _halving(
+        trials, goal, added(kept), kept, lambda c, keys: replace(c, added=c.added - keys), len(kept) // 2
+    )
     weights = trials.weights_alone() if _products_share(trials, candidate) > MOST_PRODUCTS else None
     if weights is not None and not goal.meets(weights):
-        return replace(_found(trials, goal, rules, before, weights), met=False)
-    return _found(trials, goal, _cheaper(trials, goal, candidate), before, weights)
+        return trials.found(goal, rules, met=False, weights=weights)
+    return trials.found(goal, _cheaper(trials, goal, candidate), weights=weights)
 
 
 def _closest(ranked: Sequence[str], trials: Trials, goal: ErrorLimit) -> Candidate:
@@ -100,20 +99,18 @@ def _bisect(ranked: Sequence[str], trials: Trials, goal: ErrorLimit) -> int | No
     """Returns how many of the best nodes are needed; None if all are not enough."""
     if not goal.meets(trials.value(added(ranked))):
         return None
-    low, high = 0, len(ranked)
-    while high - low > 1:
-        middle = (low + high) // 2
-        met = goal.meets(trials.value(added(ranked[:middle])))
-        low, high = (low, middle) if met else (middle, high)
-    return high
+    return bisect(len(ranked), lambda count: goal.meets(trials.value(added(ranked[:count]))))
 
 
 def _cheaper(trials: Trials, goal: ErrorLimit, candidate: Candidate) -> Candidate:
     """Moves products to BF16, and releases nodes, as long as the goal is met."""
-    products = in_range_products(trials, candidate)
-    candidate = _halving(trials, goal, candidate, products, _to_bf16, len(products))
-    release = _releasable(trials)
-    return _halving(trials, goal, candidate, release, _release, len(release))
+    products, release = _in_range_products(trials, candidate), _releasable(trials)
+    candidate = _halving(
+        trials, goal, candidate, products, lambda c, keys: replace(c, bf16=c.bf16 | keys), len(products)
+    )
+    return _halving(
+        trials, goal, candidate, release, lambda c, keys: replace(c, released=c.released | keys), len(release)
+    )
 
 
 def _halving(
@@ -134,19 +131,7 @@ def _halving(
     return candidate
 
 
-def _remove(candidate: Candidate, keys: frozenset[str]) -> Candidate:
-    return replace(candidate, added=candidate.added - keys)
-
-
-def _to_bf16(candidate: Candidate, keys: frozenset[str]) -> Candidate:
-    return replace(candidate, bf16=candidate.bf16 | keys)
-
-
-def _release(candidate: Candidate, keys: frozenset[str]) -> Candidate:
-    return replace(candidate, released=candidate.released | keys)
-
-
-def in_range_products(trials: Trials, candidate: Candidate) -> list[str]:
+def _in_range_products(trials: Trials, candidate: Candidate) -> list[str]:
     """Returns the matrix products in FP32 whose hazard BF16 repairs, if their operator supports BF16."""
     proto = trials.problem.model.proto
     opsets = opsets_of(proto)
@@ -160,12 +145,3 @@ def _releasable(trials: Trials) -> list[str]:
     least = LEAST_SAVING * trials.latency_us(Candidate())
     extra = trials.prices.extra
     return [d.key for d in trials.plan.decisions if d.rule in RELEASABLE and extra.get(d.key, 0.0) > least]
-
-
-def _found(
-    trials: Trials, goal: ErrorLimit, candidate: Candidate, before: float, weights: float | None
-) -> Found:
-    plan, value, count = trials.plan_of(candidate), trials.value(candidate), trials.count
-    base = trials.latency_us(Candidate())
-    cost = trials.latency_us(candidate) - base
-    return Found(plan, True, value, before, weights, count, cost, base, goal, ORIGIN)

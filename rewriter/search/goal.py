@@ -8,6 +8,7 @@ from typing import ClassVar
 from rewriter.english import count
 from rewriter.figures.metrics import Metric, named
 from rewriter.plan import Plan
+from rewriter.planning.costs.node_times import ORIGIN
 
 
 class _Goal:
@@ -23,10 +24,6 @@ class _Goal:
     @property
     def measure(self) -> Metric:
         return named(self.metric)
-
-    def meets(self, value: float) -> bool:
-        """True if a plan with this error meets the goal; without a limit every plan does."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -71,24 +68,22 @@ class Found:
     Attributes:
         plan: The best plan for the goal; the rules' plan if there is none.
         value: The metric of `plan`, as evaluated; `before`: of the rules' plan.
+        emulations: Number of whole emulations, the ranking included.
+        cost_us: Estimated extra time of `plan` over `base_us`, the time of the rules' plan.
         weights: The metric with rounded weights of matrix products and all arithmetic in FP32; None if it was
             not measured.
-        emulations: Number of whole emulations, the ranking included.
-        cost_us: Extra time of `plan` over `base_us`, the time of the rules' plan.
-        origin: Source of the times, e.g. "recorded on an H200, not measured here".
         refused: The best metric of the evaluated plans, if it is too little better than the rules' plan's.
     """
 
-    plan: Plan
+    goal: Goal
     met: bool
+    plan: Plan
     value: float
     before: float
-    weights: float | None
     emulations: int
     cost_us: float
     base_us: float
-    goal: Goal
-    origin: str
+    weights: float | None = None
     refused: float | None = None
 
     @property
@@ -103,14 +98,12 @@ class Found:
             )
             return f"{self.goal}: {kept}; {effort}"
         share = f" ({self.cost_us / self.base_us:+.2%})" if self.base_us else ""
-        cost = f"estimated cost {self.cost_us:.3g} us{share}, {self.origin}"
+        cost = f"estimated cost {self.cost_us:.3g} us{share}, {ORIGIN}"
         name = " is met: " if isinstance(self.goal, ErrorLimit) else f": {self.goal.metric} "
         return f"{self.goal}{name}{self.value:.3g}, {self.before:.3g} before; {effort}; {cost}"
 
     def _why_not(self, goal: ErrorLimit) -> str:
-        if self.weights is not None and not goal.meets(self.weights):
-            return (
-                f"rounding the weights alone gives {self.weights:.3g}, with all arithmetic and all other "
-                "constants in FP32"
-            )
-        return f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
+        if self.weights is None or goal.meets(self.weights):
+            return f"with every node in FP32, matrix products in TF32, it is {self.value:.3g}"
+        rest = "with all arithmetic and all other constants in FP32"
+        return f"rounding the weights alone gives {self.weights:.3g}, {rest}"

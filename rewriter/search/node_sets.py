@@ -18,21 +18,21 @@ from itertools import chain
 
 from rewriter.graph.fusion import elementwise_after, kernel_results, reduces
 from rewriter.graph.ops import ELEMENTWISE
+from rewriter.hazards.survey import Survey
 from rewriter.plan import Plan
+from rewriter.planning.costs.prices import Prices
 from rewriter.planning.free_fp32 import RULE
 from rewriter.planning.islands import is_residual_sum
 from rewriter.planning.planner import node_key
-from rewriter.search.problem import Problem
 
 
-def residual_streams(problem: Problem, plan: Plan) -> list[str]:
+def residual_streams(survey: Survey, prices: Prices, plan: Plan) -> list[str]:
     """Keys of the residual sums that `plan` does not keep, each with its activation, cheapest first.
 
     A residual sum adds computed tensors. Its activation ends at the next sum. Layers add similar errors, so
     the sums of small tensors gain most for their cost.
     """
-    survey = problem.survey(plan)
-    kept, extra = plan.fp32 | plan.bf16, problem.prices.extra
+    kept, extra = plan.fp32 | plan.bf16, prices.extra
     sums: list[list[str]] = []
     is_sum = partial(is_residual_sum, survey)
     for node in filter(is_sum, survey.nodes):
@@ -42,9 +42,8 @@ def residual_streams(problem: Problem, plan: Plan) -> list[str]:
     return list(chain.from_iterable(sorted(known, key=lambda keys: sum(extra[key] for key in keys))))
 
 
-def taking_sums(problem: Problem, plan: Plan) -> frozenset[str]:
+def taking_sums(survey: Survey, plan: Plan) -> frozenset[str]:
     """Keys of the norms and reductions that read an FP32 epilogue of `plan` through elementwise nodes."""
-    survey = problem.survey(plan)
     epilogues = frozenset(d.key for d in plan.decisions if d.rule == RULE)
     results = kernel_results(
         survey.nodes,
@@ -60,7 +59,7 @@ def taking_sums(problem: Problem, plan: Plan) -> frozenset[str]:
     return frozenset(taking) - plan.fp32 - plan.bf16
 
 
-def in_attention(problem: Problem, plan: Plan) -> frozenset[str]:
+def in_attention(prices: Prices, plan: Plan) -> frozenset[str]:
     """Keys of the nodes of fused attention that the rules do not keep; FP32 there breaks its kernel."""
-    broken = (one for one in problem.prices.attentions if one.us > 0.0)  # else the target fuses any types
+    broken = (one for one in prices.attentions if one.us > 0.0)  # else the target fuses any types
     return frozenset().union(*(one.nodes | one.inside for one in broken)) - plan.fp32 - plan.bf16

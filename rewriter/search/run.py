@@ -21,10 +21,9 @@ from rewriter.model import facts as tensor_facts
 from rewriter.model.facts import Facts
 from rewriter.plan import Plan
 from rewriter.search.cheapest import cheapest
-from rewriter.search.effort import Effort, RunCost, for_budget, for_tolerance
-from rewriter.search.goal import Budget, ErrorLimit, Found, Goal
-from rewriter.search.problem import Problem, Sample
-from rewriter.search.trials import Trials
+from rewriter.search.effort import Effort, RunCost, affordable
+from rewriter.search.goal import ErrorLimit, Goal
+from rewriter.search.trials import Problem, Trials
 from rewriter.search.within import most_accurate
 from rewriter.verification.expected import Outputs, selects_rows
 from rewriter.verification.verdict import Check
@@ -38,8 +37,7 @@ class SearchInput:
     """A model whose plans are compared with its original.
 
     Attributes:
-        structured: The model fitted to the rules' plan.
-        facts: Facts of `structured`.
+        structured: The model fitted to the rules' plan; `facts`: its facts.
         plan: The rules' plan.
         adapted: As for `Problem`.
     """
@@ -82,46 +80,43 @@ def run(given: SearchInput, request: SearchRequest) -> SearchOutcome:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    start = time.monotonic()
-    goal = _with_rows_as_sets(request.goal, given.original)
-    few = isinstance(goal, ErrorLimit) and goal.first_found
-    candidates = list(islice(given.samples, SAMPLES))
-    effort = Effort(1, request.accumulation)
-
-    def enough(run_s: float) -> int:
-        nonlocal effort
-        cost = RunCost.of(given.structured, given.facts, run_s)
-        if few:
-            return len(candidates)
-        if isinstance(goal, Budget):
-            effort = for_budget(cost, len(candidates))
-        else:
-            effort = for_tolerance(cost, len(candidates), request.accumulation)
-        return effort.samples
-
-    exact = _exact(given.original, candidates, enough)
-    compared: Sequence[Sample] = candidates[: len(exact)]
-    if few:
-        at = _strongest(exact)
-        compared, exact = [candidates[at]], [exact[at]]
-    problem = Problem(
-        given.structured, given.facts, compared, exact, request.accumulation, request.target, given.adapted
-    )
-    ranked = effort.of(problem)
-    judged = replace(ranked, accumulation="fp16") if isinstance(goal, Budget) else ranked
-    trials = Trials(judged, given.plan, goal.measure, f"added by the search for {goal}", ranked)
-    found = reach(trials, goal, effort.most)
+    start, goal = time.monotonic(), _with_rows_as_sets(request.goal, given.original)
+    problem, effort = _problem(given, replace(request, goal=goal))
+    trials = Trials(problem, given.plan, goal.measure, f"added by the search for {goal}")
+    if isinstance(goal, ErrorLimit):
+        found = cheapest(trials, goal)
+    else:
+        found = most_accurate(trials, goal, effort.plans)
     check = Check(goal.option, found.met, found.summary, seconds=time.monotonic() - start)
     return SearchOutcome(found.plan, check, (effort.reduced,) if effort.reduced else ())
 
 
-def reach(trials: Trials, goal: Goal, most: int) -> Found:
-    """Returns the plan that reaches the goal by emulation and recorded costs.
-
-    Args:
-        most: Plans that are evaluated for a budget, at most.
-    """
-    return cheapest(trials, goal) if isinstance(goal, ErrorLimit) else most_accurate(trials, goal, most)
+def _problem(given: SearchInput, request: SearchRequest) -> tuple[Problem, Effort]:
+    """Runs the original on as many samples as the search can afford; for the first plan found, on all."""
+    samples, goal, expected = list(islice(given.samples, SAMPLES)), request.goal, list[Outputs]()
+    first_found = isinstance(goal, ErrorLimit) and goal.first_found
+    effort = Effort(len(samples), request.accumulation, request.accumulation)
+    with Session(reference(given.original, tensor_facts.infer(given.original))) as session:
+        start = time.process_time()
+        for sample in samples:
+            expected.append(session.run(sample))
+            if len(expected) == 1 and not first_found:
+                cost = RunCost.of(given.structured, given.facts, time.process_time() - start)
+                effort = affordable(goal, cost, len(samples), request.accumulation)
+            if len(expected) == effort.samples:
+                break
+    places = [_strongest(expected)] if first_found else range(len(expected))
+    problem = Problem(
+        given.structured,
+        given.facts,
+        [samples[place] for place in places],
+        [expected[place] for place in places],
+        effort.judging_sums,
+        effort.ranking_sums,
+        request.target,
+        given.adapted,
+    )
+    return problem, effort
 
 
 def _with_rows_as_sets(goal: Goal, original: Model) -> Goal:
@@ -131,25 +126,6 @@ def _with_rows_as_sets(goal: Goal, original: Model) -> Goal:
     """
     by_default = goal.metric == RELATIVE_L2 and selects_rows(original)
     return replace(goal, metric=DETECTIONS) if by_default else goal
-
-
-def _exact(original: Model, samples: Sequence[Sample], enough: Callable[[float], int]) -> list[Outputs]:
-    """Returns the original's outputs in FP32 for as many samples as are needed, at least one.
-
-    Args:
-        enough: Returns how many samples are needed; called with the processor seconds of the first run.
-    """
-    found: list[Outputs] = []
-    most = 1
-    with Session(reference(original, tensor_facts.infer(original))) as session:
-        for sample in samples:
-            start = time.process_time()
-            found.append(session.run(sample))
-            if len(found) == 1:
-                most = enough(time.process_time() - start)
-            if len(found) >= most:
-                break
-    return found
 
 
 def _strongest(exact: Sequence[Outputs]) -> int:

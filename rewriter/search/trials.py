@@ -1,33 +1,154 @@
-"""The plans that a search by emulation tries; each is evaluated once."""
+"""The plans that a search tries: each is emulated once, and priced by recorded costs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from rewriter.base import Target
+from rewriter.emulation import Accumulation, emulation, reference
 from rewriter.emulation.accumulate import sum_error
-from rewriter.emulation.divergence import Divergence
+from rewriter.emulation.divergence import diverge
+from rewriter.engines.onnxruntime import Session
 from rewriter.figures.metrics import Metric
+from rewriter.graph.casts import retype
 from rewriter.graph.fusion import conv_depth
 from rewriter.graph.ops import COMPUTE_BOUND
+from rewriter.hazards.survey import PrecisionRequest, Survey
+from rewriter.model import Array, Model
+from rewriter.model import facts as tensor_facts
+from rewriter.model.facts import Facts
+from rewriter.passes.mixed_precision import request
 from rewriter.plan import Plan
+from rewriter.planning.costs.estimate import priced
 from rewriter.planning.costs.prices import Prices
-from rewriter.planning.planner import extend_plan, in_bf16, node_key
-from rewriter.search.candidate import Candidate
+from rewriter.planning.planner import LOW_TYPES, extend_plan, in_bf16, node_key, surveys
+from rewriter.search.goal import Found, Goal
 from rewriter.search.node_sets import in_attention, residual_streams, taking_sums
-from rewriter.search.problem import Problem
+from rewriter.verification.expected import as_declared
 
 LEAST_US = 0.01
 """Keeps the ranking finite for nodes without cost: two Casts that are fused."""
+
+Sample = Mapping[str, Array]
 
 Types = tuple[frozenset[str], frozenset[str]]
 """The nodes of a plan in FP32, and those in BF16: plans that agree in them give the same model."""
 
 
-def types_of(plan: Plan) -> Types:
-    return plan.fp32, plan.bf16
+@dataclass(frozen=True)
+class Candidate:
+    """Nodes whose type differs from the rules' plan, by their keys; no node is in two of the sets.
+
+    Attributes:
+        added: Nodes moved to FP32.
+        released: Nodes taken out of FP32.
+        bf16: Nodes moved from FP32 to BF16.
+    """
+
+    added: frozenset[str] = frozenset()
+    released: frozenset[str] = frozenset()
+    bf16: frozenset[str] = frozenset()
+
+
+def added(keys: Iterable[str]) -> Candidate:
+    return Candidate(frozenset(keys))
+
+
+def bisect(high: int, test: Callable[[int], bool]) -> int:
+    """Returns the smallest number from 1 to `high` that passes the test, which `high` passes."""
+    low = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if test(middle) else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model to find a plan for, and the outputs that plans are compared with.
+
+    Attributes:
+        model: The model fitted to the rules' plan. Candidates are ranked and priced on it.
+        expected: Outputs of the original in FP32 for each of `samples`.
+        accumulation: Type of the sums of an emulated plan. `ranking_sums`: of those in the ranking.
+        target: The target whose recorded costs are used.
+        adapted: Returns the model before it is lowered to a candidate; None: `model` for all candidates.
+    """
+
+    model: Model
+    facts: Facts
+    samples: Sequence[Sample]
+    expected: Sequence[Mapping[str, Array]]
+    accumulation: Accumulation = "fp16"
+    ranking_sums: Accumulation = "fp16"
+    target: Target = field(default_factory=Target)
+    adapted: Callable[[Plan], Model] | None = None
+
+    @cached_property
+    def prices(self) -> Prices:
+        """Recorded costs of the model's nodes, at the shapes of the first sample."""
+        return priced(self.model, tensor_facts.at_sizes(self.model, self.samples[0]), self.target)
+
+    def survey(self, plan: Plan) -> Survey:
+        """Returns the main graph as the hazard rules see it, without ranges."""
+        wanted = PrecisionRequest(LOW_TYPES[plan.precision], plan.io)
+        return next(iter(surveys(self.model, self.facts, {}, wanted)))
+
+    def lowered(self, plan: Plan) -> Model:
+        """Returns the model with the operators and types of `plan`."""
+        model = self.model if self.adapted is None else self.adapted(plan)
+        facts = self.facts if model is self.model else tensor_facts.infer(model)
+        return retype(model, facts, request(model, plan, ""))
+
+    def emulated(self, plan: Plan, metric: Metric) -> float:
+        """Returns the metric of `plan`, the worst over samples, with TF32 for FP32 products."""
+        return self._run(plan, metric, lambda m, facts: emulation(m, facts, self.accumulation, tf32=True))
+
+    def with_rounded_constants(self, plan: Plan, metric: Metric) -> float:
+        """Returns the metric with the rounded weights of `plan` and all arithmetic in FP32."""
+        return self._run(plan, metric, reference)
+
+    def _run(self, plan: Plan, metric: Metric, fp32_form: Callable[[Model, Facts], Model]) -> float:
+        lowered = self.lowered(plan)
+        with Session(fp32_form(lowered, tensor_facts.infer(lowered))) as session:
+            values = [
+                metric.worst(expected, session.run(as_declared(lowered, sample)))
+                for sample, expected in zip(self.samples, self.expected, strict=True)
+            ]
+        return min(values) if metric.least else max(values)
+
+    def added_errors(self, plan: Plan) -> dict[str, float]:
+        """Returns the error that each node of the main graph adds under `plan`, by its key: one emulation.
+
+        Nodes without float outputs have the largest error of their inputs.
+        """
+        tensors: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        rows = diverge(self.model, self.lowered(plan), self.samples, self.ranking_sums).nodes
+        for row in rows:
+            if row.added > 0.0:
+                tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
+                errors[row.key] = max(errors.get(row.key, 0.0), row.added)
+        measured = {row.key for row in rows}
+        for node in self.model.proto.graph.node:
+            key, read = node_key(0, node), [tensors[name] for name in node.input if name in tensors]
+            if key not in measured and read:
+                errors[key] = max(read)
+        if self.ranking_sums == "fp32":
+            for key, error in self._errors_of_sums():
+                errors[key] = math.hypot(errors.get(key, 0.0), error)
+        return errors
+
+    def _errors_of_sums(self) -> Iterator[tuple[str, float]]:
+        """Yields the error that FP16 sums add to each Conv, for a model too large to rank with them."""
+        for node in self.model.proto.graph.node:
+            weight = self.facts.main.get(node.input[1]) if node.op_type == "Conv" else None
+            if weight is not None and weight.shape is not None:
+                sizes = [size if isinstance(size, int) else 1 for size in weight.shape]
+                yield node_key(0, node), sum_error(conv_depth(node, sizes))
 
 
 @dataclass
@@ -37,7 +158,6 @@ class Trials:
     Attributes:
         plan: The rules' plan.
         reason: The reason in the plan for a node that the search puts in FP32.
-        ranker: The problem with the samples and sums of the ranking; None: those of `problem`.
         count: Number of whole models that were evaluated.
     """
 
@@ -45,11 +165,9 @@ class Trials:
     plan: Plan
     metric: Metric
     reason: str
-    ranker: Problem | None = None
     count: int = 0
     _plans: dict[Candidate, Plan] = field(default_factory=dict)
     _values: dict[Types, float] = field(default_factory=dict)
-    _errors: Divergence | None = None
 
     @property
     def prices(self) -> Prices:
@@ -65,7 +183,8 @@ class Trials:
         return self._plans[candidate]
 
     def types(self, candidate: Candidate) -> Types:
-        return types_of(self.plan_of(candidate))
+        plan = self.plan_of(candidate)
+        return plan.fp32, plan.bf16
 
     def value(self, candidate: Candidate) -> float:
         """Returns the metric of a candidate's plan."""
@@ -89,10 +208,21 @@ class Trials:
                 seen.add(types)
                 yield candidate
 
-    @property
-    def ranks_fp16_sums(self) -> bool:
-        """True if the ranking has FP16 sums."""
-        return (self.ranker or self.problem).accumulation == "fp16"
+    def found(
+        self,
+        goal: Goal,
+        candidate: Candidate,
+        *,
+        met: bool = True,
+        weights: float | None = None,
+        refused: float | None = None,
+    ) -> Found:
+        """Returns the outcome of a search that ends with a candidate; see `Found`."""
+        rules = Candidate()
+        value, before, base = self.value(candidate), self.value(rules), self.latency_us(rules)
+        cost = self.latency_us(candidate) - base
+        plan = self.plan_of(candidate)
+        return Found(goal, met, plan, value, before, self.count, cost, base, weights, refused)
 
     def weights_alone(self) -> float:
         """Returns the metric if only the weights of MatMul, Conv and their like are rounded."""
@@ -101,66 +231,37 @@ class Trials:
         others = frozenset(node_key(0, n) for n in graph.node if n.op_type not in COMPUTE_BOUND)
         return self.problem.with_rounded_constants(self.plan_of(Candidate(others)), self.metric)
 
+    @cached_property
     def ranking(self) -> list[str]:
-        """Returns the keys of the nodes that add an error and are not kept yet, best first.
+        """The keys of the nodes that add an error and are not kept yet, best first.
 
         The order is that of the squared error over the estimated cost of FP32.
         """
-        if self._errors is None:
-            self.count += 1
-            self._errors = (self.ranker or self.problem).errors(self.plan)
+        self.count += 1
+        errors = self.problem.added_errors(self.plan)
         kept, extra = self.plan.fp32 | self.plan.bf16, self.prices.extra
-        errors = self._added(self._errors)
-        if not self.ranks_fp16_sums:
-            for key, error in self._sums().items():
-                errors[key] = math.hypot(errors.get(key, 0.0), error)
         open_keys = [key for key in errors if key in extra and key not in kept]
         return sorted(open_keys, key=lambda key: -(errors[key] ** 2) / (extra[key] + LEAST_US))
 
     def useful_nodes(self, *, norms: bool = False) -> list[str]:
         """Returns the ranking without nodes that make an engine worse; `norms` keeps norms that take sums."""
         barred = self._in_attention if norms else self._in_attention | self._taking_sums
-        return [key for key in self.ranking() if key not in barred]
+        return [key for key in self.ranking if key not in barred]
 
     def streams(self) -> list[str]:
         """Returns the residual streams, without nodes that make an engine worse in FP32."""
         barred = self._in_attention | self._taking_sums
-        return [key for key in residual_streams(self.problem, self.plan) if key not in barred]
-
-    @cached_property
-    def _in_attention(self) -> frozenset[str]:
-        return in_attention(self.problem, self.plan)
-
-    @cached_property
-    def _taking_sums(self) -> frozenset[str]:
-        return taking_sums(self.problem, self.plan)
+        survey = self.problem.survey(self.plan)
+        return [key for key in residual_streams(survey, self.prices, self.plan) if key not in barred]
 
     def all_nodes(self) -> list[str]:
         """Returns the useful nodes, then, as a last resort, the other nodes of the ranking."""
-        return list(dict.fromkeys((*self.useful_nodes(), *self.ranking())))
+        return list(dict.fromkeys((*self.useful_nodes(), *self.ranking)))
 
-    def _sums(self) -> dict[str, float]:
-        """Returns the error that FP16 sums add to each Conv, for a model too large to rank with them."""
-        known = self.problem.facts.main
-        sums = {}
-        for node in self.problem.model.proto.graph.node:
-            weight = known.get(node.input[1]) if node.op_type == "Conv" else None
-            if weight is not None and weight.shape is not None:
-                sizes = [size if isinstance(size, int) else 1 for size in weight.shape]
-                sums[node_key(0, node)] = sum_error(conv_depth(node, sizes))
-        return sums
+    @cached_property
+    def _in_attention(self) -> frozenset[str]:
+        return in_attention(self.prices, self.plan)
 
-    def _added(self, found: Divergence) -> dict[str, float]:
-        """Returns the error that each node adds; nodes without float outputs have that of their inputs."""
-        tensors: dict[str, float] = {}
-        errors: dict[str, float] = {}
-        for row in found.nodes:
-            if row.added > 0.0:
-                tensors[row.tensor] = max(tensors.get(row.tensor, 0.0), row.added)
-                errors[row.key] = max(errors.get(row.key, 0.0), row.added)
-        measured = {row.key for row in found.nodes}
-        for node in self.problem.model.proto.graph.node:
-            key, read = node_key(0, node), [tensors[name] for name in node.input if name in tensors]
-            if key not in measured and read:
-                errors[key] = max(read)
-        return errors
+    @cached_property
+    def _taking_sums(self) -> frozenset[str]:
+        return taking_sums(self.problem.survey(self.plan), self.plan)

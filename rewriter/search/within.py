@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice, zip_longest
 
-from rewriter.planning.costs.node_times import ORIGIN
-from rewriter.search.candidate import Candidate, added
 from rewriter.search.effort import MOST
 from rewriter.search.goal import Budget, Found
-from rewriter.search.trials import Trials
+from rewriter.search.trials import Candidate, Trials, added, bisect
 
 LEAST_GAIN, MOST_GAIN = 0.1, 0.5
 """Limits on the share of a cheaper plan's error that a plan must save: the share of latency that it adds, but
@@ -35,8 +33,7 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     Raises:
         ArithmeticRunError: ONNX Runtime cannot run the model.
     """
-    rules = Candidate()
-    before, base = trials.value(rules), trials.latency_us(rules)
+    rules, base = Candidate(), trials.latency_us(Candidate())
     limit = base * (1.0 + budget.share)
     sequences = list(_sequences(trials, base * budget.share))
     turns = zip_longest(*(_shorter(trials, keys, limit) for keys in sequences))
@@ -46,10 +43,10 @@ def most_accurate(trials: Trials, budget: Budget, most: int = MOST) -> Found:
     for candidate in sorted(tried, key=trials.latency_us):
         if _gains(trials, candidate, best):
             best = candidate
-    closest = min([rules, *tried], key=lambda candidate: _error(trials, candidate))
+    sign = -1.0 if trials.metric.least else 1.0
+    closest = min([rules, *tried], key=lambda candidate: sign * trials.value(candidate))
     refused = trials.value(closest) if best == rules != closest else None
-    cost, value, plan = trials.latency_us(best) - base, trials.value(best), trials.plan_of(best)
-    return Found(plan, True, value, before, None, trials.count, cost, base, budget, ORIGIN, refused=refused)
+    return trials.found(budget, best, refused=refused)
 
 
 def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:
@@ -64,11 +61,11 @@ def _sequences(trials: Trials, budget_us: float) -> Iterator[list[str]]:
     yield streams
     yield [key for key in ranked if trials.prices.extra[key] <= MOST_OF_BUDGET * budget_us]
     yield list(dict.fromkeys((*streams, *ranked)))
-    if trials.ranks_fp16_sums:
+    if trials.problem.ranking_sums == "fp16":
         yield trials.useful_nodes(norms=True)
 
 
-def filling(trials: Trials, ranked: Sequence[str], limit_us: float) -> Candidate:
+def _filling(trials: Trials, ranked: Sequence[str], limit_us: float) -> Candidate:
     """Puts as many of the best nodes in FP32 as an estimated latency allows, and later ones that fit."""
     chosen = list(ranked[: _longest(trials, ranked, limit_us)])
     left = limit_us - trials.latency_us(added(chosen))
@@ -86,7 +83,7 @@ def _shorter(trials: Trials, ranked: Sequence[str], limit_us: float) -> Iterator
     All nodes may cost less than a part of them, which needs Casts and splits kernels.
     """
     yield added(ranked)
-    yield filling(trials, ranked, limit_us)
+    yield _filling(trials, ranked, limit_us)
     longest = _longest(trials, ranked, limit_us)
     while longest:
         yield added(ranked[:longest])
@@ -102,17 +99,6 @@ def _gains(trials: Trials, candidate: Candidate, other: Candidate) -> bool:
     return trials.value(candidate) <= (1.0 - least) * trials.value(other)
 
 
-def _error(trials: Trials, candidate: Candidate) -> float:
-    """Returns the metric, negated if more of it is better."""
-    value = trials.value(candidate)
-    return -value if trials.metric.least else value
-
-
 def _longest(trials: Trials, ranked: Sequence[str], limit_us: float) -> int:
     """Returns how many of the best nodes cost no more than the limit together."""
-    low, high = 0, len(ranked) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        within = trials.latency_us(added(ranked[:middle])) <= limit_us
-        low, high = (middle, high) if within else (low, middle)
-    return low
+    return bisect(len(ranked) + 1, lambda count: trials.latency_us(added(ranked[:count])) > limit_us) - 1

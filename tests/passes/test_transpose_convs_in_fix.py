@@ -21,7 +21,7 @@ from rewriter.passes.transpose_convs import NEEDED_ANSWERS, TransposeConvs
 from rewriter.pipeline.driver import Driver
 from rewriter.plan import Decision, Plan
 from rewriter.planning.planner import SEARCHED
-from rewriter.search.problem import Problem
+from rewriter.search.trials import Problem
 from rewriter.verification.expected import run_all
 
 PIPELINE = "transpose-convs{depth=1 work=0},mixed-precision,clean-casts"

@@ -16,12 +16,10 @@ from rewriter.jobs.fix import api
 from rewriter.model import Array, Model, facts
 from rewriter.plan import Decision, InputsOutputs
 from rewriter.planning.planner import PlanRequest, make_plan
-from rewriter.search.candidate import added
-from rewriter.search.effort import FEWER, FEWEST, MOST, RunCost, for_budget, for_tolerance
-from rewriter.search.goal import Budget
+from rewriter.search.effort import FEWER, FEWEST, MOST, RunCost, affordable
+from rewriter.search.goal import Budget, ErrorLimit
 from rewriter.search.node_sets import residual_streams
-from rewriter.search.problem import Problem
-from rewriter.search.trials import Trials
+from rewriter.search.trials import Problem, Trials, added
 from rewriter.search.within import LEAST_GAIN, MOST_GAIN, most_accurate
 from rewriter.verification.expected import run_all
 
@@ -58,7 +56,7 @@ def trials_of(source: Model, target: Target | None = None, io: InputsOutputs = "
     known, samples = facts.infer(source), [graphs.random_feeds(source)]
     widened = reference(source, known)
     exact, ranges = run_all(widened, samples), measure(widened, samples, facts.infer(widened))
-    problem = Problem(source, known, samples, exact, "fp16", target or Target())
+    problem = Problem(source, known, samples, exact, target=target or Target())
     plan = make_plan(source, known, ranges, PlanRequest(io=io, epilogues=True))
     return Trials(problem, plan, Budget(1.0).measure, "a reason")
 
@@ -72,7 +70,7 @@ def test_a_norm_that_reads_a_residual_sum_is_a_candidate_only_on_request() -> No
 
 def test_norms_are_tried_only_if_the_ranking_has_fp16_sums() -> None:
     fine, coarse = trials_of(graphs.graph(STREAM)), trials_of(graphs.graph(STREAM))
-    coarse.ranker = replace(coarse.problem, accumulation="fp32")
+    coarse.problem = replace(coarse.problem, ranking_sums="fp32")
     for one, tried in ((fine, True), (coarse, False)):
         most_accurate(one, Budget(10.0), MOST)
         assert any("0:n" in candidate.added for candidate in one.tried()) == tried
@@ -100,8 +98,8 @@ def weighted(text: str) -> Model:
 def test_a_ranking_with_fp32_sums_includes_the_error_of_deep_convs() -> None:
     """Models too large for emulated FP16 sums: the depth gives the error, and nodes in FP32 add none."""
     trials = trials_of(weighted(CONVS))
-    trials.ranker = replace(trials.problem, accumulation="fp32")
-    ranking = trials.ranking()
+    trials.problem = replace(trials.problem, ranking_sums="fp32")
+    ranking = trials.ranking
     assert ranking.index("0:a") < ranking.index("0:y"), "the deep one first, although it costs more"
     assert sum_error(768) == pytest.approx(1.05e-3, rel=0.05)
     assert sum_error(4096) == pytest.approx(2.36e-3, rel=0.05)
@@ -111,7 +109,7 @@ def test_attention_keeps_the_types_of_the_rules_plan() -> None:
     trials = trials_of(graphs.graph(ATTENTION))
     assert trials.plan.fp32 == {"0:p"}
     assert set(trials.useful_nodes(norms=True)) <= {"0:t", "0:u", "0:y"}
-    assert set(trials.all_nodes()) == set(trials.ranking()) > {"0:s", "0:r", "0:z"}
+    assert set(trials.all_nodes()) == set(trials.ranking) > {"0:s", "0:r", "0:z"}
     first = trials.useful_nodes()
     assert trials.all_nodes()[: len(first)] == first, "the others as a last resort"
 
@@ -256,7 +254,13 @@ def test_nodes_that_the_rules_keep_are_no_stream() -> None:
     kept = replace(
         trials.plan, decisions=(*trials.plan.decisions, Decision("", "Add", "0:f", "epilogue", ""))
     )
-    assert residual_streams(trials.problem, kept) == ["0:h", "0:m", "0:b", "0:c", "0:s"]
+    assert residual_streams(trials.problem.survey(kept), trials.prices, kept) == [
+        "0:h",
+        "0:m",
+        "0:b",
+        "0:c",
+        "0:s",
+    ]
 
 
 def test_streams_are_tried_first() -> None:
@@ -295,8 +299,9 @@ def test_slow_models_get_less_emulation_and_that_is_reported(
     seconds: float, accumulation: Accumulation, left: tuple[int, Accumulation]
 ) -> None:
     """A product of this size is emulated eight times as slowly with FP16 sums."""
-    effort = for_tolerance(cost(seconds), 4, accumulation)
-    assert (effort.samples, effort.accumulation) == left
+    effort = affordable(ErrorLimit(1e-3), cost(seconds), 4, accumulation)
+    assert (effort.samples, effort.judging_sums) == left
+    assert effort.ranking_sums == effort.judging_sums
     assert bool(effort.reduced) == (left != (4, accumulation))
     assert not effort.reduced or "s of a core" in effort.reduced
 
@@ -313,8 +318,9 @@ def test_slow_models_get_less_emulation_and_that_is_reported(
 def test_a_budget_reduces_plans_but_judges_with_fp16_sums(
     seconds: float, left: tuple[int, Accumulation, int]
 ) -> None:
-    effort = for_budget(cost(seconds), 4)
-    assert (effort.samples, effort.accumulation, effort.most) == left
+    effort = affordable(Budget(0.1), cost(seconds), 4, "fp32")
+    assert (effort.samples, effort.ranking_sums, effort.plans) == left
+    assert effort.judging_sums == "fp16"
     assert bool(effort.reduced) == (left != (4, "fp16", MOST))
 
 
