@@ -70,22 +70,31 @@ class Samples:
         some._samples = self._samples[:count]
         return some
 
-    def split(self, kept: int = -1) -> tuple[Samples, Samples]:
-        """The samples to fit to, and one kept aside to judge by; both are the same if there is only one.
+    def feeds(self, place: int) -> dict[str, Array]:
+        """One sample, by its place."""
+        sample = self._samples[place]
+        return checked(sample.read(), self._ports, sample.where)
 
-        The source of both names the sample that was kept aside.
+    def where(self, place: int) -> str:
+        """The origin of one sample, for messages."""
+        return self._samples[place].where
+
+    def without(self, kept: int, judged: Sequence[int]) -> Samples:
+        """The samples that a search may fit a plan to: all but one, unless there is only one.
+
+        The source of the result reports how many samples results are judged by.
 
         Args:
-            kept: Index of that sample.
+            kept: Place of the sample that is kept aside. `judged`: places of those that judge.
         """
         if len(self) < 2:
-            return self, self
-        fitting, judging, aside = copy(self), copy(self), self._samples[kept]
-        fitting._samples = tuple(one for one in self._samples if one is not aside)
-        judging._samples = (aside,)
-        text = f"{self.source.text}; judged on {aside.where}, which nothing was fitted to"
-        fitting.source = judging.source = replace(self.source, text=text)
-        return fitting, judging
+            return self
+        fitting = copy(self)
+        fitting._samples = tuple(one for place, one in enumerate(self._samples) if place != kept)
+        number = "each" if len(judged) == len(self) else f"{len(judged)} of {len(self)}"
+        text = f"{self.source.text}; judged on {number}, {self._samples[kept].where} kept from searches"
+        fitting.source = replace(self.source, text=text)
+        return fitting
 
     def _spans(self) -> dict[str, tuple[Shape, Shape, Shape]]:
         spans: dict[str, tuple[Shape, Shape, Shape]] = {}

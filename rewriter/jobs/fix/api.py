@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Unpack, get_args
 
 import onnx
@@ -85,6 +86,7 @@ def _job(
     goal: Goal | None = _goal(
         request.tolerance, request.max_latency_cost, metric, given, chosen, lowers=lowers
     )
+    limit = goal if isinstance(goal, ErrorLimit) else None
     weak = bool(chosen.choose("weak_typing", request.weak_typing))
     if weak:  # the result is FP32
         steps = tuple(step for step in steps if step.stage is not Stage.ADAPTING)
@@ -105,7 +107,7 @@ def _job(
             where="--weak-typing",
             hint="omit it: the model's types hold there; for TensorRT 8 to 10, name one with --target",
         )
-    return FixJob(
+    job = FixJob(
         source=model,
         output=output,
         request=request,
@@ -132,7 +134,10 @@ def _job(
         weak_typing=weak,
         deployment=deployed,
         free_sums=asked_sums is None,
+        limit=limit,
     )
+    # the loop tries the rules' plan first, and searches for a tolerance that it misses
+    return replace(job, goal=None) if limit is not None and job.may_change else job
 
 
 def _recorded_sums(target: Target) -> Accumulation:

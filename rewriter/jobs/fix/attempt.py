@@ -1,28 +1,29 @@
-"""One attempt at a model: passes, plan, and the checks of its arithmetic."""
+"""One attempt at a model: passes, plan, and the checks of the result."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import fsum
 
-from rewriter.base import Pass
+from rewriter.base import Pass, Stage
 from rewriter.data.inputs import Samples
 from rewriter.data.ranges import Ranges
 from rewriter.data.ranges.depth import TensorAtDepth, along_depth
 from rewriter.jobs.fix.causes import Cause, causes, folded_statistics, fused_norms
 from rewriter.jobs.fix.job import FixJob
+from rewriter.jobs.fix.judge import ARITHMETIC, Engine, Judge, engine_first
 from rewriter.jobs.fix.planning import Planning
-from rewriter.jobs.fix.proof import ARITHMETIC, Proof
-from rewriter.jobs.fix.record import Record
-from rewriter.jobs.fix.rewriting import Rewriting
-from rewriter.jobs.fix.yardstick import Yardstick
+from rewriter.jobs.fix.rewriting import Record, Rewriting
 from rewriter.model import Model
+from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Plan, Range
+from rewriter.planning.costs.estimate import priced
 from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
+from rewriter.search.run import SearchOutcome
 from rewriter.verification.verdict import GOALS, Check
 
 
@@ -31,15 +32,15 @@ class Given:
     """What all attempts at a model share.
 
     Attributes:
-        fitting: Samples for ranges and searches.
-        yardstick: What results are compared with.
+        samples: All samples, for ranges. `fitting`: those that searches may fit a plan to.
         warnings: Sentences about the model and its data.
         measured: By the passes before the plan.
     """
 
     original: Model
+    samples: Samples
     fitting: Samples
-    yardstick: Yardstick
+    judge: Judge
     stage: Stopwatch
     warnings: tuple[str, ...]
     measured: dict[tuple[Pass, ...], Measured] = field(default_factory=dict)
@@ -47,12 +48,12 @@ class Given:
 
 @dataclass(frozen=True)
 class Measured:
-    """A model that a plan is made for: a remedy that keeps the passes before the plan starts from it.
+    """A model that a plan is made for: attempts that keep the passes before the plan start from it.
 
     Attributes:
         passes: What the passes did.
         checks: The check of its structure.
-        warnings: What was said of it.
+        warnings: Sentences about it.
         depth: Its ranges, for reports.
     """
 
@@ -66,46 +67,67 @@ class Measured:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A rewritten model with its plan and the checks of its arithmetic.
+    """A rewritten model with its plan and the checks of the result.
 
     Attributes:
         structured: The model in FP32, before its types changed.
         fixed: The result.
+        passes: What the passes did.
+        engine: Its engine, if one was built.
+        search: The outcome of the search for its plan; None if there was none.
+        warnings: Sentences that the user should read.
         causes: What was wrong, and what was done about it.
         depth: Ranges of the model that the plan was made for; empty if the plan was given.
-        measured_s: Seconds until its ranges were known; a job of the same `measured_steps` spends none.
-        planned_s: Seconds of the rest, without what the yardstick measured for it and keeps.
     """
 
     job: FixJob
-    record: Record
-    proof: Proof
     structured: Model
     fixed: Model
     plan: Plan | None
+    passes: tuple[PassResult, ...]
+    checks: tuple[Check, ...]
+    engine: Engine | None = None
+    search: SearchOutcome | None = None
+    warnings: tuple[str, ...] = ()
     causes: tuple[Cause, ...] = ()
     depth: tuple[TensorAtDepth, ...] = ()
-    measured_s: float = 0.0
-    planned_s: float = 0.0
 
     @property
     def failed(self) -> tuple[Check, ...]:
         """The checks that failed."""
-        return tuple(check for check in self.proof.done if check.passed is False)
+        return tuple(check for check in self.checks if check.passed is False)
 
     @property
-    def is_wrong(self) -> bool:
-        """True if the arithmetic failed; a search that misses its goal is no reason to repair."""
-        return any(check.name not in GOALS for check in self.failed)
+    def sound(self) -> bool:
+        """True if every check passed; a search that misses its goal is no defect of the result."""
+        return all(check.name in GOALS for check in self.failed)
+
+    @property
+    def arithmetic(self) -> Check | None:
+        """The check that decides on the arithmetic; None if nothing was compared."""
+        compared = {check.name: check for check in self.checks if check.outputs}
+        return next((compared[name] for name in ARITHMETIC if name in compared), None)
 
     @property
     def error(self) -> float:
         """Largest error of the deciding check in units of its tolerance; infinite if another check failed."""
-        deciding = self.proof.arithmetic
-        others = [c for c in self.failed if c.name not in ARITHMETIC and c.name not in GOALS]
+        deciding = self.arithmetic
+        others = [c for c in self.failed if c is not deciding and c.name not in GOALS]
         if others or deciding is None:
             return max((check.error for check in others), default=math.inf if self.failed else 0.0)
         return deciding.error
+
+    @property
+    def relative_l2(self) -> float | None:
+        """Largest relative L2 error of an output, from the deciding check; None if nothing was compared."""
+        deciding = self.arithmetic
+        return None if deciding is None else max(o.relative_l2 for o in deciding.outputs)
+
+    @property
+    def latency_us(self) -> float | None:
+        """Median latency of its engine; None if none ran."""
+        timed = (check.latency for check in self.checks if check.latency is not None)
+        return next((latency.median_us for latency in timed), None)
 
     @property
     def all_fp32(self) -> bool:
@@ -114,71 +136,116 @@ class Attempt:
             self.plan is not None and len(self.plan.fp32) == self.plan.float_nodes > 0
         )
 
-    @property
-    def relative_l2(self) -> float | None:
-        """Largest relative L2 error of an output, from the deciding check; None if nothing was compared."""
-        deciding = self.proof.arithmetic
-        return None if deciding is None else max(o.relative_l2 for o in deciding.outputs)
-
-    @property
-    def latency_us(self) -> float | None:
-        """Median latency of its engine; None if none ran."""
-        timed = (check.latency for check in self.proof.done if check.latency is not None)
-        return next((latency.median_us for latency in timed), None)
+    def changed(self, step: Pass) -> bool:
+        """True if a pass changed something."""
+        return any(result.name == step.name and result.changes for result in self.passes)
 
 
 def attempt(job: FixJob, given: Given) -> Attempt:
-    """Runs the passes of a job and checks the arithmetic of their result."""
-    start, phases, record = time.monotonic(), job.phases, Record(given.stage, warnings=list(given.warnings))
+    """Runs the passes of a job and checks their result."""
+    measured = _measured(job, given)
+    record = Record(given.stage, list(measured.passes), list(measured.warnings))
     rewriting = Rewriting(job, record)
-    planning = Planning(job, record, rewriting, given.fitting)
-    proof = Proof(job, record, rewriting, given.fitting.source, given.yardstick)
-    key = measured_steps(job)
-    if key not in given.measured:
-        model, ranges = _measured(rewriting.rewrite(given.original, phases.structural), planning)
-        proof.check_structure(model)
-        given.measured[key] = Measured(
-            model,
-            ranges,
-            tuple(record.passes),
-            tuple(proof.done),
-            tuple(record.warnings),
-            along_depth(model, ranges),
-        )
-    known = given.measured[key]
-    record.passes[:], proof.done[:], record.warnings[:] = known.passes, known.checks, known.warnings
-    structured, measured_at, once = known.model, time.monotonic(), given.yardstick.seconds
-    plan = planning.plan(structured, known.ranges) if phases.lowering else None
+    planning = Planning(job, record, rewriting, given.samples, given.fitting)
+    structured = measured.model
+    plan = planning.plan(structured, measured.ranges) if job.phases.lowering else None
     plan, structured = planning.adapted(given.original, structured, plan)
     unscaled: Mapping[tuple[int, str], Range] = {}
     if plan is not None and job.plan is None:
         plan = replace(plan, exponents=record.exponents())
-        unscaled = unscaled_overflows(plan, known.ranges)
+        unscaled = unscaled_overflows(plan, measured.ranges)
         plan = hazards_first(plan, unscaled)
-    fixed = rewriting.rewrite(structured, phases.lowering, plan)
-    if record.search is not None and record.search.check is not None and not job.repairing:
-        proof.done.append(record.search.check)
-    proof.check_types(fixed, plan)
-    proof.check_engine(fixed, plan)
-    folded = folded_statistics(given.original, known.model)
-    found = causes(plan, record.passes, fused_norms(known.model, known.ranges), unscaled, folded)
-    measured_s, once_s = measured_at - start, given.yardstick.seconds - once
-    planned_s = time.monotonic() - measured_at - once_s
-    return Attempt(job, record, proof, structured, fixed, plan, found, known.depth, measured_s, planned_s)
+    fixed = rewriting.rewrite(structured, job.phases.lowering, plan)
+    checks, engine = _checked(job, given.judge, measured.checks, fixed, plan)
+    search = record.search
+    if search is not None and search.check is not None and not job.repairing:
+        checks = (*checks, search.check)
+    folded = folded_statistics(given.original, measured.model)
+    fused = fused_norms(measured.model, measured.ranges)
+    return Attempt(
+        job,
+        structured,
+        fixed,
+        plan,
+        tuple(record.passes),
+        checks,
+        engine,
+        search,
+        tuple(record.warnings),
+        causes(plan, record.passes, fused, unscaled, folded),
+        measured.depth,
+    )
 
 
-def measured_steps(job: FixJob) -> tuple[Pass, ...]:
-    """The steps before the plan: jobs that have the same ones share a measured model."""
-    return (*job.phases.structural, *job.phases.measuring)
+def explained(made: Attempt, given: Given) -> Attempt:
+    """The attempt, with the nodes that add most of the error if its emulation failed."""
+    checks = tuple(
+        _explained(check, made, given)
+        if check.name in ("emulation", "tf32") and check.passed is False
+        else check
+        for check in made.checks
+    )
+    return replace(made, checks=checks)
 
 
-def _measured(model: Model, planning: Planning) -> tuple[Model, Ranges]:
-    """Returns the model that a plan is made for, and its ranges unless the plan is given."""
-    phases, plan = planning.job.phases, planning.job.plan
-    if plan is not None:  # it holds the results of the measuring passes
-        found = planning.rewriting.rewrite(model, phases.measuring, plan) if phases.measuring else model
-        return found, Ranges()
-    ranges = planning.ranges(model) if phases.measuring or phases.lowering else Ranges()
-    if not phases.measuring:
-        return model, ranges
-    return planning.rewritten_by_ranges(model, phases.measuring, ranges)
+def estimated_us(made: Attempt, given: Given) -> tuple[float, float]:
+    """The recorded costs of an attempt and of FP32 altogether, in us, at the shapes of the first sample."""
+    if not given.judge.samples:
+        return math.inf, math.inf
+    facts = tensor_facts.at_sizes(made.structured, given.judge.samples[0])
+    prices = priced(made.structured, facts, made.job.target)
+    broken = fsum(attention.us for attention in prices.attentions)
+    fp32 = fsum(prices.base.values()) + fsum(prices.own.values()) + broken
+    return fp32 if made.plan is None else prices.total_us(made.plan), fp32
+
+
+def _measured(job: FixJob, given: Given) -> Measured:
+    """The model that a plan is made for; jobs with the same steps before the plan share it."""
+    phases = job.phases
+    key = (*phases.structural, *phases.measuring)
+    if key in given.measured:
+        return given.measured[key]
+    record = Record(given.stage, warnings=list(given.warnings))
+    rewriting = Rewriting(job, record)
+    planning = Planning(job, record, rewriting, given.samples, given.fitting)
+    model, ranges = rewriting.rewrite(given.original, phases.structural), Ranges()
+    if job.plan is not None:  # it holds the results of the measuring passes
+        model = rewriting.rewrite(model, phases.measuring, job.plan) if phases.measuring else model
+    elif phases.measuring or phases.lowering:
+        ranges = planning.ranges(model)
+        if phases.measuring:
+            model, ranges = planning.rewritten_by_ranges(model, phases.measuring, ranges)
+    checks = tuple(given.judge.structure(model, rewriting.changed()))
+    passes, warnings = tuple(record.passes), tuple(record.warnings)
+    found = Measured(model, ranges, passes, checks, warnings, along_depth(model, ranges))
+    given.measured[key] = found
+    return found
+
+
+def _checked(
+    job: FixJob, judge: Judge, structure: tuple[Check, ...], fixed: Model, plan: Plan | None
+) -> tuple[tuple[Check, ...], Engine | None]:
+    """All checks of a result: a model that is wrong already is not built, since a repair follows."""
+    checks, engine = list(structure), None
+    if job.emulated and (plan is not None or job.wish.precision == "fp32"):
+        checks += judge.emulated(fixed, plan, job.accumulation)
+    wrong = {check.name for check in checks if check.passed is False}
+    if "structure" in wrong or (wrong and judge.engine is None) or job.weak_typing:
+        return tuple(checks), None
+    built, engine = judge.built(fixed, plan)
+    return engine_first((*checks, *built)), engine
+
+
+def _explained(check: Check, made: Attempt, given: Given) -> Check:
+    before = made.fixed if check.name == "tf32" else _before_types(made, given)
+    return check if before is None else given.judge.explain(check, before, made.fixed, made.job.accumulation)
+
+
+def _before_types(made: Attempt, given: Given) -> Model | None:
+    """The model before its types changed; None if ranges changed it, which takes these ranges again."""
+    phases = made.job.phases
+    steps = (*phases.structural, *phases.measuring)
+    if any(step.stage is Stage.RANGES and made.changed(step) for step in steps):
+        return None
+    measuring = (step for step in phases.measuring if step.stage is not Stage.RANGES)
+    return Rewriting(made.job, Record(given.stage)).again((*phases.structural, *measuring))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rewriter.emulation.divergence import NodeError
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.proof import ARITHMETIC
+from rewriter.jobs.fix.judge import ARITHMETIC
 from rewriter.verification.verdict import GOALS, ORIGINAL, Check, Verdict
 
 Ending = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]

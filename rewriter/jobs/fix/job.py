@@ -18,17 +18,21 @@ from rewriter.model.stopwatch import Progress
 from rewriter.pipeline.options import FixOptions
 from rewriter.plan import Plan
 from rewriter.planning.planner import PlanRequest
-from rewriter.search.goal import Goal
+from rewriter.search.goal import Budget, ErrorLimit, Goal
+
+NOISE = 0.02
+"""Share of a latency by which two runs of one engine differ."""
 
 
 @dataclass(frozen=True)
 class FixJob:
     """A request to `fix`, with the values that its preset, its plan and this machine decide.
 
-    `free_opset` is True if `opset` is a default, which a pass may raise (`Pass.opset_for`). `repairing` is
-    True for a remedy: its goal is not the user's, so that missing it is no failed check. `free_sums` is True
-    if `accumulation` is what is recorded of the target, from which a slow emulation may depart. `emulated` is
-    False where the figure of an engine alone decides.
+    `free_opset` is True if `opset` is a default, which a pass may raise (`Pass.opset_for`). `limit` is the
+    user's tolerance; `goal` is what this attempt searches a plan for. `repairing` is True for a candidate:
+    its goal is not the user's, so that missing it is no failed check. `free_sums` is True if `accumulation`
+    is what is recorded of the target, from which a slow emulation may depart. `emulated` is False where the
+    figure of an engine alone decides. `released`: rules and operators of FP32 nodes that the plan omits.
     """
 
     source: Any
@@ -50,11 +54,30 @@ class FixJob:
     repairing: bool = False
     free_sums: bool = False
     emulated: bool = True
+    limit: ErrorLimit | None = None
+    released: frozenset[tuple[str, str]] = frozenset()
 
     @cached_property
     def phases(self) -> Phases:
         """The steps by when they run."""
         return Phases.of(self.steps)
+
+    @property
+    def slack(self) -> float:
+        """Share of the fastest plan's latency that a more accurate one may take on top."""
+        return self.goal.share if isinstance(self.goal, Budget) else NOISE
+
+    @property
+    def may_change(self) -> bool:
+        """True if candidates may take the place of the rules' plan: the user did not choose that alone."""
+        checked = self.request.repair and self.request.verify
+        return checked and self.plan is None and not self.weak_typing and self.wish.precision != "fp32"
+
+    @property
+    def prefers(self) -> bool:
+        """True if the tool chose the passes and FP32 nodes that only make a result better, not the user."""
+        chosen = self.request.passes is not None or self.request.save_plan is not None
+        return not chosen and self.goal is None and self.wish.precision == "fp16"
 
     def without(self, step: Pass) -> FixJob:
         """Returns the job without one of its steps."""

@@ -15,27 +15,27 @@ from rewriter.data.ranges.merged import merged_ranges
 from rewriter.emulation import reference
 from rewriter.graph import label
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.record import Record
 from rewriter.jobs.fix.refusals import near_names
-from rewriter.jobs.fix.rewriting import Rewriting
+from rewriter.jobs.fix.rewriting import Record, Rewriting
 from rewriter.model import Model
 from rewriter.model import facts as tensor_facts
 from rewriter.plan import Plan
 from rewriter.planning import activations, free_fp32
 from rewriter.planning.plan_fit import fit, named_by, operators
-from rewriter.planning.planner import PlanRequest, make_plan
+from rewriter.planning.planner import PlanRequest, extend_plan, make_plan
 from rewriter.search.goal import Goal
 from rewriter.search.run import SearchInput, SearchRequest, run
 
 
 @dataclass(frozen=True)
 class Planning:
-    """From ranges, measured on `samples`, to a plan and the model that it is for."""
+    """From ranges, measured on `samples`, to a plan and the model that it is for; searches use `fitting`."""
 
     job: FixJob
     record: Record
     rewriting: Rewriting
     samples: Samples
+    fitting: Samples
 
     def ranges(self, model: Model) -> Ranges:
         """Measures the ranges of every tensor on the samples."""
@@ -83,6 +83,8 @@ class Planning:
             if job.plan is not None:
                 return fit(structured, facts, job.plan, job.plan_source)
             plan = make_plan(structured, facts, ranges, job.wish)
+            released = {d.key for d in plan.decisions if (d.rule, d.op) in job.released}
+            plan = extend_plan(structured, facts, plan, {}, frozenset(released))
         self.record.warnings.extend((*_unmatched(job.wish, plan, structured), *_declined(job.wish)))
         return plan
 
@@ -120,7 +122,7 @@ class Planning:
         with self.record.stage("search"):
             request = SearchRequest(goal, job.accumulation, job.target)
             adapted = partial(self.rewriting.adapted, structured) if job.phases.adapting else None
-            given = SearchInput(original, model, tensor_facts.infer(model), self.samples, plan, adapted)
+            given = SearchInput(original, model, tensor_facts.infer(model), self.fitting, plan, adapted)
             found = run(given, request)
         self.record.search = found
         self.record.warnings.extend(found.warnings)

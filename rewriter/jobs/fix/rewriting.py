@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
-from rewriter.base import Context, Kept, Pass
+from rewriter.base import Context, Kept, Pass, Rescaled
 from rewriter.data.ranges import Ranges
 from rewriter.jobs.fix.job import FixJob
-from rewriter.jobs.fix.record import Record
 from rewriter.model import Model, load
+from rewriter.model.stopwatch import Stopwatch
 from rewriter.pipeline.driver import Driver, PassResult
 from rewriter.plan import Plan
 from rewriter.planning.plan_fit import kept_by_user
+from rewriter.search.run import SearchOutcome
+
+
+@dataclass
+class Record:
+    """Collects what the stages of one attempt contribute to its result.
+
+    Attributes:
+        stage: Counts what is done inside as that stage's.
+        passes: In the order in which they ran.
+        warnings: Sentences that the user should read.
+        search: What the search found; None if there was none.
+    """
+
+    stage: Stopwatch
+    passes: list[PassResult] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    search: SearchOutcome | None = None
+
+    def exponents(self) -> tuple[tuple[int, str, int], ...]:
+        """Returns the tensors multiplied by a power of two so far, in the order of the changes."""
+        changes = (change for result in self.passes for change in result.changes)
+        return tuple(e for change in changes if isinstance(change, Rescaled) for e in change.exponents)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,456 @@
+"""The one loop of `fix`: candidates, one judge, one clock, and the objective that chooses the result.
+
+    Of the plans that pass every check, the fastest; of those within 2 % of it, the most accurate.
+
+`--max-latency-cost` puts its share in the place of these 2 %. Latency is measured on an engine of this
+machine; where none runs, it is the sum of recorded costs. The candidates, in their order: the rules' plan,
+without what only makes a result better, with more FP32 where the error is, and all of it in FP32.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from rewriter.base import Pass, Stage
+from rewriter.graph import label
+from rewriter.hazards import Hazard, Rule, Survey
+from rewriter.jobs.fix.attempt import Attempt, Given, attempt, estimated_us
+from rewriter.jobs.fix.job import NOISE, FixJob
+from rewriter.jobs.fix.judge import ARITHMETIC
+from rewriter.jobs.fix.rewriting import Record, Rewriting
+from rewriter.model.stopwatch import LASTING
+from rewriter.passes.mixed_precision import MixedPrecision
+from rewriter.pipeline.preset_steps import STEPS
+from rewriter.planning.costs.node_times import ORIGIN
+from rewriter.planning.free_fp32 import FREE
+from rewriter.search.goal import Budget, ErrorLimit
+from rewriter.verification.arithmetic_checks import AS_FP32, check_structure
+from rewriter.verification.verdict import Check
+
+PLAIN = "trt11-migrate"
+"""The preset that changes types, and what they require, alone."""
+
+AFFORDED_S = 60.0
+"""On an engine, no candidate starts later than this after a first result that passes."""
+
+RETIMED = 1.1
+"""Results within this factor of the fastest are timed again, in turn in one process: latencies of two
+processes were measured to differ by 6 to 10 % on one GPU."""
+
+CLEAR = 0.8
+"""Without an engine, largest share of a plan's estimated latency at which FP32 is faster for certain: the
+estimate of FP32 is 0.83 to 1.51 times the measured latency where that of the plan is known."""
+
+WORTH_US = 10.0
+"""Least estimated gain in us that is believed without an engine: below it launches decide, not arithmetic."""
+
+IN_DOUBT = 1.5
+"""Largest estimated share at which an engine is asked whether FP32 is faster."""
+
+CLOSER = 0.5
+"""A plan that meets a limit on the samples of the search may miss it on others: the next search asks for
+this share of the limit. A plan for 2e-3 was measured at 7.3e-3 on a sample that it was not fitted to."""
+
+REFUSALS = 4
+"""Most candidates that move refused nodes to FP32: a parser names the first node that it refuses, or few."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What is done differently, in words, and the job for that."""
+
+    words: str
+    job: FixJob
+
+
+@dataclass(frozen=True)
+class Result:
+    """The attempt to hand out, and how it was found.
+
+    Attributes:
+        lines: What failed at first, and what was tried: one sentence each.
+        remark: Why it is not the first attempt though that passed; "" otherwise.
+        stopped: Why not every candidate was tried; "" if all were.
+        in_fp32: Error of all of it in FP32, in units of the tolerance, if that failed.
+    """
+
+    made: Attempt
+    lines: tuple[str, ...] = ()
+    remark: str = ""
+    stopped: str = ""
+    in_fp32: float | None = None
+
+
+def best(attempts: Sequence[Attempt], latencies: Sequence[float], slack: float = NOISE) -> int:
+    """Of the plans that pass every check, the fastest; of those within `slack` of it, the most accurate.
+
+    Args:
+        latencies: Of the attempts, in us; infinite if unknown.
+        slack: Share of the fastest's latency.
+
+    Returns:
+        The place of the best one; of equals the first. If none passes, that with the smallest error.
+    """
+    places = range(len(attempts))
+    passing = [place for place in places if not attempts[place].failed]
+    if not passing:
+        return min(places, key=lambda place: attempts[place].error)
+    limit = (1.0 + slack) * min(latencies[place] for place in passing)
+    near = [place for place in passing if latencies[place] <= limit]
+    return min(near, key=lambda place: _error(attempts[place]))
+
+
+def run(job: FixJob, given: Given) -> Result:
+    """Tries a job, then candidates in its place until the time is up, and returns the best.
+
+    Ctrl-C ends the loop, and the best so far is the result; before the first result it ends the run.
+    """
+    loop = _Loop(given, job, attempt(job, given))
+    if loop.first.job.may_change:
+        loop.try_all()
+    return loop.result()
+
+
+@dataclass
+class _Loop:
+    """Attempts so far, in their order; `words` says how each came about."""
+
+    given: Given
+    job: FixJob
+    first: Attempt
+    attempts: list[Attempt] = field(init=False)
+    words: list[str] = field(init=False)
+    stopped: str = field(default="", init=False)
+    start: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.attempts, self.words, self.start = [self.first], ["the rules' plan"], time.monotonic()
+
+    @property
+    def latest(self) -> Attempt:
+        return self.attempts[-1]
+
+    @property
+    def base(self) -> Attempt:
+        """The best attempt so far, which the next candidates start from."""
+        return self.attempts[best(self.attempts, self._latencies(), self.job.slack)]
+
+    @property
+    def passed(self) -> bool:
+        """True as soon as one attempt passes every check."""
+        return any(not made.failed for made in self.attempts)
+
+    def try_all(self) -> None:
+        """Tries the candidates, each of which may depend on what came before it."""
+        try:
+            for candidate in self._candidates():
+                spent = time.monotonic() - self.start
+                if spent > self._seconds():
+                    self.stopped = f"stopped after {spent:.0f} s (--repair-seconds)"
+                    break
+                self.given.stage.progress(f"{LASTING}{spent:.0f} s: {candidate.words}", 0, 0)
+                self.attempts.append(attempt(candidate.job, self.given))
+                self.words.append(candidate.words)
+        except KeyboardInterrupt:
+            spent = time.monotonic() - self.start
+            self.stopped = f"interrupted after {spent:.0f} s: the best attempt so far is the result"
+
+    def result(self) -> Result:
+        """The best attempt, and how it was found."""
+        latencies = self._timed_in_turn()
+        at = best(self.attempts, latencies, self.job.slack)
+        made = self.attempts[at]
+        lines = tuple(self._lines(latencies)) if len(self.attempts) > 1 or self.stopped else ()
+        remark = self._remark(at, latencies) if at and not self.first.failed else ""
+        fp32 = [one.error for one in self.attempts if one.failed and one.job.wish.precision == "fp32"]
+        stopped = self.stopped if made.failed or self.stopped.startswith("interrupted") else ""
+        return Result(made, lines, remark, stopped, min(fp32, default=None))
+
+    def _seconds(self) -> float:
+        """Latest start of a candidate: a minute where there is a result, or as long as a repair may take."""
+        limit = self.job.request.repair_seconds
+        return min(AFFORDED_S, limit) if self.passed else limit
+
+    def _latencies(self) -> list[float]:
+        """Of each attempt, in us: of its engine, or else its recorded costs."""
+        if self.given.judge.engine is not None:
+            return [math.inf if one.latency_us is None else one.latency_us for one in self.attempts]
+        if len(self.attempts) == 1:
+            return [0.0]
+        return [estimated_us(one, self.given)[0] for one in self.attempts]
+
+    def _timed_in_turn(self) -> list[float]:
+        """The latencies, where those near the fastest are timed again in turn."""
+        latencies, slack = self._latencies(), max(RETIMED, 1.0 + self.job.slack)
+        passing = [us for us, one in zip(latencies, self.attempts, strict=True) if not one.failed]
+        near = [
+            place
+            for place, one in enumerate(self.attempts)
+            if not one.failed and one.engine is not None and latencies[place] <= slack * min(passing)
+        ]
+        if len(near) < 2 or self.given.judge.engine is None:
+            return latencies
+        engines = [one.engine for place in near if (one := self.attempts[place]).engine is not None]
+        try:
+            for place, us in zip(near, self.given.judge.timed_in_turn(engines), strict=True):
+                latencies[place] = latencies[place] if us is None else us
+        except KeyboardInterrupt:
+            self.stopped = self.stopped or "interrupted while the best attempts were timed"
+        return latencies
+
+    def _lines(self, latencies: Sequence[float]) -> Iterator[str]:
+        for words, made, us in zip(self.words, self.attempts, latencies, strict=True):
+            outcome = _summary(made) if made.failed else "every check passes"
+            timed = f", {us:.3g} us" if made.latency_us is not None else ""
+            yield f"{words}: {outcome}{timed}"
+        if self.stopped:
+            yield self.stopped
+
+    def _remark(self, at: int, latencies: Sequence[float]) -> str:
+        made, measured = self.attempts[at], self.given.judge.engine is not None
+        source = "measured on this GPU" if measured else f"estimated, {ORIGIN}"
+        return (
+            f"{self.words[at]}: {latencies[at]:.3g} us instead of {latencies[0]:.3g} us ({source}), error "
+            f"{_error(made):.2g} instead of {_error(self.first):.2g}"
+        )
+
+    # -- candidates ---------------------------------------------------------------------------------
+
+    def _candidates(self) -> Iterator[Candidate]:
+        if self._unbuilt() and not self.given.judge.original_build.passed:
+            return
+        yield from self._without_culprits()
+        yield from self._without_what_is_refused()
+        if self.given.judge.engine is not None:
+            yield from self._with_less()
+        if not self.passed and self.job.phases.lowering:
+            yield from self._with_more_fp32()
+            yield from self._without_what_is_refused()
+        yield from self._in_fp32()
+
+    def _without_culprits(self) -> Iterator[Candidate]:
+        """Without the passes that changed the FP32 result, the largest change first."""
+        if not self._failed("structure"):
+            return
+        job = self.first.job
+        for culprit in self._culprits():
+            job = _trial(job.without(culprit))
+            yield Candidate(f"without {culprit.name}, which changed the result in FP32", job)
+            if not self._failed("structure"):
+                return
+
+    def _culprits(self) -> list[Pass]:
+        """Each is left out alone; the structure check runs without ranges, plan and emulation."""
+        given, found = self.given, []
+        assert given.judge.expected is not None
+        for step in filter(self.first.changed, self.first.job.phases.structural):
+            job = self.first.job.without(step)
+            rewriting = Rewriting(job, Record(given.stage))
+            model = rewriting.rewrite(given.original, job.phases.structural)
+            check = check_structure(given.judge.expected, model, rewriting.changed(), given.judge.samples)
+            found.append((max((o.relative_l2 for o in check.outputs), default=0.0), step))
+        return [step for _, step in sorted(found, key=lambda pair: pair[0])]
+
+    def _without_what_is_refused(self) -> Iterator[Candidate]:
+        """Refused nodes in FP32; then without a pass that changed something: the original builds."""
+        if not self._unbuilt():
+            return
+        yield from self._refused_in_fp32()
+        for step in self.first.job.steps:
+            if not self._unbuilt():
+                return
+            if self.first.changed(step) and step.stage is not Stage.LOWERING:
+                yield Candidate(f"without {step.name}", _trial(self.first.job.without(step)))
+
+    def _refused_in_fp32(self) -> Iterator[Candidate]:
+        """All nodes of an operator if they have no name, or another one of it is refused."""
+        names, operators, seen = set[str](), set[str](), set[str]()
+        for _ in range(REFUSALS):
+            refused = [node for check in self.latest.failed for node in check.refused]
+            whole = {op for name, op in refused if not name or op in seen} - operators
+            single = {name for name, op in refused if name and op not in seen} - names
+            if not whole | single:
+                return
+            names, operators, seen = names | single, operators | whole, seen | {op for _, op in refused}
+            job = self.latest.job
+            rules = (*job.wish.rules, _refused(frozenset(names), frozenset(operators)))
+            words = ", ".join([*(f"all {op}" for op in sorted(whole)), *sorted(single)])
+            yield Candidate(f"{words} in FP32", _trial(replace(job, wish=replace(job.wish, rules=rules))))
+
+    def _with_less(self) -> Iterator[Candidate]:
+        """Without what is only preferred, all of it and one by one: an engine shows what pays here."""
+        yield from self._within_budget()
+        first = self.first
+        if first.plan is None or not first.job.prefers:
+            return
+        if groups := _preferred(first):
+            yield Candidate("without FP32 that is only preferred", _released(first.job, *groups))
+        if any(first.changed(step) for step in _preferred_steps(first.job)):
+            yield Candidate(f"plain FP16, as {PLAIN}", _plain(first.job))
+        for rule, op in groups:
+            if self.base.job.released != {(rule, op)} and (self.base.job.released or not self.passed):
+                kept = self.base.job.released ^ {(rule, op)}
+                verb = "with" if (rule, op) in self.base.job.released else "without"
+                yield Candidate(f"{verb} {op} in FP32 ({rule})", _released(first.job, *kept))
+        for step in _preferred_steps(self.base.job):
+            if first.changed(step) and step in self.base.job.steps:
+                yield Candidate(f"without {step.name}", _trial(self.base.job.without(step)))
+
+    def _within_budget(self) -> Iterator[Candidate]:
+        """The rules' plan, and cheaper ones if the plan for a budget takes more of it than it may."""
+        goal, first = self.job.goal, self.first
+        if not isinstance(goal, Budget) or first.failed:
+            return
+        yield Candidate("the rules' plan", _trial(replace(first.job, goal=None)))
+        rules, spent = self.latest.latency_us, first.latency_us
+        if rules is None or spent is None or spent <= (1.0 + goal.share + NOISE) * rules:
+            return
+        cheaper = replace(goal, share=goal.share * goal.share / (spent / rules - 1.0))
+        yield Candidate(f"a plan for {cheaper}", _trial(replace(first.job, goal=cheaper)))
+
+    def _with_more_fp32(self) -> Iterator[Candidate]:
+        """Plans that are searched for, by emulation, for the limit that was missed."""
+        for share in (1.0, CLOSER):
+            if self.passed or (wanted := self._wanted(share)) is None:
+                return
+            yield Candidate(
+                f"more nodes in FP32, for {wanted}",
+                _trial(replace(self.base.job, goal=wanted, emulated=True)),
+            )
+            if _missed(self.latest):
+                return
+
+    def _wanted(self, share: float) -> ErrorLimit | None:
+        """Returns the limit to search for on the samples of the search; None: no search helps.
+
+        Where an engine erred more than its emulation, the emulation has to be that much better.
+        """
+        made = self.latest if _limit_of(self.latest) is not None else self.base
+        limit = _limit_of(made)
+        if limit is None:
+            return None
+        if not self.given.judge.asked:
+            limit = max(limit, AS_FP32 * self._error_in_fp32(made))
+        return ErrorLimit(
+            limit * share * _optimism(made), self.job.metric, first_found=self.job.limit is None
+        )
+
+    def _error_in_fp32(self, made: Attempt) -> float:
+        """The smallest error that the original has in FP32 on a failed output: no plan has to be closer."""
+        deciding, errors = made.arithmetic, self.given.judge.fp32_errors
+        failed = () if deciding is None else (o.name for o in deciding.outputs if not o.passed)
+        return min((errors.get(name, 0.0) for name in failed), default=0.0)
+
+    def _in_fp32(self) -> Iterator[Candidate]:
+        """All of it in FP32 if nothing passes, or if it may be faster; unchanged if nothing builds."""
+        if self.job.wish.precision != "fp32" and (not self.passed or self._fp32_may_be_faster()):
+            steps = tuple(step for step in self.first.job.steps if step.stage is Stage.STRUCTURE)
+            yield Candidate("all of it in FP32 (TF32)", _fp32(self.first.job, steps))
+        if self._unbuilt() and not self.passed:
+            yield Candidate("all of it in FP32 (TF32), unchanged", _fp32(self.first.job, ()))
+
+    def _fp32_may_be_faster(self) -> bool:
+        """By recorded costs: a network of many small kernels, or with most products in FP32 anyway."""
+        base = self.base
+        if base.plan is None or self.job.request.save_plan is not None:
+            return False  # who wants the plan wants the model that it makes
+        planned, fp32 = estimated_us(base, self.given)
+        if self.given.judge.engine is not None:
+            return fp32 <= IN_DOUBT * planned
+        return fp32 <= CLEAR * planned and planned - fp32 >= WORTH_US
+
+    def _unbuilt(self) -> bool:
+        """True if TensorRT gave no engine for the latest attempt."""
+        return any(one.name == "build" and one.built is False for one in self.latest.failed)
+
+    def _failed(self, check: str) -> bool:
+        return any(one.name == check for one in self.latest.failed)
+
+
+def _summary(made: Attempt) -> str:
+    return "; ".join(check.summary for check in made.failed)
+
+
+def _error(made: Attempt) -> float:
+    """The largest relative L2 error; 0.0 where nothing was compared."""
+    return made.relative_l2 or 0.0
+
+
+def _trial(job: FixJob) -> FixJob:
+    """The job of a candidate: what is emulated already for the first attempt is left to the engine."""
+    return replace(job, repairing=True)
+
+
+def _released(job: FixJob, *groups: tuple[str, str]) -> FixJob:
+    return replace(job, repairing=True, emulated=False, released=frozenset(groups))
+
+
+def _preferred(made: Attempt) -> list[tuple[str, str]]:
+    """Rules and operators of the FP32 nodes that no hazard asks for, the largest groups first."""
+    decisions = made.plan.decisions if made.plan is not None else ()
+    sizes = Counter((one.rule, one.op) for one in decisions if one.rule in FREE)
+    return [group for group, _ in sizes.most_common()]
+
+
+def _preferred_steps(job: FixJob) -> list[Pass]:
+    """The passes that only make a result faster or more accurate."""
+    plain = {type(step) for step in STEPS[PLAIN]}
+    return [step for step in job.steps if type(step) not in plain]
+
+
+def _plain(job: FixJob) -> FixJob:
+    """The job with those of its steps that plain FP16 has, too, and no FP32 that is only preferred."""
+    preferred = _preferred_steps(job)
+    steps = tuple(
+        replace(step, epilogues=False) if isinstance(step, MixedPrecision) else step
+        for step in job.steps
+        if step not in preferred
+    )
+    wish = replace(job.wish, epilogues=False)
+    return replace(job, steps=steps, wish=wish, repairing=True, emulated=False)
+
+
+def _fp32(job: FixJob, steps: tuple[Pass, ...]) -> FixJob:
+    wish = replace(job.wish, precision="fp32")
+    return replace(job, steps=steps, wish=wish, goal=None, repairing=True, emulated=True)
+
+
+def _refused(names: frozenset[str], operators: frozenset[str]) -> Rule:
+    """A rule for nodes that the parser of TensorRT refuses."""
+
+    def refused(survey: Survey) -> Iterator[Hazard]:
+        for node in survey.nodes:
+            if node.name in names or node.op_type in operators:
+                reason = f"TensorRT refuses {label(node)} ({node.op_type}) in {survey.low_name}"
+                yield Hazard(node, "no-lower-type", reason)
+
+    return refused
+
+
+def _missed(made: Attempt) -> bool:
+    """True if the search of an attempt did not reach its goal: a stricter one would not be reached either."""
+    return made.search is not None and made.search.check is not None and made.search.check.passed is False
+
+
+def _limit_of(made: Attempt) -> float | None:
+    """The smallest tolerance of an output of the failed check of the arithmetic; None if it did not fail."""
+    deciding = made.arithmetic
+    if deciding is None or deciding.passed is not False:
+        return None
+    return min(output.tolerance for output in deciding.outputs)
+
+
+def _optimism(made: Attempt) -> float:
+    """The error of an attempt's emulation over its engine's, at most 1.0; 1.0 without an engine."""
+    errors = {check.name: _largest(check) for check in made.checks if check.name in ARITHMETIC}
+    if not errors.get("run") or not errors.get("emulation"):
+        return 1.0
+    return min(1.0, errors["emulation"] / errors["run"])
+
+
+def _largest(check: Check) -> float:
+    return max((o.relative_l2 for o in check.outputs if o.finite), default=0.0)
