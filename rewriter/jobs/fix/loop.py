@@ -93,12 +93,13 @@ def best(attempts: Sequence[Attempt], latencies: Sequence[float], slack: float =
         slack: Share of the fastest's latency.
 
     Returns:
-        The place of the best one; of equals the first. If none passes, that with the smallest error.
+        The place of the best one; of equals the first. If none passes, that with the smallest error, of
+        equals the last, which has more in FP32.
     """
     places = range(len(attempts))
     passing = [place for place in places if not attempts[place].failed]
     if not passing:
-        return min(places, key=lambda place: attempts[place].error)
+        return min(reversed(places), key=lambda place: attempts[place].error)
     limit = (1.0 + slack) * min(latencies[place] for place in passing)
     near = [place for place in passing if latencies[place] <= limit]
     return min(near, key=lambda place: _error(attempts[place]))

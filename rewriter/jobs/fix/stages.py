@@ -102,7 +102,8 @@ def _tried(job: FixJob, found: loop.Result, made: Attempt) -> Tried:
         )
         remark = f"all of it is FP32: {'the most accurate of what was tried' if made.failed else why}"
     changed = tuple(one.name for one in made.passes if one.changes)
-    remarks = (remark,) if remark else ()
+    interrupted = "" if made.failed else found.stopped
+    remarks = tuple(filter(None, (remark, interrupted)))
     return Tried(job, made.plan is not None, found.in_fp32, found.stopped, remarks, changed)
 
 
