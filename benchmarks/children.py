@@ -59,11 +59,11 @@ def child(command: Sequence[str], log: Path, limits: Limits) -> dict[str, Any]:
         "user_s": round(usage.ru_utime, 2),
         "peak_mb": round(usage.ru_maxrss / 1024),
         "exit_code": process.returncode,
-        "note": stopped or _last_words(log, process.returncode),
+        "note": stopped or last_words(log, process.returncode),
     }
 
 
-def _last_words(log: Path, exit_code: int) -> str:
+def last_words(log: Path, exit_code: int) -> str:
     """Last line that a failed command printed, without the hint, which is in the log; "" if it did not fail."""
     if not exit_code:
         return ""

@@ -1,0 +1,711 @@
+"""`fix` on networks that no rule was made for, beside AutoCast, plain FP16 and FP32, and the default plan taken apart.
+
+    python benchmarks/population.py draw [--seed N] [--draw FILE]
+    python benchmarks/population.py run WORK [NAME ...] [--half development] [--ablate] [--fix-gpu] --seconds 570
+    python benchmarks/population.py table FOLDER [FOLDER ...] [--half judging]
+
+The networks are those of population_networks.py. A hash of the name puts half of them into `development`, after which
+rules may be changed, and half into `judging`. `run` does what WORK does not hold yet and stops before its time is up:
+workers on the CPU export, make variants and build engines; one process at a time loads all engines of a network and
+times them in turn. WORK/results/NAME.json is written after each stage of a network (and copied to $OUT).
+
+`autocast` is NVIDIA's converter (PYTHONPATH must have modelopt), `plain` the preset trt11-migrate, `rules` the default
+plan unchecked, `fix` what is handed out without a GPU, `fix-gpu` with one. `--ablate` builds the default plan without
+each pass that changed something (`no-pass NAME`), without each group of its FP32 nodes (`no-fp32 RULE OPERATOR`), and
+without all that are FP32 because that is free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import math
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.children import THREADS, last_words
+from benchmarks.comparison import errors, read_json, write_json
+from rewriter.engines import nvidia_driver
+from rewriter.engines.measure import build_variant, measure
+from rewriter.engines.protocol import EngineOutcome, MeasureSettings, Timing, Variant
+from rewriter.engines.tensor_files import write_samples
+from rewriter.graph.ops import ELEMENTWISE
+from rewriter.model import load
+from rewriter.planning.free_fp32 import FREE
+from rewriter.verification.expected import expected_outputs
+
+COMMON = ("fp32", "autocast", "plain", "fix")
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+TARGET = ("--target", "tensorrt-rtx")
+NEEDED = frozenset(
+    {"inline-functions", "upgrade-opset", "drop-double", "simplify", "clean-casts", "mixed-precision"}
+)
+"""Passes that the others start from, or that lower the model."""
+
+TOOL_S, BUILD_S, EXPORT_S, GPU_TOOL_S, RUN_S = 150.0, 120.0, 120.0, 200.0, 180.0
+"""Limits of one tool, build, export, `fix` on the GPU, and run of all engines of a network."""
+
+LEAST_S, LAST_S = 15.0, 6.0
+"""Nothing starts in the last 15 seconds, and what still runs ends with 6 left, to be done again by the next call."""
+
+FAMILIES = dict.fromkeys(ELEMENTWISE, "elementwise")
+"""Operators whose nodes are left out together."""
+
+RULE = "no-fp32 "
+PASS = "no-pass "
+ALL_FREE = "no-fp32 that is free"
+
+
+# -- one network ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step of a network in a child process: its command, its limit, and the pool that it waits for."""
+
+    folder: Path
+    step: str
+    command: tuple[str, ...]
+    limit_s: float
+    pool: str = "cpu"
+    variables: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path = ROOT
+
+    @property
+    def marker(self) -> Path:
+        """Written when the step has ended, however it did."""
+        return self.folder / f"{file_name(self.step)}.json"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run is to do with each network.
+
+    Attributes:
+        done: Results of earlier runs, by name: what they hold is not done again.
+        package: The checkout whose `rewriter` makes all but AutoCast's variant.
+    """
+
+    folder: Path
+    package: Path
+    ablate: bool
+    fix_gpu: bool
+    gpu: bool
+    done: Mapping[str, dict[str, Any]]
+
+    def jobs(self, name: str) -> list[Job]:
+        """The steps of a network that can be done next; none if it is finished."""
+        folder, known = self.folder / name, self.done.get(name, {})
+        if self.finished(name, known):
+            return []
+        exported = folder / "export.json"
+        if not exported.exists():
+            return [
+                Job(folder, "export", self._own("networks", name, str(folder)), EXPORT_S, variables=NO_GPU)
+            ]
+        if read_json(exported)["exit_code"]:
+            return []
+        ablated = self._ablates(name) and "ablated" not in known.get("stages", ())
+        wanted = [*COMMON, *(("rules",) if ablated else ())]
+        if ablated and (folder / "tool rules.json").exists():
+            wanted += ablations(folder)
+        if left := [job for variant in wanted for job in self._made(folder, variant)]:
+            return left
+        if not self.gpu:
+            return []
+        if "measured" not in known.get("stages", ()) or ablated:
+            step = Job(folder, "measure", self._own("measure", str(folder), "measure", *wanted), RUN_S, "gpu")
+            if not step.marker.exists():
+                return [step]
+        return self._with_gpu(folder) if self.fix_gpu else []
+
+    def _ablates(self, name: str) -> bool:
+        return self.ablate and half_of(name) == "development"
+
+    def finished(self, name: str, known: Mapping[str, Any]) -> bool:
+        """True if the results hold all that is wanted; a network that cannot be exported has none."""
+        stages = {"ablated": self._ablates(name), "again": self.fix_gpu, "measured": self.gpu}
+        return "failed" in known.get("stages", ()) or (
+            bool(known) and all(stage in known["stages"] for stage, wanted in stages.items() if wanted)
+        )
+
+    def _own(self, step: str, *arguments: str) -> tuple[str, ...]:
+        file = "population_networks.py" if step == "networks" else "population.py"
+        return (
+            sys.executable,
+            str(ROOT / "benchmarks" / file),
+            *(() if step == "networks" else (step,)),
+            *arguments,
+        )
+
+    def _made(self, folder: Path, variant: str) -> list[Job]:
+        """The next step to an engine of a variant."""
+        if not (folder / "expect.json").exists() and variant == "fp32":
+            return [Job(folder, "expect", self._own("expect", str(folder)), BUILD_S, variables=NO_GPU)]
+        tool = self._tool(folder, variant)
+        if not tool.marker.exists():
+            return [tool]
+        build = Job(folder, f"build {variant}", self._own("build", str(folder), variant), BUILD_S)
+        made = (
+            read_json(tool.marker)["exit_code"] in (0, 1) and (folder / f"{file_name(variant)}.onnx").exists()
+        )
+        return [build] if made and not build.marker.exists() else []
+
+    def _tool(self, folder: Path, variant: str) -> Job:
+        out, samples = str(folder / f"{file_name(variant)}.onnx"), str(folder / "inputs")
+        model = str(folder / "model.onnx")
+        if variant in ("fp32", "autocast"):
+            script = str(ROOT / "benchmarks" / "variants.py")
+            command = (sys.executable, script, variant, model, samples, out)
+            return Job(folder, f"tool {variant}", command, TOOL_S, variables=NO_GPU)
+        reported = not variant.startswith((PASS, RULE))
+        report = ("--report", str(folder / f"{file_name(variant)}.report.json")) if reported else ()
+        command = (sys.executable, "-m", "rewriter", "fix", model, "--inputs", samples, "-o", out, "-q")
+        arguments = (*TARGET, *options(folder, variant), *report)
+        variables = {"PYTHONPATH": f"{self.package}:{os.environ.get('PYTHONPATH', '')}"}
+        on_gpu = variant == "fix-gpu"
+        variables |= {} if on_gpu else NO_GPU
+        limit, pool = (GPU_TOOL_S, "fix-gpu") if on_gpu else (TOOL_S, "cpu")
+        return Job(folder, f"tool {variant}", (*command, *arguments), limit, pool, variables, self.package)
+
+    def _with_gpu(self, folder: Path) -> list[Job]:
+        if left := self._made(folder, "fix-gpu"):
+            return left
+        variants = (*COMMON, "fix-gpu")
+        step = Job(folder, "again", self._own("measure", str(folder), "again", *variants), RUN_S, "gpu")
+        return [] if step.marker.exists() else [step]
+
+
+def file_name(text: str) -> str:
+    return re.sub(r"[^\w .+-]", "_", text)
+
+
+def options(folder: Path, variant: str) -> tuple[str, ...]:
+    """Arguments of `fix` for a variant."""
+    if variant == "plain":
+        return ("--preset", "trt11-migrate", "--no-verify")
+    if variant == "fix":
+        return ("--no-build",)
+    if variant == "rules":
+        return ("--no-verify", "--save-plan", str(folder / "rules.plan"))
+    if variant.startswith(PASS):
+        return ("--no-verify", "--skip", variant.removeprefix(PASS))
+    if variant.startswith(RULE):
+        plan = folder / f"{file_name(variant)}.plan"
+        write_json(plan, without(read_json(folder / "rules.plan"), variant))
+        return ("--no-verify", "--plan", str(plan))
+    return ()
+
+
+def group(decision: Mapping[str, Any]) -> str:
+    """A rule; of those whose nodes are free the family of the operator, too."""
+    rule, op = decision["rule"], str(decision["op"])
+    return f"{RULE}{rule} {FAMILIES.get(op, op)}" if rule in FREE else f"{RULE}{rule}"
+
+
+def without(plan: dict[str, Any], variant: str) -> dict[str, Any]:
+    """The plan without the FP32 nodes of a group."""
+    kept = [
+        one
+        for one in plan["fp32"]
+        if not (one["rule"] in FREE if variant == ALL_FREE else group(one) == variant)
+    ]
+    return plan | {"fp32": kept}
+
+
+def ablations(folder: Path) -> list[str]:
+    """What the default plan of a network can be built without: each pass and each group that is in it."""
+    if not (folder / "rules.onnx").exists():
+        return []
+    report = read_json(folder / "rules.report.json")
+    passes = [one["name"] for one in report["passes"] if one["changes"] and one["name"] not in NEEDED]
+    decisions = read_json(folder / "rules.plan")["fp32"]
+    groups = sorted({group(one) for one in decisions})
+    free = [ALL_FREE] if any(one["rule"] in FREE for one in decisions) and len(groups) > 1 else []
+    return [*(PASS + name for name in dict.fromkeys(passes)), *groups, *free]
+
+
+# -- steps that run in child processes --------------------------------------------------------------
+
+
+def held(folder: Path) -> list[dict[str, np.ndarray]]:
+    model = load(folder / "model.onnx")
+    wanted = {port.name for port in model.signature.inputs}
+    found = []
+    for path in sorted((folder / "held").glob("*.npz")):
+        with np.load(path) as archive:
+            found.append({name: archive[name] for name in archive.files if name in wanted})
+    return found
+
+
+def expect(folder: Path) -> None:
+    """Outputs of the original in FP32 on the CPU, for the samples that judge."""
+    for number, outputs in enumerate(expected_outputs(load(folder / "model.onnx"), held(folder)).exact):
+        np.savez(folder / f"expected-{number}.npz", **outputs)  # type: ignore[arg-type]
+
+
+def build(folder: Path, variant: str) -> None:
+    """Builds an engine, unless another variant's file has the same graph."""
+    name = file_name(variant)
+    path, target = folder / f"{name}.onnx", folder / f"{name}.engine"
+    if (first := _first_of(folder, path, name)) != name:
+        print(json.dumps({"same_as": first}))
+        return
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        samples = write_samples(Path(place) / "samples", held(folder))
+        settings = MeasureSettings("tensorrt-rtx", build_timeout_s=BUILD_S)
+        found = build_variant(Variant(name, path, samples), settings, target)
+    if variant.startswith((PASS, RULE)):
+        path.unlink()  # they fill the disk
+    if isinstance(found, EngineOutcome):
+        raise SystemExit(f"does not build: {found.problem[:200]}")
+
+
+def _first_of(folder: Path, path: Path, name: str) -> str:
+    """The name of the first variant with this graph."""
+    proto = onnx.load(path)
+    del proto.metadata_props[:]
+    proto.graph.doc_string = proto.doc_string = ""
+    marker = folder / hashlib.sha256(proto.SerializeToString(deterministic=True)).hexdigest()
+    try:
+        with marker.open("x") as stream:
+            stream.write(name)
+    except FileExistsError:
+        return marker.read_text() or name
+    return name
+
+
+def measure_network(folder: Path, stage: str, variants: Sequence[str]) -> None:
+    """Runs and times all engines of a network in turn; writes STAGE.rows."""
+    model, samples = load(folder / "model.onnx"), held(folder)
+    expected = [dict(np.load(path)) for path in sorted(folder.glob("expected-*.npz"))]
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        stored = write_samples(Path(place) / "samples", samples)
+        engines = {v: folder / f"{file_name(v)}.engine" for v in variants}
+        ready = [
+            Variant(v, folder / f"{file_name(v)}.onnx", stored, engine=e)
+            for v, e in engines.items()
+            if e.exists()
+        ]
+        settings = MeasureSettings(
+            "tensorrt-rtx",
+            timing=Timing(seconds=0.3),
+            run_timeout_s=RUN_S / 2,
+            until=time.monotonic() + RUN_S - 20,
+            runtime_cache=folder / "kernels.cache",
+        )
+        for outcome in measure(ready, settings, Path(place)):
+            row: dict[str, Any] = {"problem": outcome.problem[:300]} if not outcome.ran else {}
+            if outcome.ran:
+                found = [errors(model, e, outcome.values(i)) for i, e in enumerate(expected)]
+                row["error"] = worst([value for one in found for value in one.values()])
+            if outcome.ran and outcome.latency is not None:
+                row |= {"us": round(outcome.latency.median_us, 2), "iqr": round(outcome.latency.iqr_us, 2)}
+            rows[outcome.variant] = row
+    write_json(folder / f"{stage}.rows", rows)
+
+
+def worst(found: Sequence[float | None]) -> float | None:
+    """The largest; None if one is not finite."""
+    known = [one for one in found if one is not None]
+    return max(known) if len(known) == len(found) and known else None
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def collect(work: Work, name: str) -> None:
+    """Writes what is known about a network to results/NAME.json, and copies it to $OUT."""
+    folder, file = work.folder / name, work.folder / "results" / f"{name}.json"
+    known = work.done.get(name) or read_json(file)
+    stages = set(known.get("stages", ()))
+    found: dict[str, Any] = {"name": name, **read_json(folder / "exported.json")}
+    export = read_json(folder / "export.json")
+    if export.get("exit_code"):
+        stages.add("failed")
+        found["note"] = export["note"]
+    for stage, key in (("measure", "variants"), ("again", "again")):
+        rows = _rows(folder, stage)
+        if rows:
+            found[key] = known.get(key, {}) | rows
+        if (folder / f"{stage}.json").exists():
+            stages.add({"measure": "measured", "again": "again"}[stage])
+            stages |= {"ablated"} if "rules" in rows else set()
+    file.parent.mkdir(exist_ok=True)
+    write_json(file, known | found | {"stages": sorted(stages)})
+    if out := os.environ.get("OUT"):
+        shutil.copy(file, out)
+
+
+def _rows(folder: Path, stage: str) -> dict[str, Any]:
+    """Rows of all variants of a stage: how each was made and built, and what was measured."""
+    marker, measured = read_json(folder / f"{stage}.json"), read_json(folder / f"{stage}.rows")
+    if stage == "again" and not marker:
+        return {}
+    rows = {}
+    for path in sorted(folder.glob("tool *.json")):
+        variant, tool = path.stem.removeprefix("tool "), read_json(path)
+        built = read_json(folder / f"build {variant}.json")
+        same = built.get("same_as")
+        row = {"made_s": tool["wall_s"], "build_s": built.get("wall_s"), "exit": tool["exit_code"]}
+        row |= {"said": tool["said"]} if tool.get("said") else {}
+        row |= {"same_as": same} if same else {}
+        note = tool["note"] if not built else built["note"]
+        row |= {"problem": note} if note and not (built and not built["exit_code"]) else {}
+        rows[variant] = row | measured.get(same or variant, {})
+        if marker.get("exit_code") and variant not in measured:
+            rows[variant].setdefault("problem", f"run: {marker['note']}")
+    return rows if marker or not nvidia_driver.has_gpu() else {}
+
+
+# -- the run ---------------------------------------------------------------------------------------
+
+
+class Scheduler:
+    """Starts the steps of all networks in pools of workers until there is none left, or the time is up."""
+
+    def __init__(self, work: Work, names: Sequence[str], seconds: float, sizes: Mapping[str, int]) -> None:
+        self.work, self.names, self.sizes = work, list(names), sizes
+        self.until = time.monotonic() + seconds
+        self.queues: dict[str, queue.PriorityQueue[tuple[int, int, Job | None]]] = {
+            pool: queue.PriorityQueue() for pool in sizes
+        }
+        self.lock, self.started, self.running, self.count = threading.RLock(), set[Path](), 0, 0
+        self.idle = threading.Condition(self.lock)
+
+    def run(self) -> None:
+        for name in self.names:
+            self._advance(name)
+        threads = [
+            threading.Thread(target=self._serve, args=(pool,), daemon=True)
+            for pool, size in self.sizes.items()
+            for _ in range(size)
+        ]
+        for thread in threads:
+            thread.start()
+        with self.idle:
+            self.idle.wait_for(lambda: not self.running, max(0.0, self.until - time.monotonic()))
+        for pool, size in self.sizes.items():
+            for _ in range(size):
+                self.queues[pool].put((-1, -1, None))
+        for thread in threads:
+            thread.join(LAST_S)
+
+    def _advance(self, name: str) -> None:
+        """Queues the steps of a network that can be done now."""
+        with self.idle:
+            for job in self.work.jobs(name):
+                if job.marker not in self.started:
+                    self.started.add(job.marker)
+                    self.running += 1
+                    self.count += 1
+                    self.queues[job.pool].put((self.names.index(name), self.count, job))
+
+    def _serve(self, pool: str) -> None:
+        while (job := self.queues[pool].get()[2]) is not None:
+            try:
+                if self.until - time.monotonic() > LEAST_S:
+                    self._carry_out(job)
+            except Exception as error:
+                print(f"{job.folder.name}: {job.step}: {type(error).__name__}: {error}", flush=True)
+            with self.idle:
+                self.running -= 1
+                self.idle.notify_all()
+
+    def _carry_out(self, job: Job) -> None:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        ended = bounded(job, self.until - LAST_S)
+        if ended is None:
+            return
+        write_json(job.marker, ended)
+        name = job.folder.name
+        if job.step in ("export", "measure", "again") or not self.work.gpu:
+            with self.lock:
+                collect(self.work, name)
+        with self.lock:
+            self._advance(name)
+            over = not self.work.jobs(name)
+        if over or job.pool != "cpu":
+            print(f"{name}: {job.step} {ended['wall_s']:.0f} s {ended['note']}", flush=True)
+        if over and self.work.gpu:
+            clean(job.folder, everything=self.work.fix_gpu)
+
+
+def bounded(job: Job, until: float) -> dict[str, Any] | None:
+    """Runs a step with its time limit; None if it was stopped because the whole run's time is up."""
+    start, log = time.monotonic(), job.folder / f"{file_name(job.step)}.log"
+    threads = "2" if job.step == "tool fix" or job.pool == "fix-gpu" else "1"
+    variables = {**os.environ, **dict.fromkeys(THREADS, threads), **job.variables}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            cwd=job.cwd,
+            env=variables,
+            start_new_session=True,
+        )
+        note = ""
+        try:
+            process.wait(max(0.1, min(job.limit_s, until - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            note = f"stopped after {job.limit_s:.0f} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if note and time.monotonic() - start < job.limit_s:
+        return None
+    code = process.returncode
+    ended = {
+        "wall_s": round(time.monotonic() - start, 2),
+        "exit_code": code,
+        "note": note or last_words(log, code),
+    }
+    lines = log.read_text(errors="replace").strip().splitlines()
+    if job.step.startswith("build ") and lines and lines[-1].startswith('{"same_as"'):
+        ended |= json.loads(lines[-1])
+    if job.step in ("tool fix", "tool fix-gpu") and lines:
+        ended["said"] = lines[0][:300]
+    return ended
+
+
+def clean(folder: Path, everything: bool) -> None:
+    """Removes engines that are timed no more; results and logs stay."""
+    for path in folder.iterdir():
+        if path.suffix == ".engine" and (everything or path.stem.startswith((PASS, RULE, "rules"))):
+            path.unlink()
+
+
+def run(arguments: argparse.Namespace) -> None:
+    names = arguments.names or drawn(arguments)
+    names = [n for n in names if not arguments.half or half_of(n) == arguments.half]
+    done = {p.stem: read_json(p) for folder in arguments.done for p in folder.glob("*.json")}
+    work = Work(
+        arguments.work.resolve(),
+        arguments.package.resolve(),
+        arguments.ablate,
+        arguments.fix_gpu,
+        nvidia_driver.has_gpu() and not arguments.no_gpu,
+        done,
+    )
+    work.folder.mkdir(parents=True, exist_ok=True)
+    sizes = {"cpu": arguments.jobs, "gpu": arguments.measure_jobs, "fix-gpu": arguments.gpu_jobs}
+    Scheduler(work, names, arguments.seconds - (time.monotonic() - STARTED), sizes).run()
+    left = [n for n in names if work.jobs(n)]
+    print(f"{len(names) - len(left)} of {len(names)} networks are done; left: {' '.join(left) or 'none'}")
+
+
+def drawn(arguments: argparse.Namespace) -> list[str]:
+    """The names of the draw, from its file if there is one."""
+    if arguments.draw.exists():
+        return [str(name) for name in json.loads(arguments.draw.read_text())[str(arguments.seed)]]
+    from benchmarks.population_networks import draw
+
+    names: list[str] = draw(arguments.seed)
+    write_json(arguments.draw, {str(arguments.seed): names})
+    return names
+
+
+def half_of(name: str) -> str:
+    return "development" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 2 else "judging"
+
+
+STARTED = time.monotonic()
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+NOISE_US, LARGEST_ERROR, OF_FP32 = 0.8, 5e-3, 1.5
+"""What two timings may differ by; the tolerance, and how often FP32's own error excuses."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Results of one network, of the last measurement that has a variant."""
+
+    name: str
+    rows: Mapping[str, Mapping[str, Any]]
+
+    def us(self, variant: str) -> float | None:
+        row = self.rows.get(variant, {})
+        return row.get("us") if row.get("error") is not None else None
+
+    def error(self, variant: str) -> float | None:
+        return self.rows.get(variant, {}).get("error")
+
+    @property
+    def tolerance(self) -> float:
+        return max(LARGEST_ERROR, OF_FP32 * (self.error("fp32") or 0.0))
+
+    def valid(self, variant: str) -> bool:
+        """Loaded, finite and within the tolerance."""
+        error = self.error(variant)
+        return self.us(variant) is not None and error is not None and error <= self.tolerance
+
+    def fastest(self) -> float | None:
+        return min((self.us(v) or math.inf for v in ("plain", "autocast") if self.valid(v)), default=None)
+
+    def cell(self, variant: str) -> str:
+        row = self.rows.get(variant)
+        if row is None:
+            return ""
+        if self.us(variant) is None:
+            return str(row.get("problem") or ("not finite" if "error" in row else "not measured"))[:40]
+        return f"{self.us(variant):.1f}, {self.error(variant):.1e}{'' if self.valid(variant) else ' WRONG'}"
+
+
+def read(folders: Sequence[Path], half: str | None) -> list[dict[str, Any]]:
+    files = {path.stem: path for folder in folders for path in sorted(folder.glob("*.json"))}
+    found = [read_json(path) for _, path in sorted(files.items())]
+    return [
+        one
+        for one in found
+        if "stages" in one and (not half or one.get("half", half_of(one["name"])) == half)
+    ]
+
+
+def table(arguments: argparse.Namespace) -> None:
+    results = read(arguments.folders, arguments.half)
+    shown = ("fp32", "autocast", "plain", "rules", "fix", "fix-gpu")
+    first = [Network(one["name"], one.get("variants", {})) for one in results]
+    again = [Network(one["name"], one["again"]) for one in results if one.get("again")]
+    later = {one.name: one for one in again}
+    print(f"| network | {' | '.join(shown)} |\n|---{'|---' * len(shown)}|")
+    for one, result in zip(first, results, strict=True):
+        cells = [(later.get(one.name, one) if v == "fix-gpu" else one).cell(v) for v in shown]
+        print(f"| {one.name} | {' | '.join([*cells[:-1], cells[-1]])} | {result.get('note', '')}")
+    for variant, networks in (("fix", first), ("rules", first), ("fix", again), ("fix-gpu", again)):
+        if any(variant in one.rows for one in networks):
+            print(f"\n{variant}{', timed again with fix-gpu' if networks is again else ''}:")
+            print("\n".join(f"- {line}" for line in figures(variant, networks)))
+    print("\n".join(ablation_table(first)))
+
+
+def figures(variant: str, networks: Sequence[Network]) -> Iterator[str]:
+    for rival in ("autocast", "plain"):
+        both = [n for n in networks if n.valid(variant) and n.valid(rival)]
+        latency = geometric((n.us(variant) or 1) / (n.us(rival) or 1) for n in both)
+        error = geometric(max(n.error(variant) or 0, 1e-9) / max(n.error(rival) or 0, 1e-9) for n in both)
+        yield f"{latency:.3f} of {rival}'s latency, {error:.3f} of its error, on {len(both)} where both are valid"
+    known = [(n, n.fastest()) for n in networks]
+    rivals = [(n, us) for n, us in known if us is not None]
+    timed = [(n, us) for n, us in rivals if n.valid(variant)]
+    yield f"{geometric((n.us(variant) or 1) / us for n, us in timed):.3f} of the faster valid one's latency"
+    for factor in (1.02, 1.05):
+        slow = [n.name for n, us in timed if (n.us(variant) or 1) > factor * us + NOISE_US]
+        yield f"within {factor}x on {len(timed) - len(slow)} of {len(timed)}; not on {' '.join(slow) or 'none'}"
+    wrong = [n.name for n, us in rivals if not n.valid(variant)]
+    yield f"wrong or unloadable where a rival is right: {len(wrong)} ({' '.join(wrong)})"
+    alone = [n.name for n, us in known if us is None and n.valid(variant)]
+    yield f"right where no rival is: {len(alone)} ({' '.join(alone)})"
+
+
+def geometric(ratios: Iterator[float]) -> float:
+    logs = [math.log(one) for one in ratios]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def ablation_table(networks: Sequence[Network]) -> Iterator[str]:
+    """What each pass and each group of FP32 nodes gains: the plan with it, relative to the plan without."""
+    names = sorted({v for n in networks for v in n.rows if v.startswith((PASS, RULE))})
+    if not names:
+        return
+    yield "\n| the default plan with ... instead of without | in the plan of | acts on | latency: median, best, worst "
+    yield "| of the group's error: median, best, worst | right only with / without it | verdict |\n|---|---|---|---|---|---|---|"
+    for name in names:
+        there = [n for n in networks if name in n.rows and n.rows[name].get("exit") == 0]
+        acting = [n for n in there if not _same(n, name)]
+        both = [n for n in acting if n.valid("rules") and n.valid(name)]
+        latency = sorted((n.us("rules") or 1) / (n.us(name) or 1) for n in both)
+        error = sorted(max(n.error("rules") or 0, 1e-9) / max(n.error(name) or 0, 1e-9) for n in both)
+        needed = [n.name for n in acting if n.valid("rules") and not n.valid(name)]
+        harmful = [n.name for n in acting if n.valid(name) and not n.valid("rules")]
+        cost = [n.name for n in both if (n.us("rules") or 0) > 1.01 * (n.us(name) or 0) + NOISE_US]
+        pays = [
+            n.name
+            for n in both
+            if (n.us("rules") or 0) < 0.98 * (n.us(name) or 0) - NOISE_US
+            or 1.3 * (n.error("rules") or 0) <= (n.error(name) or 0)
+        ]
+        verdict = (
+            f"costs on {len(cost)} ({' '.join(cost)}), pays on {len(pays) + len(needed)} ({' '.join(pays)})"
+        )
+        yield (
+            f"| {name.removeprefix('no-')} | {len(there)} | {len(acting)} | {spread(latency)} | {spread(error)} "
+            f"| {' '.join(needed) or 0} / {' '.join(harmful) or 0} | {verdict} |"
+        )
+
+
+def _same(network: Network, variant: str) -> bool:
+    """True if a variant has the graph of the rules' plan."""
+    names = [network.rows[v].get("same_as") or file_name(v) for v in ("rules", variant)]
+    return names[0] == names[1]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, least and largest."""
+    return f"{float(np.median(values)):.3f}, {values[0]:.3f}, {values[-1]:.3f}" if values else ""
+
+
+def main() -> None:
+    steps: dict[str, Callable[..., None]] = {"expect": expect, "build": build, "measure": measure_network}
+    if sys.argv[1:] and sys.argv[1] in steps:
+        step, folder, *rest = sys.argv[1:]
+        steps[step](Path(folder), *([rest[0], rest[1:]] if step == "measure" else rest))
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--half", choices=("development", "judging"))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--draw", type=Path, default=Path("population_draw.json"), help="where the draw is kept"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("draw", help="prints the names of a seed, and their halves")
+    start = commands.add_parser("run")
+    start.add_argument("work", type=Path)
+    start.add_argument("names", nargs="*")
+    start.add_argument("--seconds", type=float, default=math.inf)
+    start.add_argument("--ablate", action="store_true")
+    start.add_argument("--fix-gpu", action="store_true")
+    start.add_argument("--no-gpu", action="store_true", help="build and run nothing on a GPU")
+    start.add_argument("--package", type=Path, default=ROOT, help="checkout whose rewriter is measured")
+    start.add_argument("--done", type=Path, action="append", default=[], help="results of earlier runs")
+    start.add_argument("--jobs", type=int, default=14, help="processes on the CPU")
+    start.add_argument("--measure-jobs", type=int, default=2, help="load engines at a time; one times")
+    start.add_argument("--gpu-jobs", type=int, default=4, help="`fix` with the GPU at a time")
+    rows = commands.add_parser("table")
+    rows.add_argument("folders", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    if arguments.command == "draw":
+        print("\n".join(f"{half_of(name)} {name}" for name in drawn(arguments)))
+    else:
+        {"run": run, "table": table}[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    main()
