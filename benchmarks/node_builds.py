@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import rewriter
 from rewriter.engines.build_options import BuildOptions
-from rewriter.engines.build_report import BuildReport
 from rewriter.engines.measure import shape_values
 from rewriter.engines.tensorrt_build import build
+from rewriter.errors import NativeError
 from rewriter.model import Array
 
 EACH, OPSET, IR = 8, 22, 10
@@ -66,9 +66,10 @@ def refusal(path: Path, feeds: dict[str, Array]) -> str:
     """Why TensorRT-RTX builds no engine; "" if it does."""
     shapes = {name: (array.shape,) * 3 for name, array in feeds.items()}
     options = BuildOptions(shapes=shapes, values=shape_values(feeds), library="tensorrt_rtx", engine=None)
-    report = build(path, options, timeout_s=60.0)
-    if not isinstance(report, BuildReport):
-        return report.summary
+    try:
+        report = build(path, options, timeout_s=60.0)
+    except NativeError as error:
+        return error.what
     if report.engine_bytes is not None:
         return ""
     return (

@@ -27,8 +27,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import numpy_helper
 
-from rewriter.engines.child_process import run_in_child
-from rewriter.errors import PassError, RewriterError
+from rewriter import children
+from rewriter.errors import NativeError, PassError, RewriterError
 from rewriter.jobs.fix.api import fix
 from rewriter.jobs.scan import scan
 
@@ -352,14 +352,16 @@ def _guarded(seed: int, numbers: Sequence[int]) -> list[Outcome]:
     """A batch in a child; the case that ends the child is a defect, and those after it go on in another."""
     with tempfile.TemporaryDirectory(prefix="corruption-") as folder:
         journal = Path(folder) / "journal"
-        child = run_in_child(
-            batch, seed, list(numbers), journal, timeout_s=BATCH_SECONDS, memory_bytes=ADDRESS_BYTES
-        )
-        if child.status == "ok":
-            return list(child.result)
+        work = seed, list(numbers), journal
+        try:
+            return children.run(
+                batch, *work, doing="the batch", limit_s=BATCH_SECONDS, memory_bytes=ADDRESS_BYTES
+            )[0]
+        except NativeError as error:
+            problem = f"{error.what}\n{error.log[-3000:]}"
         last = int(journal.read_text()) if journal.exists() else numbers[0]
     done = corrupted(originals(), seed, last).done
-    broken = Outcome(last, "DEFECT", f"{child.summary}\n{child.log[-3000:]}", tuple(done))
+    broken = Outcome(last, "DEFECT", problem, tuple(done))
     before = [n for n in numbers if n < last]
     after = [n for n in numbers if n > last]
     return [*(_guarded(seed, before) if before else []), broken, *(_guarded(seed, after) if after else [])]

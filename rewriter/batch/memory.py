@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from rewriter.children import available_memory
 from rewriter.model import data_files
-from rewriter.walls import available_memory
 
 GIB = 2**30
 

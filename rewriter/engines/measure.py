@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rewriter import children
 from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
-from rewriter.engines.child_process import ChildResult, run_in_child
 from rewriter.engines.measure_in_child import run_here
 from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, RunOrder, Status, Variant
 from rewriter.engines.tensorrt_build import NO_TF32, build
-from rewriter.errors import EngineError
+from rewriter.errors import EngineError, NativeError, RewriterError
 
 SHAPE_LIKE = 16
 """Most elements of an integer input that can be a shape, an axis or a trip count: a build needs its value."""
@@ -89,14 +90,11 @@ def build_variant(
         plugins=[str(plugin) for plugin in settings.plugins],
         timing_cache=settings.builds == 1,
     )
-    built = build(
-        variant.path,
-        options,
-        timeout_s=settings.left(settings.build_timeout_s),
-        memory_bytes=settings.memory_bytes,
-    )
-    if isinstance(built, ChildResult):
-        return _accident(variant.name, number, built, "the build")
+    limit_s = settings.left(settings.build_timeout_s)
+    try:
+        built = build(variant.path, options, timeout_s=limit_s, memory_bytes=settings.memory_bytes)
+    except NativeError as error:
+        return _accident(variant.name, number, error)
     if built.engine_bytes is None:
         return _refusal(variant.name, number, built)
     return target, built
@@ -122,11 +120,12 @@ def _refusal(name: str, number: int, report: BuildReport) -> EngineOutcome:
     )
 
 
-def _accident(name: str, number: int, child: ChildResult, what: str) -> EngineOutcome:
+def _accident(name: str, number: int, error: RewriterError) -> EngineOutcome:
     """The outcome of a child process without an answer, or with an unexpected exception."""
-    status: Status = child.status if child.status in ("crashed", "timeout") else "error"
-    hint = (child.result["hint"] if child.status == "error" else None) or ""
-    return EngineOutcome(name, number, status, f"{what}: {child.summary}", hint, child.log)
+    status: Status = "error"
+    if isinstance(error, NativeError) and error.cause:
+        status = "timeout" if error.cause == "timeout" else "crashed"
+    return EngineOutcome(name, number, status, error.what, error.hint or "", getattr(error, "log", ""))
 
 
 def _run_group(group: Sequence[RunOrder], settings: MeasureSettings) -> Iterator[EngineOutcome]:
@@ -134,49 +133,47 @@ def _run_group(group: Sequence[RunOrder], settings: MeasureSettings) -> Iterator
 
     Nothing is run again after `settings.until`.
     """
-    child = _run(group, settings)
-    if child.status == "ok":
-        yield from _outcomes(child)
-    elif len(group) == 1 or time.monotonic() >= settings.until:
-        yield from (_failed(one, child) for one in group)
-    else:
-        alone = [_alone(one, settings) for one in group]
-        well = [one for one, outcome in zip(group, alone, strict=True) if outcome.ran]
-        again = list(_together(well, settings))
-        timed = {(outcome.variant, outcome.build): outcome for outcome in again}
-        yield from (timed.get((outcome.variant, outcome.build), outcome) for outcome in alone)
+    try:
+        yield from _run(group, settings)
+    except RewriterError as error:
+        if len(group) == 1 or time.monotonic() >= settings.until:
+            yield from (_failed(one, error) for one in group)
+            return
+    alone = [_alone(one, settings) for one in group]
+    well = [one for one, outcome in zip(group, alone, strict=True) if outcome.ran]
+    again = list(_together(well, settings))
+    timed = {(outcome.variant, outcome.build): outcome for outcome in again}
+    yield from (timed.get((outcome.variant, outcome.build), outcome) for outcome in alone)
 
 
 def _alone(one: RunOrder, settings: MeasureSettings) -> EngineOutcome:
-    child = _run([one], replace(settings, timing=None))
-    return next(_outcomes(child)) if child.status == "ok" else _failed(one, child)
+    try:
+        return _run([one], replace(settings, timing=None))[0]
+    except RewriterError as error:
+        return _failed(one, error)
 
 
 def _together(well: Sequence[RunOrder], settings: MeasureSettings) -> Iterator[EngineOutcome]:
     """Those that run alone, once more in one process, to be timed; nothing if that fails again."""
     if well and settings.timing is not None:
-        child = _run(well, settings)
-        if child.status == "ok":
-            yield from _outcomes(child)
+        with suppress(RewriterError):
+            yield from _run(well, settings)
 
 
-def _run(group: Sequence[RunOrder], settings: MeasureSettings) -> ChildResult:
-    return run_in_child(
+def _run(group: Sequence[RunOrder], settings: MeasureSettings) -> list[EngineOutcome]:
+    """The outcomes of one child, with its log where one of them failed."""
+    outcomes, log = children.run(
         run_here,
         settings.engine,
         group,
         settings.timing,
-        timeout_s=settings.left(settings.run_timeout_s),
+        doing="the run",
+        limit_s=settings.left(settings.run_timeout_s),
         env=None if group[0].variant.tf32 else NO_TF32,
         memory_bytes=settings.memory_bytes,
     )
+    return [one if one.ran else replace(one, log=log) for one in outcomes]
 
 
-def _failed(one: RunOrder, child: ChildResult) -> EngineOutcome:
-    return replace(_accident(one.variant.name, one.number, child, "the run"), report=one.report)
-
-
-def _outcomes(child: ChildResult) -> Iterator[EngineOutcome]:
-    """The outcomes of a child that ended well, with its log where one of them failed."""
-    outcomes: list[EngineOutcome] = child.result
-    return (one if one.ran else replace(one, log=child.log) for one in outcomes)
+def _failed(one: RunOrder, error: RewriterError) -> EngineOutcome:
+    return replace(_accident(one.variant.name, one.number, error), report=one.report)

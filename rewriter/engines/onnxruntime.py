@@ -10,7 +10,7 @@ from types import TracebackType
 
 import onnx
 
-from rewriter import walls
+from rewriter import children
 from rewriter.engines.deadline import time_up
 from rewriter.engines.local_session import LocalSession
 from rewriter.engines.onnxruntime_copies import learn_versions
@@ -50,13 +50,13 @@ class Session:
         learn_versions(model.proto)
         self.version = f"onnxruntime {ort.__version__}"
         self._local: LocalSession | PartedSession | None = None
-        self._child: walls.Walled | None = None
-        if walls.inside or not walls.WALLED:
+        self._child: children.Child | None = None
+        if children.inside or not children.FORKS:
             self._local = opened(model, optimize=optimize, threads=threads)
             self.outputs = self._local.outputs
             return
         with self._explained():
-            self._child = walls.Walled(
+            self._child = children.Child(
                 lambda: opened(model, optimize=optimize, threads=threads),
                 doing="ONNX Runtime",
                 limit_s=RUN_S,

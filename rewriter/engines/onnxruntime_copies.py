@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from rewriter import walls
+from rewriter import children
 from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.errors import ArithmeticRunError
 from rewriter.graph import captured
@@ -88,7 +88,7 @@ def learn_versions(proto: onnx.ModelProto) -> None:
 @cache
 def newest_ir() -> int:
     """The newest IR version that the installed ONNX Runtime loads."""
-    return walls.fresh(_newest_ir, doing="ONNX Runtime")
+    return children.call(_newest_ir, doing="ONNX Runtime")
 
 
 def _newest_ir() -> int:
@@ -98,7 +98,7 @@ def _newest_ir() -> int:
 @cache
 def newest_opset() -> int:
     """The newest standard operator set that the installed ONNX Runtime loads."""
-    return walls.fresh(_newest_opset, doing="ONNX Runtime")
+    return children.call(_newest_opset, doing="ONNX Runtime")
 
 
 def _newest_opset() -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rewriter import walls
+from rewriter import children
 from rewriter.errors import EngineError
 
 INSTALL_HINT = 'pip install "rewriter[rtx]"; docs/install.md has a light way, too'
@@ -22,7 +22,7 @@ def import_onnxruntime() -> Any:
     Raises:
         EngineError: it is not installed: the project came without its dependencies.
     """
-    os.environ.update(walls.QUIET)
+    os.environ.update(children.QUIET)
     try:
         import onnxruntime
     except ModuleNotFoundError as error:

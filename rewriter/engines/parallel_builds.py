@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from rewriter.children import available_memory
 from rewriter.engines.protocol import EngineName
-from rewriter.walls import available_memory
 
 MOST_JOBS = 8
 """Builds at a time; each is a process with a model and its engine in memory."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from rewriter import children
 from rewriter.engines.build_in_child import build_here
 from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
-from rewriter.engines.child_process import ChildResult, run_in_child
-from rewriter.errors import EngineError
 
 NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
 """Environment in which NVIDIA's libraries compute FP32 in FP32; the builder's flag alone is not enough
@@ -26,28 +25,21 @@ def build(
     *,
     timeout_s: float,
     memory_bytes: int | None = None,
-) -> BuildReport | ChildResult:
-    """Parse and build an ONNX file in a child process with these limits (see `run_in_child`).
-
-    Returns:
-        The report, or the child's end if it crashed or ran out of time.
+) -> BuildReport:
+    """Parse and build an ONNX file in a child process with these limits (see `children.run`).
 
     Raises:
         EngineError: no library is installed, or it lacks what the options ask for.
+        NativeError: the child crashed, ran out of time, or raised another exception.
     """
     chosen = options or BuildOptions()
-    child = run_in_child(
+    report, log = children.run(
         build_here,
         path,
         chosen,
-        timeout_s=timeout_s,
+        doing="the TensorRT build",
+        limit_s=timeout_s,
         env=None if chosen.tf32 else NO_TF32,
         memory_bytes=memory_bytes,
     )
-    if child.status == "ok":
-        report: BuildReport = child.result
-        return replace(report, log=child.log)
-    if child.status == "error" and child.result["type"] == "EngineError":
-        error = child.result
-        raise EngineError(error["message"], where=error["where"], hint=error["hint"])
-    return child
+    return replace(report, log=log)

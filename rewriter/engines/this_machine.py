@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import get_args
 
+from rewriter import children
 from rewriter.engines import nvidia_driver
-from rewriter.engines.child_process import run_in_child
 from rewriter.engines.nvidia_driver import Gpu
 from rewriter.engines.onnxruntime_module import import_onnxruntime
 from rewriter.engines.protocol import EngineName
-from rewriter.errors import EngineError
+from rewriter.errors import EngineError, NativeError
 
 ASK_S = 60.0
 """Time limit for the driver; a GPU that wakes up needs a few seconds."""
@@ -50,8 +51,10 @@ class Choice:
 @lru_cache(maxsize=1)
 def gpu() -> Gpu | None:
     """The first GPU, or None; queried once, in a child process."""
-    child = run_in_child(nvidia_driver.gpus, timeout_s=ASK_S)
-    return next(iter(child.result), None) if child.status == "ok" else None
+    with suppress(NativeError):
+        gpus, _ = children.run(nvidia_driver.gpus, doing="NVIDIA's driver", limit_s=ASK_S)
+        return next(iter(gpus), None)
+    return None
 
 
 def choose(engine: str = AUTO) -> Choice:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from onnx import ModelProto, NodeProto
 
-from rewriter import walls
+from rewriter import children
 from rewriter.errors import ModelError, NativeError
 
 PROBE_S = 2.0
@@ -26,7 +26,7 @@ def guarded(
         ModelError: it crashed, or exceeded the limits of time and memory; names the node if it can.
     """
     try:
-        return walls.call(function, proto, *arguments, doing=doing)
+        return children.call(function, proto, *arguments, doing=doing)
     except NativeError as error:
         node = culprit(function, proto, *arguments)
         where = ": ".join(filter(None, (str(path) if path else "", node)))
@@ -58,7 +58,7 @@ def _cut(proto: ModelProto, count: int) -> ModelProto:
 
 def _survives(function: Callable[..., Any], proto: ModelProto, arguments: tuple[Any, ...]) -> bool:
     try:
-        walls.call(function, proto, *arguments, doing="a search", limit_s=PROBE_S)
+        children.call(function, proto, *arguments, doing="a search", limit_s=PROBE_S)
     except NativeError:
         return False
     except Exception:  # an answer, if not a good one: outputs have no producer now

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
-from rewriter import walls
+from rewriter import children
 from rewriter.base import Change, Context, Event, ModelPass, Refusal
 from rewriter.errors import ModelError, NativeError
 from rewriter.graph import TAG, label
@@ -110,7 +110,7 @@ def _inlined(model: Model, functions: dict[_Key, FunctionProto]) -> ModelProto:
             if opset.domain in STANDARD_DOMAINS:
                 opset.version = version  # `_other_opsets` found every operator unchanged between the two
     _fill_defaults(proto, functions)
-    return walls.call(inline_local_functions, proto, doing="onnx.inliner")
+    return children.call(inline_local_functions, proto, doing="onnx.inliner")
 
 
 def _fill_defaults(proto: ModelProto, functions: dict[_Key, FunctionProto]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from rewriter import walls
+from rewriter import children
 from rewriter.base import Change, Context, Event, Exactness, ModelPass, Refusal
 from rewriter.errors import NativeError
 from rewriter.graph import TAG, GraphEditor, casts_to, is_op, open_graphs, reads
@@ -183,7 +183,7 @@ def _round(model: Model, tag: str) -> Refusal | bool:
 
 
 def _simplified(proto: ModelProto) -> ModelProto:
-    return walls.call(_run_onnxsim, proto, _skipped(proto), doing="onnxsim")
+    return children.call(_run_onnxsim, proto, _skipped(proto), doing="onnxsim")
 
 
 def _run_onnxsim(proto: ModelProto, skipped: list[str]) -> ModelProto:
@@ -206,7 +206,7 @@ def _skipped(proto: ModelProto) -> list[str]:
 @lru_cache(maxsize=1)
 def skipped_always() -> tuple[str, ...]:
     """Returns the optimizers that onnxsim must skip: all of this version except `OPTIMIZERS`."""
-    names = walls.call(_optimizers, doing="onnxsim")
+    names = children.call(_optimizers, doing="onnxsim")
     return (*(name for name in names if name not in OPTIMIZERS), *UNLISTED)
 
 

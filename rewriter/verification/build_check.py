@@ -13,11 +13,10 @@ from onnx import TensorProto
 from rewriter.engines.build_options import BuildOptions
 from rewriter.engines.build_report import BuildReport
 from rewriter.engines.builder_warnings import NORM_IN_FP16, other_warnings, precision_warnings
-from rewriter.engines.child_process import ChildResult
 from rewriter.engines.measure import shape_values
 from rewriter.engines.protocol import Shape, Span
 from rewriter.engines.tensorrt_build import build
-from rewriter.errors import EngineError
+from rewriter.errors import EngineError, NativeError
 from rewriter.graph import is_op
 from rewriter.graph.float_types import logical_name
 from rewriter.graph.ops import NORMS
@@ -121,15 +120,13 @@ def check_build(
     start = time.perf_counter()
     options = _options(shapes or {}, values or {}, plugins, engine, library)
     try:
-        outcome = build(path, options, timeout_s=timeout_s)
+        check = judged_report(build(path, options, timeout_s=timeout_s), expected)
+    except NativeError as error:
+        check = _of_accident(error)
     except EngineError as error:
         refused = False if error.where in options.plugins else None  # a named plugin was to be used
         place = f" ({error.where})" if error.where else ""
         check = Check("build", refused, f"not built: {error.what}{place}", details=_advice(error.hint))
-    else:
-        check = (
-            judged_report(outcome, expected) if isinstance(outcome, BuildReport) else _of_accident(outcome)
-        )
     return replace(check, seconds=time.perf_counter() - start)
 
 
@@ -154,8 +151,8 @@ def check_original_build(
         outcome = build(path, options, timeout_s=timeout_s)
     except EngineError as error:
         return Check(ORIGINAL, None, f"not built: {error.what}", details=_advice(error.hint))
-    if isinstance(outcome, ChildResult):
-        check = replace(_of_accident(outcome), name=ORIGINAL)
+    except NativeError as error:
+        check = replace(_of_accident(error), name=ORIGINAL)
     else:
         built = outcome.engine_bytes is not None
         words = "builds the model as it came" if built else "does not build the model as it came"
@@ -227,14 +224,11 @@ def _advice(hint: str | None) -> tuple[str, ...]:
     return (f"what to do: {hint}",) if hint else ()
 
 
-def _of_accident(child: ChildResult) -> Check:
+def _of_accident(error: NativeError) -> Check:
     """Fails the check after a crash or a hang, but not after an exception in the child's Python."""
-    details = log_lines(child.log)
-    if child.status == "error":
-        return Check("build", None, f"not built: {child.summary}", details=details)
-    end = "did not end" if child.status == "timeout" else "crashed"
-    summary = f"the TensorRT build {end}: {child.summary}"
-    return Check("build", False, summary, details=details, built=False)
+    if not error.cause:
+        return Check("build", None, f"not built: {error.what}", details=log_lines(error.log))
+    return Check("build", False, error.what, details=log_lines(error.log), built=False)
 
 
 def judged_report(report: BuildReport, expected: BuildExpectation) -> Check:

@@ -17,7 +17,7 @@ ROOMS = (
     "english",
     "errors",
     "summary",
-    "walls",
+    "children",
     "model",
     "plan",
     "graph",

@@ -207,7 +207,7 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[onnx.ModelProto]:
         return simplify(proto, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(onnxsim, "simplify", spy)
-    monkeypatch.setattr("rewriter.walls.inside", True)  # no child, whose calls the spy would not see
+    monkeypatch.setattr("rewriter.children.inside", True)  # no child, whose calls the spy would not see
     return seen
 
 

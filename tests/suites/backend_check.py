@@ -13,7 +13,7 @@ from backend_cases import Case
 from nightly import NIGHTLY
 
 import rewriter
-from rewriter import walls
+from rewriter import children
 from rewriter.errors import ArithmeticRunError, RewriterError
 from rewriter.figures.pair import Pair, is_float
 from rewriter.model import Model, load, walk_graphs
@@ -68,7 +68,7 @@ class Answer:
 def check(case: Case) -> Answer:
     """Both findings on a case."""
     if not NIGHTLY:
-        walls.enter()  # the pool's child is a wall; one inside it costs a third of the time of the suite
+        children.enter()  # the pool's child is a wall; one inside it costs a third of the time of the suite
     warnings.simplefilter("ignore")  # of NumPy, about overflows that some cases are about
     return Answer(_finding(structure, case), _finding(fp16, case))
 

@@ -13,7 +13,6 @@ import onnx
 from rewriter.base import Target
 from rewriter.engines import this_machine
 from rewriter.engines.build_options import BuildOptions
-from rewriter.engines.build_report import BuildReport
 from rewriter.engines.measure import measure
 from rewriter.engines.probe import arithmetic, epilogue_rounding, island_latency, operators, reciprocals
 from rewriter.engines.probe.answers import Answers, driver_text, measured
@@ -21,6 +20,7 @@ from rewriter.engines.probe.question import Case, Probe, Seen
 from rewriter.engines.protocol import EngineName, EngineOutcome, MeasureSettings, Timing, Variant
 from rewriter.engines.tensor_files import write_samples
 from rewriter.engines.tensorrt_build import build
+from rewriter.errors import NativeError
 from rewriter.model import Array
 from rewriter.model.stopwatch import Progress
 
@@ -129,13 +129,14 @@ def build_all(probes: Sequence[Probe] = PROBES, progress: Progress = lambda *_: 
         for done, (probe, case) in enumerate(pairs):
             progress("building", done, len(pairs))
             onnx.save(case.proto(), path)
-            report = build(path, BuildOptions(library="tensorrt_rtx"), timeout_s=BUILD_TIMEOUT_S)
-            yield Buildable(probe.name, case.name, _problem(report))
+            yield Buildable(probe.name, case.name, _problem(path))
 
 
-def _problem(report: object) -> str:
-    if not isinstance(report, BuildReport):
-        return str(getattr(report, "summary", report))
+def _problem(path: Path) -> str:
+    try:
+        report = build(path, BuildOptions(library="tensorrt_rtx"), timeout_s=BUILD_TIMEOUT_S)
+    except NativeError as error:
+        return error.what
     if report.engine_bytes is not None:
         return ""
     errors: list[str] = [error.message for error in report.parser_errors]

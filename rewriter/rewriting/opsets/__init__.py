@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, ModelProto, NodeProto, helper, numpy_helper, version_converter
 
-from rewriter import walls
+from rewriter import children
 from rewriter.errors import NativeError
 from rewriter.model import DETACH_BYTES, STANDARD_DOMAINS, Array, holds_graphs
 from rewriter.model.facts import TensorFacts
@@ -179,7 +179,7 @@ def _to(proto: ModelProto, version: int) -> ModelProto:
 
 
 def _converted(proto: ModelProto, version: int) -> ModelProto:
-    return walls.call(version_converter.convert_version, proto, version, doing="onnx.version_converter")
+    return children.call(version_converter.convert_version, proto, version, doing="onnx.version_converter")
 
 
 def _corrected(proto: ModelProto, rule: Rule, correct: Correction | None) -> ModelProto:

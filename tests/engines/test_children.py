@@ -1,4 +1,4 @@
-"""Native code behind walls: crashes, hangs and greed are errors, and nobody else notices."""
+"""Native code in child processes: crashes, hangs and greed are errors, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from paths import ROOT
 from rich.console import Console
 from rich.progress import Progress
 
-from rewriter import walls
+from rewriter import children
 from rewriter.engines import onnxruntime as engine
 from rewriter.engines.onnxruntime import Session
 from rewriter.errors import ArithmeticRunError, ModelError, NativeError, RewriterError
 from rewriter.model import Array, Model, facts, native
 from rewriter.passes.simplify import Simplify
 
-pytestmark = pytest.mark.skipif(not walls.WALLED, reason="walls stand on Linux alone")
+pytestmark = pytest.mark.skipif(not children.FORKS, reason="forks are used on Linux alone")
 
 ENDLESS = """
     g (float[2,4] x) => (float[2,4] y) <int64 trips = {1000000000000}, bool go = {1}> {
@@ -42,9 +42,9 @@ ENDLESS = """
 
 @pytest.fixture(autouse=True)
 def a_child_with_the_patches_of_the_test() -> Iterator[None]:
-    walls.close()
+    children.close()
     yield
-    walls.close()
+    children.close()
 
 
 def doubled(array: Array) -> Array:
@@ -76,7 +76,7 @@ def pid() -> int:
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
 def test_arrays_go_there_and_back(size: int, dtype: type) -> None:
     there: Array = np.arange(size).astype(dtype)
-    back = walls.call(doubled, there, doing="a product")
+    back = children.call(doubled, there, doing="a product")
     np.testing.assert_array_equal(back, doubled(there))
 
 
@@ -92,29 +92,29 @@ def test_the_end_of_a_child_is_an_error_and_the_next_call_works(
     function: Callable[[], None], message: str, cause: str
 ) -> None:
     with pytest.raises(NativeError, match=message) as caught:
-        walls.call(function, doing="the work", limit_s=1)
+        children.call(function, doing="the work", limit_s=1)
     assert caught.value.cause == cause
-    assert walls.call(pid, doing="the next") != os.getpid()
+    assert children.call(pid, doing="the next") != os.getpid()
 
 
 def test_exceptions_come_back_whole() -> None:
     with pytest.raises(ModelError) as caught:
-        walls.call(fail, doing="the work")
+        children.call(fail, doing="the work")
     assert (caught.value.what, caught.value.where, caught.value.hint) == ("it is wrong", "m.onnx", "mend it")
 
 
 def test_one_child_serves_all_calls() -> None:
-    assert walls.call(pid, doing="one") == walls.call(pid, doing="two")
+    assert children.call(pid, doing="one") == children.call(pid, doing="two")
 
 
 def test_a_child_does_not_outlive_its_session() -> None:
     session = Session(graph("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
     child = session._child
     assert child is not None
-    os.kill(child._pid, 0)
+    os.kill(child.pid, 0)
     session.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(child._pid, 0)
+        os.kill(child.pid, 0)
 
 
 def test_an_endless_loop_is_stopped_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_the_node_at_which_inference_crashes_is_named(monkeypatch: pytest.Monkey
 
 
 def test_functions_that_expand_without_measure_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walls, "CALL_S", 1.0)
+    monkeypatch.setattr(children, "CALL_S", 1.0)
     monkeypatch.setattr(native, "PROBE_S", 0.5)
     with pytest.raises(ModelError, match="shape inference gave no result within 1 s") as caught:
         facts.infer(Model(expanding(24)))
@@ -174,7 +174,7 @@ def test_a_crash_of_onnxsim_is_a_refusal(end: Callable[[], None], monkeypatch: p
 
     monkeypatch.setattr("onnxsim.simplify", end)
     monkeypatch.setattr("rewriter.passes.simplify._skipped", lambda proto: [])
-    monkeypatch.setattr(walls, "CALL_S", 1.0)
+    monkeypatch.setattr(children, "CALL_S", 1.0)
     source = graph("g (float[3] x) => (float[3] y) { i = Identity(x) y = Relu(i) }")
     (event,) = Simplify().rewrite_model(source, Context())
     assert isinstance(event, Refusal)
@@ -183,13 +183,13 @@ def test_a_crash_of_onnxsim_is_a_refusal(end: Callable[[], None], monkeypatch: p
 
 BUSY = """
 import ctypes, os, time
-from rewriter import walls
+from rewriter import children
 def idle(): pass
 def hang(): time.sleep(60)
 def hang_with_the_lock_of_python(): ctypes.PyDLL(None).sleep(60)
 def work(name):
-    print(walls.call(os.getpid, doing="a call"), flush=True)
-    walls.call(globals()[name], doing="a call")
+    print(children.call(os.getpid, doing="a call"), flush=True)
+    children.call(globals()[name], doing="a call")
     time.sleep(60)
 """
 
@@ -197,8 +197,8 @@ def work(name):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "a kill of the parent"])
 @pytest.mark.parametrize("work", ["idle", "hang", "hang_with_the_lock_of_python"])
 def test_children_end_with_their_parent(number: signal.Signals, work: str, tmp_path: Path) -> None:
-    (tmp_path / "tests_of_walls.py").write_text(BUSY)
-    code = f"import tests_of_walls; tests_of_walls.work({work!r})"
+    (tmp_path / "tests_of_children.py").write_text(BUSY)
+    code = f"import tests_of_children; tests_of_children.work({work!r})"
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     with subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -223,8 +223,9 @@ def gone(child: int) -> bool:
 
 def test_data_that_comes_while_a_child_works_does_not_end_it() -> None:
     """The kernel may announce an order after it was read, when the child works on it."""
-    with walls.Walled(Sleeper, doing="a nap") as child:
-        connection = child._opened()
+    with children.Child(Sleeper, doing="a nap") as child:
+        connection = child._socket
+        assert connection is not None
         threading.Timer(0.2, connection.sendall, [b"!"]).start()
         assert child.call("sleep", 0.5) == "slept"
 
@@ -241,13 +242,13 @@ def test_errors_can_be_pickled() -> None:
 
 def test_a_fork_has_children_of_its_own() -> None:
     """Two processes that share a warm child would read each other's answers."""
-    assert walls.call(os.getppid, doing="a question") == os.getpid()
+    assert children.call(os.getppid, doing="a question") == os.getpid()
     pid = os.fork()
     if not pid:
         os._exit(
-            0 if all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1
+            0 if all(children.call(os.getppid, doing="a question") == os.getpid() for _ in range(50)) else 1
         )
-    assert all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
+    assert all(children.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
@@ -258,7 +259,7 @@ class Sleeper:
 
 
 def its_child_answers() -> bool:
-    return all(walls.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
+    return all(children.call(os.getppid, doing="a question") == os.getpid() for _ in range(50))
 
 
 def test_a_child_that_waits_for_a_processor_is_not_late() -> None:
@@ -266,9 +267,9 @@ def test_a_child_that_waits_for_a_processor_is_not_late() -> None:
     os.sched_setaffinity(0, {min(everyone := os.sched_getaffinity(0))})
     rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:
-        assert walls.call(computed, 0.6, doing="a sum", limit_s=1.0) >= 0.6
+        assert children.call(computed, 0.6, doing="a sum", limit_s=1.0) >= 0.6
         with pytest.raises(NativeError, match="no result within 1 s"):
-            walls.call(computed, 60.0, doing="a sum", limit_s=1.0)
+            children.call(computed, 60.0, doing="a sum", limit_s=1.0)
     finally:
         os.sched_setaffinity(0, everyone)
         for rival in rivals:
@@ -294,7 +295,7 @@ def test_a_child_prints_whatever_its_parent_held_at_the_fork() -> None:
     with Progress(console=console, transient=True) as bars, console._lock:
         bars.add_task("drawn")
         answers: list[str] = []
-        caller = threading.Thread(target=lambda: answers.append(walls.fresh(shout, doing="a shout")))
+        caller = threading.Thread(target=lambda: answers.append(children.call(shout, doing="a shout")))
         caller.start()
         caller.join(30)
     assert answers == ["said"]

@@ -1,4 +1,4 @@
-"""The child process: its results, and the clean-up after every kind of crash and hang.
+"""Interpreters as children: their results, and the clean-up after every kind of crash and hang.
 
 The faults are real: the functions below run in the child, which imports this file.
 """
@@ -19,10 +19,8 @@ from typing import Any
 
 import pytest
 
-from rewriter import walls
-from rewriter.engines import child_process
-from rewriter.engines.child_process import ChildResult, run_in_child
-from rewriter.errors import EngineError
+from rewriter import children
+from rewriter.errors import EngineError, NativeError
 
 
 def add(a: int, b: int) -> dict[str, int]:
@@ -59,7 +57,7 @@ def hang(pid_file: str) -> None:
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(pid_file).write_text(f"{os.getpid()} {grandchild.pid}")
     os.write(1, b"hanging\n")
-    if walls.WALLED:
+    if children.FORKS:
         ctypes.PyDLL(None).sleep(600)  # with Python's lock, as native code may hang
     time.sleep(600)
 
@@ -101,8 +99,10 @@ class Unreadable:
         return import_module, ("rewriter.no_such_thing",)
 
 
-def call(function: Callable[..., object], *arguments: Any, timeout_s: float = 60.0) -> ChildResult:
-    return run_in_child(function, *arguments, timeout_s=timeout_s)
+def call(
+    function: Callable[..., Any], *arguments: Any, limit_s: float = 60.0, **limits: Any
+) -> tuple[Any, str]:
+    return children.run(function, *arguments, doing="the work", limit_s=limit_s, **limits)
 
 
 def is_running(pid: int) -> bool:
@@ -128,97 +128,81 @@ def appears(path: Path) -> str:
 
 
 def test_the_result_and_the_log_are_returned() -> None:
-    result = call(add, 2, 3)
-    assert (result.status, result.result, result.exit_code) == ("ok", {"sum": 5}, 0)
-    assert result.log == "adding\n"
-    assert 0 < result.seconds < 60
+    assert call(add, 2, 3) == ({"sum": 5}, "adding\n")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the fault needs glibc")
 def test_output_of_c_code_is_in_the_log() -> None:
-    assert "from C" in call(print_from_c, "from C").log
+    assert "from C" in call(print_from_c, "from C")[1]
 
 
 def test_only_the_end_of_a_long_log_is_kept() -> None:
-    log = call(print_much, 4 * child_process.LOG_BYTES).log
-    assert len(log) == child_process.LOG_BYTES
+    _, log = call(print_much, 4 * children.LOG_BYTES)
+    assert len(log) == children.LOG_BYTES
     assert log.endswith("the end")
 
 
 def test_environment_variables_are_added() -> None:
-    result = run_in_child(read_env, "REWRITER_TEST", timeout_s=60, env={"REWRITER_TEST": "7"}).result
-    assert result == {"value": "7"}
+    assert call(read_env, "REWRITER_TEST", env={"REWRITER_TEST": "7"})[0] == {"value": "7"}
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "signal_name", "exit_code"),
+    ("function", "arguments", "cause"),
     [
-        pytest.param(segfault, (), "SIGSEGV", None, id="it kills itself with SIGSEGV"),
-        pytest.param(read_address_zero, (), "SIGSEGV", None, id="C reads address zero"),
-        pytest.param(leave, (3,), None, 3, id="a library calls exit"),
+        pytest.param(segfault, (), "SIGSEGV", id="it kills itself with SIGSEGV"),
+        pytest.param(read_address_zero, (), "SIGSEGV", id="C reads address zero"),
+        pytest.param(leave, (3,), "exit code 3", id="a library calls exit"),
     ],
 )
-def test_a_crash_is_a_result(
-    function: Callable[..., None], arguments: tuple[int, ...], signal_name: str | None, exit_code: int | None
-) -> None:
-    result = call(function, *arguments)
-    assert (result.status, result.result) == ("crashed", None)
-    assert (result.signal, result.exit_code) == (signal_name, exit_code)
-    assert (signal_name or f"exit code {exit_code}") in result.summary
+def test_a_crash_is_an_error(function: Callable[..., None], arguments: tuple[int, ...], cause: str) -> None:
+    with pytest.raises(NativeError) as caught:
+        call(function, *arguments)
+    assert (caught.value.cause, caught.value.what) == (cause, f"the work crashed ({cause})")
 
 
 def test_the_log_of_a_crash_has_the_output_and_the_python_stack() -> None:
-    log = call(segfault).log
-    assert "about to crash" in log
-    assert "in segfault" in log
+    with pytest.raises(NativeError) as caught:
+        call(segfault)
+    assert "about to crash" in caught.value.log
+    assert "in segfault" in caught.value.log
 
 
 def test_a_hang_and_its_children_are_killed_at_the_time_limit(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    result = call(hang, str(pids), timeout_s=3.0)
-    assert (result.status, result.signal) == ("timeout", "SIGKILL")
-    assert 3.0 <= result.seconds < 30
-    assert "hanging" in result.log
-    assert "killed" in result.summary
+    pids, start = tmp_path / "pids", time.monotonic()
+    with pytest.raises(NativeError, match="no result within 3 s") as caught:
+        call(hang, str(pids), limit_s=3.0)
+    assert 2.5 <= time.monotonic() - start < 30
+    assert caught.value.cause == "timeout"
+    assert "hanging" in caught.value.log
     assert all(gone(int(pid)) for pid in appears(pids).split())
 
 
 def test_processes_left_by_a_finished_child_are_killed(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    result = call(leave_grandchild, str(pid))
-    assert result.status == "ok"
-    assert result.seconds < 30  # the grandchild holds the log's pipe open
+    call(leave_grandchild, str(pid))
     assert gone(int(pid.read_text()))
 
 
 @pytest.mark.parametrize(
-    ("function", "status", "words"),
+    ("function", "words"),
     [
-        pytest.param(allocate, "error", "MemoryError", id="Python raises MemoryError"),
-        pytest.param(allocate_in_c, "crashed", "SIGABRT", id="C++ aborts"),
+        pytest.param(allocate, "memory ran out", id="Python raises MemoryError"),
+        pytest.param(allocate_in_c, "SIGABRT", id="C++ aborts"),
     ],
 )
-def test_memory_is_limited(function: Callable[[int], object], status: str, words: str) -> None:
-    result = run_in_child(function, 8 << 30, timeout_s=60, memory_bytes=4 << 30)
-    assert result.status == status
-    assert words in result.summary
+def test_memory_is_limited(function: Callable[[int], object], words: str) -> None:
+    with pytest.raises(NativeError, match=words):
+        call(function, 8 << 30, memory_bytes=4 << 30)
 
 
 def test_an_allocation_within_the_limit_succeeds() -> None:
-    result = run_in_child(allocate, 1 << 20, timeout_s=60, memory_bytes=4 << 30).result
-    assert result == {"allocated": 1 << 20}
+    assert call(allocate, 1 << 20, memory_bytes=4 << 30)[0] == {"allocated": 1 << 20}
 
 
 def test_an_exception_is_returned_with_its_hint() -> None:
-    result = call(refuse)
-    assert result.status == "error"
-    assert result.result == {
-        "type": "EngineError",
-        "message": "no library",
-        "where": "model.onnx",
-        "hint": "install one",
-    }
-    assert "Traceback" in result.log
+    with pytest.raises(EngineError) as caught:
+        call(refuse)
+    assert vars(caught.value) == {"what": "no library", "where": "model.onnx", "hint": "install one"}
 
 
 @pytest.mark.parametrize(
@@ -231,9 +215,8 @@ def test_an_exception_is_returned_with_its_hint() -> None:
 def test_an_invalid_job_is_an_error(
     function: Callable[..., object], arguments: tuple[object, ...], words: str
 ) -> None:
-    result = call(function, *arguments)
-    assert result.status == "error"
-    assert words in result.summary
+    with pytest.raises(NativeError, match=words):
+        call(function, *arguments)
 
 
 def test_ctrl_c_kills_the_child(tmp_path: Path) -> None:
@@ -245,7 +228,7 @@ def test_ctrl_c_kills_the_child(tmp_path: Path) -> None:
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        call(hang, str(pids), timeout_s=60)
+        call(hang, str(pids), limit_s=60)
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
