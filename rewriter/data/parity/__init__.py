@@ -18,16 +18,14 @@ from rewriter.data.parity.comparison import (
     ArrayComparison,
     Difference,
     InputComparison,
-    Kind,
     SampleComparison,
     dtype_difference,
     shape_difference,
 )
-from rewriter.data.parity.explain import explain
-from rewriter.data.parity.geometry import layout_pairs
-from rewriter.data.parity.matching import match
+from rewriter.data.parity.explain import ASK, explain
+from rewriter.data.parity.photographs import with_origins
 from rewriter.data.parity.plain import ROUNDING, compare_plain, distance
-from rewriter.data.parity.recognise import with_origins
+from rewriter.data.parity.relation import axes_pairs, relation
 from rewriter.errors import InputsError
 from rewriter.model import Array
 
@@ -50,18 +48,10 @@ def compare_arrays(
     Args:
         image: The photograph that both read, [H, W, 3] in uint8: tells how each side resized it.
     """
-    found = _compared(ours, theirs, name)
-    if image is not None and found.differences:
-        return with_origins(found, image, ours, theirs)
-    if SHAPED & {difference.kind for difference in found.differences} and min(ours.ndim, theirs.ndim) > 2:
-        return replace(found, notes=(*found.notes, ASK))
-    return found
-
-
-SHAPED: frozenset[Kind] = frozenset({"values", "size", "interpolation", "antialias"})
-"""Differences that come from how photographs were resized, where the arrays are images."""
-
-ASK = "--images with the photographs that both read tells how each side resized them"
+    comparison = _compared(ours, theirs, name)
+    if image is None or not comparison.differences:
+        return comparison
+    return with_origins(comparison, image, ours, theirs)
 
 
 def _compared(ours: Array, theirs: Array, name: str) -> ArrayComparison:
@@ -69,41 +59,39 @@ def _compared(ours: Array, theirs: Array, name: str) -> ArrayComparison:
         differences = dtype_difference(ours.dtype, theirs.dtype)
         code = (f"theirs = ours.astype(np.{theirs.dtype})",) if differences else ()
         return ArrayComparison(name, differences, code)
-    found = match(ours, theirs) if min(ours.size, theirs.size) else None
-    if found is not None and found.related:
-        return explain(name, found, ours, theirs)
+    related = relation(ours, theirs) if min(ours.size, theirs.size) else None
+    if related is not None:
+        return explain(name, related, ours, theirs)
     plain = compare_plain(name, ours, theirs)
-    if found is None or plain.code:
+    if plain.code or not axes_pairs(ours.shape, theirs.shape):
         return plain
     return _unrelated(name, ours, theirs)
 
 
 def _unrelated(name: str, ours: Array, theirs: Array) -> ArrayComparison:
     """The comparison of unrelated images: differences of types, layouts, shapes and values."""
-    found = [*dtype_difference(ours.dtype, theirs.dtype)]
-    mine, other = layout_pairs(ours.shape, theirs.shape)[0]
+    differences = [*dtype_difference(ours.dtype, theirs.dtype)]
+    mine, other = axes_pairs(ours.shape, theirs.shape)[0]
     if mine != other:
-        found.append(Difference("layout", f"is {other.axes}, not {mine.axes}", f"theirs is {other.axes}"))
+        differences.append(Difference("layout", f"is {other}, not {mine}", f"theirs is {other}"))
     elif ours.shape != theirs.shape:
-        found.append(shape_difference(ours.shape, theirs.shape))
+        differences.append(shape_difference(ours.shape, theirs.shape))
     text = "no shift, order of channels or scale turns ours into theirs: is it the same sample?"
-    found.append(Difference("values", "shows something else", text))
-    notes = tuple(f"{who}: {_statistics(a)}" for who, a in (("ours", ours), ("theirs", theirs)))
+    differences.append(Difference("values", "shows something else", text))
+    notes = [f"{who}: {_statistics(array)}" for who, array in (("ours", ours), ("theirs", theirs))]
     before = distance(ours, theirs)
-    return ArrayComparison(name, tuple(found), (), before, before, notes)
+    return ArrayComparison(name, tuple(differences), (), before, before, (*notes, ASK))
 
 
 def _statistics(array: Array) -> str:
     values = array.astype(np.float64)
-    bad = int((~np.isfinite(values)).sum())
     usable = values[np.isfinite(values)]
+    bad = f"{values.size - usable.size} NaN or infinite"
     if not usable.size:
-        return f"{bad} NaN or infinite values and nothing else"
-    text = (
-        f"values {usable.min():.4g}..{usable.max():.4g}, mean {usable.mean():.4g}, "
-        f"standard deviation {usable.std():.4g}"
-    )
-    return f"{text}, and {bad} NaN or infinite" if bad else text
+        return f"{bad} values and nothing else"
+    span = f"values {usable.min():.4g}..{usable.max():.4g}"
+    text = f"{span}, mean {usable.mean():.4g}, standard deviation {usable.std():.4g}"
+    return f"{text}, and {bad}" if usable.size < values.size else text
 
 
 def arrays_of(feeds: Mapping[str, Any], where: str) -> dict[str, Array]:

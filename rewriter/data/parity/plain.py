@@ -8,12 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rewriter.data.parity.code import run
-from rewriter.data.parity.comparison import (
-    ArrayComparison,
-    Difference,
-    dtype_difference,
-    shape_difference,
-)
+from rewriter.data.parity.comparison import ArrayComparison, Difference, dtype_difference, shape_difference
 from rewriter.figures.pair import relative_l2
 from rewriter.model import Array
 
@@ -26,29 +21,29 @@ ROUNDING = 1e-6
 
 def compare_plain(name: str, ours: Array, theirs: Array) -> ArrayComparison:
     """Compares element types, shapes, axes, padding sides, and finds an affine relation of all values."""
-    found = [*dtype_difference(ours.dtype, theirs.dtype)]
-    code = "ours"
-    before = distance(ours, theirs)
-    aligned = ours
+    differences = [*dtype_difference(ours.dtype, theirs.dtype)]
+    axes, code = _axes(ours, theirs), "ours"
+    if axes is None:
+        differences.append(shape_difference(ours.shape, theirs.shape))
+        return ArrayComparison(name, tuple(differences), (), np.inf, np.inf)
     if ours.shape != theirs.shape:
-        axes = _axes(ours, theirs)
-        if axes is None:
-            found.append(shape_difference(ours.shape, theirs.shape))
-            return ArrayComparison(name, tuple(found), (), np.inf, np.inf)
-        aligned = ours.transpose(axes)
         code = f"ours.transpose({', '.join(map(str, axes))})"
-        found.append(Difference("layout", f"has the axes {list(axes)} of ours", f"theirs is {code}"))
-    left = distance(aligned, theirs)
+        differences.append(Difference("layout", f"has the axes {list(axes)} of ours", f"theirs is {code}"))
+        ours, before = ours.transpose(axes), float("inf")
+    else:
+        before = distance(ours, theirs)
+    left, relation = distance(ours, theirs), "ours"
     if left > ROUNDING:
-        step = next(_relations(aligned, theirs), None)
+        step = next(_relations(ours, theirs), None)
         if step is None:
-            return ArrayComparison(name, (*found, _unrelated(aligned, theirs)), (), before, left)
-        difference, template = step
-        found.append(difference)
-        code = template.format(code)
-    lines = (f"theirs = ({code}).astype(np.{theirs.dtype})",) if found else ()
-    after = distance(run(lines, ours), theirs) if lines else before
-    return ArrayComparison(name, tuple(found), lines, before, after)
+            return ArrayComparison(name, (*differences, _unrelated(ours, theirs)), (), before, left)
+        differences.append(step[0])
+        relation = step[1]
+    if not differences:
+        return ArrayComparison(name, (), (), before, before)
+    line = f"theirs = ({relation}).astype(np.{theirs.dtype})"
+    after = distance(run((line,), ours), theirs)
+    return ArrayComparison(name, tuple(differences), (line.replace("ours", code),), before, after)
 
 
 def distance(ours: Array, theirs: Array) -> float:
@@ -59,91 +54,60 @@ def distance(ours: Array, theirs: Array) -> float:
         return 0.0 if np.array_equal(ours, theirs) else float("inf")
     mine, other = ours.astype(np.float64), theirs.astype(np.float64)
     usable = np.isfinite(mine)
-    if (
-        not np.array_equal(mine[~usable], other[~usable], equal_nan=True)
-        or not np.isfinite(other[usable]).all()
-    ):
-        return float("inf")
-    return relative_l2(other[usable], mine[usable])
+    same = np.array_equal(mine[~usable], other[~usable], equal_nan=True) and np.isfinite(other[usable]).all()
+    return relative_l2(other[usable], mine[usable]) if same else float("inf")
 
 
 def _axes(ours: Array, theirs: Array) -> tuple[int, ...] | None:
     """The transposition with the smallest distance, if any gives the shape of theirs."""
-    if ours.ndim != theirs.ndim or ours.ndim > MOST_AXES:
-        return None
-    fitting = [
-        axes
-        for axes in itertools.permutations(range(ours.ndim))
-        if tuple(ours.shape[a] for a in axes) == theirs.shape
-    ]
+    same = tuple(range(ours.ndim))
+    if ours.shape == theirs.shape or ours.ndim != theirs.ndim or ours.ndim > MOST_AXES:
+        return same if ours.shape == theirs.shape else None
+    fitting = [a for a in itertools.permutations(same) if tuple(ours.shape[i] for i in a) == theirs.shape]
     return min(fitting, key=lambda axes: distance(ours.transpose(axes), theirs), default=None)
 
 
 def _relations(ours: Array, theirs: Array) -> Iterator[tuple[Difference, str]]:
-    """Relations that hold for all elements, the likeliest first."""
-    if ours.dtype.kind in "iub" and theirs.dtype.kind in "iub" and ours.ndim and ours.dtype.kind != "b":
+    """Relations that hold for all elements, the likeliest first, each with its expression."""
+    if ours.dtype.kind in "iu" and theirs.dtype.kind in "iu" and ours.ndim and ours.shape[-1] > 1:
         yield from _other_side(ours, theirs)
-    if ours.size < 3 or not all(np.isfinite(a.astype(np.float64)).all() for a in (ours, theirs)):
-        return
-    x, y = ours.astype(np.float64).reshape(-1), theirs.astype(np.float64).reshape(-1)
-    if np.ptp(x) == 0:
+    x, y = (side.astype(np.float64).reshape(-1) for side in (ours, theirs))
+    if x.size < 3 or not (np.isfinite(x).all() and np.isfinite(y).all()) or np.ptp(x) == 0:
         return
     a, b = (float(v) for v in np.polyfit(x, y, 1))
     if relative_l2(y, a * x + b) <= 10 * ROUNDING and abs(a) > 0:
         a, b = float(f"{a:.7g}"), float(f"{b:.7g}") if abs(b) > 1e-6 * np.ptp(y) else 0.0
-        is_mask = set(np.unique(x)) <= {0.0, 1.0}
-        what = "is the mask the other way round" if is_mask and (a, b) == (-1.0, 1.0) else ""
-        text = f"theirs = ours * {a:g} + {b:g}"
-        yield Difference("scale", what or f"is ours * {a:g} + {b:g}", text), f"{{}} * {a!r} + {b!r}"
+        is_mask = set(np.unique(x)) <= {0.0, 1.0} and (a, b) == (-1.0, 1.0)
+        phrase = "is the mask the other way round" if is_mask else f"is ours * {a:g} + {b:g}"
+        yield Difference("scale", phrase, f"theirs = ours * {a:g} + {b:g}"), f"ours * {a!r} + {b!r}"
 
 
 def _other_side(ours: Array, theirs: Array) -> Iterator[tuple[Difference, str]]:
     """Rows that are the same except for padding at the other end."""
-    if ours.shape[-1] < 2:
-        return
-    mine, other = (a.reshape(-1, a.shape[-1]) for a in (ours, theirs))
-    length = mine.shape[1]
-    for to_left in (True, False):
-        shifts = [_padding(row, at_end=to_left) for row in mine]
-        moved = np.stack([np.roll(r, s if to_left else -s) for r, s in zip(mine, shifts, strict=True)])
-        if any(0 < s < length for s in shifts) and np.array_equal(moved, other):
-            side, from_side = ("left", "right") if to_left else ("right", "left")
-            amounts = np.asarray(shifts).reshape(ours.shape[:-1]).tolist()
-            index = (
-                f"(np.arange({length}) {'-' if to_left else '+'} np.array({amounts})[..., None]) % {length}"
-            )
-            yield (
-                Difference(
-                    "padding",
-                    f"is padded on the {side}",
-                    f"theirs is padded on the {side}, ours on the {from_side}",
-                ),
-                f"np.take_along_axis({{}}, {index}, -1)",
-            )
-
-
-def _padding(row: Array, *, at_end: bool) -> int:
-    """How many times the value at one end is repeated there."""
-    line = row[::-1] if at_end else row
-    different = np.flatnonzero(line != line[0])
-    return int(different[0]) if different.size else 0
+    length = ours.shape[-1]
+    for side, other, step in (("left", "right", -1), ("right", "left", 1)):
+        rows = ours.reshape(-1, length)[:, ::step]  # theirs has the padding that ours has at the start
+        counts = np.where((rows != rows[:, :1]).any(axis=1), (rows != rows[:, :1]).argmax(axis=1), 0)
+        moves = (step * counts).reshape(*ours.shape[:-1], 1)
+        code = f"np.take_along_axis(ours, (np.arange({length}) + np.array({moves.tolist()})) % {length}, -1)"
+        if counts.any() and np.array_equal(run((f"theirs = {code}",), ours), theirs):
+            text = f"theirs is padded on the {side}, ours on the {other}"
+            yield Difference("padding", f"is padded on the {side}", text), code
 
 
 def _unrelated(ours: Array, theirs: Array) -> Difference:
-    bad = [f"{who} holds {_specials(a)}" for who, a in (("ours", ours), ("theirs", theirs)) if _specials(a)]
-    if bad and _specials(ours) != _specials(theirs):
-        return Difference("values", "has other NaN or infinities", "; ".join(bad))
+    special = [_specials(side) for side in (ours, theirs)]
+    if special[0] != special[1]:
+        text = f"ours holds {special[0]}, theirs {special[1]}"
+        return Difference("values", "has other NaN or infinities", text)
     unequal = ours != theirs
-    where = [int(i) for i in np.argwhere(unequal)[0]]
-    text = (
-        f"{int(unequal.sum())} of {ours.size} values differ, the first at {where}: "
-        f"theirs {theirs[tuple(where)]}, ours {ours[tuple(where)]}"
-    )
+    first = tuple(int(i) for i in np.argwhere(unequal)[0])
+    where = f"the first at {list(first)}: theirs {theirs[first]}, ours {ours[first]}"
+    text = f"{int(unequal.sum())} of {ours.size} values differ, {where}"
     return Difference("values", "has other values", text)
 
 
 def _specials(array: Array) -> str:
     if array.dtype.kind != "f":
-        return ""
-    counts = {"NaN": int(np.isnan(array).sum()), "infinities": int(np.isinf(array).sum())}
-    return ", ".join(f"{n} {what}" for what, n in counts.items() if n)
+        return "0 NaN, 0 infinities"
+    return f"{int(np.isnan(array).sum())} NaN, {int(np.isinf(array).sum())} infinities"
