@@ -15,6 +15,10 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 """The same examples every time: a change is judged by what it changed, not by luck."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="tests/passes/text: write what passes give now")
+
+
 def pytest_configure() -> None:
     """Ctrl-C interrupts, also where the suite was started with it ignored, as background jobs are."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,6 +38,28 @@ def _show_pass(
         from rewriter.pipeline.registry import find
 
         echo(page(find(name, "passes show")).rstrip())
+
+
+@passes.command("run", cls=Command)
+def _run_passes(
+    pipeline: Annotated[
+        str,
+        typer.Argument(help="A pass, or several: `simplify,clean-casts`.", autocompletion=completion.passes),
+    ],
+    graph: Annotated[Path, typer.Argument(help="A graph in the syntax of onnx.parser, or a model.")],
+) -> None:
+    """Print what passes remove from a graph (-) and add to it (+), and what they decline.
+
+    That is a whole report of a bug: GRAPH may be such a text, too.
+    """
+    with exit_codes(), reader_may_leave():
+        from rewriter.model import load
+        from rewriter.pipeline import onnx_text
+        from rewriter.pipeline.run import run
+
+        before = load(graph if graph.suffix == ".onnx" else onnx_text.read(graph))
+        result = run(before, pipeline)
+        echo(onnx_text.outcome(before, result.model, result.passes))
 
 
 @presets.command("show", cls=Command)

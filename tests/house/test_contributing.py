@@ -18,7 +18,9 @@ COPIED = ("rewriter", "tests", "docs", "models", "pyproject.toml", "README.md")
 
 def examples() -> dict[str, str]:
     """The files that the page shows, by their paths."""
-    found = re.findall(r"^`([\w/.]+\.py)`:\n\n```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    found = re.findall(
+        r"^`([\w/.]+\.(?:py|txt))`:\n\n```(?:python)?\n(.*?)^```$", PAGE.read_text(), re.M | re.S
+    )
     return dict(found)
 
 
@@ -34,6 +36,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (copy / "passes").symlink_to("rewriter/passes")
     for path, text in examples().items():
         assert not (ROOT / path).exists()
+        (copy / path).parent.mkdir(exist_ok=True)
         (copy / path).write_text(text)
     listed = copy / "rewriter/passes/__init__.py"
     text = listed.read_text()
@@ -60,12 +63,17 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def test_the_page_shows_a_pass_and_its_test() -> None:
-    assert list(examples()) == ["rewriter/passes/drop_double_neg.py", "tests/passes/test_drop_double_neg.py"]
+    text = "tests/passes/text/drop_double_neg"
+    assert list(examples()) == [
+        "rewriter/passes/drop_double_neg.py",
+        f"{text}/becomes.txt",
+        f"{text}/stays.txt",
+    ]
 
 
 def test_the_example_keeps_the_contract_and_its_own_test(checkout: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-k", "drop-double-neg or drop_double_neg or lists_every_pass"]
-    tests = ["tests/passes/test_every_pass.py", "tests/passes/test_drop_double_neg.py"]
+    tests = ["tests/passes/test_every_pass.py", "tests/passes/test_text.py"]
     assert " passed" in run(checkout, "-m", "pytest", *options, *tests)
 
 
@@ -76,6 +84,6 @@ def test_the_catalogue_and_the_command_line_show_it(checkout: Path) -> None:
 
 
 def test_the_example_is_in_house_style(checkout: Path) -> None:
-    files = [str(checkout / path) for path in examples()]
+    files = [str(checkout / path) for path in examples() if path.endswith(".py")]
     run(checkout, "-m", "ruff", "check", *files)
     run(checkout, "-m", "ruff", "format", "--check", *files)

@@ -63,7 +63,8 @@ def test_a_pass_is_a_frozen_dataclass_named_after_its_file(file: str, kind: type
     assert issubclass(kind, GraphPass) or issubclass(kind, ModelPass)
     assert is_dataclass(kind)
     kind()  # every option has a default
-    assert (Path(__file__).parent / f"test_{file}.py").is_file()
+    here = Path(__file__).parent
+    assert (here / "text" / file).is_dir() or (here / f"test_{file}.py").is_file()
 
 
 @every_pass

@@ -14,156 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
-from resized import LINEAR, SHAPED, TWICE, holds, model
+from resized import LINEAR, holds
 
 from rewriter.jobs.fix import api
 from rewriter.model import Model, load
 from rewriter.passes.postpone_resize import PostponeResize
 from rewriter.pipeline.presets import PRESETS
-
-THREE = ["Conv", "Resize", "Conv", "Resize", "Conv", "Add", "Add"]
-POSTPONED = [
-    pytest.param(
-        f"{{ p = {LINEAR}(b, , twice) q = {LINEAR}(c, , four) j = Concat<axis = 1>(a, p, q)"
-        " y = Conv(j, w, bias) }",
-        THREE,
-        id="three levels by scales",
-    ),
-    pytest.param(
-        f"{{ p = {LINEAR}(b, , , sb) q = {LINEAR}(c, , , sc) j = Concat<axis = -3>(q, p, a)"
-        " y = Conv(j, w, bias) }",
-        THREE,
-        id="three levels by sizes",
-    ),
-    pytest.param(
-        f"{{ o = {LINEAR}(a, , , sa) p = {LINEAR}(b, , , sb) q = {LINEAR}(c, , , sc)"
-        " j = Concat<axis = 1>(o, p, q) y = Conv<kernel_shape = [1, 1]>(j, w) }",
-        THREE,
-        id="no bias; a Resize that changes nothing is passed over",
-    ),
-    pytest.param(
-        '{ p = Resize<mode = "nearest", nearest_mode = "floor",'
-        ' coordinate_transformation_mode = "asymmetric">(b, , twice) y = Conv(p, v, bias) }',
-        ["Conv", "Resize"],
-        id="no Concat",
-    ),
-    pytest.param(
-        f"{{ p = {LINEAR}(b, , twice) j = Concat<axis = 1>(p, a) y = Conv(j, u, bias) }}",
-        ["Conv", "Resize", "Conv", "Add"],
-        id="two levels",
-    ),
-    pytest.param(
-        f"{{ r = Relu(a) i = Neg(a) p = {LINEAR}(b, , twice) j = Concat<axis = 1>(r, p, i)"
-        " y = Conv(j, wide, bias) }",
-        ["Relu", "Neg", "Conv", "Resize", "Concat", "Conv", "Add"],
-        id="parts that are not enlarged stay one Conv",
-    ),
-    pytest.param(
-        f"{{ p = {LINEAR}(b, , twice) q = {LINEAR}(c, , four) j = Concat<axis = 1>(q, p)"
-        " y = Conv(j, eleven, bias) }",
-        ["Conv", "Resize", "Conv", "Resize", "Add"],
-        id="all are enlarged: the largest has the bias",
-    ),
-    pytest.param(
-        f"{{ p = {LINEAR}(b, , twice) r = Relu(p) q = {LINEAR}(c, , four) j = Concat<axis = 1>(a, r, q)"
-        " y = Conv(j, w, bias) }",
-        ["Resize", "Relu", "Conv", "Resize", "Concat", "Conv", "Add"],
-        id="an activation after one of them",
-    ),
-    pytest.param(
-        f"{{ p = {LINEAR}(b, , twice) m = Conv(p, v, bias) y = Conv(m, three, bias) }}",
-        ["Conv", "Conv", "Resize"],
-        id="two Convs in a row",
-    ),
-]
-SIZES = "int64[4] sa = {1, 4, 8, 8}, int64[4] sb = {1, 6, 8, 8}, int64[4] sc = {1, 5, 8, 8}"
-MORE = (
-    "float[3,14,1,1] wide = {" + ", ".join(f"{0.3 * (i % 7) - 0.9:.2f}" for i in range(42)) + "}, "
-    "float[3,11,1,1] eleven = {" + ", ".join(f"{0.3 * (i % 5) - 0.5:.2f}" for i in range(33)) + "}, "
-    "float[3,3,1,1] three = {1, 2, 3, -1, 0.5, 0.25, 4, -3, 1}"
-)
-
-
-@pytest.mark.parametrize("opset", [11, 13, 17, 18, 19, 21])
-@pytest.mark.parametrize(("body", "left"), POSTPONED)
-def test_postponed(body: str, left: list[str], opset: int) -> None:
-    body = body if opset >= 13 else body.replace(", , ,", ", none, none,").replace(", ,", ", none,")
-    constants = f"{TWICE}, {SIZES}, {MORE}, float[0] none = {{}}"
-    before = model(body, constants=constants, opset=opset)
-    after, report = apply(PostponeResize(work=0), before)
-    assert sorted(ops(after)) == sorted(left)
-    assert report.changes
-    assert not report.refusals
-    holds(before, after)
-
-
-def test_the_products_are_fewer_and_the_bias_is_added_once() -> None:
-    levels = f"p = {LINEAR}(b, , twice) q = {LINEAR}(c, , four) j = Concat<axis = 1>(a, p, q)"
-    body = f"{{ {levels} [mix] y = Conv(j, w, bias) }}"
-    after, report = apply(PostponeResize(work=0), model(body))
-    share = (4 + 6 / 4 + 5 / 16) / 15
-    assert report.changes[0].what == f"moved before 2 Resizes, with {share:.2f} of the multiplications"
-    convs = [node for node in after.proto.graph.node if node.op_type == "Conv"]
-    assert [node.input[0] for node in convs] == ["b", "c", "a"]
-    assert [len(node.input) for node in convs] == [2, 2, 3]
-    assert all(node.name.startswith("mix/") for node in after.proto.graph.node)
-
-
-def test_axes_without_the_channels_keep_sizes_as_they_are() -> None:
-    body = '{ p = Resize<mode = "linear", axes = [2, 3]>(b, , , s) y = Conv(p, v, bias) }'
-    before = model(body, "float[N,6,5,7] b", constants="int64[2] s = {8, 9}", opset=18)
-    after, _ = apply(PostponeResize(work=0), before)
-    assert ops(after) == ["Conv", "Resize"]
-    assert after.proto.graph.node[1].input[3] == "s"
-    holds(before, after)
-
-
-def test_axes_with_the_channels() -> None:
-    body = '{ p = Resize<mode = "linear", axes = [3, 1, 2]>(b, , , s) y = Conv(p, v, bias) }'
-    before = model(body, "float[N,6,5,7] b", constants="int64[3] s = {9, 6, 8}", opset=18)
-    after, _ = apply(PostponeResize(work=0), before)
-    assert ops(after) == ["Conv", "Resize"]
-    sizes = after.proto.graph.node[1].input[3]
-    held = {t.name: numpy_helper.to_array(t).tolist() for t in after.proto.graph.initializer}
-    assert held[sizes] == [9, 3, 8]
-    holds(before, after)
-
-
-def test_scales_tell_how_much_where_sizes_are_dynamic() -> None:
-    body = f"{{ p = {LINEAR}(b, , twice) j = Concat<axis = 1>(a, p) y = Conv(j, u, bias) }}"
-    before = model(body, "float[N,4,H,W] a, float[N,6,P,Q] b")
-    after, report = apply(PostponeResize(work=0), before)
-    assert ops(after) == ["Conv", "Resize", "Conv", "Add"]
-    assert not report.refusals
-
-
-@pytest.mark.parametrize("sizes", [(8, 8), (9, 11), (7, 5)])
-def test_computed_sizes_of_a_known_shape_become_a_constant(sizes: tuple[int, int]) -> None:
-    """As torch writes it: the batch and the channels from the tensor, height and width given."""
-    constants = f"int64[2] s = {{{sizes[0]}, {sizes[1]}}}"
-    before = model(SHAPED, "float[2,6,4,4] b", constants=constants)
-    after, _ = apply(PostponeResize(work=0), before)
-    assert ops(after) == ["Conv", "Resize"]
-    holds(before, after)
-
-
-@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
-def test_a_model_in_lower_precision_keeps_its_type(dtype: int) -> None:
-    kind = helper.tensor_dtype_to_np_dtype(dtype)
-    held = [
-        numpy_helper.from_array(np.ones((2, 3, 1, 1)).astype(kind), "w"),
-        numpy_helper.from_array(np.asarray([1, 1, 2, 2], np.float32), "s"),
-    ]
-    nodes = [helper.make_node("Resize", ["x", "", "s"], ["p"]), helper.make_node("Conv", ["p", "w"], ["y"])]
-    ports = [
-        helper.make_tensor_value_info(n, dtype, s) for n, s in (("x", [1, 3, 4, 4]), ("y", [1, 2, 8, 8]))
-    ]
-    made = helper.make_graph(nodes, "g", ports[:1], ports[1:], held)
-    before = load(helper.make_model(made, opset_imports=[helper.make_opsetid("", 22)], ir_version=10))
-    after, _ = apply(PostponeResize(work=0), before)
-    assert ops(after) == ["Conv", "Resize"]
-    assert {t.name: t.data_type for t in after.proto.graph.initializer}["w/part"] == dtype
-
 
 MODES: list[dict[str, Any]] = [
     {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
@@ -343,11 +199,6 @@ def test_a_conv_moves_where_that_saves_more_than_its_kernels_cost(size: str, wor
     after, report = apply(PostponeResize(work=work), before)
     assert (after is not before) == moves
     assert [("do not pay for 2 kernels more" in r.reason) for r in report.refusals] == [True] * (not moves)
-
-
-def test_a_conv_that_needs_no_kernel_more_moves_however_small() -> None:
-    body = f"{{ p = {LINEAR}(b, , twice) y = Conv(p, v, bias) }}"
-    assert apply(PostponeResize(), model(body))[1].changes
 
 
 @needs_rtx

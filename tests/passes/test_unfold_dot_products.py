@@ -4,90 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import apply, graph, keeps_results, ops
+from graphs import graph, ops
 from plans import kept, planned
 from weighted import weighted, weights
 
 import rewriter
-from rewriter.base import Context, Kept
 from rewriter.model import Array, Model, load
-from rewriter.passes.unfold_dot_products import UnfoldDotProducts
 from rewriter.pipeline.presets import PRESETS
 from rewriter.planning.planner import PlanRequest
-
-SUMS = ["Mul", "ReduceSum"]
-HEAD = "g (float[1,48] x) => (float[1,24] y)"
-
-
-@pytest.mark.parametrize(
-    ("body", "shapes", "left"),
-    [
-        pytest.param(
-            "{ y = Gemm<transB = 1>(x, w, b) }",
-            {"w": (24, 48), "b": (24,)},
-            [*SUMS, "Add", "Reshape"],
-            id="Gemm with transB, as exporters write it",
-        ),
-        pytest.param("{ y = Gemm(x, w) }", {"w": (48, 24)}, [*SUMS, "Reshape"], id="Gemm without a bias"),
-        pytest.param(
-            "{ y = Gemm(x, w, b) }",
-            {"w": (48, 24), "b": (1,)},
-            [*SUMS, "Add", "Reshape"],
-            id="one number for a bias",
-        ),
-        pytest.param("{ y = MatMul(x, w) }", {"w": (48, 24)}, [*SUMS, "Reshape"], id="MatMul"),
-    ],
-)
-@pytest.mark.parametrize("opset", [13, 17, 21])
-def test_a_product_of_one_row(
-    body: str, shapes: dict[str, tuple[int, ...]], left: list[str], opset: int
-) -> None:
-    before = weighted(f"{HEAD} {body}", **shapes)
-    before.proto.opset_import[0].version = opset
-    after, report = apply(UnfoldDotProducts(), before)
-    assert sorted(ops(after)) == sorted(left)
-    assert [change.what for change in report.changes] == ["24 sums of 48 products"]
-    keeps_results(before, after, UnfoldDotProducts())
-
-
-@pytest.mark.parametrize(
-    ("text", "shapes"),
-    [
-        pytest.param("g (float[2,48] x) => (float[2,24] y) { y = MatMul(x, w) }", (48, 24), id="two rows"),
-        pytest.param("g (float[N,48] x) => (float[N,24] y) { y = MatMul(x, w) }", (48, 24), id="any number"),
-        pytest.param(f"{HEAD} {{ p = MatMul(x, w) y = Relu(p) }}", (48, 24), id="no output"),
-        pytest.param("g (float[1,1,48] x) => (float[1,1,24] y) { y = MatMul(x, w) }", (48, 24), id="3 axes"),
-    ],
-)
-def test_skipped(text: str, shapes: tuple[int, ...]) -> None:
-    before = weighted(text, w=shapes)
-    after, report = apply(UnfoldDotProducts(), before)
-    assert after is before
-    assert not report.refusals
-
-
-def test_a_large_weight_is_skipped() -> None:
-    before = weighted(f"{HEAD} {{ y = MatMul(x, w) }}", w=(48, 24))
-    assert apply(UnfoldDotProducts(size=0), before)[0] is before
-
-
-@pytest.mark.parametrize(
-    ("body", "opset", "kept", "reason"),
-    [
-        pytest.param("y = Gemm<alpha = 2.0>(x, w)", 17, Kept(), "its alpha or beta is not 1", id="alpha"),
-        pytest.param("y = MatMul(x, w)", 12, Kept(), "it needs opset 13", id="opset 12"),
-        pytest.param(
-            "y = MatMul(x, w)", 17, Kept(ops=("MatMul",)), "kept in FP32 by", id="the user keeps it"
-        ),
-    ],
-)
-def test_declined(body: str, opset: int, kept: Kept, reason: str) -> None:
-    before = weighted(f"{HEAD} {{ {body} }}", w=(48, 24))
-    before.proto.opset_import[0].version = opset
-    after, report = apply(UnfoldDotProducts(), before, Context(kept=kept))
-    assert after is before
-    (refusal,) = report.refusals
-    assert reason in refusal.reason
 
 
 def _network() -> tuple[Model, list[dict[str, Array]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from graphs import apply, graph, model, ops, random_feeds, run
+from graphs import apply, graph, random_feeds, run
 from onnx import helper
 
 from rewriter.base import Context
@@ -187,113 +187,6 @@ def test_bit_equal_above_17(opset: int, text: str, target: int) -> None:
     _equal(run(result, feeds), run(source, feeds))
 
 
-@pytest.mark.parametrize(
-    ("opset", "text", "node", "reason"),
-    [
-        pytest.param(
-            10,
-            "(float[1,2,3,4] x, float[4] s) => (float[1,2,4,6] y) { [up] y = Resize(x, s) }",
-            "up",
-            "its scales are computed",
-            id="Resize 10 to the nearest with computed scales",
-        ),
-        pytest.param(
-            10,
-            "(float[1,2,3,4] x) => (y) <float[4] s = {1, 1, 0.5, 2}> { [up] y = Resize(x, s) }",
-            "up",
-            "rounded differently",
-            id="Resize 10 that enlarges and reduces",
-        ),
-        pytest.param(
-            10,
-            "(float[2,3] x) => (y, bool[2,3] m) { [drop] y, m = Dropout(x) }",
-            "drop",
-            "its mask output is used",
-            id="a Dropout whose mask is read",
-        ),
-        pytest.param(
-            8,
-            "(float[2,3] x, float[3] p) => (y) { [bn] y = BatchNormalization<spatial = 0>(x, p, p, p, p) }",
-            "bn",
-            "Attribute spatial must have value 1",
-            id="an operator that the library cannot carry",
-        ),
-        pytest.param(
-            8,
-            """(float[2,3,4] x) => (float[2,3,4] y) {
-                [scan] y = Scan<num_scan_inputs = 1,
-                    body = b (float[4] i) => (float[4] o) { o = Relu(i) }>("", x)
-            }""",
-            "scan",
-            "batch axis",
-            id="Scan with a batch axis",
-        ),
-        pytest.param(
-            18,
-            "(float[N,C,3,3] x, float[2] s, float[2] b) => (float[N,C,3,3] y) "
-            "{ [gn] y = GroupNormalization<num_groups = 2>(x, s, b) }",
-            "gn",
-            "number of channels is unknown",
-            id="GroupNormalization over an unknown number of channels",
-        ),
-    ],
-)
-def test_declined_by_name(opset: int, text: str, node: str, reason: str) -> None:
-    source = _source(opset, text)
-    result, report = apply(UpgradeOpset(), source, Context(opset=21))
-    assert result.same_as(source)
-    assert [(r.node, reason in r.reason) for r in report.refusals] == [(node, True)]
-
-
-def test_one_refusal_leaves_the_nodes_that_could_go() -> None:
-    source = _source(
-        10, "(float[2,3] x) => (y, bool[2,3] m) { c = Clip<min = 0.5>(x) [drop] y, m = Dropout(c) }"
-    )
-    result, report = apply(UpgradeOpset(), source)
-    assert result.same_as(source)
-    assert [r.node for r in report.refusals] == ["drop"]
-
-
-PLUGIN = """(float[2,3] x, float16[2] h) => (float[2,3] y{}) {{
-    p = MyPlugin(x) [clip] y = Clip<min = 0.5>(p) {} }}"""
-
-
-def test_a_bound_whose_type_is_unknown_is_declined() -> None:
-    source = _source(10, PLUGIN.format(", float16[2] z", "z = Relu(h)"))
-    result, report = apply(UpgradeOpset(), source)
-    assert result.same_as(source)
-    assert [(r.node, "the type of its input" in r.reason) for r in report.refusals] == [("clip", True)]
-
-
-def test_after_a_plugin_of_a_float32_model_the_type_is_float32() -> None:
-    source = _source(10, PLUGIN.replace(", float16[2] h", "").format("", ""))
-    result, report = apply(UpgradeOpset(), source)
-    assert not report.refusals
-    assert [t.data_type for t in result.proto.graph.initializer] == [onnx.TensorProto.FLOAT]
-
-
-@pytest.mark.parametrize(
-    ("opset", "target", "reason"),
-    [
-        pytest.param(18, 17, "above 17", id="a newer model is never downgraded"),
-        pytest.param(17, 999, "knows no opset 999", id="a target that onnx does not know"),
-    ],
-)
-def test_targets_that_are_declined(opset: int, target: int, reason: str) -> None:
-    source = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }", opset=opset)
-    result, report = apply(UpgradeOpset(), source, Context(opset=target))
-    assert result.same_as(source)
-    assert [reason in r.reason for r in report.refusals] == [True]
-
-
-def test_a_model_at_the_target_is_unchanged_without_a_report() -> None:
-    source = graph("g (float[2] x) => (float[2] y) { y = Relu(x) }")
-    result, report = apply(UpgradeOpset(), source)
-    assert result.same_as(source)
-    assert not report.changes
-    assert not report.refusals
-
-
 def test_names_and_metadata_survive() -> None:
     source = _source(
         11,
@@ -318,80 +211,6 @@ def test_names_and_metadata_survive() -> None:
     assert all(n.name for n in result.proto.graph.node)
 
 
-def test_helpers_are_tagged() -> None:
-    source = _source(11, "(float[2,3,4] x) => (y) { [soft] y = Softmax(x) }")
-    result, _ = apply(UpgradeOpset(), source)
-    tags = {n.op_type: [p.value for p in n.metadata_props] for n in result.proto.graph.node}
-    assert tags["Flatten"] == ["upgrade-opset"]
-    assert ops(result) == ["Shape", "Flatten", "Softmax", "Reshape"]
-
-
-def test_optional_inputs_stay_empty() -> None:
-    source = _source(11, '(float[2,3] x) => (y) <float m = {0.5}> { y = Clip(x, "", m) }')
-    result, _ = apply(UpgradeOpset(), source)
-    assert list(result.proto.graph.node[0].input) == ["x", "", "m"]
-
-
-def test_the_order_of_inputs_and_outputs_stays() -> None:
-    source = _source(11, "(float[2,3] b, float[2,3] a) => (z, y) { y = Softmax(a) z = Softmax<axis = 0>(b) }")
-    result, _ = apply(UpgradeOpset(), source)
-    assert result.signature == source.signature
-    assert [p.name for p in result.signature.inputs] == ["b", "a"]
-
-
-SUBGRAPHS = {
-    "If": """(bool c, float[2,3,4] x) => (float[2,3,4] y) {
-        y = If(c) <then_branch = t () => (float[2,3,4] o) { o = Softmax(x) },
-                   else_branch = e () => (float[2,3,4] p) { p = LogSoftmax(x) }> }""",
-    "Loop": """(float[2,3,4] x) => (float[2,3,4] y) <int64 n = {3}, bool go = {1}> {
-        y = Loop(n, go, x) <body = b (int64 i, bool c, float[2,3,4] h) => (bool d, float[2,3,4] k) {
-            d = Identity(c) k = Softmax(h) }> }""",
-    "Scan": """(float[2,3,4] x) => (float[2,3,4] y) {
-        y = Scan<num_scan_inputs = 1, body = b (float[3,4] i) => (float[3,4] o) {
-            o = Hardmax<axis = 0>(i) }>(x) }""",
-}
-
-
-@pytest.mark.parametrize("kind", SUBGRAPHS)
-def test_subgraphs_are_converted(kind: str) -> None:
-    source = _source(11, SUBGRAPHS[kind])
-    result, report = apply(UpgradeOpset(), source)
-    assert result.opset == 17
-    assert not report.refusals
-    feeds = random_feeds(source)
-    _equal(run(result, feeds), run(source, feeds))
-    assert "Reshape" in str(result.proto)
-
-
-def test_functions_are_inlined_first() -> None:
-    source = model(
-        """<ir_version: 8, opset_import: ["" : 11, "local" : 1]>
-        g (float[2,3,4] x) => (float[2,3,4] y) { y = local.soft(x) }
-        <domain: "local", opset_import: ["" : 11]>
-        soft (a) => (b) { b = Softmax(a) }"""
-    )
-    result, report = apply(UpgradeOpset(), source)
-    assert not result.proto.functions
-    assert "soft" in {c.node for c in report.changes}
-    feeds = random_feeds(source)
-    _equal(run(result, feeds), run(source, feeds))
-
-
-def test_plugins_and_custom_domains_survive() -> None:
-    source = model(
-        """<ir_version: 6, opset_import: ["" : 11, "vendor" : 3]>
-        g (float[2,3] x) => (float[2,3] y) {
-            a = MyPlugin<k = 2>(x)
-            b = vendor.Other(a)
-            y = Clip(b)
-        }"""
-    )
-    result, report = apply(UpgradeOpset(), source)
-    assert report.changes
-    assert list(result.proto.graph.node)[:2] == list(source.proto.graph.node)[:2]
-    assert {(o.domain, o.version) for o in result.proto.opset_import} == {("", 17), ("vendor", 3)}
-
-
 def test_weights_stay_detached() -> None:
     body = "{ m = MatMul(x, w) y = Unsqueeze<axes = [0]>(m) }"
     source = _source(11, "(float[2,3] x, float[3,400] w) => (y) " + body)
@@ -401,15 +220,6 @@ def test_weights_stay_detached() -> None:
     assert result.weights["w"] is source.weights["w"]
     feeds = random_feeds(source)
     _equal(run(result, feeds), run(source, feeds))
-
-
-def test_initializers_leave_the_inputs() -> None:
-    source = _source(9, "(float[2,3] x) => (y) <float[3] w = {1, 2, 3}> { y = Add(x, w) }")
-    source.proto.ir_version = 3
-    source.proto.graph.input.append(helper.make_tensor_value_info("w", 1, [3]))
-    result, report = apply(UpgradeOpset(), source)
-    assert [i.name for i in result.proto.graph.input] == ["x"]
-    assert any("no longer listed" in c.what for c in report.changes)
 
 
 def test_group_normalization_18_loads_though_the_checker_refuses_it() -> None:

@@ -1,0 +1,146 @@
+"""Passes on the graphs of text/: what comes out, to the letter, and that it computes the same.
+
+A file holds cases of one pass, named as its folder. A case is
+
+    === what it shows
+    opset 21                         and other settings (`_SETTINGS`); above the first case: for all
+     g (float[4] x) => (float[4] y) {
+    -    a = Cast<to = 1>(x)         a line that the pass removes
+    -    y = Relu(a)
+    +    y = Relu(x)                 a line that it adds
+     }
+    changed Cast(a): ...
+    declined Cast(b): ...
+
+To add one, write its title and its graph, with random values in constants that have none. Then
+`pytest -n 0 tests/passes/test_text.py --update` writes what the passes give now: read its diff.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import apply, run
+
+from rewriter.base import Context, Exactness, Kept, Pass, Target
+from rewriter.model import Array, Model, load
+from rewriter.pipeline import onnx_text
+from rewriter.pipeline.text import parse
+
+TEXT = Path(__file__).parent / "text"
+
+_SETTINGS = {
+    "with": "the pass with options, as a pipeline has it",
+    "opset": "the highest that the pass may use (17)",
+    "target": "as --target",
+    "answers": "of probes: name=answer",
+    "keep": "nodes that the user keeps in FP32",
+    "keep-ops": "operators that the user keeps in FP32",
+    "scale": "of the random inputs (1)",
+    "not-compared": "why results are not compared on ONNX Runtime",
+}
+_SETTING = re.compile(rf"({'|'.join(_SETTINGS)}) (.+)")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph, and what is expected of a pass."""
+
+    file: Path
+    title: str
+    text: str
+    settings: dict[str, str]
+
+    @classmethod
+    def read(cls, file: Path, text: str, settings: dict[str, str]) -> Case:
+        title, _, body = text.partition("\n")
+        own = _settings(body)
+        return cls(file, title, "\n".join(body.strip("\n").split("\n")[len(own) :]), settings | own)
+
+    @property
+    def step(self) -> Pass:
+        (step,) = parse(self.settings.get("with", self.file.parent.name.replace("_", "-")))
+        return step
+
+    @property
+    def context(self) -> Context:
+        words = {name: tuple(self.settings.get(name, "").split()) for name in ("answers", "keep", "keep-ops")}
+        answers = dict(answer.split("=") for answer in words["answers"])
+        named = Target.parse(self.settings.get("target", "tensorrt"))
+        target = Target(named.library, named.version, answers)
+        return Context(
+            int(self.settings.get("opset", 17)), target, kept=Kept(words["keep"], words["keep-ops"])
+        )
+
+
+def _settings(text: str) -> dict[str, str]:
+    matches = map(_SETTING.fullmatch, text.split("\n"))
+    return {match[1]: match[2] for match in takewhile(bool, matches) if match}
+
+
+def _cases() -> Iterator[object]:
+    for file in sorted(TEXT.glob("*/*.txt")):
+        common, *texts = re.split(r"^=== ", file.read_text(), flags=re.MULTILINE)
+        for text in texts:
+            case = Case.read(file, text, _settings(common))
+            yield pytest.param(case, id=f"{file.parent.name}/{file.stem}: {case.title}")
+
+
+@pytest.mark.parametrize("case", list(_cases()))
+def test_the_graph_becomes(case: Case, request: pytest.FixtureRequest) -> None:
+    before = load(onnx_text.parse(case.text))
+    after, result = apply(case.step, before, case.context)
+    outcome = onnx_text.outcome(before, after, [result])
+    if request.config.getoption("--update"):
+        _update(case, outcome)
+    else:
+        assert outcome == case.text
+    if after is not before:
+        assert apply(case.step, after, case.context)[0] is after, "a second run changes it again"
+        if "not-compared" not in case.settings:
+            _compute_the_same(before, after, case.step.exactness, float(case.settings.get("scale", 1)))
+
+
+def _update(case: Case, outcome: str) -> None:
+    assert "PYTEST_XDIST_WORKER" not in os.environ, "--update needs -n 0"
+    head, title, rest = case.file.read_text().partition(f"=== {case.title}\n")
+    case.file.write_text(head + title + rest.replace(case.text, outcome, 1))
+
+
+def _compute_the_same(before: Model, after: Model, exactness: Exactness, scale: float) -> None:
+    for first in (1, 0):
+        feeds = _feeds(before, first, scale)
+        for wanted, result in zip(run(before, feeds), run(after, feeds), strict=True):
+            assert (result.shape, result.dtype) == (wanted.shape, wanted.dtype)
+            if exactness.tolerance == 0 or wanted.dtype.kind != "f":
+                bits = f"u{wanted.itemsize}"
+                np.testing.assert_array_equal(result.view(bits), wanted.view(bits))
+                continue
+            difference = np.linalg.norm(result.astype(np.float64) - wanted)
+            # a sum that cancels has the rounding of its terms, which are of order 1
+            cancelling = 4 * np.finfo(wanted.dtype).eps * np.sqrt(wanted.size)
+            assert difference <= exactness.tolerance * np.linalg.norm(wanted) + cancelling
+
+
+def _feeds(source: Model, first: int, scale: float) -> dict[str, Array]:
+    """Normal floats; 0 and 1 by turns for other types, so that a condition is once true and once false.
+
+    An axis of unknown size has 2 elements.
+    """
+    rng = np.random.default_rng(first)
+    feeds: dict[str, Array] = {}
+    for port in source.signature.inputs:
+        shape = tuple(size if isinstance(size, int) else 2 for size in port.shape or ())
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(port.dtype)
+        turns = (np.arange(np.prod(shape, dtype=int)).reshape(shape) + first) % 2
+        floating = np.issubdtype(dtype, np.floating)
+        feeds[port.name] = np.asarray(rng.standard_normal(shape) * scale if floating else turns, dtype)
+    return feeds
