@@ -18,11 +18,11 @@ from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from rewriter.emulation.kernel_chunks import CHUNK, boxes, slices
 from rewriter.emulation.local_functions import declare, paired
-from rewriter.emulation.product_kernels import sums_in_fp32, taps_apart
 from rewriter.emulation.product_sums import ProductSums
 from rewriter.graph import attribute
 from rewriter.graph.match import optional_input
 from rewriter.graph.ops import TENSOR_CORE
+from rewriter.graph.product_kernels import sums_in_fp32, taps_apart
 from rewriter.model import Model
 from rewriter.model.facts import Facts, Shape, TensorFacts
 from rewriter.model.graphs import refill

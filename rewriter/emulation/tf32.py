@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
 from rewriter.emulation.local_functions import declare, paired
-from rewriter.emulation.product_kernels import Operands, operands_of
 from rewriter.graph.ops import LAYOUTS, TENSOR_CORE
+from rewriter.graph.product_kernels import Operands, operands_of
 from rewriter.model import Model, walk_graphs
 from rewriter.model.facts import Facts, TensorFacts
 from rewriter.model.graphs import refill

@@ -127,8 +127,8 @@ KINDS: dict[str, Kind] = {
     "small-operand": Kind(
         "small operand of a logarithm, root or division", "warning", "fp32-island", _ISLAND, True
     ),
-    "signal-logarithm": Kind(
-        "logarithm of powers that FP16 does not resolve", "warning", "fp32-island", _ISLAND, True
+    "steep-function": Kind(
+        "logarithm, root or quotient of what FP16 does not resolve", "warning", "fp32-island", _ISLAND, True
     ),
     "mask": Kind(
         "mask constant that becomes infinite",
@@ -177,7 +177,7 @@ KINDS: dict[str, Kind] = {
         "integer beyond 32 bits", "note", "build", "use TensorRT 9 or later, or a constant that fits INT32"
     ),
     "tf32": Kind(
-        "FP32 engine that uses TF32",
+        "products that TF32 rounds",
         "note",
         "build",
         "compare with an engine without TF32 (--noTF32, or NVIDIA_TF32_OVERRIDE=0): slower, and exact",

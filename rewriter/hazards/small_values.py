@@ -1,7 +1,6 @@
 """Hazard rules about small values that a later node makes large: logarithms, roots and divisors.
 
-A logarithm shows relative errors, whatever the size of the value: what FP16 flushes to zero becomes -inf, and
-what it rounds beside larger values is off by as much in the logarithm.
+A logarithm shows relative errors, whatever the size of the value: what FP16 flushes to zero becomes -inf.
 """
 
 from __future__ import annotations
@@ -12,14 +11,12 @@ import numpy as np
 from onnx import NodeProto
 
 from rewriter.graph import label
-from rewriter.graph.ops import INEQUALITIES, PRODUCTS, REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
+from rewriter.graph.ops import INEQUALITIES, PRODUCTS, SCALING, TENSOR_CORE, VIEWS
+from rewriter.hazards.front_ends import LINEAR, POWERS, is_root, steep_operand
 from rewriter.hazards.kinds import Hazard
 from rewriter.hazards.magnitude import FP16_FLUSH, FP16_MIN_NORMAL, MEAN_RATIO, UNDERFLOW
 from rewriter.hazards.survey import Survey
 from rewriter.model import Array
-
-RESOLUTION = 2.0**-11
-"""What FP16 rounds away, relative to a value: half a unit of its 11 bits."""
 
 SMALL_ROOT = 2.0**8 * FP16_FLUSH**0.5
 """Mean of a root below which flushed values show: their roots, up to sqrt(2^-25), are then 2^-8 of it."""
@@ -27,11 +24,7 @@ SMALL_ROOT = 2.0**8 * FP16_FLUSH**0.5
 BANK_ERROR = 1e-2
 """Relative L2 error of one filter's rounded weights; normal numbers lose 2^-11 = 4.9e-4 at most."""
 
-_LINEAR = VIEWS | SUMS | TENSOR_CORE | SCALING | {"Neg", "Pad"}
-_POWERS = REDUCTIONS - {"ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSum", "ReduceLogSumExp"}
-_POWERS |= {"Pow", "Sqrt", "Abs", "Max", "Clip"}
-
-_KEEPS_SMALL = _LINEAR | _POWERS | {"Exp", "Relu", "Softmax", "Sigmoid", "Where"}
+_KEEPS_SMALL = LINEAR | POWERS | {"Exp", "Relu", "Softmax", "Sigmoid", "Where"}
 """Operators whose positive results are small because their operands are, or that make them small."""
 
 
@@ -42,7 +35,7 @@ def small_operands(survey: Survey) -> Iterator[Hazard]:
     divisions by zero. Signed operands are left out: their smallest magnitude is not measured.
     """
     for node in survey.nodes if survey.is_fp16 else ():
-        tensor = _operand(survey, node)
+        tensor = steep_operand(survey, node)
         lost = _loss(survey, node, tensor) if tensor else ""
         if tensor and lost:
             reason = f"{label(node)} reads {lost}"
@@ -52,30 +45,13 @@ def small_operands(survey: Survey) -> Iterator[Hazard]:
             yield from (survey.hazard(n, "small-operand", reason, tensor) for n in (*small, *guards))
 
 
-def _operand(survey: Survey, node: NodeProto) -> str | None:
-    """The operand whose relative error decides the result; None for other nodes, and for constants."""
-    if node.op_type == "Div":
-        tensor = node.input[1]
-    elif node.op_type in {"Log", "Sqrt", "Reciprocal"} or _exponent(survey, node) < 1:
-        tensor = node.input[0]
-    else:
-        return None
-    return None if survey.is_constant(tensor) else str(tensor)
-
-
-def _exponent(survey: Survey, node: NodeProto) -> float:
-    """The exponent of a Pow by a constant; 1 for other nodes."""
-    exponent = survey.scalar(node.input[1]) if node.op_type == "Pow" else None
-    return 1.0 if exponent is None else exponent
-
-
 def _loss(survey: Survey, node: NodeProto, tensor: str) -> str:
     """What FP16 loses of an operand, as a phrase; "" if nothing that shows."""
     measured = survey.range(tensor)
     if measured is None or not measured.finite or measured.low < 0:
         return ""
     smallest = f"{tensor}, whose smallest value is {measured.low:.3g}"
-    if node.op_type == "Sqrt" or 0 < _exponent(survey, node) < 1:
+    if is_root(survey, node):
         result = survey.range(node.output[0])
         shows = result is not None and 0 < result.mean_abs < SMALL_ROOT
         return smallest if shows and measured.low < FP16_MIN_NORMAL else ""
@@ -88,51 +64,6 @@ def _makes_small(survey: Survey, node: NodeProto) -> bool:
     measured = survey.range(node.output[0])
     small = measured is not None and 0 <= measured.low < FP16_MIN_NORMAL
     return small and node.op_type in _KEEPS_SMALL
-
-
-def signal_logarithms(survey: Survey) -> Iterator[Hazard]:
-    """Front ends: a logarithm of powers that are computed linearly from a graph input, such as a spectrogram.
-
-    FP16 rounds each sample, weight and sum relative to the large ones. Where powers span more than 2^11, the
-    small ones are noise, and the logarithm shows it. In FP32 such a front end was also faster
-    (docs/hazards.md#small-values). With activations between, it is no front end.
-    """
-    for node in survey.nodes if survey.is_fp16 else ():
-        measured = survey.range(node.input[0]) if node.op_type == "Log" else None
-        if measured is None or not measured.finite or not 0 < measured.low < RESOLUTION * measured.mean_abs:
-            continue
-        inside = _front_end(survey, node.input[0])
-        if any(inner.op_type in TENSOR_CORE for inner in inside):
-            span = f"powers from {measured.low:.3g} to {measured.high:.3g}"
-            reason = f"{label(node)} reads {span} of the input signal: FP16 rounds away the small ones"
-            yield from (
-                survey.hazard(inner, "signal-logarithm", reason, node.input[0]) for inner in (node, *inside)
-            )
-
-
-def _front_end(survey: Survey, tensor: str) -> list[NodeProto]:
-    """The nodes between the graph inputs and a tensor; none if one of them is no linear operator or power."""
-    stack, seen, found = [tensor], set[str](), list[NodeProto]()
-    while stack:
-        name = survey.source(stack.pop())
-        node = survey.graph.producer(name)
-        if name in seen or node is None or survey.is_constant(name):
-            seen.add(name)
-            continue
-        seen.add(name)
-        if not _is_front_end(survey, node):
-            return []
-        found.append(node)
-        stack.extend(t for t in node.input if survey.is_float(t))
-    return [node for node in found if survey.producer(node.output[0]) is node]
-
-
-def _is_front_end(survey: Survey, node: NodeProto) -> bool:
-    """True for linear operators and powers; a bound is an epsilon below 1, and no activation such as ReLU."""
-    if node.op_type in {"Max", "Clip"}:
-        bounds = [survey.scalar(t) for t in node.input if t and survey.is_constant(t)]
-        return bool(bounds) and all(b is not None and 0 < b < 1 for b in bounds)
-    return node.op_type in _LINEAR | _POWERS
 
 
 def filter_banks(survey: Survey) -> Iterator[Hazard]:

@@ -83,18 +83,19 @@ def check_emulation(
     samples: Iterable[Mapping[str, Array]],
     accumulation: Accumulation = "fp32",
     standard: Standard | None = None,
+    *,
+    tf32: bool = True,
 ) -> Check:
     """Compares the emulated reduced-precision model with the original in FP32.
 
-    Products in FP32 are emulated in TF32, as in an engine built with TensorRT's defaults.
-
     Args:
+        tf32: Emulate products in FP32 in TF32, as in an engine built with TensorRT's defaults.
         accumulation: Type in which FP16 MatMul, Gemm and Conv accumulate, as for `emulation.emulation`.
         standard: How close the outputs have to be; by default what is known of the precision.
     """
     default = TOLERANCES["tf32" if precision == "fp32" else precision]
     held = standard or Standard(default, as_sets=selects_rows(fixed))
-    emulate = partial(emulation, accumulation=accumulation, tf32=True)
+    emulate = partial(emulation, accumulation=accumulation, tf32=tf32)
     check = _compare_run("emulation", expected.exact, fixed, samples, held, emulate)
     if check.passed is None:
         return check
@@ -153,6 +154,23 @@ def as_fp32(check: Check, errors: Callable[[], Mapping[str, float]], engine: str
     reason = f"{engine} errs by"
     allowed = allowing(check, errors(), reason, AS_FP32, "as-fp32")
     return allowed if allowed.passed else check
+
+
+def without_tf32(check: Check, exact: Callable[[], Check]) -> Check:
+    """Adds to a check beyond its tolerance, excused or not, the error of the same file with TF32 off.
+
+    All plans of a network may err alike by TF32, which hides how much their FP32 nodes bring.
+
+    Args:
+        exact: The check with exact FP32 products; called for such a check alone.
+    """
+    if check.passed is None or (check.passed and not check.excuse):
+        return check
+    other = exact()
+    if other.passed is None:
+        return check
+    summary = f"{check.summary}; with TF32 off, {other.summary}" if other.passed else check.summary
+    return replace(check, tf32_off=other.error, summary=summary)
 
 
 def allowing(

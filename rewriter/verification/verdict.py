@@ -62,6 +62,7 @@ class Check:
         pictures: The same samples of outputs that look like images.
         excuse: Of a check that passed beyond its tolerance.
         value: Under a metric of the user's, which judges all outputs together.
+        tf32_off: As `error`, of the same file where FP32 products are exact; None if that was not tried.
         built: True if there is an engine, whatever is wrong with it; None if no build was tried.
         refused: Name and operator of the nodes that the parser refused.
         worst: The nodes that add most of a failed emulation's error, largest first.
@@ -79,6 +80,7 @@ class Check:
     latency: Latency | None = None
     value: MetricValue | None = None
     worst: tuple[NodeError, ...] = ()
+    tf32_off: float | None = None
     built: bool | None = None
     refused: tuple[tuple[str, str], ...] = ()
 

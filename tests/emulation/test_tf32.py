@@ -13,8 +13,8 @@ from paths import ROOT
 
 import rewriter
 from rewriter.emulation import emulation
-from rewriter.emulation.product_kernels import operands_of
 from rewriter.figures.pair import relative_l2
+from rewriter.graph.product_kernels import operands_of
 from rewriter.model import Array, Model, facts
 from rewriter.verification.expected import run_all
 

@@ -105,34 +105,79 @@ SPECTROGRAM = """
 SQUARE = SPECTROGRAM.replace("MIDDLE", "s = Pow(c, two)")
 
 
+WIDE = Range(1e-10, 200, 0.4, True)
+
+
 @pytest.mark.parametrize(
     ("text", "power", "expected"),
     [
-        pytest.param(SQUARE, Range(1e-10, 200, 0.4, True), "a c s y", id="a spectrogram"),
+        pytest.param(SQUARE, WIDE, "a c s y", id="a spectrogram"),
         pytest.param(SQUARE, Range(0.01, 200, 0.4, True), "", id="a small span"),
         pytest.param(
-            SPECTROGRAM.replace("MIDDLE", "r = Relu(c) s = Pow(r, two)"),
-            Range(1e-10, 200, 0.4, True),
-            "",
-            id="behind an activation",
+            SPECTROGRAM.replace("MIDDLE", "r = Relu(c) s = Pow(r, two)"), WIDE, "", id="after an activation"
         ),
         pytest.param(
             SPECTROGRAM.replace("MIDDLE", "z = Pow(c, two) s = Max(z, e)"),
-            Range(1e-10, 200, 0.4, True),
+            WIDE,
             "a c s y z",
             id="bounded by an epsilon",
         ),
         pytest.param(
-            SPECTROGRAM.replace("MIDDLE", "s = Pow(x, two)").replace("61", "64"),
-            Range(1e-10, 200, 0.4, True),
+            SPECTROGRAM.replace("MIDDLE", "s = Pow(x, two)").replace("[1,4,61]", "[1,1,64]"),
+            WIDE,
             "",
             id="without filters",
         ),
+        pytest.param(SQUARE.replace("Log", "Sqrt"), WIDE, "", id="a magnitude is no steeper than its input"),
+        pytest.param(
+            SQUARE.replace("Log(a)", "Pow(a, third)"), WIDE, "a c s y", id="the power 0.3 of a square"
+        ),
+        pytest.param(SQUARE.replace("y = Log(a)", "z = Sqrt(a) y = Sqrt(z)"), WIDE, "", id="measured before"),
+        pytest.param(SQUARE.replace("Log(a)", "Reciprocal(a)"), WIDE, "a c s y", id="a reciprocal"),
+        pytest.param(SQUARE.replace("Log(a)", "Div(c, a)"), WIDE, "a c s y", id="a quotient"),
+        pytest.param(
+            SPECTROGRAM.replace("Conv(x, f)", "Conv(n, f)").replace(
+                "MIDDLE", "s = Mul(c, c) b = Abs(x) m = ReduceMax(b) n = Div(x, m)"
+            ),
+            WIDE,
+            "a b c m n s y",
+            id="back to the input, through what scales it",
+        ),
+        pytest.param(
+            SPECTROGRAM.replace("float[1,1,64] x", "int16[1,1,64] i").replace(
+                "MIDDLE", "s = Mul(c, c) x = Cast<to = 1>(i)"
+            ),
+            WIDE,
+            "a c s x y",
+            id="back to integers",
+        ),
     ],
 )
-def test_signal_logarithms(text: str, power: Range, expected: str) -> None:
-    text = text.replace("float[1,4,64] y", "float[1,1,64] y")
-    assert found("signal_logarithms", text, {"a": power}) == expected
+def test_steep_functions(text: str, power: Range, expected: str) -> None:
+    text = text.replace("float e = {1e-10}", "float e = {1e-10}, float third = {0.3}")
+    assert found("steep_functions", text, {"a": power}) == expected
+
+
+def test_a_root_may_read_zeros_and_a_logarithm_may_not() -> None:
+    zeros = {"a": Range(0, 200, 0.4, True)}
+    root = SQUARE.replace("Log(a)", "Pow(a, third)").replace("float e", "float third = {0.3}, float e")
+    assert found("steep_functions", root, zeros) == "a c s y"
+    assert found("steep_functions", SQUARE, zeros) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(SQUARE, "", id="a Conv of 4 taps of one channel runs in FP32"),
+        pytest.param(SQUARE.replace("4,1,4", "4,1,16").replace("61", "49"), "c", id="a Conv of 16 taps"),
+        pytest.param(SQUARE.replace("-1", "1"), "", id="weights of one sign cancel nothing"),
+    ],
+)
+def test_tf32_transforms(text: str, expected: str) -> None:
+    basis = "{1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2, 1, 0, -1, 2}"
+    if "4,1,16" in text:
+        text = text.replace(basis, "{" + ", ".join([basis[1:-1]] * 4) + "}")
+    assert found("tf32_transforms", text, {"a": WIDE}) == expected
 
 
 VARIANCE = """

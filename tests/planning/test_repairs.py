@@ -172,7 +172,7 @@ CASES = {
         "g (float[64] x) => (float[64] y) { s = Mul(x, x)\n y = Log(s) }",
         {"x": span(1e-4, 1, 64)},
     ),
-    "signal_logarithms": Case(
+    "steep_functions": Case(
         """g (float[1,1,1024] x) => (float[1,8,1017] y) <float e = {1e-8}, float two = {2.0},
             float[8,1,8] w = {FILTERS}> {
             c = Conv(x, w)
@@ -331,6 +331,7 @@ NO_REPAIR = {
     "fp16_reference": "about what the result is compared with",
     "known_defects": "about TensorRT's code: each row of the table names its workaround",
     "norm_operators": "silent without answers of `rewriter probe`: test_probe.py has the plan after one",
+    "tf32_transforms": "about an engine's option: no type in the file switches TF32 off",
     "unmeasured": "about missing samples: what was not seen stays in FP32, and nothing can be compared",
 }
 """Rules that no rewriting can answer, and why."""

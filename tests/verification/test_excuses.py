@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from graphs import graph
 
+import rewriter
 from rewriter.figures.outputs import OutputComparison
-from rewriter.verification.arithmetic_checks import allowing, as_fp32, check_tf32, excused
+from rewriter.verification.arithmetic_checks import allowing, as_fp32, check_tf32, excused, without_tf32
 from rewriter.verification.expected import Expected
 from rewriter.verification.verdict import Check, MetricValue
 
@@ -22,6 +23,10 @@ def output(name: str, error: float, tolerance: float = 5e-3) -> OutputComparison
 
 def failed(*outputs: OutputComparison) -> Check:
     return Check("emulation", False, "NOT within 0.005", outputs)
+
+
+def judged(error: float) -> Check:
+    return replace(failed(output("y", error)), passed=error < 5e-3)
 
 
 def errors(**of_outputs: float) -> Callable[[], Mapping[str, float]]:
@@ -99,6 +104,48 @@ def test_a_failed_tf32_check_says_how_to_avoid_tf32(value: float, hint: bool) ->
     check = check_tf32(Expected(expected, expected), DOUBLED, [{"x": np.ones(4, np.float32)}])
     assert (check.name, check.passed) == ("tf32", not hint)
     assert ("--noTF32" in check.summary) is hint
+
+
+@pytest.mark.parametrize(
+    ("error", "exact", "off", "words"),
+    [
+        pytest.param(4e-3, None, None, "", id="within the tolerance: nothing is tried"),
+        pytest.param(0.06, 6e-4, 0.12, "; with TF32 off, ", id="TF32 is the cause"),
+        pytest.param(0.06, 0.05, 10.0, "", id="TF32 is not all of it"),
+    ],
+)
+def test_what_a_file_gives_with_tf32_off(
+    error: float, exact: float | None, off: float | None, words: str
+) -> None:
+    def tried() -> Check:
+        assert exact is not None
+        return judged(exact)
+
+    found = without_tf32(judged(error), tried)
+    assert found.tf32_off == (None if off is None else pytest.approx(off))
+    assert words in found.summary
+    assert found.passed is (error < 5e-3), "a recommendation is no excuse"
+
+
+SPECTRUM = graph(
+    """g (float[1,4,64] x) => (float[1,8,33] y) <float e = {1e-9}, float[8,4,32] w = {BASIS}> {
+        c = Conv(x, w)
+        s = Mul(c, c)
+        a = Add(s, e)
+        y = Log(a)
+    }""".replace("BASIS", ", ".join(f"{v:.6f}" for v in np.random.default_rng(0).standard_normal(1024)))
+)
+
+
+def test_fix_recommends_an_engine_without_tf32_where_that_is_the_cure() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 4, 64)) * np.geomspace(1e-4, 30, 64)
+    result = rewriter.fix(SPECTRUM, inputs={"x": x.astype(np.float32)}, build=False, repair=False)
+    assert result.verdict is not None
+    (check,) = (one for one in result.verdict.checks if one.name == "emulation")
+    assert check.tf32_off is not None and check.tf32_off < 0.1 * check.error
+    assert "with TF32 off" in check.summary
+    assert result.conclusion.remedy.startswith("build this file with TF32 off")
 
 
 def test_the_error_of_a_check_is_that_of_its_worst_output() -> None:

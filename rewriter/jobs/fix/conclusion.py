@@ -15,7 +15,7 @@ Ending = Literal["verified", "as-fp32", "unverified", "failed", "unbuildable"]
 """`as-fp32`: verified, as the network's own FP32 engine errs as much; `unbuildable`: TensorRT does not build
 the model as it came."""
 
-TF32_OFF = "build it with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower"
+TF32_OFF = "with TF32 off (--noTF32, or NVIDIA_TF32_OVERRIDE=0), which is slower"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def conclude(done: Sequence[Check], tried: Tried) -> Conclusion:
         if excused is not None:
             limit = "TF32 is as far from FP32 in this network"
             summary = "as accurate as FP32 here: " + excused.summary
-            return Conclusion("as-fp32", summary, limit, f"take --precision fp32, and {TF32_OFF}", remarks)
+            return Conclusion("as-fp32", summary, limit, _without_tf32(done), remarks)
         return Conclusion("verified", "verified", remarks=remarks)
     limit, remedy = next(_reasons(failed, done, tried))
     return Conclusion("failed", "failed: " + ", ".join(c.name for c in failed), limit, remedy, remarks)
@@ -111,7 +111,7 @@ def _reasons(failed: Sequence[Check], done: Sequence[Check], tried: Tried) -> It
     deciding = next((by_name[name] for name in ARITHMETIC if name in by_name), None)
     if deciding is not None:
         worst = next((check.worst for check in done if check.worst), ())
-        yield _arithmetic(deciding, worst, tried)
+        yield _arithmetic(deciding, worst, tried, _without_tf32(done))
     other = failed[0] if failed else done[0]
     yield other.summary, "a larger --tolerance or budget, if that is acceptable; or --precision fp32"
 
@@ -133,7 +133,13 @@ def _broken_build(build: Check, done: Sequence[Check], tried: Tried) -> tuple[st
     )
 
 
-def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried) -> tuple[str, str]:
+def _without_tf32(done: Sequence[Check]) -> str:
+    """What to do where TF32 is the limit: this very file may be enough without it."""
+    cured = any(check.tf32_off is not None and check.tf32_off <= 1.0 for check in done)
+    return f"build this file {TF32_OFF}" if cured else f"take --precision fp32, and build it {TF32_OFF}"
+
+
+def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried, remedy: str) -> tuple[str, str]:
     job, request = tried.job, tried.job.request
     if not check.outputs:  # it did not run
         advice = [d for d in check.details if d.startswith("what to do: ")]
@@ -143,7 +149,10 @@ def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried) -> tuple
     size = _size(check)
     if not tried.planned and job.plan is None:
         where = f" in {worst[0].node} ({worst[0].op})" if worst else ""
-        return f"this network needs more than TF32{where}: all in FP32 with TF32, {size}", TF32_OFF
+        return (
+            f"this network needs more than TF32{where}: all in FP32 with TF32, {size}",
+            f"build it {TF32_OFF}",
+        )
     if job.plan is not None:
         return f"the given plan has too few nodes in FP32: {size}", "add nodes to it, or leave out --plan"
     if job.weak_typing:
@@ -155,7 +164,7 @@ def _arithmetic(check: Check, worst: Sequence[NodeError], tried: Tried) -> tuple
     fp32 = ""
     if tried.in_fp32 is not None:
         fp32 = f"; all of it in FP32 (TF32) errs {tried.in_fp32:.2g} times what is allowed"
-    return f"no plan is within the tolerance: {size}{fp32}", f"take --precision fp32, and {TF32_OFF}"
+    return f"no plan is within the tolerance: {size}{fp32}", remedy
 
 
 def _size(check: Check) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rewriter.engines.tensor_files import write_samples
 from rewriter.errors import EngineError
 from rewriter.figures.outputs import compare_samples
 from rewriter.figures.tolerances import precision_of
+from rewriter.graph.ops import TENSOR_CORE
 from rewriter.model import Array, Model, load, map_saved, save
 from rewriter.model import facts as tensor_facts
 from rewriter.model.stopwatch import Stopwatch
@@ -30,6 +31,7 @@ from rewriter.verification.arithmetic_checks import (
     check_tf32,
     excused,
     explained,
+    without_tf32,
 )
 from rewriter.verification.build_check import check_model_build, check_original_build
 from rewriter.verification.expected import (
@@ -130,10 +132,15 @@ class Judge:
                 check = check_tf32(self.expected, fixed, self.samples, self.standards["tf32"])
             else:
                 held = self.standards[plan.precision]
-                check = check_emulation(self.expected, fixed, plan.precision, self.samples, sums, held)
+                emulate = partial(
+                    check_emulation, self.expected, fixed, plan.precision, self.samples, sums, held
+                )
+                check = emulate()
             check = excused(check, lambda: self.conditioning)
             if not self.asked:
                 check = as_fp32(check, lambda: self.emulated_fp32, "its FP32 engine (TF32, emulated)")
+            if plan is not None and any(one.op in TENSOR_CORE for one in plan.decisions):
+                check = without_tf32(check, partial(emulate, tf32=False))
             yield check
 
     def built(self, fixed: Model, plan: Plan | None) -> tuple[list[Check], Engine | None]:

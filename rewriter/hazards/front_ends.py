@@ -1,0 +1,154 @@
+"""Hazard rules about front ends: linear transforms of an input signal, such as spectrograms.
+
+FP16 rounds each sample, weight and sum of a transform relative to the large ones. What is small beside them
+is noise, and a function that is steep at 0 shows it: a logarithm, a root, a quotient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onnx import NodeProto
+
+from rewriter.graph import label
+from rewriter.graph.ops import REDUCTIONS, SCALING, SUMS, TENSOR_CORE, VIEWS
+from rewriter.graph.product_kernels import operands_of
+from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.survey import Survey
+
+RESOLUTION = 2.0**-11
+"""What FP16 rounds away, relative to a value: half a unit of its 11 bits."""
+
+TRANSFORMS = TENSOR_CORE | {"STFT", "DFT"}
+"""Operators that sum an input signal with the weights of a basis."""
+
+LINEAR = VIEWS | SUMS | TENSOR_CORE | SCALING | {"Neg", "Pad"}
+POWERS = REDUCTIONS - {"ReduceMax", "ReduceMin", "ReduceProd", "ReduceLogSum", "ReduceLogSumExp"}
+POWERS |= {"Pow", "Sqrt", "Abs", "Max", "Clip"}
+
+_FRONT_END = LINEAR | POWERS | TRANSFORMS | {"ReduceMax", "ReduceMin", "Reciprocal", "Where"}
+
+
+def steep_functions(survey: Survey) -> Iterator[Hazard]:
+    """Logarithms, roots and quotients of what a transform computes from a graph input.
+
+    Where its results span more than 2^11, FP32 reaches from the function through the transform to the input.
+    In FP32 such a front end was also faster (docs/hazards.md#small-values). A magnitude sqrt(re^2 + im^2) is
+    not steep in the transform's results: its error is as large as theirs. With activations between, it is no
+    front end, and norms have a rule of their own.
+    """
+    for node, tensor, inside in _steep(survey):
+        measured = survey.range(tensor)
+        span = f"values from {measured.low:.3g} to {measured.high:.3g}" if measured else "values"
+        reason = f"{label(node)} reads {span} of the transformed input: FP16 rounds away the small ones"
+        yield from (survey.hazard(inner, "steep-function", reason, tensor) for inner in (node, *inside))
+
+
+def tf32_transforms(survey: Survey) -> Iterator[Hazard]:
+    """The transforms of `steep_functions` that TF32 rounds as FP16 does, although they stay FP32.
+
+    Sums of weights of one sign, such as a bank of mel filters, cancel nothing and lose nothing.
+    """
+    for node, tensor, inside in _steep(survey):
+        for inner in (n for n in inside if n.op_type in TENSOR_CORE):
+            weights = (survey.constant(t) for t in inner.input[:2])
+            signed = any(value is not None and value.min(initial=0.0) < 0 for value in weights)
+            shapes = (survey.graph.shape(t) or () for t in inner.input[:2])
+            if signed and operands_of(inner, *shapes) != "fp32":
+                reason = (
+                    f"an FP32 engine computes {label(inner)} in TF32, as inexact as FP16, and "
+                    f"{label(node)} shows it: build with TF32 off"
+                )
+                yield survey.hazard(inner, "tf32", reason, tensor, "warning")
+
+
+def _steep(survey: Survey) -> Iterator[tuple[NodeProto, str, list[NodeProto]]]:
+    """Functions that are steep in the results of a transform, their operands, and the nodes before them."""
+    for node in survey.nodes if survey.is_fp16 else ():
+        tensor = steep_operand(survey, node)
+        measured = survey.range(tensor) if tensor else None
+        root = is_root(survey, node)
+        if tensor is None or measured is None or not measured.finite:
+            continue
+        if not 0 <= measured.low < RESOLUTION * measured.mean_abs or (measured.low == 0 and not root):
+            continue
+        inside = _front_end(survey, node)
+        degree = _degree(survey, tensor, {}) if inside else None
+        steep = degree is not None and (not root or degree * exponent(survey, node) < 1)
+        if steep and not any(node is inner for norm in survey.norms for inner in norm.nodes):
+            yield node, tensor, inside
+
+
+def steep_operand(survey: Survey, node: NodeProto) -> str | None:
+    """The operand whose relative error decides the result; None for other nodes, and for constants."""
+    if node.op_type == "Div":
+        tensor = node.input[1]
+    elif node.op_type in {"Log", "Reciprocal"} or exponent(survey, node) < 1:
+        tensor = node.input[0]
+    else:
+        return None
+    return None if survey.is_constant(tensor) else str(tensor)
+
+
+def exponent(survey: Survey, node: NodeProto) -> float:
+    """The exponent of a Sqrt, or a Pow by a constant; 1 for other nodes."""
+    if node.op_type == "Sqrt":
+        return 0.5
+    power = survey.scalar(node.input[1]) if node.op_type == "Pow" else None
+    return 1.0 if power is None else power
+
+
+def is_root(survey: Survey, node: NodeProto) -> bool:
+    """True for powers with an exponent between 0 and 1: 0 for 0, with a slope that has no bound."""
+    return 0 < exponent(survey, node) < 1
+
+
+def _front_end(survey: Survey, end: NodeProto) -> list[NodeProto]:
+    """The nodes from the graph inputs to a node; none if one is no linear operator, power or quotient."""
+    stack, seen, found = list(end.input), set[str](), list[NodeProto]()
+    while stack:
+        name = survey.source(stack.pop())
+        node = survey.graph.producer(name)
+        if name in seen or node is None or not survey.is_float(name) or survey.is_constant(name):
+            continue
+        seen.add(name)
+        floats = [t for t in node.input if survey.is_float(t)]
+        if floats and not _is_front_end(survey, node):
+            return []
+        found.append(node)
+        stack.extend(floats)
+    return [node for node in found if survey.producer(node.output[0]) is node]
+
+
+def _is_front_end(survey: Survey, node: NodeProto) -> bool:
+    """True for linear operators and powers; a bound is an epsilon below 1, and no activation such as ReLU."""
+    if node.op_type in {"Max", "Clip"}:
+        bounds = [survey.scalar(t) for t in node.input if t and survey.is_constant(t)]
+        return bool(bounds) and all(b is not None and 0 < b < 1 for b in bounds)
+    return node.op_type in _FRONT_END
+
+
+def _degree(survey: Survey, tensor: str, known: dict[str, float | None]) -> float | None:
+    """How a tensor of a front end grows with the results of the first transform; None before one.
+
+    Of degree 2 is what is 4 times as large where those are twice as large. A function of a degree of 1 or
+    more changes by no more than they do, relative to the largest.
+    """
+    name = survey.source(tensor)
+    node = survey.graph.producer(name)
+    if name in known or node is None or survey.is_constant(name):
+        return known.get(name)
+    degrees = [_degree(survey, t, known) for t in node.input if survey.is_float(t)]
+    after = [degree for degree in degrees if degree is not None]
+    if node.op_type in TRANSFORMS:
+        known[name] = sum(after) if after else 1.0
+    elif not after:
+        known[name] = None
+    elif node.op_type == "Mul":
+        known[name] = sum(after)
+    elif node.op_type in {"Div", "Reciprocal"}:
+        known[name] = (degrees[0] or 0.0) - (degrees[1] or 0.0) if node.op_type == "Div" else -after[0]
+    else:
+        power = 2.0 if node.op_type == "ReduceSumSquare" else exponent(survey, node)
+        known[name] = power * min(after)
+    return known[name]
