@@ -69,8 +69,8 @@ def _rule(name: str) -> dict[str, Any]:
     kind = KINDS[name]
     return {
         "id": name,
-        "shortDescription": {"text": _sentence(kind.title)},
-        "help": {"text": _sentence(kind.repair)},
+        "shortDescription": {"text": f"{kind.title[:1].upper()}{kind.title[1:]}."},
+        "help": {"text": f"{kind.repair[:1].upper()}{kind.repair[1:]}."},
         "defaultConfiguration": {"level": kind.severity},
         "properties": {"repair": kind.rung},
     }
@@ -78,7 +78,7 @@ def _rule(name: str) -> dict[str, Any]:
 
 def _result(finding: Finding, index: int, result: ScanResult, files: Sequence[ScanResult]) -> dict[str, Any]:
     """Returns a result (3.27); SARIF's levels are the same three words as severities (3.27.10)."""
-    text = _sentence(finding.reason)
+    text = f"{finding.reason.removesuffix('.')}."  # no capital: it may begin with the name of a tensor
     if finding.range is not None and str(finding.range) not in text:
         text += f" {finding.tensor} is in {finding.range}."
     found: dict[str, Any] = {
@@ -117,8 +117,3 @@ def _uri(path: Path | None) -> str | None:
     if path is None:
         return None
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
-
-
-def _sentence(text: str) -> str:
-    """Returns the text as a sentence: SARIF messages end with a full stop (3.11.2)."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

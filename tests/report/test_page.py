@@ -22,14 +22,17 @@ from typer.testing import CliRunner
 from rewriter.base import Change, Refusal
 from rewriter.cli import app
 from rewriter.data.ranges.depth import Depth, TensorAtDepth
+from rewriter.emulation.divergence import NodeError
 from rewriter.figures.pair import Pair
 from rewriter.figures.pictures import LARGEST_SIDE, picture_of
+from rewriter.jobs.fix.conclusion import Conclusion
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision, Plan, Range
 from rewriter.report import html
 from rewriter.report.html.depth import MOST
 from rewriter.report.html.png import encoded
-from rewriter.report.html.scales import decades, linear, logarithmic, round_steps
+from rewriter.report.html.scales import decades, logarithmic
+from rewriter.verification.verdict import Verdict
 
 LIMIT = 2_000_000
 """Bytes of a page."""
@@ -143,6 +146,33 @@ def test_the_page_of_fix_says_what_was_wrong_and_how_far_off_it_was() -> None:
     assert "In plain FP16" in text and "Unrepaired" in text
 
 
+def test_the_page_of_a_failure_begins_with_cause_nodes_and_remedy() -> None:
+    done = pages.fixed()
+    assert done.verdict is not None
+    worst = (NodeError("/body/c1", "Conv", "0:c1", "c1", 0.02, 0.03),)
+    checks = [
+        replace(check, passed=False, worst=worst) if check.name == "emulation" else check
+        for check in done.verdict.checks
+    ]
+    ended = Conclusion(
+        "failed", "failed: emulation", "no plan is within it: y errs by 1", "build with TF32 off"
+    )
+    text = html.as_html(replace(done, verdict=Verdict(tuple(checks)), conclusion=ended))
+    head = text[: text.index("<nav")]
+    for words in (ended.limit, ended.remedy, "/body/c1", "(Conv) adds 0.02"):
+        assert str(escape(words)) in head
+    assert 'class="tile good"' not in head, "no green figure on a failed page"
+    assert 'class="facts reasons"' not in html.as_html(done)
+
+
+def test_verify_names_cause_and_remedy_of_a_failure() -> None:
+    done = pages.verified()
+    wrong = Verdict(tuple(replace(check, passed=False) for check in done.checks))
+    failed = replace(done, verdict=wrong, original=Path("a.onnx"), fixed=Path("b.onnx"))
+    head = html.as_html(failed).partition("<nav")[0]
+    assert "<dt>Cause</dt>" in head and "<code>rewriter locate a.onnx b.onnx</code>" in head
+
+
 def test_the_chart_marks_the_tensor_that_overflows() -> None:
     text = html.as_html(pages.scanned())
     assert re.search(r'class="dot hazard" d="M\d', text)
@@ -203,9 +233,7 @@ def test_a_png_holds_its_pixels() -> None:
 def test_scales_keep_their_ends_and_marks_are_round() -> None:
     scale = logarithmic(1e-4, 1.0, 100.0, 0.0)
     assert [scale(v) for v in (0.0, 1e-4, 1e-2, 1.0, float("inf"), float("nan"))] == [100, 100, 50, 0, 0, 0]
-    assert linear(0, 10, 0, 100)(5) == 50
     assert decades(3e-5, 2.0, 9) == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1, 1.0])
-    assert round_steps(0.0, 43.0, 5) == [0, 10, 20, 30, 40]
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from rewriter.data.ranges.depth import TensorAtDepth
+from rewriter.data.ranges.depth import Depth, TensorAtDepth
 from rewriter.english import count
 from rewriter.plan import Range
 from rewriter.report.html.scales import Scale, decades, logarithmic, power_of_ten
-from rewriter.report.html.view import DepthChart, Layer, Run, Tick
+from rewriter.report.html.view import DepthChart, Layer, Run, Section, Tick
 
 LARGEST, NORMAL, SUBNORMAL = 65504.0, 2.0**-14, 2.0**-24
 """FP16's largest number, its smallest normal (6.1e-5) and smallest subnormal one (6e-8), by IEEE 754."""
@@ -55,12 +55,50 @@ class Nodes:
     strip_label: str
 
 
-def depth_chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
+LABELS = {
+    "fp16": "FP16",
+    "bf16": "BF16",
+    "fp32": "FP32",
+    "beyond": "FP16, although it exceeds 65504",
+    "note": "not in the other model",
+}
+"""Kinds of nodes by the type that they compute in."""
+
+
+def typed_depth(depth: Depth, marks: Mapping[str, str]) -> Section:
+    """Returns the section; `marks` has a sentence for each tensor that is marked."""
+
+    def kind(tensor: TensorAtDepth) -> str:
+        computed = depth.types.get(tensor.tensor, "note")
+        return "beyond" if computed == "fp16" and not tensor.range.absmax <= LARGEST else computed
+
+    def mark(tensor: TensorAtDepth) -> str:
+        exceeds = "its values exceed 65504, and the other model computes it in FP16"
+        return marks.get(tensor.tensor) or (exceeds if kind(tensor) == "beyond" else "")
+
+    lead = (
+        "Every bar is one tensor of the original, from its mean to its largest absolute value on the first "
+        "sample, measured in FP32. The strip below shows the type that the other model computes it in."
+    )
+    nodes = Nodes(kind, LABELS, mark, "wrong, or beyond FP16", "Computes in")
+    return depth_section(depth.tensors, nodes, lead, "No ranges were measured: `ranges=True` asks for them.")
+
+
+def depth_section(tensors: Sequence[TensorAtDepth], nodes: Nodes, lead: str, empty: str) -> Section:
+    """Returns the section with the chart; `empty` says why there is none."""
+    title = "Ranges along the depth of the network"
+    if not tensors:
+        return Section("ranges", title, empty, [])
+    return Section("ranges", title, lead, [_chart(tensors, nodes)])
+
+
+def _chart(tensors: Sequence[TensorAtDepth], nodes: Nodes) -> DepthChart:
     """Returns the chart; `tensors` are in order of their places, and there is at least one."""
     marked = [nodes.mark(tensor) for tensor in tensors]
     shown, note = _thinned(tensors, marked)
-    tensors, marked = [tensors[i] for i in shown], [marked[i] for i in shown]
-    tensors = _close(tensors)
+    marked = [marked[i] for i in shown]
+    places = {place: index for index, place in enumerate(sorted({tensors[i].place for i in shown}))}
+    tensors = [replace(tensors[i], place=places[tensors[i].place]) for i in shown]  # without gaps
     width = tensors[-1].place + 1
     y = logarithmic(*_span(tensors), HEIGHT, 0.0)
     kinds = ["constant" if tensor.constant else nodes.kind(tensor) for tensor in tensors]
@@ -115,18 +153,6 @@ def _thinned(tensors: Sequence[TensorAtDepth], marked: Sequence[str]) -> tuple[l
     ), f"{len(kept)} of {len(tensors)} tensors are drawn: the widest of each {size} neighbours, and hazards."
 
 
-def _close(tensors: Sequence[TensorAtDepth]) -> list[TensorAtDepth]:
-    """The tensors with their places counted without gaps."""
-    places = {place: index for index, place in enumerate(sorted({t.place for t in tensors}))}
-    return [_at(tensor, places[tensor.place]) for tensor in tensors]
-
-
-def _at(tensor: TensorAtDepth, place: int) -> TensorAtDepth:
-    return TensorAtDepth(
-        place, tensor.tensor, tensor.node, tensor.op, tensor.key, tensor.range, tensor.constant
-    )
-
-
 def _span(tensors: Sequence[TensorAtDepth]) -> tuple[float, float]:
     """The limits of the scale: whole decades with the ranges and FP16's limits inside."""
     high = max((t.range.absmax for t in tensors if math.isfinite(t.range.absmax)), default=1.0)
@@ -140,16 +166,13 @@ def _bars(tensors: Sequence[TensorAtDepth], kinds: Sequence[str], kind: str, y: 
     """One vertical line a tensor, from the mean to the largest absolute value; a dash for constants."""
     parts = []
     for tensor, own in zip(tensors, kinds, strict=True):
-        if own == kind:
-            top = y(tensor.range.absmax)
-            end = "h.8" if tensor.constant else f"V{max(y(_mean(tensor)), top + 1.0):.1f}"
-            parts.append(f"M{tensor.place + (0.1 if tensor.constant else 0.5)} {top:.1f}{end}")
+        mean, top = tensor.range.mean_abs, y(tensor.range.absmax)
+        if own == kind and tensor.constant:
+            parts.append(f"M{tensor.place + 0.1} {top:.1f}h.8")
+        elif own == kind:
+            low = y(mean) if math.isfinite(mean) else top
+            parts.append(f"M{tensor.place + 0.5} {top:.1f}V{max(low, top + 1.0):.1f}")
     return "".join(parts)
-
-
-def _mean(tensor: TensorAtDepth) -> float:
-    mean = tensor.range.mean_abs
-    return mean if math.isfinite(mean) else tensor.range.absmax
 
 
 def _dots(tensors: Sequence[TensorAtDepth], marks: Iterable[int], y: Scale) -> str:
@@ -192,11 +215,15 @@ def _columns(
     def number(text: str) -> int:
         return texts.setdefault(text, len(texts))
 
+    def suffix(t: TensorAtDepth) -> str:
+        """The tensor's name; `=` and its end where it starts with the node's: a third of the page."""
+        return "=" + t.tensor[len(t.node) :] if t.node and t.tensor.startswith(t.node) else " " + t.tensor
+
     rows = [
         [
             t.place,
             t.node,
-            _suffix(t),
+            suffix(t),
             number(t.op),
             number(labels[kind]),
             number(reason),
@@ -210,14 +237,6 @@ def _columns(
         for t, kind, reason in zip(tensors, kinds, marked, strict=True)
     ]
     return {"rows": rows, "texts": list(texts)}
-
-
-def _suffix(tensor: TensorAtDepth) -> str:
-    """The tensor's name; `=` and its end where it starts with the node's, which saves a third of the page."""
-    name, node = tensor.tensor, tensor.node
-    if node and name.startswith(node):
-        return "=" + name[len(node) :]
-    return " " + name
 
 
 def _summary(tensors: Sequence[TensorAtDepth], hazards: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.hazards.kinds import KINDS
@@ -12,27 +12,23 @@ from rewriter.planning.free_fp32 import FREE
 from rewriter.report import fix as text
 from rewriter.report import fix_summary
 from rewriter.report.checks import judging_check
-from rewriter.report.html.depth import LARGEST, Nodes, beyond_limits, depth_chart
-from rewriter.report.html.outputs import output_cards, size
+from rewriter.report.html.depth import LABELS, LARGEST, Nodes, beyond_limits, depth_section
+from rewriter.report.html.outputs import adding_most, error_tile, output_cards, size
 from rewriter.report.html.run import run_section
 from rewriter.report.html.tables import checks_table, decisions_table, passes_table
 from rewriter.report.html.view import (
-    Body,
     Fact,
     Facts,
-    Notes,
     Page,
     Section,
     State,
     Tile,
 )
 from rewriter.report.next_step import next_step
+from rewriter.verification.verdict import Check
 
 SUMMED = ("Wrong", "Done", "Repair")
 """Lines of the summary on the terminal that the page has, too: the others have parts of their own."""
-
-BEYOND = "beyond"
-"""Class of tensors that compute in FP16 and exceed it."""
 
 
 def page(result: FixResult, command: str = "") -> Page:
@@ -47,47 +43,51 @@ def page(result: FixResult, command: str = "") -> Page:
         tiles=list(_tiles(result)),
         warnings=[*result.warnings, *next_step(result).remarks],
         sections=list(_sections(result, command)),
+        reasons=list(_reasons(result)),
     )
 
 
+def _reasons(result: FixResult) -> Iterator[Fact]:
+    """The cause of a failure, its nodes, and what to do."""
+    if not result.conclusion.limit:
+        return
+    yield Fact("Cause", result.conclusion.limit)
+    yield from adding_most(_checks(result))
+    yield Fact("What to do", result.conclusion.remedy)
+
+
+def _checks(result: FixResult) -> Sequence[Check]:
+    return result.verdict.checks if result.verdict else ()
+
+
 def _tiles(result: FixResult) -> Iterator[Tile]:
-    check = judging_check(result.verdict.checks) if result.verdict else None
+    check = judging_check(_checks(result))
     if check is not None:
-        worst = max(check.outputs, key=lambda o: (not o.passed, o.relative_l2 / (o.tolerance or 1.0)))
-        state: State = "good" if worst.passed else "bad"
-        yield Tile("Largest error", size(worst), f"of {worst.tolerance:.2g} allowed, by {check.name}", state)
-    if result.before and result.plan is not None:
-        plain = max(result.before, key=lambda o: (not o.finite, o.relative_l2))
-        state = "plain" if plain.passed else "bad"
-        yield Tile(f"In plain {result.plan.precision.upper()}", size(plain), "with nothing repaired", state)
-    timed = [check.latency for check in result.verdict.checks if check.latency] if result.verdict else []
-    if timed:
-        yield Tile("Latency", f"{timed[0].median_us:.1f} µs", f"± {timed[0].iqr_us:.1f}, on this GPU")
+        yield error_tile(check, failed=result.verified is False)
     plan = result.plan
+    if result.before and plan is not None:
+        plain = max(result.before, key=lambda o: (not o.finite, o.relative_l2))
+        state: State = "plain" if plain.passed else "bad"
+        yield Tile(f"In plain {plan.precision.upper()}", size(plain), "with nothing repaired", state)
+    for latency in [check.latency for check in _checks(result) if check.latency][:1]:
+        yield Tile("Latency", f"{latency.median_us:.1f} µs", f"± {latency.iqr_us:.1f}, on this GPU")
     if plan is not None:
-        free = sum(d.rule in FREE and d.repair == "fp32" for d in plan.decisions)
         low = plan.float_nodes - len(plan.fp32) - len(plan.bf16)
         yield Tile(f"Nodes in {plan.precision.upper()}", str(low), f"of {plan.float_nodes} float nodes")
+        free = sum(d.rule in FREE and d.repair == "fp32" for d in plan.decisions)
         yield Tile("Nodes in FP32", str(len(plan.fp32)), f"{free} of them at no cost" if free else "")
         if plan.bf16:
             yield Tile("Nodes in BF16", str(len(plan.bf16)))
-        if plan.decisions:
-            kinds = {d.rule for d in plan.decisions if d.rule in KINDS and d.rule not in FREE}
-            yield Tile("Kinds of hazard", str(len(kinds)), ", ".join(sorted(kinds)))
-    changes = sum(len(step.changes) for step in result.passes)
-    refusals = sum(len(step.refusals) for step in result.passes)
-    yield Tile("Changes", str(changes), f"{refusals} declined" if refusals else "none declined")
 
 
 def _sections(result: FixResult, command: str) -> Iterator[Section]:
-    yield _summary(result)
-    checks = result.verdict.checks if result.verdict else ()
+    lines = [Fact(*row) for row in fix_summary.rows(result, everything=True) if row[0] in SUMMED]
+    lead = "The causes in numbers, with what was done about each, and what the passes changed."
+    yield Section("summary", "What was wrong, and what was done", lead, [Facts(lines)])
+    checks = _checks(result)
     check = judging_check(checks)
     if check is not None:
-        lead = (
-            f"Relative L2 error of every output against the original in FP32, by the check “{check.name}”. "
-            "The histogram counts elements by their absolute error over the output's RMS."
-        )
+        lead = f"Relative L2 error of every output against the original in FP32, by the check “{check.name}”."
         yield Section("outputs", "Outputs", lead, [output_cards(check, check.statistics, result.before)])
     yield _depth(result)
     if result.plan is not None:
@@ -109,23 +109,14 @@ def _sections(result: FixResult, command: str) -> Iterator[Section]:
     )
 
 
-def _summary(result: FixResult) -> Section:
-    lines = [Fact(*row) for row in fix_summary.rows(result, everything=True) if row[0] in SUMMED]
-    lead = "The causes in numbers, with what was done about each, and what the passes changed."
-    return Section("summary", "What was wrong, and what was done", lead, [Facts(lines)])
-
-
 def _depth(result: FixResult) -> Section:
-    title = "Ranges along the depth of the network"
-    if not result.depth:
-        reason = "No ranges were measured: the plan was given, or no precision pass ran."
-        return Section("ranges", title, reason, [])
     lead = (
         "Every bar is one tensor, from its mean to its largest absolute value on the samples, measured in "
         "FP32 after the structural passes. A dot marks the tensor that is the evidence of a hazard. The "
         "strip below shows the type that each node computes in."
     )
-    return Section("ranges", title, lead, [depth_chart(result.depth, _nodes(result.plan))])
+    empty = "No ranges were measured: the plan was given, or no precision pass ran."
+    return depth_section(result.depth, _nodes(result.plan), lead, empty)
 
 
 def _nodes(plan: Plan | None) -> Nodes:
@@ -136,7 +127,7 @@ def _nodes(plan: Plan | None) -> Nodes:
         decision = decisions.get(tensor.key)
         if decision is not None:
             return decision.repair
-        return BEYOND if low == "fp16" and not tensor.range.absmax <= LARGEST else low
+        return "beyond" if low == "fp16" and not tensor.range.absmax <= LARGEST else low
 
     hazards = [d for d in decisions.values() if d.rule in KINDS and d.rule not in FREE]
     reasons = {d.tensor or d.key: f"{KINDS[d.rule].title}: {d.reason}" for d in hazards}
@@ -146,8 +137,7 @@ def _nodes(plan: Plan | None) -> Nodes:
         seen = reasons.get(tensor.tensor) or reasons.get(tensor.key)
         return seen or (nodes.get(tensor.key, "") if beyond_limits(tensor.range) else "")
 
-    labels = {"fp16": "FP16", "bf16": "BF16", "fp32": "FP32", BEYOND: "FP16, although it exceeds 65504"}
-    return Nodes(kind, labels, mark, "evidence of a hazard", "Computes in")
+    return Nodes(kind, LABELS, mark, "evidence of a hazard", "Computes in")
 
 
 def _plan(plan: Plan) -> Section:
@@ -157,7 +147,6 @@ def _plan(plan: Plan) -> Section:
         return Section("plan", "Plan", lead, [])
     count = f"{len(plan.decisions)} of {plan.float_nodes} float nodes"
     lead = f"{count} keep another type than {low}. Filter by rule, or by a part of a name."
-    notes: list[Body] = []
     if plan.exponents:
-        notes.append(Notes([f"{len(plan.exponents)} tensors are rescaled by powers of two, exactly."]))
-    return Section("plan", "Plan", lead, [*notes, decisions_table(plan.decisions)])
+        lead += f" {len(plan.exponents)} tensors are rescaled by powers of two, exactly."
+    return Section("plan", "Plan", lead, [decisions_table(plan.decisions)])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rewriter.figures.outputs import DECADES, OutputComparison, OutputStatistics
+from rewriter.figures.outputs import OutputComparison, OutputStatistics
 from rewriter.figures.pictures import Picture
 from rewriter.report.html.png import data_uri, heat
-from rewriter.report.html.scales import logarithmic, power_of_ten
-from rewriter.report.html.view import Bar, Fact, Image, Output, Outputs, State
+from rewriter.report.html.scales import logarithmic
+from rewriter.report.html.view import Fact, Image, Output, Outputs, State, Tile
 from rewriter.verification.verdict import Check
 
 MOST_CARDS = 24
@@ -23,9 +23,6 @@ PICTURE_BYTES = 900_000
 
 GAUGE = logarithmic(1e-7, 1.0, 0.0, 100.0)
 """Position of a relative error on the gauge of a card."""
-
-WIDTH, HEIGHT, GAP = 36.0, 84.0, 4.0
-"""Size of a histogram's bars, in units of its drawing."""
 
 
 def output_cards(
@@ -66,9 +63,7 @@ def _card(
         sentence=_sentence(one),
         error=GAUGE(one.relative_l2) if one.finite else None,
         allowed=GAUGE(one.tolerance) if one.tolerance else None,
-        facts=[*_facts_before(plain), *_facts(one, figures)],
-        bars=_bars(figures.histogram) if figures and any(figures.histogram) else (),
-        summary=_summary(figures) if figures else "",
+        facts=list(_facts(one, figures, plain)),
         images=images,
         before=GAUGE(plain.relative_l2) if plain is not None and plain.finite else None,
         gauge=_gauge(one, plain),
@@ -84,9 +79,19 @@ def _gauge(one: OutputComparison, plain: OutputComparison | None) -> str:
     return f"{', '.join(parts)}; a logarithmic scale from 1e-7 to 1"
 
 
-def _facts_before(plain: OutputComparison | None) -> Iterable[Fact]:
-    if plain is not None:
-        yield Fact("Unrepaired", size(plain))
+def error_tile(check: Check, *, failed: bool) -> Tile:
+    """The largest error of a check; it is not green where another check failed."""
+    worst = max(check.outputs, key=lambda one: (not one.passed, _share(one)))
+    state: State = "bad" if not worst.passed else "plain" if failed else "good"
+    return Tile("Largest error", size(worst), f"of {worst.tolerance:.2g} allowed, at {worst.name}", state)
+
+
+def adding_most(checks: Sequence[Check]) -> Iterator[Fact]:
+    """The nodes that add most of a failed emulation's error, in one line."""
+    worst = next((check.worst for check in checks if check.worst), ())
+    if worst:
+        nodes = ", ".join(f"`{one.node}` ({one.op}) adds {one.added:.2g}" for one in worst)
+        yield Fact("Nodes", nodes)
 
 
 def size(one: OutputComparison) -> str:
@@ -102,7 +107,11 @@ def _sentence(one: OutputComparison) -> str:
     return f"error {one.relative_l2:.2g} of {one.tolerance:.2g} allowed"
 
 
-def _facts(one: OutputComparison, figures: OutputStatistics | None) -> Iterable[Fact]:
+def _facts(
+    one: OutputComparison, figures: OutputStatistics | None, plain: OutputComparison | None
+) -> Iterable[Fact]:
+    if plain is not None:
+        yield Fact("Unrepaired", size(plain))
     if one.note:
         yield Fact("Compared", one.note)
     yield Fact("Largest difference", f"{one.max_abs:.3g}")
@@ -125,32 +134,6 @@ def _facts(one: OutputComparison, figures: OutputStatistics | None) -> Iterable[
     yield Fact("Worst sample", f"number {figures.sample}{build}")
     shape = "x".join(map(str, figures.shape)) or "scalar"
     yield Fact("Shape", f"{shape}, {figures.dtype}")
-
-
-def _bins() -> list[str]:
-    edges = [power_of_ten(10.0**decade) for decade in DECADES]
-    return [f"<{edges[0]}", *(f"{edge}" for edge in edges[:-1]), f"≥{edges[-1]}"]
-
-
-def _bars(histogram: Sequence[int]) -> list[Bar]:
-    total, top = sum(histogram) or 1, max(histogram, default=0) or 1
-    bars = []
-    for index, (count, label) in enumerate(zip(histogram, _bins(), strict=True)):
-        height = HEIGHT * count / top
-        share = "" if not count else f"{100 * count / total:.0f}%" if count >= 0.005 * total else "<1%"
-        bars.append(Bar(index * (WIDTH + GAP), HEIGHT - height, WIDTH, height, share, label))
-    return bars
-
-
-def _summary(figures: OutputStatistics) -> str:
-    """The histogram in a sentence, for those who do not see it."""
-    total = sum(figures.histogram)
-    parts = [
-        f"{label}: {100 * count / total:.2g} %"
-        for count, label in zip(figures.histogram, _bins(), strict=True)
-        if count
-    ]
-    return f"Share of elements by absolute error over {figures.rms:.3g}, the output's RMS: {', '.join(parts)}"
 
 
 def _images(pictures: Sequence[Picture]) -> Mapping[str, Sequence[Image]]:

@@ -21,25 +21,11 @@ def logarithmic(low: float, high: float, start: float, end: float) -> Scale:
     return place
 
 
-def linear(low: float, high: float, start: float, end: float) -> Scale:
-    """Maps `low` to `start` and `high` to `end`."""
-    return lambda value: start + (value - low) / ((high - low) or 1.0) * (end - start)
-
-
 def decades(low: float, high: float, most: int) -> list[float]:
     """Powers of ten from `low` to `high`, at most so many."""
     first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
     step = max(1, math.ceil((last - first + 1) / most))
     return [10.0**power for power in range(first, last + 1, step)]
-
-
-def round_steps(low: float, high: float, most: int) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten from `low` to `high`, at most so many."""
-    span = (high - low) or abs(high) or 1.0
-    base = 10.0 ** math.floor(math.log10(span / most))
-    step = next(base * f for f in (1, 2, 5, 10) if base * f * most >= span)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [step * index for index in range(first, last + 1)]
 
 
 _POWERS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -6,10 +6,10 @@ from rewriter.data.ranges.depth import TensorAtDepth
 from rewriter.hazards.kinds import KINDS, SEVERITIES, Severity
 from rewriter.jobs.findings import Finding, ScanResult
 from rewriter.report import scan as text
-from rewriter.report.html.depth import Nodes, beyond_limits, depth_chart
+from rewriter.report.html.depth import Nodes, beyond_limits, depth_section
 from rewriter.report.html.run import run_section
-from rewriter.report.html.tables import MOST_NAMES, number
-from rewriter.report.html.view import Body, Cell, Column, Page, Section, State, Table, Tile
+from rewriter.report.html.tables import NamesLeft, columns, number
+from rewriter.report.html.view import Cell, Page, Section, State, Table, Tile
 
 STATES: dict[Severity, State] = {"error": "bad", "warning": "warn", "note": "plain"}
 
@@ -52,9 +52,7 @@ def _depth(result: ScanResult) -> Section:
         "FP32. Its colour is that of the worst finding that its node is part of; a dot marks the tensor that "
         "is the evidence. The strip below shows where errors, warnings and notes are."
     )
-    bodies: list[Body] = [depth_chart(result.depth, _nodes(result))] if result.depth else []
-    lead = lead if bodies else "No tensor could be measured."
-    return Section("ranges", "Ranges along the depth of the network", lead, bodies)
+    return depth_section(result.depth, _nodes(result), lead, "No tensor could be measured.")
 
 
 def _nodes(result: ScanResult) -> Nodes:
@@ -80,30 +78,25 @@ def _nodes(result: ScanResult) -> Nodes:
 
 
 def _table(result: ScanResult) -> Table:
-    left, rows = MOST_NAMES, []
+    names, rows = NamesLeft(), []
     for finding in result.findings:
-        names = finding.nodes[:left]
-        left -= len(names)
+        severity = finding.severity
         rows.append(
             [
-                Cell(
-                    finding.severity,
-                    order=-SEVERITIES.index(finding.severity),
-                    state=STATES[finding.severity],
-                ),
+                Cell(severity, order=-SEVERITIES.index(severity), state=STATES[severity]),
                 Cell(finding.kind, names=(KINDS[finding.kind].title,)),
-                Cell(finding.reason, names=names, rest=len(finding.nodes) - len(names)),
-                number(len(finding.nodes), "{:d}"),
+                names.cell(finding.reason, finding.nodes),
                 number(finding.range.absmax if finding.range else None),
                 Cell(finding.repair + (f" ({finding.link})" if finding.link else "")),
             ]
         )
-    columns = [
-        Column("Severity", choices=True),
-        Column("Kind", choices=True),
-        Column("Reason, and which nodes"),
-        Column("Nodes", number=True),
-        Column("Largest |x|", number=True),
-        Column("Repair"),
-    ]
-    return Table("findings-table", "Findings, errors first", columns, rows, "Nothing was found.")
+    heads = columns(
+        "Severity",
+        "Kind",
+        "Reason, and which nodes",
+        "Largest |x|",
+        "Repair",
+        numbers=["Largest |x|"],
+        choices=["Severity", "Kind"],
+    )
+    return Table("findings-table", "Findings, errors first", heads, rows, "Nothing was found.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import itemgetter
 
 from rewriter.pipeline.driver import PassResult
 from rewriter.plan import Decision
@@ -15,17 +14,18 @@ from rewriter.verification.verdict import Check
 MOST_NAMES = 2500
 """Names that all cells of a table list together; JSON has the others."""
 
-MOST_ROWS = 1500
-"""Rows of a table with one row a node: beyond it, nodes with one reason share a row."""
-
-MOST_SENTENCES = 300
-"""Different sentences of one pass: beyond it, those that differ in names alone share a row."""
-
 WORDS: Mapping[bool | None, tuple[str, State]] = {
     True: ("passed", "good"),
     False: ("failed", "bad"),
     None: ("not done", "warn"),
 }
+
+
+def columns(
+    *names: str, numbers: Sequence[str] = (), choices: Sequence[str] = (), code: Sequence[str] = ()
+) -> list[Column]:
+    """Columns by their names, with those of numbers, of few different values, and of names of nodes."""
+    return [Column(name, name in numbers, name in choices, name in code) for name in names]
 
 
 def number(value: float | None, form: str = "{:.3g}") -> Cell:
@@ -36,8 +36,21 @@ def number(value: float | None, form: str = "{:.3g}") -> Cell:
 def without_empty(table: Table) -> Table:
     """The table without columns in which every cell is empty."""
     used = [i for i in range(len(table.columns)) if any(row[i].text for row in table.rows)]
-    columns, rows = [table.columns[i] for i in used], [[row[i] for i in used] for row in table.rows]
-    return replace(table, columns=columns, rows=rows)
+    left, rows = [table.columns[i] for i in used], [[row[i] for i in used] for row in table.rows]
+    return replace(table, columns=left, rows=rows)
+
+
+class NamesLeft:
+    """Counts down the names that a table may list."""
+
+    def __init__(self) -> None:
+        self.left = MOST_NAMES
+
+    def cell(self, text: str, names: Sequence[str]) -> Cell:
+        """A cell with a text, and names that it lists on demand."""
+        shown = tuple(names[: self.left])
+        self.left -= len(shown)
+        return Cell(text, names=shown, rest=len(names) - len(shown))
 
 
 def checks_table(checks: Sequence[Check]) -> Table:
@@ -45,102 +58,69 @@ def checks_table(checks: Sequence[Check]) -> Table:
     rows = []
     for check in checks:
         word, state = WORDS[check.passed]
-        rows.append(
-            [
-                Cell(check.name),
-                Cell(word, state=state),
-                Cell(check.summary, names=check.details, unit="lines"),
-                number(check.seconds, "{:.1f}"),
-            ]
-        )
-    columns = [Column("Check"), Column("Result"), Column("Summary"), Column("Seconds", number=True)]
-    return Table("checks", "Checks of this run", columns, rows, "Nothing was checked.")
+        summary = Cell(check.summary, names=check.details, unit="lines")
+        rows.append([Cell(check.name), Cell(word, state=state), summary, number(check.seconds, "{:.1f}")])
+    heads = columns("Check", "Result", "Summary", "Seconds", numbers=["Seconds"])
+    return Table("checks", "Checks of this run", heads, rows, "Nothing was checked.")
 
 
 def passes_table(passes: Sequence[PassResult]) -> Table:
-    """What the passes changed and declined, grouped by pass and sentence."""
-    left = MOST_NAMES
-    rows = []
-    for (step, kind, what), nodes in _events(passes).items():
-        names = [node for node in nodes if node != "model"]
+    """What the passes changed and declined, by pass and sentence."""
+    rows, names = [], NamesLeft()
+    for step, kind, what, nodes in _events(passes):
         state: State = "plain" if kind == "changed" else "warn"
-        cell = Cell(what, names=tuple(names[:left]), rest=len(names) - len(names[:left]))
-        left -= len(cell.names)
+        cell = names.cell(what, [node for node in nodes if node != "model"])
         rows.append([Cell(step), Cell(kind, state=state), number(len(nodes), "{:d}"), cell])
-    columns = [
-        Column("Pass", choices=True, code=True),
-        Column("Outcome", choices=True),
-        Column("Nodes", number=True),
-        Column("What, and which nodes"),
-    ]
+    heads = columns(
+        "Pass",
+        "Outcome",
+        "Nodes",
+        "What, and which nodes",
+        numbers=["Nodes"],
+        choices=["Pass", "Outcome"],
+        code=["Pass"],
+    )
     empty = "No pass changed or declined anything."
-    return Table("changes", "Changes and refusals of every pass", columns, rows, empty)
+    return Table("changes", "Changes and refusals of every pass", heads, rows, empty)
 
 
-def _events(passes: Sequence[PassResult]) -> dict[tuple[str, str, str], list[str]]:
-    groups: dict[tuple[str, str, str], list[str]] = {}
+def _events(passes: Sequence[PassResult]) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Yields pass, outcome, sentence and nodes; sentences that differ in names alone are one."""
     for step in passes:
-        changed = [(change.what, change.node) for change in step.changes]
-        declined = [(refusal.reason, refusal.node) for refusal in step.refusals]
-        for kind, events in (("changed", changed), ("declined", declined)):
-            if len({what for what, _ in events}) > MOST_SENTENCES:
-                events = [(what, node) for what, alike in grouped(events, itemgetter(0)) for _, node in alike]
-            for what, node in events:
-                groups.setdefault((step.name, kind, what), []).append(node)
-    return groups
+        for what, changes in grouped(step.changes, lambda change: change.what):
+            yield step.name, "changed", what, [change.node for change in changes]
+        for why, refusals in grouped(step.refusals, lambda refusal: refusal.reason):
+            yield step.name, "declined", why, [refusal.node for refusal in refusals]
 
 
 def decisions_table(decisions: Sequence[Decision]) -> Table:
-    """The nodes that the plan keeps out of the low precision, with reason and range."""
-    if len(decisions) > MOST_ROWS:
-        return _grouped_decisions(decisions)
-    rows = [
-        [
-            Cell(one.node),
-            Cell(one.op),
-            Cell(one.repair.upper()),
-            Cell(one.rule),
-            Cell(one.reason),
-            number(one.range.absmax if one.range else None),
-        ]
-        for one in decisions
-    ]
-    columns = [
-        Column("Node", code=True),
-        Column("Operator", choices=True),
-        Column("Type", choices=True),
-        Column("Rule", choices=True),
-        Column("Reason"),
-        Column("Largest |x|", number=True),
-    ]
-    return Table("plan-table", "Nodes that do not compute in the plan's precision", columns, rows)
-
-
-def _grouped_decisions(decisions: Sequence[Decision]) -> Table:
+    """The nodes that the plan keeps out of the low precision, by rule and reason."""
     groups: dict[tuple[str, str], list[Decision]] = {}
     for one in decisions:
         groups.setdefault((one.rule, one.repair), []).append(one)
-    rows = [[*row] for row in _group_rows(groups)]
-    columns = [
-        Column("Rule", choices=True),
-        Column("Type", choices=True),
-        Column("Nodes", number=True),
-        Column("One of the reasons, and which nodes"),
-        Column("Largest |x|", number=True),
-    ]
-    return Table("plan-table", "Nodes that do not compute in the plan's precision", columns, rows)
-
-
-def _group_rows(groups: Mapping[tuple[str, str], Sequence[Decision]]) -> Iterator[Iterable[Cell]]:
-    left = MOST_NAMES
-    for (rule, repair), members in groups.items():
-        worst = max(members, key=lambda one: one.range.absmax if one.range else 0.0)
-        names = tuple(one.node for one in members[:left])
-        left -= len(names)
-        yield (
+    names = NamesLeft()
+    rows = [
+        [
             Cell(rule),
             Cell(repair.upper()),
-            number(len(members), "{:d}"),
-            Cell(worst.reason, names=names, rest=len(members) - len(names)),
-            number(worst.range.absmax if worst.range else None),
-        )
+            number(len(alike), "{:d}"),
+            names.cell(reason, [f"{one.node} ({one.op})" for one in alike]),
+            number(_largest(alike)),
+        ]
+        for (rule, repair), members in groups.items()
+        for reason, alike in grouped(members, lambda one: one.reason)
+    ]
+    heads = columns(
+        "Rule",
+        "Type",
+        "Nodes",
+        "Reason, and which nodes",
+        "Largest |x|",
+        numbers=["Nodes", "Largest |x|"],
+        choices=["Rule", "Type"],
+    )
+    return Table("plan-table", "Nodes that do not compute in the plan's precision", heads, rows)
+
+
+def _largest(decisions: Iterable[Decision]) -> float | None:
+    return max((one.range.absmax for one in decisions if one.range), default=None)

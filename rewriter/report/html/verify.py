@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 from rewriter.report import verify as text
 from rewriter.report.checks import judging_check
-from rewriter.report.html.outputs import output_cards
+from rewriter.report.html.depth import typed_depth
+from rewriter.report.html.outputs import adding_most, error_tile, output_cards
 from rewriter.report.html.run import run_section
-from rewriter.report.html.tables import checks_table, number
-from rewriter.report.html.typed_depth import typed_depth
-from rewriter.report.html.view import Cell, Column, Fact, Page, Section, State, Table, Tile
+from rewriter.report.html.tables import checks_table, columns, number
+from rewriter.report.html.view import Cell, Fact, Page, Section, Table, Tile
+from rewriter.verification.verdict import Check
 from rewriter.verification.verify_result import VerifyResult
 
 
@@ -25,16 +25,23 @@ def page(result: VerifyResult, command: str = "") -> Page:
         tiles=list(_tiles(result)),
         warnings=list(result.warnings),
         sections=list(_sections(result, command)),
+        reasons=list(_reasons(result, [check for check in result.checks if check.passed is False])),
     )
+
+
+def _reasons(result: VerifyResult, failed: Sequence[Check]) -> Iterator[Fact]:
+    """The causes of a failure, its nodes, and what to do."""
+    yield from (Fact("Cause", f"{check.name}: {check.summary}") for check in failed)
+    yield from adding_most(failed)
+    if failed and result.original and result.fixed:
+        command = f"rewriter locate {result.original} {result.fixed}"
+        yield Fact("What to do", f"`{command}` names the first tensor that goes wrong")
 
 
 def _tiles(result: VerifyResult) -> Iterator[Tile]:
     check = judging_check(result.checks)
     if check is not None:
-        worst = max(check.outputs, key=lambda o: (not o.passed, o.relative_l2))
-        state: State = "good" if worst.passed else "bad"
-        value = f"{worst.relative_l2:.2g}" if worst.finite else "NaN or infinity"
-        yield Tile("Largest error", value, f"of {worst.tolerance:.2g} allowed, at {worst.name}", state)
+        yield error_tile(check, failed=not result.passed)
     yield Tile("Engine", result.engine, f"on {result.device}")
     if len(result.builds) > 1:
         failed = sum(build.error is None for build in result.builds)
@@ -50,22 +57,14 @@ def _tiles(result: VerifyResult) -> Iterator[Tile]:
 def _sections(result: VerifyResult, command: str) -> Iterator[Section]:
     check = judging_check(result.checks)
     if check is not None:
-        lead = (
-            "Each output in its worst sample and build, element by element against the original in FP32. "
-            "The histogram counts elements by their absolute error over the output's RMS."
-        )
+        lead = "Each output in its worst sample and build, element by element against the original in FP32."
         yield Section("outputs", "Outputs", lead, [output_cards(check, result.outputs)])
     yield typed_depth(result.depth, {})
     if len(result.builds) > 1:
-        yield Section(
-            "builds", "Builds", "Builds of one model differ; the worst is judged.", [_builds(result)]
-        )
-    yield Section(
-        "verification",
-        "Checks",
-        "Each step; one that was not done says why.",
-        [checks_table([replace(check, pictures=()) for check in result.checks])],
-    )
+        lead = "Builds of one model differ; the worst is judged."
+        yield Section("builds", "Builds", lead, [_builds(result)])
+    lead = "Each step; one that was not done says why."
+    yield Section("verification", "Checks", lead, [checks_table(result.checks)])
     facts = [
         Fact("Original", str(result.original or "in memory"), code=True),
         Fact("Fixed", str(result.fixed or "in memory"), code=True),
@@ -77,21 +76,9 @@ def _sections(result: VerifyResult, command: str) -> Iterator[Section]:
 def _builds(result: VerifyResult) -> Table:
     rows = []
     for run in result.builds:
-        latency = run.latency
-        rows.append(
-            [
-                number(run.number, "{:d}"),
-                Cell(run.problem or run.status, state="warn" if run.problem else "good"),
-                number(run.error),
-                number(latency.median_us if latency else None, "{:.1f}"),
-                number(latency.iqr_us if latency else None, "{:.1f}"),
-            ]
-        )
-    columns = [
-        Column("Build", number=True),
-        Column("Result"),
-        Column(result.tolerance.metric, number=True),
-        Column("µs", number=True),
-        Column("± µs", number=True),
-    ]
-    return Table("builds-table", "Builds of the fixed model", columns, rows)
+        outcome = Cell(run.problem or run.status, state="warn" if run.problem else "good")
+        latency = number(run.latency.median_us if run.latency else None, "{:.1f}")
+        rows.append([number(run.number, "{:d}"), outcome, number(run.error), latency])
+    metric = result.tolerance.metric
+    heads = columns("Build", "Result", metric, "µs", numbers=["Build", metric, "µs"])
+    return Table("builds-table", "Builds of the fixed model", heads, rows)

@@ -7,7 +7,7 @@ Colours are names of CSS classes: `good`, `warn`, `bad` and `plain` for states; 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 State = Literal["good", "warn", "bad", "plain"]
@@ -91,32 +91,12 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Notes:
-    """Sentences, one a line."""
-
-    template: ClassVar[str] = "notes.html"
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Command:
     """A line to be copied into a shell."""
 
     template: ClassVar[str] = "command.html"
     label: str
     text: str
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar of a histogram; lengths in units of the drawing."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    share: str
-    label: str
 
 
 @dataclass(frozen=True)
@@ -136,7 +116,6 @@ class Output:
         error, allowed: Positions on the logarithmic scale, 0 to 100; None: not on the scale, or no limit.
         before: Position of the error before the repairs.
         gauge: The scale in a sentence.
-        bars: The histogram; empty where none was measured. `summary` says the same in a sentence.
     """
 
     name: str
@@ -145,8 +124,6 @@ class Output:
     error: float | None
     allowed: float | None
     facts: Sequence[Fact]
-    bars: Sequence[Bar] = ()
-    summary: str = ""
     images: Sequence[Image] = ()
     before: float | None = None
     gauge: str = ""
@@ -222,35 +199,7 @@ class DepthChart:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Point:
-    """One point of a scatter plot."""
-
-    x: float
-    y: float
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """Points with axes; `line` connects them, `summary` says what they show."""
-
-    template: ClassVar[str] = "scatter.html"
-    id: str
-    summary: str
-    x_label: str
-    y_label: str
-    x_ticks: Sequence[Tick]
-    y_ticks: Sequence[Tick]
-    points: Sequence[Point]
-    line: str
-    legend: Sequence[tuple[str, str]]
-    limit: float | None = None
-    limit_label: str = ""
-
-
-Body = Table | Facts | Notes | Command | Outputs | DepthChart | Scatter
+Body = Table | Facts | Command | Outputs | DepthChart
 
 
 @dataclass(frozen=True)
@@ -270,6 +219,7 @@ class Page:
     Attributes:
         verb: The command, such as `fix`. `subject`: the file that it is about.
         verdict: One sentence; `state` is its colour.
+        reasons: Of a failure: its cause, the nodes, and what to do.
         warnings: Sentences that the reader should know before the rest.
     """
 
@@ -279,4 +229,5 @@ class Page:
     state: State
     tiles: Sequence[Tile]
     warnings: Sequence[str]
-    sections: Sequence[Section] = field(default_factory=tuple)
+    sections: Sequence[Section] = ()
+    reasons: Sequence[Fact] = ()
