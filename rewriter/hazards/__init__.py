@@ -32,7 +32,6 @@ Rule = Callable[[Survey], Iterable[Hazard]]
 
 RULES: tuple[Rule, ...] = (
     types.user_choice,
-    types.user_island,
     types.no_lower_type,
     magnitude.unfused_norm,
     attention.unbounded_masks,

@@ -26,13 +26,6 @@ def user_choice(survey: Survey) -> Iterator[Hazard]:
         yield from (Hazard(node, "user", f"kept by {request}") for request in kept.requests(node))
 
 
-def user_island(survey: Survey) -> Iterator[Hazard]:
-    """FP32 nodes of a model that is mixed already: their author chose that type."""
-    for node in survey.nodes if survey.mixed else ():
-        if survey.in_fp32(node):
-            yield Hazard(node, "existing-island", "FP32 in a model that computes in FP16 elsewhere")
-
-
 def no_lower_type(survey: Survey) -> Iterator[Hazard]:
     """Operators without a schema, without the lower type, or at tensors of unknown type."""
     for node in survey.nodes:

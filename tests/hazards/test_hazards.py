@@ -37,23 +37,6 @@ class TestRequests:
     def test_user_choice(self, asked: PrecisionRequest, expected: str) -> None:
         assert found("user_choice", self.TEXT, request=asked) == expected
 
-    MIXED = """
-        g (float16[2] x, int64 n) => (float16[2] y) {
-            a = Neg(x)
-            f = Cast<to = 1>(a)
-            b = Exp(f)
-            p = Cast<to = 1>(n)
-            c = Mul(b, p)
-            h = Cast<to = 10>(c)
-            y = Abs(h)
-        }"""
-
-    def test_an_island_of_the_author(self) -> None:
-        assert found("user_island", self.MIXED, mixed=True) == "b c p"
-
-    def test_an_fp32_model_has_no_island(self) -> None:
-        assert found("user_island", self.TEXT) == ""
-
 
 class TestTypes:
     @pytest.mark.parametrize(
@@ -636,7 +619,6 @@ class TestPartialSums:
 def test_every_rule_is_tested_here() -> None:
     tried = {
         "user_choice",
-        "user_island",
         "no_lower_type",
         "overflow",
         "unfused_norm",

@@ -11,6 +11,17 @@ from rewriter.plan import Decision, Plan, Range
 from rewriter.planning.planner import SEARCHED, PlanRequest, extend_plan, make_plan, node_key
 from rewriter.planning.rescaled_nodes import hazards_first, unscaled_overflows
 
+CONVERTED = """
+    g (float16[1,2,4,4] x) => (float16[1,2,8,8] y) <float[4] s = {1.0, 1.0, 2.0, 2.0}> {
+        a = Relu(x)
+        f = Cast<to = 1>(a)
+        b = Exp(f)
+        r = Resize(b, , s)
+        h = Cast<to = 10>(r)
+        y = Neg(h)
+    }"""
+"""As onnxconverter_common writes it: it cannot convert Resize, and keeps what the user blocks."""
+
 CHAIN = """
     g (float[2] x) => (float[2] y) {
         a = MatMul(x, x)
@@ -24,6 +35,20 @@ CHAIN = """
 def test_without_hazards_nothing_is_kept() -> None:
     plan = planned(graphs.graph(CHAIN))
     assert (plan.precision, plan.decisions, plan.float_nodes) == ("fp16", (), 5)
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"),
+    [
+        pytest.param(10.0, {}, id="none"),
+        pytest.param(1e5, {"b": "overflow", "r": "overflow"}, id="an overflow"),
+    ],
+)
+def test_an_island_of_the_file_stays_where_a_hazard_asks_for_it(
+    largest: float, expected: dict[str, str]
+) -> None:
+    ranges = {(0, "b"): Range(0, largest, 1, True)}
+    assert kept(planned(graphs.graph(CONVERTED), ranges=ranges)) == expected
 
 
 def test_fp32_is_no_plan() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from onnx import NodeProto, TensorProto, numpy_helper
@@ -13,8 +13,9 @@ from rewriter.emulation import Accumulation
 from rewriter.errors import RewriterError
 from rewriter.figures.outputs import OutputComparison
 from rewriter.graph.casts import TypeRequest, retype
-from rewriter.hazards.survey import LARGEST, PrecisionRequest
-from rewriter.hazards.types import generated, no_lower_type, user_island
+from rewriter.hazards.kinds import Hazard
+from rewriter.hazards.survey import LARGEST, PrecisionRequest, Survey
+from rewriter.hazards.types import generated, no_lower_type
 from rewriter.model import Array, Model, walk_graphs
 from rewriter.model import facts as tensor_facts
 from rewriter.pipeline import text as pipeline
@@ -23,9 +24,6 @@ from rewriter.plan import Precision
 from rewriter.planning.planner import LOW_TYPES, node_key, surveys
 from rewriter.verification.arithmetic_checks import check_emulation
 from rewriter.verification.expected import Expected
-
-_NEEDED = (user_island, no_lower_type, generated)
-"""Rules about nodes that no converter lowers, or that the model has in FP32 on purpose."""
 
 
 def errors_before(
@@ -57,14 +55,20 @@ def _lowered(original: Model, precision: Precision) -> Model:
     kept = {
         node_key(survey.scope, hazard.node)
         for survey in surveys(model, facts, {}, PrecisionRequest(low))
-        for rule in _NEEDED
-        for hazard in rule(survey)
+        for hazard in (*no_lower_type(survey), *generated(survey), *_as_it_came(survey))
     }
 
     def node_type(scope: int, node: NodeProto) -> int:
         return LOW_TYPES["fp32"] if node_key(scope, node) in kept else low
 
     return retype(model, facts, TypeRequest(node_type, tag="before"))
+
+
+def _as_it_came(survey: Survey) -> Iterator[Hazard]:
+    """The FP32 nodes of a model that computes in FP16 elsewhere: nothing lowers them before `fix`."""
+    for node in survey.nodes if survey.mixed else ():
+        if survey.in_fp32(node):
+            yield Hazard(node, "existing-island", "FP32 in the file")
 
 
 def _with_infinities(model: Model, largest: float) -> Model:

@@ -10,7 +10,6 @@ from rewriter.planning import dot_products, free_fp32, islands
 
 OTHER_RULES: Mapping[str, str] = {
     "user": "you named the node, its operator, or a plan that has it",
-    "existing-island": "the model came mixed, and computes this node in FP32",
     "no-lower-type": "the operator has no FP16 (BF16) in this opset or in TensorRT, or reads bits",
     "unknown-type": "the type of one of its tensors is not known",
     "generated": "random numbers: another type would give another sequence",
