@@ -7,11 +7,12 @@ import signal
 
 import pytest
 from hypothesis import settings
+from nightly import ALONE, NIGHTLY, sized
 
-settings.register_profile("own", deadline=None)
+settings.register_profile("own", deadline=None, max_examples=sized(20, 300))
 """A busy machine is no failure."""
 
-settings.register_profile("ci", derandomize=True, deadline=None)
+settings.register_profile("ci", settings.get_profile("own"), derandomize=not NIGHTLY)
 """The same examples every time: a change is judged by what it changed, not by luck."""
 
 
@@ -24,6 +25,14 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile("ci" if os.environ.get("CI") else "own")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    named = tuple(argument.partition("::")[0] for argument in config.args if ".py" in argument)
+    for item in items:
+        alone = item.nodeid.removeprefix("tests/").startswith(ALONE)
+        if alone and not NIGHTLY and not item.nodeid.startswith(named):
+            item.add_marker(pytest.mark.skip(reason="`make nightly` runs it"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

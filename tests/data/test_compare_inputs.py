@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.ndimage import gaussian_filter, zoom
 from typer.testing import CliRunner
@@ -107,7 +107,6 @@ def pipelines(draw: st.DrawFn) -> tuple[Pipeline, Pipeline]:
     return one(), one()
 
 
-@settings(max_examples=20, deadline=None)
 @given(pipelines(), st.integers(0, 1000))
 @example((Pipeline("Caffe"), Pipeline("Caffe", shift=(0, -4), dtype="float16")), 1)
 def test_all_differences_are_found_together_and_none_is_invented(
@@ -125,7 +124,6 @@ def test_all_differences_are_found_together_and_none_is_invented(
             assert relative_l2(theirs, made) < 2e-3
 
 
-@settings(max_examples=8, deadline=None)
 @given(pipelines(), st.integers(0, 1000))
 def test_unrelated_images_get_no_invented_relation(pair: tuple[Pipeline, Pipeline], seed: int) -> None:
     found = compare_arrays(pair[0](photo(seed)), pair[1](photo(seed + 5000)))

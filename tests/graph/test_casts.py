@@ -8,7 +8,7 @@ import graphs
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
@@ -716,7 +716,6 @@ def random_graphs(draw: st.DrawFn) -> Model:
 
 
 @given(source=random_graphs(), data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_random_graphs_with_random_types_stay_valid(source: Model, data: st.DataObject) -> None:
     nodes = sorted({n.output[0] for n in source.proto.graph.node})
     kept = " ".join(data.draw(st.lists(st.sampled_from(nodes), unique=True)))
@@ -728,7 +727,6 @@ def test_random_graphs_with_random_types_stay_valid(source: Model, data: st.Data
 
 
 @given(source=random_graphs())
-@settings(max_examples=60, deadline=None)
 def test_fp32_on_fp32_changes_no_bit(source: Model) -> None:
     if any(p.dtype != FP32 for p in (*source.signature.inputs, *source.signature.outputs)):
         return
@@ -743,7 +741,6 @@ def test_fp32_on_fp32_changes_no_bit(source: Model) -> None:
 
 
 @given(source=random_graphs(), data=st.data())
-@settings(max_examples=60, deadline=None)
 def test_lowering_and_back_changes_no_bit(source: Model, data: st.DataObject) -> None:
     if any(t.dtype != FP32 for t in facts.infer(source).main.values()):
         return

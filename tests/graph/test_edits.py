@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import graph, ops, random_feeds, run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto
 
@@ -439,7 +439,6 @@ def _graphs(draw: st.DrawFn) -> Model:
     return graph(f"g (float[3] x, bool c) => ({listed}) {{ {' '.join(lines)} }}")
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
 @given(_graphs(), st.data())
 def test_random_substitutes_leave_a_valid_graph_with_the_same_results(
     source: Model, data: st.DataObject
@@ -466,7 +465,6 @@ def test_random_substitutes_leave_a_valid_graph_with_the_same_results(
             np.testing.assert_array_equal(a, b)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
 @given(_graphs(), st.data())
 def test_the_index_stays_correct_after_edits(source: Model, data: st.DataObject) -> None:
     """After any redirects, producers and consumers equal those of a fresh editor."""

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, ops, run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
@@ -80,7 +80,6 @@ def test_does_not_embed(narrow: int, wide: int) -> None:
 TYPES = st.sampled_from([F16, F32, F64, BF16, I8, I32, I64, BOOL])
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.sampled_from([F16, F32, F64, I8, I32, I64, BOOL]), st.lists(TYPES, min_size=1, max_size=6))
 def test_no_chain_of_casts_changes_a_value(start: int, chain: list[int]) -> None:
     before = _chain(start, chain)

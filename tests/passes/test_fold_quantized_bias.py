@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from graphs import apply, graph, run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import numpy_helper
 
@@ -25,7 +25,6 @@ def _only_bias(data: list[int], scale: list[float], opset: int = 17) -> Model:
     return source
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(int32, scales), min_size=1, max_size=9))
 def test_every_int32_and_scale_is_bit_equal(pairs: list[tuple[int, float]]) -> None:
     source = _only_bias([q for q, _ in pairs], [s for _, s in pairs])

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, ops
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
@@ -50,7 +50,6 @@ def convs(draw: st.DrawFn) -> Model:
     return load(onnx.shape_inference.infer_shapes(source))
 
 
-@settings(max_examples=200, deadline=None)
 @given(convs())
 def test_any_strided_conv_keeps_its_results(before: Model) -> None:
     step = FoldStrides(window=1)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, ops, random_feeds, run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 from paths import MODELS
@@ -78,7 +78,6 @@ def layer_norms(draw: st.DrawFn) -> Model:
         }}""")
 
 
-@settings(max_examples=60, deadline=None)
 @given(layer_norms())
 def test_any_axes_and_any_weights(before: Model) -> None:
     result, report = apply(FuseLayerNorm(channel_axis="transpose"), before)

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from branched import merged
 from graphs import keeps_results, ops, run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
@@ -72,7 +72,6 @@ def blocks(draw: st.DrawFn) -> tuple[Model, bool]:
     return load(onnx.shape_inference.infer_shapes(source)), inside
 
 
-@settings(max_examples=300, deadline=None)
 @given(blocks())
 def test_any_block_keeps_its_results(made: tuple[Model, bool]) -> None:
     before, inside = made

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, ops, random_feeds, run, with_constants
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
@@ -80,7 +80,6 @@ def projections(draw: st.DrawFn) -> Model:
     return load(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
 
 
-@settings(max_examples=60, deadline=None)
 @given(projections())
 def test_any_group_keeps_its_results(before: Model) -> None:
     after, report = apply(MergeProjections(), before)

@@ -10,7 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 from graphs import apply, ops, random_feeds
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
@@ -88,7 +88,6 @@ def _multiplications(source: Model) -> int:
     return int(sum(weights[node.input[1]] * np.prod(shapes[node.output[0]][2:]) for node in convs))
 
 
-@settings(max_examples=200, deadline=None)
 @given(heads())
 def test_any_head_keeps_its_results_and_saves_work(before: Model) -> None:
     after, report = apply(PostponeResize(work=0), before)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, assert_bit_equal, graph, matrix, random_feeds, run
-from hypothesis import assume, event, given, settings
+from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 from paths import MODELS
@@ -427,7 +427,6 @@ def networks(draw: st.DrawFn) -> Model:
     return load(helper.make_model(body, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
 @given(source=networks())
 def test_random_graphs_are_bit_equal(source: Model) -> None:
     feeds = {"x": np.random.default_rng(0).integers(-8, 9, (4, 4)).astype(np.float32)}

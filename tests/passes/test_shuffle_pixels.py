@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphs import apply, keeps_results, ops, with_constants
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rewriter.jobs.fix import api
@@ -13,7 +13,6 @@ SHUFFLED = ["Conv", "DepthToSpace"]
 PLAIN = "ConvTranspose<strides = [2, 2]>"
 
 
-@settings(deadline=None, max_examples=25)
 @given(step=st.integers(2, 4), channels=st.integers(1, 7), read=st.integers(1, 5), high=st.integers(1, 4))
 def test_any_size_keeps_its_results(step: int, channels: int, read: int, high: int) -> None:
     before = with_constants(

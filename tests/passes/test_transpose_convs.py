@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, graph, ops, random_feeds, run, with_constants
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from paths import MODELS
@@ -127,7 +127,6 @@ def convs(draw: st.DrawFn) -> tuple[Model, bool]:
     return load(onnx.shape_inference.infer_shapes(source)), fits
 
 
-@settings(max_examples=200, deadline=None)
 @given(convs())
 def test_any_conv_of_stride_1_keeps_its_results(made: tuple[Model, bool]) -> None:
     before, fits = made

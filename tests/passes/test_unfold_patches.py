@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import apply, keeps_results, ops, with_constants
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from needs import needs_rtx
 from onnx import TensorProto, helper, numpy_helper
@@ -85,7 +85,6 @@ def convs(draw: st.DrawFn) -> tuple[Model, bool]:
     return load(onnx.shape_inference.infer_shapes(source)), not any(over)
 
 
-@settings(max_examples=150, deadline=None)
 @given(convs())
 def test_any_conv_of_patches_keeps_its_results(made: tuple[Model, bool]) -> None:
     before, divides = made

@@ -27,11 +27,12 @@ class Case:
     feeds: dict[str, Any]
 
 
-def cases() -> Iterator[Case]:
-    """Every case that needs no download, the cheapest kinds last."""
+def cases(*, light: bool = True) -> Iterator[Case]:
+    """Every case that needs no download, the cheapest kinds last; `light` are networks of up to 550 MB."""
     from onnx.backend.test import loader
 
-    yield from _light(Path(loader.DATA_DIR) / "light")
+    if light:
+        yield from _light(Path(loader.DATA_DIR) / "light")
     for kind in KINDS:
         for path in sorted((Path(loader.DATA_DIR) / kind).glob("*/model.onnx")):
             yield _stored(f"{kind}/{path.parent.name}", path)

@@ -8,10 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from nightly import NIGHTLY
 from paths import MODELS, ROOT
-
-pytestmark = pytest.mark.skipif(not NIGHTLY, reason="it downloads 100 MB: REWRITER_NIGHTLY=1 runs it")
 
 MOST_BYTES = 250 << 20
 

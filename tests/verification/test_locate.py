@@ -12,7 +12,7 @@ import graphs
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from needs import without_gpu
 from typer.testing import CliRunner
@@ -82,7 +82,6 @@ def searched(
     return search
 
 
-@settings(max_examples=200, deadline=None)
 @given(lineups(), st.data(), st.integers(1, 8))
 def test_the_first_of_several_faults_in_topological_order_is_found(
     lineup: Lineup, data: st.DataObject, marks: int
@@ -95,7 +94,6 @@ def test_the_first_of_several_faults_in_topological_order_is_found(
     assert found.builds <= math.ceil(width / marks) * (math.log2(count) * 1.5 + 3)
 
 
-@settings(max_examples=100, deadline=None)
 @given(lineups(), st.data(), st.integers(1, 8))
 def test_several_builds_at_a_time_find_the_same_fault(
     lineup: Lineup, data: st.DataObject, marks: int
@@ -141,7 +139,6 @@ def test_the_number_of_builds_is_logarithmic_in_the_tensors(count: int, marks: i
         assert found.builds <= math.ceil(math.log(count, marks + 1) * 1.4) + 2
 
 
-@settings(max_examples=100, deadline=None)
 @given(lineups(60), st.data())
 def test_tensors_that_hide_the_fault_are_named_and_avoided(lineup: Lineup, data: st.DataObject) -> None:
     count = len(lineup.tensors)

@@ -1,0 +1,26 @@
+"""What `make nightly` alone runs (REWRITER_NIGHTLY=1), and how much larger it runs the rest."""
+
+from __future__ import annotations
+
+import os
+
+NIGHTLY = os.environ.get("REWRITER_NIGHTLY") == "1"
+
+ALONE = (
+    "hooks/test_hooks_libraries.py::TestLightning",
+    "hooks/test_hooks_libraries.py::TestOptimum",
+    "hooks/test_hooks_libraries.py::TestUltralytics",
+    "hooks/test_hooks_precommit.py::test_installed_hooks",
+    "hooks/test_hooks_precommit.py::test_the_manifest_s_hooks",
+    "house/test_package.py",
+    "house/test_site.py",
+    "report/test_page_in_browser.py",
+    "suites/test_light_install.py",
+)
+"""Starts of ids within tests/: real libraries of hooks, the wheel, the site, Chromium. By day, too, a file runs
+that is named on pytest's command line."""
+
+
+def sized(usual: int, nightly: int) -> int:
+    """The number of examples of this run."""
+    return nightly if NIGHTLY else usual
