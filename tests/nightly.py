@@ -17,8 +17,8 @@ ALONE = (
     "report/test_page_in_browser.py",
     "suites/test_light_install.py",
 )
-"""Starts of ids within tests/: real libraries of hooks, the wheel, the site, Chromium. By day, too, a file runs
-that is named on pytest's command line."""
+"""Starts of ids within tests/: real libraries of hooks, the wheel, the site, Chromium. A file that is named
+on pytest's command line runs by day, too."""
 
 
 def sized(usual: int, nightly: int) -> int:

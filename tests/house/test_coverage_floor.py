@@ -69,12 +69,12 @@ def test_the_exit_code_and_what_is_printed(
     assert ("at least 95 %" in printed) == bool(code)
 
 
-def test_make_test_holds_the_floor_and_a_single_file_does_not() -> None:
-    recipe = (
-        (ROOT / "Makefile").read_text(encoding="utf-8").partition("\ntest: lint\n")[2].partition("\n\n")[0]
-    )
+def test_make_nightly_holds_the_floor_and_make_test_does_not() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = makefile.partition("\ncoverage: ")[2].partition("\n\n")[0]
     assert "--cov-report=json:build/coverage.json" in recipe
     assert "coverage_floor.py build/coverage.json" in recipe
+    assert "--cov" not in makefile.partition("\ntest: ")[2].partition("\n\n")[0]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
     assert "cov" not in settings["pytest"]["ini_options"]["addopts"]
     assert "fail_under" not in settings["coverage"]["report"]
